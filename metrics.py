@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from . import log
 from .errors import LocalError
-from .files import Strict
+from .files.documents import Strict
 from .metrics_listener import listening
 
 

@@ -15,39 +15,39 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import LocalError
-from ..files import Strict, validate
-from .apfl import APFL
-from .clustered import ClusteredFL
-from .ditto import Ditto
-from .fedaims import FedAIMS
-from .fedala import FedALA
-from .fedas import FedAS
-from .fedavg import FedAvg
-from .fedavg_ft import FedAvgFT
-from .fedbabu import FedBABU
-from .fedbn import FedBN
-from .fedclassavg import FedClassAvg
-from .feddyn import FedDyn
-from .fedfomo import FedFomo
-from .fedkd import FedKD
-from .fedpac import FedPAC
-from .fedper import FedPer
-from .fedproto import FedProto
-from .fedprox import FedProx
-from .fedrep import FedRep
-from .fedrod import FedRoD
-from .fedsimsup import FedSimSup
-from .fedssa import FedSSA
-from .fml import FML
-from .lg_fedavg import LGFedAvg
-from .local import Local
+from ..files.documents import Strict, validate
+from .baselines.apfl import APFL
+from .baselines.clustered import ClusteredFL
+from .baselines.ditto import Ditto
+from .baselines.fedala import FedALA
+from .baselines.fedas import FedAS
+from .baselines.fedavg_ft import FedAvgFT
+from .baselines.fedbabu import FedBABU
+from .baselines.fedbn import FedBN
+from .baselines.fedclassavg import FedClassAvg
+from .baselines.feddyn import FedDyn
+from .baselines.fedfomo import FedFomo
+from .baselines.fedkd import FedKD
+from .baselines.fedpac import FedPAC
+from .baselines.fedproto import FedProto
+from .baselines.fedprox import FedProx
+from .baselines.fedrep import FedRep
+from .baselines.fedrod import FedRoD
+from .baselines.fml import FML
+from .baselines.lg_fedavg import LGFedAvg
+from .baselines.moon import MOON
+from .baselines.per_fedavg import PerFedAvg
+from .baselines.pfedfda import PFedFDA
+from .baselines.pfedme import PFedMe
 from .method import Method, Setting
-from .moon import MOON
-from .per_fedavg import PerFedAvg
-from .pfedfda import PFedFDA
-from .pfedme import PFedMe
-from .pfedsim import PFedSim
-from .ppfl import PPFL
+from .methods.fedaims.method import FedAIMS
+from .methods.fedavg import FedAvg
+from .methods.fedper import FedPer
+from .methods.fedsimsup.method import FedSimSup
+from .methods.fedssa.method import FedSSA
+from .methods.local import Local
+from .methods.pfedsim import PFedSim
+from .methods.ppfl.method import PPFL
 
 GROUP = "staddle.methods"  # of entry points
 

@@ -11,17 +11,18 @@ and once more after the last round. A method with a ``census`` has one round mor
 part and nothing trains. One that ``tunes`` has one round more at the end, in which every silo takes part, trains what
 came down for itself, and gives nothing.
 
-A job with [privacy] runs the same method file, and its runner (private_round.py) sees to the rest if the file keeps to
-this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no more than
-``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is handed them;
-``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value out of one
-that was trained without noise (taint.py). ``private_fault`` names what leaves a record's influence without bounds, such
-as a ``Survey`` or a ``Change``.
+A job with [privacy] runs the same method file, and its runner (algorithms/training/private_round.py) sees to the rest
+if the file keeps to this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages``
+take no more than ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is
+handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value
+out of one that was trained without noise (algorithms/leaks/taint.py). ``private_fault`` names what leaves a record's
+influence without bounds, such as a ``Survey`` or a ``Change``.
 
-A simulation on a GPU trains silos at once (stacked.py), and gives the same if the file keeps to this: ``loss``,
-``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one silo they take of
-what they are handed, such as the stage's ``context``; a ``loss`` treats each record by itself, or its stage says
-``coupled``. A loss or penalty that is made anew for each silo is right too, but then silos train one by one (alike.py).
+A simulation on a GPU trains silos at once (algorithms/engines/vmap_training.py), and gives the same if the file keeps
+to this: ``loss``, ``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one
+silo they take of what they are handed, such as the stage's ``context``; a ``loss`` treats each record by itself, or its
+stage says ``coupled``. A loss or penalty that is made anew for each silo is right too, but then silos train one by one
+(algorithms/engines/grouping.py).
 """
 
 from abc import ABC, abstractmethod
@@ -32,11 +33,11 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..files import Strict
-from .exchange import Gift, Kind, Part, Sum, Tensors, TensorSpec
-from .streams import Seed
-from .taint import PRIVATE, PUBLIC, Taint
-from .traps import Steps
+from ..files.documents import Strict
+from .exchange.parts import Gift, Kind, Part, Sum, Tensors, TensorSpec
+from .leaks.taint import PRIVATE, PUBLIC, Taint
+from .leaks.traps import Steps
+from .numerics.streams import Seed
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]

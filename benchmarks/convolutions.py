@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from staddle.algorithms.convolutions import can_unfold, unfold_all
-from staddle.algorithms.devices import check_precision, exact, find, multiplying
-from staddle.algorithms.models import ModelOptions, build, input_shape
-from staddle.algorithms.networks import NETWORKS
+from staddle.algorithms.engines.convolutions import can_unfold, unfold_all
+from staddle.algorithms.models.build import ModelOptions, build, input_shape
+from staddle.algorithms.models.registry import NETWORKS
+from staddle.algorithms.numerics.devices import check_precision, exact, find, multiplying
 
 BATCH, WARM = 32, 3
 

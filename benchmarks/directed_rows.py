@@ -25,13 +25,13 @@ import torch
 from likeness import CLASSES, PARTITIONS, SILOS, Watched, correlation, shards_of
 from torch import Tensor
 
-from staddle.algorithms.data import digits
-from staddle.algorithms.engine import Serial
-from staddle.algorithms.exchange import Exchanges, Mix, Part, Read
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.plain import PLAIN
-from staddle.algorithms.simulation import Simulation, simulate
-from staddle.proto.blind import simulated
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.engines.engine import Serial
+from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.exchange.parts import Exchanges, Mix, Part, Read
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.security.blind.plan import simulated
 
 FORMS = ("plain", "one-upload", "directed", "alone")
 LARGEST_SELF = 1e6  # Φ_ii at its largest, beside which no neighbour counts

@@ -22,13 +22,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from staddle.files import canonical_json
-from staddle.security.appendlog import SEGMENT_BYTES
-from staddle.security.chain import FIRST_PREV
-from staddle.security.head import Signer
-from staddle.security.ledger_audit import verify
-from staddle.security.merkle import Tree
-from staddle.security.segments import CHECKPOINT, segment
+from staddle.files.documents import canonical_json
+from staddle.security.ledger.audit import verify
+from staddle.security.log.append_log import SEGMENT_BYTES
+from staddle.security.log.chain import FIRST_PREV
+from staddle.security.log.head import Signer
+from staddle.security.log.merkle import Tree
+from staddle.security.log.segments import CHECKPOINT, segment
 
 SHAPES = {
     "conv1.weight": (6, 3, 5, 5),

@@ -29,15 +29,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from staddle.algorithms.data import Dataset, digits, split
-from staddle.algorithms.engine import Records, Serial
-from staddle.algorithms.exchange import Gram, Mix, Part, Read
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.partition import dirichlet
-from staddle.algorithms.partition_labels import classes_each
-from staddle.algorithms.pfedsim import PFedSim
-from staddle.algorithms.plain import Plain
-from staddle.algorithms.simulation import Simulation
+from staddle.algorithms.data.dataset import Dataset, digits, split
+from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.exchange.parts import Gram, Mix, Part, Read
+from staddle.algorithms.exchange.plain import Plain
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.methods.pfedsim import PFedSim
+from staddle.algorithms.partition.by_label import classes_each
+from staddle.algorithms.partition.draw import dirichlet
 
 Reals = NDArray[np.float64]
 

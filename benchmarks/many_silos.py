@@ -25,9 +25,9 @@ from typing import Any
 import round as rounds
 import torch
 
-from staddle.algorithms.data import Dataset
-from staddle.commands import local_federation
-from staddle.commands.processes import Daemon
+from staddle.algorithms.data.dataset import Dataset
+from staddle.commands.federation import local_federation
+from staddle.commands.federation.processes import Daemon
 
 FIRST = 2  # rounds that are left out
 MODEL = {"name": "lenet5", "classes": 10, "input": [1, 28, 28]}  # 0.2 MB

@@ -13,20 +13,20 @@ import torch
 from clock import Clock, extra_memory
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from staddle.algorithms.exchange import WEIGHT, Kind, Part, Sum, TensorSpec
-from staddle.proto.secure_given import Attempt, Given, GivenBody, given_to_wire
-from staddle.security import secagg_coordinator as coordinator
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo as machine
-from staddle.security import secagg_silo_events as s
-from staddle.security.blind_sum import Bounds, folded, given, group
-from staddle.security.labels import framed
-from staddle.security.masked_sum import Accumulator, check_given, masked_chunks, upload_bytes
-from staddle.security.masks import Term
-from staddle.security.round_spec import Frame, RoundSpec, Terms, specify
-from staddle.security.secagg_memory import Memory
-from staddle.security.signers import Sign, Signers
-from staddle.security.tags import Tagger
+from staddle.algorithms.exchange.parts import WEIGHT, Kind, Part, Sum, TensorSpec
+from staddle.proto.convert.secagg_sent import Attempt, Given, GivenBody, given_to_wire
+from staddle.security.arithmetic.masks import Term
+from staddle.security.blind.sum import Bounds, folded, given, group
+from staddle.security.identity.domains import framed
+from staddle.security.identity.signers import Sign, Signers
+from staddle.security.secagg import coordinator
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.linear_tags import Tagger
+from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks, upload_bytes
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import Frame, RoundSpec, Terms, specify
 
 LEAST, MOST = 100, 400  # records of a silo
 MODES = {

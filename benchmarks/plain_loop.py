@@ -27,7 +27,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from staddle.algorithms.torchvision_import import torchvision
+from staddle.algorithms.models.torchvision_import import torchvision
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of CIFAR-10
 Way: TypeAlias = Literal["images", "normalised", "tensors"]

@@ -30,13 +30,14 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from staddle.algorithms import private, training
-from staddle.algorithms.clipped_sum import ClippedSum
 from staddle.algorithms.method import Optimiser, Stage
-from staddle.algorithms.models import ModelOptions, build
-from staddle.algorithms.private import Mechanism, Private
-from staddle.algorithms.training import PLAIN, Modules, Way
-from staddle.security.noise import Randomness
+from staddle.algorithms.models.build import ModelOptions, build
+from staddle.algorithms.training import dp_sgd as private
+from staddle.algorithms.training import loop as training
+from staddle.algorithms.training.clipped_sum import ClippedSum
+from staddle.algorithms.training.dp_sgd import Mechanism, Private
+from staddle.algorithms.training.loop import PLAIN, Modules, Way
+from staddle.security.dp.noise import Randomness
 
 SIGMA, CLIP, LR, MOMENTUM = 1.0, 1.0, 0.05, 0.9
 CLASSES = 10

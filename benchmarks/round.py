@@ -43,28 +43,28 @@ import grpc  # noqa: E402 its variables must be set before it is imported
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from staddle.algorithms.data import Dataset  # noqa: E402
-from staddle.algorithms.exchange import Part  # noqa: E402
-from staddle.algorithms.job import Job  # noqa: E402
-from staddle.commands import local_federation  # noqa: E402
-from staddle.commands.processes import Daemon  # noqa: E402
-from staddle.files import parse_json, read_bytes  # noqa: E402
-from staddle.security import policy as policies  # noqa: E402
-from staddle.security import roster as rosters  # noqa: E402
-from staddle.security.fixedpoint import Flat  # noqa: E402
-from staddle.security.identity import load_keys  # noqa: E402
-from staddle.security.ledger import Ledger  # noqa: E402
-from staddle.security.policy import Policy  # noqa: E402
-from staddle.silo import egress  # noqa: E402
-from staddle.silo.admission import Admitted  # noqa: E402
-from staddle.silo.blind_rounds import BlindRounds, Local  # noqa: E402
-from staddle.silo.bundle import Bundle  # noqa: E402
-from staddle.silo.declared import Declared, Records  # noqa: E402
-from staddle.silo.delivery import Delivered  # noqa: E402
-from staddle.silo.egress import Gate, open_client  # noqa: E402
-from staddle.silo.group_keys import GroupKeys  # noqa: E402
-from staddle.silo.mix_memory import MixMemory  # noqa: E402
-from staddle.silo.witness import Witness  # noqa: E402
+from staddle.algorithms.data.dataset import Dataset  # noqa: E402
+from staddle.algorithms.exchange.parts import Part  # noqa: E402
+from staddle.algorithms.job.job import Job  # noqa: E402
+from staddle.commands.federation import local_federation  # noqa: E402
+from staddle.commands.federation.processes import Daemon  # noqa: E402
+from staddle.files.documents import parse_json, read_bytes  # noqa: E402
+from staddle.security.arithmetic.fixedpoint import Flat  # noqa: E402
+from staddle.security.identity import roster as rosters  # noqa: E402
+from staddle.security.identity.keys import load_keys  # noqa: E402
+from staddle.security.ledger.egress_ledger import Ledger  # noqa: E402
+from staddle.security.policy import policy as policies  # noqa: E402
+from staddle.security.policy.policy import Policy  # noqa: E402
+from staddle.silo.admission.checks import Admitted  # noqa: E402
+from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
+from staddle.silo.blind.rounds import BlindRounds, Local  # noqa: E402
+from staddle.silo.egress import gate as egress  # noqa: E402
+from staddle.silo.egress.gate import Gate, open_client  # noqa: E402
+from staddle.silo.egress.witness import Witness  # noqa: E402
+from staddle.silo.ingress.delivery import Delivered  # noqa: E402
+from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
+from staddle.silo.parts.declared import Declared, Records  # noqa: E402
+from staddle.silo.parts.gifts import Bundle  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
 TIMING = {

@@ -30,7 +30,7 @@ import numpy as np
 from clock import Clock, extra_memory
 from our_sum import MODES, WEIGHT, Members, OurRound, model, our_memory
 
-from staddle.security.round_spec import threshold
+from staddle.security.secagg.spec import threshold
 
 SIZES, LARGE = (60_000, 10_000_000), 100_000_000
 ANCHOR = (10_000_000, 10)

@@ -3,12 +3,13 @@
 Three ways to give a coordinator the inner products of n silos' unit vectors and nothing else, in one process without a
 network. CPU seconds of all threads, least of the repeats:
 
-- *rotated*: a secret rotation under a key that all silos share, float32 (security/rotation.py);
+- *rotated*: a secret rotation under a key that all silos share, float32 (security/blind/rotation.py);
 - *triples*: for each pair a third silo deals a multiplication triple (Beaver, "Efficient multiparty protocols using
   circuit randomization", 1991), here of inner products (Du, Atallah, "Privacy-preserving cooperative statistical
   analysis", 2001): i sends x + a to j, j sends y + b to i, and ⟨x, y⟩ = ⟨x + a, y⟩ + r_j - ⟨a, y + b⟩ + r_i with
   r_i + r_j = ⟨a, b⟩. It is a toy of this benchmark: a and b come from seeds, and nothing is sealed;
-- *shared*: Shamir shares of each vector, multiplied by all silos (security/shared_gram.py), sealed from silo to silo.
+- *shared*: Shamir shares of each vector, multiplied by all silos (security/secagg/shared_gram.py), sealed from silo to
+  silo.
 
 Bytes are those that a silo sends, by pair that it is in; error is the largest over all pairs.
 """
@@ -21,12 +22,12 @@ from itertools import combinations
 
 import numpy as np
 
-from staddle.security import shared_gram as g
-from staddle.security.field import add, from_signed, product, to_signed, uniform
-from staddle.security.fixedpoint import Reals, Words
-from staddle.security.masks import Keystream
-from staddle.security.pairwise import TAG_BYTES, seal, unseal
-from staddle.security.rotation import rotate
+from staddle.security.arithmetic.field import add, from_signed, product, to_signed, uniform
+from staddle.security.arithmetic.fixedpoint import Reals, Words
+from staddle.security.arithmetic.masks import Keystream
+from staddle.security.blind.rotation import rotate
+from staddle.security.identity.pairwise_keys import TAG_BYTES, seal, unseal
+from staddle.security.secagg import shared_gram as g
 
 CTX = bytes(32)
 Result = tuple[Reals, float, float, float]  # products [n, n], CPU of a silo, of the coordinator, bytes by silo and pair

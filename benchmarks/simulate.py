@@ -38,16 +38,16 @@ from plain_loop import WAYS, PlainLoop, normalised
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.devices import Precision, check_precision, exact, find, multiplying
-from staddle.algorithms.engine import Engine, Records, Serial
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.models import build
-from staddle.algorithms.replay import Graphs
-from staddle.algorithms.replaying import way_on
-from staddle.algorithms.simulation import Simulation
-from staddle.algorithms.stacked_round import Stacked
-from staddle.simulator.workers import Crew, usable_cores
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.cuda_graph_step import way_on
+from staddle.algorithms.engines.cuda_graphs import Graphs
+from staddle.algorithms.engines.engine import Engine, Records, Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.models.build import build
+from staddle.algorithms.numerics.devices import Precision, check_precision, exact, find, multiplying
+from staddle.simulator.engines.pool import Crew, usable_cores
 
 EPOCHS, BATCH, LR, CLASSES = 5, 32, 0.01, 10
 METHODS: Mapping[str, Mapping[str, Any]] = {

@@ -25,11 +25,11 @@ from staddle.proto.channel import require_tls13
 
 require_tls13()
 
-from staddle.algorithms.data import digits  # noqa: E402
-from staddle.algorithms.partition import dirichlet  # noqa: E402
-from staddle.commands import local_federation  # noqa: E402
-from staddle.commands.local_federation import LocalFederation  # noqa: E402
-from staddle.commands.processes import Daemon, Launcher, launched  # noqa: E402
+from staddle.algorithms.data.dataset import digits  # noqa: E402
+from staddle.algorithms.partition.draw import dirichlet  # noqa: E402
+from staddle.commands.federation import local_federation  # noqa: E402
+from staddle.commands.federation.local_federation import LocalFederation  # noqa: E402
+from staddle.commands.federation.processes import Daemon, Launcher, launched  # noqa: E402
 from staddle.errors import AbortedError  # noqa: E402
 
 JOB = "storm"

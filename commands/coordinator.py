@@ -8,7 +8,7 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
-from . import examples, findings, printer
+from .console import examples, findings, printer
 
 app = typer.Typer(no_args_is_help=True, help="Configure, check and run the coordinator daemon.")
 

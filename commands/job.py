@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..coordinator.codes import in_words
+from ..coordinator.rounds.drop_reasons import in_words
 from ..errors import LocalError
-from ..files import canonical_json, parse_json, read_bytes, write_atomic
+from ..files.documents import canonical_json, parse_json, read_bytes, write_atomic
 from ..proto.channel import require_tls13
-from ..security import roster as rosters
-from ..security.envelope import sign_document, verify_document
-from ..security.identity import Role, load_keys
-from ..security.labels import JOB
-from . import examples, printer
+from ..security.identity import roster as rosters
+from ..security.identity.domains import JOB
+from ..security.identity.keys import Role, load_keys
+from ..security.identity.signed_document import sign_document, verify_document
+from .console import examples, printer
 
 if TYPE_CHECKING:
     from ..proto import operations_pb2 as pb
@@ -35,7 +35,7 @@ def init(
     private: Annotated[bool, typer.Option("--private", help=r"With differential privacy: a \[privacy] table.")] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
-    from .planning import drafted_noise  # noqa: PLC0415 torch and opacus take seconds to import
+    from .privacy.noise import drafted_noise  # noqa: PLC0415 torch and opacus take seconds to import
 
     examples.write(file, examples.job_text(method, private=private), 0o644)
     printer.show(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
@@ -60,9 +60,9 @@ def sign(
 
     The noise of a private job is planned, unless the file names it: then it is checked against the job's target.
     """
-    from ..algorithms.job import Job  # noqa: PLC0415 torch takes seconds to import
-    from ..security.public_weights import weights_fault  # noqa: PLC0415 as it imports numpy
-    from .seen import seen, together, told_by_likeness, unbounded  # noqa: PLC0415
+    from ..algorithms.job.job import Job  # noqa: PLC0415 torch takes seconds to import
+    from ..security.blind.weight_checks import weights_fault  # noqa: PLC0415 as it imports numpy
+    from .policy.visibility import seen, together, told_by_likeness, unbounded  # noqa: PLC0415
 
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
@@ -74,7 +74,7 @@ def sign(
             raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
     told = ""
     if job.privacy is not None:
-        from .planning import check_fits_sums, noise, planned  # noqa: PLC0415 as it imports opacus
+        from .privacy.noise import check_fits_sums, noise, planned  # noqa: PLC0415 as it imports opacus
 
         check_fits_sums(job, str(job_file))
         job = planned(job, str(job_file))
@@ -111,7 +111,7 @@ def show(
         printer.show_json(verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1)
         return
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     with connected(_given(operator)) as here:
         report = here.show(job)
@@ -132,7 +132,7 @@ def submit(
 ) -> None:
     """Queue a signed job at the coordinator; the same file again changes nothing, and fails once it has ended."""
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     signed = read_bytes(signed_job)
     with connected(operator) as here:
@@ -148,7 +148,7 @@ def submit(
 def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
     """All jobs of the coordinator, in the order in which they run."""
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     with connected(operator) as here:
         jobs = here.jobs()
@@ -162,7 +162,7 @@ def list_(operator: OperatorFile, as_json: AsJson = False) -> None:
 def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
     """Follow a job until it has ended; exit code 1 if it failed."""
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     with connected(operator) as here:
         for report in here.watch(job):
@@ -182,7 +182,7 @@ def watch(job: Name, operator: OperatorFile, as_json: AsJson = False) -> None:
 def stop(job: Name, operator: OperatorFile) -> None:
     """Stop a job until it is resumed: silos stop training, what was given stays given."""
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     with connected(operator) as here:
         printer.show(_line(here.stop(job)))
@@ -192,7 +192,7 @@ def stop(job: Name, operator: OperatorFile) -> None:
 def resume(job: Name, operator: OperatorFile) -> None:
     """Let a stopped job go on when its turn comes."""
     require_tls13()
-    from .operations import connected  # noqa: PLC0415
+    from .federation.operator_client import connected  # noqa: PLC0415
 
     with connected(operator) as here:
         printer.show(_line(here.resume(job)))
@@ -212,7 +212,7 @@ def results(
         raise LocalError("give --operator (rounds only), or --config of the coordinator on its own machine")
     require_tls13()
     from ..coordinator import config as configs  # noqa: PLC0415
-    from ..coordinator import results as files  # noqa: PLC0415
+    from ..coordinator.storage import results as files  # noqa: PLC0415
 
     if config is not None:
         kept = files.read(configs.load(config).directory, job)
@@ -223,7 +223,7 @@ def results(
                 err=True,
             )
     else:
-        from .operations import connected  # noqa: PLC0415
+        from .federation.operator_client import connected  # noqa: PLC0415
 
         with connected(_given(operator)) as here:
             report = here.show(job)

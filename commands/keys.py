@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..security.identity import ENTRY_FILE, Entry, Role, create_keys, load_keys
-from . import printer
+from ..security.identity.keys import ENTRY_FILE, Entry, Role, create_keys, load_keys
+from .console import printer
 
 app = typer.Typer(
     no_args_is_help=True, help="Make and show the keys of a member: silo, coordinator, operator, founder."

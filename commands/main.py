@@ -8,24 +8,13 @@ from typing import Annotated, Any, cast
 import typer
 
 from ..errors import StaddleError
-from . import (
-    coordinator,
-    demo,
-    job,
-    keys,
-    ledger,
-    membership,
-    operator,
-    partition,
-    policy,
-    printer,
-    privacy,
-    reproduce,
-    roster,
-    silo,
-    simulate,
-    status,
-)
+from . import coordinator, job, keys, roster, silo, status
+from .console import printer
+from .federation import demo, operator
+from .ledger import ledger
+from .policy import policy
+from .privacy import privacy
+from .simulate import membership, partition, reproduce, simulate
 
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # click's, or typer's own, by the release of typer
 

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from ..errors import LocalError
-from ..files import validate
-from ..security import roster as rosters
-from ..security.identity import Role, load_entry, load_keys
-from . import printer
+from ..files.documents import validate
+from ..security.identity import roster as rosters
+from ..security.identity.keys import Role, load_entry, load_keys
+from .console import printer
 
 app = typer.Typer(no_args_is_help=True, help="Make, change, sign and check the list of a federation's members.")
 

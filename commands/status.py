@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..coordinator.codes import in_words
+from ..coordinator.rounds.drop_reasons import in_words
 from ..errors import LocalError
-from ..files import Disk, read_bytes
-from ..toml_document import parse_document
-from . import ledger_show, printer
-from .printer import Table
-from .units import size
+from ..files.documents import Disk, read_bytes
+from ..files.toml_document import parse_document
+from .console import printer
+from .console.printer import Table
+from .console.units import size
+from .ledger import show as ledger_show
 
 if TYPE_CHECKING:
     from ..coordinator.status import CoordinatorStatus

@@ -7,25 +7,25 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ..algorithms.job import Job
+from ..algorithms.job.job import Job
 from ..errors import LocalError
-from ..files import parse_json, read_bytes
-from ..proto.blind import uploaded
+from ..files.documents import parse_json, read_bytes
 from ..proto.wire import given_items
-from ..security import note as notes
 from ..security import preflight
-from ..security.identity import ENTRY_FILE, Role, load_entry
-from ..security.lock import locked
+from ..security.blind.plan import uploaded
+from ..security.identity.keys import ENTRY_FILE, Role, load_entry
+from ..security.identity.roster import Roster
+from ..security.log import note as notes
+from ..security.log.lock import locked
 from ..security.preflight import Report
-from ..security.roster import Roster
 from . import config as configs
+from .blind.mixing import part_bytes
+from .blind.unmask import masked_bytes
 from .config import CoordinatorConfig
-from .database import Database
-from .mixing import part_bytes
-from .opening import masked_bytes
-from .operations import job_of
-from .room import check_room
-from .store import check_folder
+from .disk_need import check_room
+from .rpc.operations import job_of
+from .storage.database import Database
+from .storage.store import check_folder
 
 DATABASE_FILE = "coordinator.sqlite"
 

@@ -34,10 +34,10 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from ..files import Strict, read_toml
+from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
-from ..security.policy_file import Bytes
-from ..security.roster import Pins
+from ..security.identity.roster import Pins
+from ..security.policy.file import Bytes
 
 
 class Timing(Strict):
@@ -53,7 +53,7 @@ class JobLimits(Strict):
     """What one job may take."""
 
     max_job_bytes: Bytes | None = None
-    """Of the disk, computed from its schema (room.py)."""
+    """Of the disk, computed from its schema (disk_need.py)."""
 
 
 def _address(listen: str) -> str:

@@ -13,24 +13,24 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from .. import log
-from ..algorithms.job import Job
+from ..algorithms.job.job import Job
 from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
-from ..proto.mix_messages import Padded
+from ..proto.convert.mix import Padded
 from ..proto.stream import Digests
-from ..security import roster as rosters
-from ..security.evidence import Misdealing
-from ..security.identity import Keys
-from ..security.public_weights import weights_fault
-from ..security.receiving_ledger import ReceivingLedger
-from . import settled
-from .attesting import Attesting
+from ..security.blind.weight_checks import weights_fault
+from ..security.identity import roster as rosters
+from ..security.identity.keys import Keys
+from ..security.ledger.ingress_ledger import ReceivingLedger
+from ..security.secagg.evidence import Misdealing
+from .blind import settled
+from .blind.mix_rows import Planned
 from .config import CoordinatorConfig
-from .contributions import Contributions
-from .database import Database, StoredHidden, StoredJob
-from .events import (
+from .disk_need import check_room
+from .job_run import FoldResult, JobRun
+from .rounds.events import (
     Began,
     Broken,
     Damaged,
@@ -51,15 +51,15 @@ from .events import (
     Unkeyed,
     Watch,
 )
-from .gathering import Gathering, Means
-from .heads import Head
-from .jobrun import FoldResult, JobRun
-from .receiving import Receiving
-from .room import check_room
-from .round import JobState, advance, resumed
-from .rows import Planned
-from .store import DamagedError, Spool, check_folder
-from .tasks import SiloTask, awaited, concerned, task_for
+from .rounds.machine import JobState, advance, resumed
+from .rounds.tasks import SiloTask, awaited, concerned, task_for
+from .secure_sum_runner import Gathering, Means
+from .storage.attestations import Attesting
+from .storage.database import Database, StoredHidden, StoredJob
+from .storage.key_contributions import Contributions
+from .storage.receiving import Receiving
+from .storage.silo_heads import Head
+from .storage.store import DamagedError, Spool, check_folder
 
 T = TypeVar("T")
 
@@ -439,7 +439,7 @@ class Daemon:
             raise
 
     def _settle(self, run: JobRun, state: JobState) -> None:
-        """Forget the sum of a round that is over, but for what silos are brought that were away (settled.py)."""
+        """Forget the sum of a round that is over, but for what silos are brought that were away (blind/settled.py)."""
         job, rounds = state.job, {}
         if state.outcome == "running":
             rounds = {round_: settled.loaded(row) for round_, row in self._database.settled_rows(job)}

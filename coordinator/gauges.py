@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import get_args
 
 from ..metrics import Gauge
-from ..security.identity import Role
+from ..security.identity.keys import Role
 from .daemon import Daemon
-from .events import Stage
-from .limits import Limits
+from .rounds.events import Stage
+from .rpc.limits import Limits
 
 
 def gauges(daemon: Daemon, limits: Limits) -> Iterator[Gauge]:

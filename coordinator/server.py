@@ -15,27 +15,27 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from .. import log, metrics
-from ..algorithms.job import Job
+from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
-from ..files import parse_json, read_bytes, unwritable
+from ..files.documents import parse_json, read_bytes, unwritable
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
-from ..security import note as notes
-from ..security import roster as rosters
-from ..security.checkpoint import Checkpoint
-from ..security.identity import Keys, load_keys
-from ..security.ledger_audit import LEDGER
-from ..security.lock import locked
-from ..security.receiving_ledger import ReceivingLedger
+from ..security.identity import roster as rosters
+from ..security.identity.keys import Keys, load_keys
+from ..security.ledger.audit import LEDGER
+from ..security.ledger.ingress_ledger import ReceivingLedger
+from ..security.log import note as notes
+from ..security.log.checkpoint import Checkpoint
+from ..security.log.lock import locked
 from . import config as configs
 from . import heap
 from .daemon import Daemon
-from .database import Database, StoredJob
 from .gauges import gauges
-from .guard import Guard
-from .operations import Operations, job_of
-from .service import Service
+from .rpc.guard import Guard
+from .rpc.operations import Operations, job_of
+from .rpc.service import Service
+from .storage.database import Database, StoredJob
 
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
 

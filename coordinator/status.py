@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import LocalError
-from ..files import Disk, disk
-from ..security.lock import held
+from ..files.documents import Disk, disk
+from ..security.log.lock import held
 from .config import CoordinatorConfig
-from .database import Database, relayed
-from .round import JobState
-from .secure_rows import Spooled, loaded
+from .rounds.machine import JobState
+from .storage.database import Database, relayed
+from .storage.replay_log import Spooled, loaded
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,21 @@ A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: l
 length as a varint, the payload, nothing behind it. It is written with one copy and read with none, where protobuf makes
 two at either end. Any other encoding of a chunk is read too, the slow way.
 
-A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made (bounds.py).
+A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made (field_limits.py).
 """
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ..algorithms.exchange import MOST_TENSORS
-from ..security.round_spec import MOST_SILOS
+from ..algorithms.exchange.parts import MOST_TENSORS
+from ..security.secagg.spec import MOST_SILOS
 from . import tensor_pb2 as pb
-from .bounds import Bound, check_fields
 from .channel import MAX_MESSAGE_BYTES
-from .mix_messages import MOST_DOCUMENT
-from .prekey_messages import BOUND as PREKEY
-from .prekey_messages import MOST_TOLD
-from .secure_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .convert.mix import MOST_DOCUMENT
+from .convert.prekeys import BOUND as PREKEY
+from .convert.prekeys import MOST_TOLD
+from .convert.secagg_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
+from .field_limits import Bound, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
 LETTER = Bound(MOST_HASHES + 4, 512)  # a sealed seed, and its proof

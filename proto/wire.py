@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange import DTYPE_NAMES, DTYPES, Kind, Part, TensorSpec, walk_tensors
+from ..algorithms.exchange.parts import DTYPE_NAMES, DTYPES, Kind, Part, TensorSpec, walk_tensors
 from ..errors import RefusedError
 from . import tensor_pb2 as pb
 

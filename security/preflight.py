@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import LocalError, StaddleError
-from . import roster as rosters
-from .certificate import utc_now, validity
-from .head import own_log_key
-from .identity import Keys, Role, load_keys
-from .ledger_audit import LEDGER, verify
-from .note import Note
-from .roster import Pins, Roster
+from .identity import roster as rosters
+from .identity.certificate import utc_now, validity
+from .identity.keys import Keys, Role, load_keys
+from .identity.roster import Pins, Roster
+from .ledger.audit import LEDGER, verify
+from .log.head import own_log_key
+from .log.note import Note
 
 LEAST_FREE = 1024**3  # bytes
 

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import log
-from ..algorithms.counted import HOLDERS
-from ..algorithms.fit import counts_by_class, withheld_classes
-from ..algorithms.job import Job
-from ..algorithms.traps import Caution, TrapError
+from ..algorithms.job.class_census import HOLDERS
+from ..algorithms.job.job import Job
+from ..algorithms.leaks.traps import Caution, TrapError
+from ..algorithms.training.record_checks import counts_by_class, withheld_classes
 from ..errors import (
     CancelledError,
     ExhaustedError,
@@ -25,20 +25,20 @@ from ..errors import (
     UnwritableError,
 )
 from ..proto import federation_pb2 as pb
-from ..security.identity import ID_PATTERN, Keys
-from ..security.policy import Policy
-from ..security.roster import Roster
-from .admission import Admitted, admit, checked_cohort
-from .blind import REFUSED
-from .blind_rounds import BlindRounds, Local
-from .bundle import UNSAID, Bundle
+from ..security.identity.keys import ID_PATTERN, Keys
+from ..security.identity.roster import Roster
+from ..security.policy.policy import Policy
+from .admission.checks import Admitted, admit, checked_cohort
+from .admission.private_jobs import advice, check_room, payer
+from .blind.group_keys import GroupKeys
+from .blind.round import REFUSED
+from .blind.rounds import BlindRounds, Local
 from .config import SiloConfig
-from .delivery import Delivered
-from .egress import DeniedError, Gate, TurnedAwayError, UnreachableError
-from .group_keys import GroupKeys
-from .mix_memory import MixMemory
-from .place import Place
-from .private_jobs import advice, check_room, payer
+from .egress.gate import DeniedError, Gate, TurnedAwayError, UnreachableError
+from .ingress.delivery import Delivered
+from .ingress.mix_memory import MixMemory
+from .job_folder import JobFolder, split_key
+from .parts.gifts import UNSAID, Bundle
 from .session import (
     Asked,
     Barred,
@@ -61,12 +61,12 @@ from .session import (
     advance,
     begin,
 )
-from .state import JobFolder, split_key
-from .trainer import Trainer
-from .work import Work
+from .training.device import Place
+from .training.round import Work
+from .training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from .budgets import DatasetBudget
+    from .admission.budget import DatasetBudget
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
@@ -280,7 +280,9 @@ class Agent:
                 await self._give_up(asked, "BUDGET", error)
             except LocalError as error:
                 await self._give_up(asked, "TRAINING", error)
-            except MemoryError as error:  # of what the gate makes of a round; training has its own (trainer.py)
+            except (
+                MemoryError
+            ) as error:  # of what the gate makes of a round; training has its own (silo/training/trainer.py)
                 await self._give_up(asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}"))
             except (UnreachableError, TurnedAwayError):
                 raise

@@ -5,32 +5,33 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..algorithms.data import Dataset
-from ..algorithms.data_images import Images
-from ..algorithms.data_tinyimagenet import TinyImageNet
-from ..algorithms.devices import check_precision, find
-from ..algorithms.job import Job
-from ..algorithms.sources import check_present, load, where
+from ..algorithms.data.dataset import Dataset
+from ..algorithms.data.registry import check_present, load, where
+from ..algorithms.data.sources.images import Images
+from ..algorithms.data.sources.tiny_imagenet import TinyImageNet
+from ..algorithms.job.job import Job
+from ..algorithms.numerics.devices import check_precision, find
 from ..errors import ExhaustedError, LocalError, RefusedError
-from ..files import read_bytes
+from ..files.documents import read_bytes
 from ..proto.channel import checked_address
 from ..proto.wire import gift_items, given_items
-from ..security import ledger_view, preflight
-from ..security import policy as policies
-from ..security.identity import Keys, Role
-from ..security.ledger_audit import LEDGER
-from ..security.policy import Policy
-from ..security.policy_file import Dataset as DatasetTable
+from ..security import preflight
+from ..security.identity.keys import Keys, Role
+from ..security.identity.roster import Roster
+from ..security.ledger import messages as ledger_view
+from ..security.ledger.audit import LEDGER
+from ..security.ledger.protocol_records import SumSigned
+from ..security.policy import policy as policies
+from ..security.policy.file import Dataset as DatasetTable
+from ..security.policy.policy import Policy
 from ..security.preflight import Report
-from ..security.records_secure import SumSigned
-from ..security.roster import Roster
 from . import config as configs
-from . import reach
-from .admission import admit
+from . import connectivity as reach
+from .admission.checks import admit
+from .admission.private_jobs import advice
+from .admission.signed_sets import objection_to
 from .config import SiloConfig
-from .private_jobs import advice
-from .signed_sets import objection_to
-from .state import JobFolder, split_key
+from .job_folder import JobFolder, split_key
 
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
 
@@ -92,8 +93,8 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
 
 def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
     """What was spent of the data set's budget."""
-    from ..security.accounting import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-    from . import spent  # noqa: PLC0415 likewise
+    from ..security.dp.rdp import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+    from .admission import budget_report as spent  # noqa: PLC0415 likewise
 
     budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
     cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
@@ -129,7 +130,7 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
         raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
     job = admitted.job
     if job.privacy is not None:
-        from .spent import check_room  # noqa: PLC0415 likewise
+        from .admission.budget_report import check_room  # noqa: PLC0415 likewise
 
         try:
             check_room(job, policy, config)

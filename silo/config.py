@@ -44,13 +44,13 @@ from typing import Literal
 
 import pydantic
 
-from ..algorithms import sources
-from ..algorithms.devices import Precision
-from ..files import Strict, read_toml
+from ..algorithms.data import registry as sources
+from ..algorithms.numerics.devices import Precision
+from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
-from ..security.policy import DATASET
-from ..security.policy_file import DatasetName
-from ..security.roster import Pins
+from ..security.identity.roster import Pins
+from ..security.policy.file import DatasetName
+from ..security.policy.policy import DATASET
 
 
 class Training(Strict):

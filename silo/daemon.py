@@ -9,25 +9,25 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from .. import log, metrics
-from ..algorithms import sources
+from ..algorithms.data import registry as sources
 from ..errors import LocalError
-from ..security import policy as policies
-from ..security import roster as rosters
-from ..security.identity import Keys, Role, load_keys
-from ..security.ledger import Ledger
-from ..security.ledger_audit import LEDGER
-from ..security.lock import locked
-from ..security.policy import Policy
-from ..security.release import nothing_paid
-from ..security.roster import Roster
+from ..security.identity import roster as rosters
+from ..security.identity.keys import Keys, Role, load_keys
+from ..security.identity.roster import Roster
+from ..security.ledger.audit import LEDGER
+from ..security.ledger.egress_ledger import Ledger
+from ..security.log.lock import locked
+from ..security.policy import policy as policies
+from ..security.policy.policy import Policy
+from ..security.policy.release import nothing_paid
+from .admission.signed_sets import check_remembered
 from .agent import Agent
 from .config import SiloConfig
-from .egress import Gate, checked_address, open_client
-from .signed_sets import check_remembered
-from .witness import HEADS, Witness
+from .egress.gate import Gate, checked_address, open_client
+from .egress.witness import HEADS, Witness
 
 if TYPE_CHECKING:
-    from .budgets import DatasetBudget
+    from .admission.budget import DatasetBudget
 
 
 async def serve(config: SiloConfig) -> None:
@@ -85,7 +85,9 @@ def _budget(
     if policy.budget is None:
         yield None
         return
-    from . import budgets  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
+    from .admission import (  # noqa: PLC0415 opacus takes two seconds that silos of plain jobs need not
+        budget as budgets,
+    )
 
     with budgets.opened(config.directory, policy, ledger, roster.federation, keys) as budget:
         yield budget

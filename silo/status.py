@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..algorithms.job import Job
+from ..algorithms.job.job import Job
 from ..errors import LocalError
-from ..files import Disk, disk, parse_json, read_bytes
-from ..security.head import own_log_key
-from ..security.ledger_audit import LEDGER, Verified, verify
-from ..security.ledger_view import Totals, budgets, summary
-from ..security.lock import held
-from ..security.records import PrivacyHead
+from ..files.documents import Disk, disk, parse_json, read_bytes
+from ..security.ledger.audit import LEDGER, Verified, verify
+from ..security.ledger.messages import Totals, budgets, summary
+from ..security.ledger.records import PrivacyHead
+from ..security.log.head import own_log_key
+from ..security.log.lock import held
 from .config import SiloConfig
-from .state import JobFolder
+from .job_folder import JobFolder
 
 
 @dataclass(frozen=True)

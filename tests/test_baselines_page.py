@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
-from staddle.algorithms.exchange import Each
-from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.exchange.parts import Each
+from staddle.algorithms.job.job import Job, JobFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
 ELSEWHERE = {"fedaims", "fedavg", "fedper", "fedsimsup", "fedssa", "local", "pfedsim", "ppfl"}  # in README

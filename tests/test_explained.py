@@ -6,8 +6,8 @@ from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
-from explained import CONTRIBUTE, FETCH, PADDED, SECURE, UPLOAD, Call, entries, unexplained
-from ledgers import (
+from support.explained import CONTRIBUTE, FETCH, PADDED, SECURE, UPLOAD, Call, entries, unexplained
+from support.ledgers import (
     CTX,
     FEDERATION,
     HASH,
@@ -28,9 +28,9 @@ from ledgers import (
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
-from staddle.security.checkpoint import Checkpoint
-from staddle.security.labels import GROUP_CONTEXT, framed
-from staddle.security.records import Digest, Payload, TensorDigest
+from staddle.security.identity.domains import GROUP_CONTEXT, framed
+from staddle.security.ledger.records import Digest, Payload, TensorDigest
+from staddle.security.log.checkpoint import Checkpoint
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
 SESSION = b"session-of-16-by"

@@ -10,7 +10,7 @@ import pytest
 
 import staddle
 
-PACKAGES = ("proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands")
+PACKAGES = ("files", "proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -34,15 +34,17 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     installed = {str(path) for path in files("staddle") or ()}
     assert "staddle/py.typed" in installed
     assert "staddle/proto/federation.proto" in installed
-    assert {f"staddle/commands/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")} <= installed
-    assert {f"staddle/commands/templates/report.{kind}" for kind in ("html", "css")} <= installed
+    assert {
+        f"staddle/commands/console/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")
+    } <= installed
+    assert {f"staddle/commands/report/templates/report.{kind}" for kind in ("html", "css")} <= installed
     papers = ("fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
-    assert {f"staddle/simulator/tables/{paper}.toml" for paper in papers} <= installed
+    assert {f"staddle/simulator/reproduce/tables/{paper}.toml" for paper in papers} <= installed
     assert {
         "staddle/staddle_verify.py",
         "staddle/proto/tensor_pb2.pyi",
-        "staddle/algorithms/pfedsim.py",
-        "staddle/files.py",
+        "staddle/algorithms/methods/pfedsim.py",
+        "staddle/files/documents.py",
     } <= installed
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from staddle.algorithms.catalog import METHODS, configure, method_options
-from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.job.job import Job, JobFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "privacy.md"
 EPOCHS = 7  # which no option's default is

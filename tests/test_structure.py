@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import staddle
 
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
-FOLDERS = ("algorithms", "commands", "coordinator", "proto", "security", "silo", "simulator")
+FOLDERS = ("algorithms", "commands", "coordinator", "files", "proto", "security", "silo", "simulator")
 SHELLS = {"silo", "simulator", "coordinator", "commands"}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
@@ -50,10 +51,15 @@ def test_the_walk_sees_every_form_of_import():
     path = ROOT / "silo" / "x.py"
     text = (
         "import a.b\nfrom ..proto import p as q\nfrom . import y\n"
-        "def f():\n    from staddle.coordinator.store import z\n"
+        "def f():\n    from staddle.coordinator.storage.store import z\n"
     )
-    assert list(imports_of(path, text)) == ["a.b", "staddle.proto.p", "staddle.silo.y", "staddle.coordinator.store.z"]
-    assert ROOT / "algorithms" / "exchange.py" in sources()
+    assert list(imports_of(path, text)) == [
+        "a.b",
+        "staddle.proto.p",
+        "staddle.silo.y",
+        "staddle.coordinator.storage.store.z",
+    ]
+    assert ROOT / "algorithms" / "exchange" / "parts.py" in sources()
 
 
 @pytest.mark.parametrize("folder", ["algorithms", "security", "proto"])
@@ -81,10 +87,10 @@ def test_security_knows_the_exchanges_only():
     def forbidden(name, _):
         return under(name, "staddle.algorithms") and not under(
             name,
-            "staddle.algorithms.exchange",
-            "staddle.algorithms.plain",
-            "staddle.algorithms.batches",
-            "staddle.algorithms.concentration",
+            "staddle.algorithms.exchange.parts",
+            "staddle.algorithms.exchange.plain",
+            "staddle.algorithms.job.batches",
+            "staddle.algorithms.exchange.concentration",
         )
 
     assert offences("security", forbidden) == []
@@ -104,28 +110,28 @@ def test_the_simulator_meets_neither_the_network_nor_those_who_use_it():
 
 def test_only_the_client_module_holds_the_stub():
     def forbidden(name, path):
-        return any("_pb2_grpc" in piece for piece in name.split(".")) and path != "silo/client.py"
+        return any("_pb2_grpc" in piece for piece in name.split(".")) and path != "silo/egress/client.py"
 
     assert offences("silo", forbidden) == []
 
 
 def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
-    """silo/reach.py knows keys and addresses, and no module that has records, tensors or messages."""
+    """silo/connectivity.py knows keys and addresses, and no module that has records, tensors or messages."""
     assert [
-        o for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl")) if "/reach.py" not in o
-    ] == ["silo/client.py imports grpc"]
-    ours = {name.rpartition(".")[0] for name in imports_of(ROOT / "silo" / "reach.py") if under(name, "staddle")}
+        o for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl")) if "/connectivity.py" not in o
+    ] == ["silo/egress/client.py imports grpc"]
+    ours = {name.rpartition(".")[0] for name in imports_of(ROOT / "silo" / "connectivity.py") if under(name, "staddle")}
     assert ours == {
         "staddle.errors",
         "staddle.proto.channel",
-        "staddle.security.certificate",
-        "staddle.security.identity",
+        "staddle.security.identity.certificate",
+        "staddle.security.identity.keys",
     }
 
 
 def test_only_the_egress_gate_holds_the_client():
     def forbidden(name, path):
-        return under(name, "staddle.silo.client") and path != "silo/egress.py"
+        return under(name, "staddle.silo.egress.client") and path != "silo/egress/gate.py"
 
     assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
 
@@ -160,10 +166,10 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
 
 
 PRINTERS = {
-    "commands/printer.py",
+    "commands/console/printer.py",
     "log.py",  # the daemons' events
     "proto/generate.py",  # developers alone run it
-    "security/prv_program.py",  # its answers go to the process that began it
+    "security/dp/prv_program.py",  # its answers go to the process that began it
     "staddle_verify.py",  # one file, which escapes by itself
 }
 PRINTING = {"print", "input", "breakpoint", "pprint", "pp", "echo", "secho", "echo_via_pager", "prompt", "confirm"}
@@ -210,7 +216,7 @@ def test_whatever_is_printed_passes_the_printer():
 
 def test_nothing_waits_by_the_wall_clock():
     """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
-    stamps = {"log.py", "commands/ledger.py", "security/appendlog.py", "security/certificate.py"}
+    stamps = {"log.py", "commands/ledger/ledger.py", "security/log/append_log.py", "security/identity/certificate.py"}
     found = []
     for path in sources():
         if path.relative_to(ROOT).as_posix() in stamps:
@@ -228,9 +234,9 @@ def test_file_names_say_what_a_module_does():
     assert [n for n in named if n.endswith("utils.py") or any(word in Path(n).name for word in vague)] == []
 
 
-def test_folders_are_flat_and_named_in_the_package_list():
+def test_the_package_list_is_that_of_the_tree():
+    """A folder that the list lacks would be missing in the wheel."""
     text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text()  # CI copies it beside the tests
-    for path in sources():
-        parts = path.relative_to(ROOT).parts
-        assert len(parts) <= 2, f"{path} lies deeper than the wheel's package list"
-    assert all(f'"staddle.{folder}"' in text for folder in FOLDERS)
+    listed = tomllib.loads(text)["tool"]["setuptools"]["packages"]
+    folders = {path.relative_to(ROOT).parent for path in sources()}
+    assert listed == sorted(".".join(("staddle", *folder.parts)) for folder in folders)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.job.job import Job, JobFile
 
 TRAINING = {"epochs": 1, "batch_size": 8, "lr": 0.1}
 

@@ -6,11 +6,11 @@ import pytest
 
 from staddle.algorithms import catalog
 from staddle.algorithms.catalog import METHODS, method_class, method_options, names
-from staddle.algorithms.job import Job
+from staddle.algorithms.job.job import Job
 from staddle.errors import LocalError
 
 SOURCE = """\
-from staddle.algorithms.fedper import FedPer
+from staddle.algorithms.methods.fedper import FedPer
 from staddle.algorithms.method import Method
 
 class Foreign(FedPer):

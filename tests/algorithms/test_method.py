@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from staddle.algorithms.catalog import configure
-from staddle.algorithms.exchange import WEIGHT, Kind, Mix, Part, Sum, TensorSpec
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import WEIGHT, Kind, Mix, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import initial_state, specs_of_buffers, specs_of_parameters
-from staddle.algorithms.plain import PLAIN
-from staddle.algorithms.simulation import simulate
 
 STATISTICS = {f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")}
 SHARING = (

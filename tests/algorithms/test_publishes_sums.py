@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from staddle.algorithms import simulation
-from staddle.algorithms.aggregation import MemoryArchive
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.data import digits
-from staddle.algorithms.exchange import WEIGHT, Sum
-from staddle.algorithms.job_security import summed_down
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.engines import simulation
+from staddle.algorithms.engines.aggregation import MemoryArchive
+from staddle.algorithms.exchange.parts import WEIGHT, Sum
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.job.security import summed_down
 from staddle.algorithms.method import METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.security.blind_sum import Bounds, Quantised
+from staddle.security.blind.sum import Bounds, Quantised
 
 OPTIONS = {
     "cfl": {"sketch": 64},

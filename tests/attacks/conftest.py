@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from federation.conftest import fork_server, start
 
-from staddle.silo import agent, blind, group_keys
+from staddle.silo import agent
+from staddle.silo.blind import group_keys
+from staddle.silo.blind import round as blind
 
 __all__ = ["fork_server", "start"]
 

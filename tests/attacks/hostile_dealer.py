@@ -18,11 +18,13 @@ require_tls13()
 
 from staddle import log  # noqa: E402
 from staddle.errors import RefusedError  # noqa: E402
-from staddle.security import dealing, masked_sum, secagg_silo  # noqa: E402
-from staddle.security.labels import SECAGG_DEALING  # noqa: E402
-from staddle.security.merkle import Tree  # noqa: E402
+from staddle.security.identity.domains import SECAGG_DEALING  # noqa: E402
+from staddle.security.log.merkle import Tree  # noqa: E402
+from staddle.security.secagg import dealing, masked_sum  # noqa: E402
+from staddle.security.secagg import silo as secagg_silo  # noqa: E402
 from staddle.silo import config as configs  # noqa: E402
-from staddle.silo import daemon, outgoing  # noqa: E402
+from staddle.silo import daemon  # noqa: E402
+from staddle.silo.egress import messages as outgoing  # noqa: E402
 
 deal, split, open_portion = secagg_silo.deal, dealing.split, secagg_silo.open_portion
 

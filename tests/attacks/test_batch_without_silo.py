@@ -7,16 +7,16 @@ takes part in it only where the fifth is proven to have dealt what does not open
 from dataclasses import replace
 
 import pytest
-from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import SILOS, Attempted, Blind, Later, make_world
+from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_sum_coordinator import SILOS, Attempted, Blind, Later, make_world
 
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo_events as s
-from staddle.security.evidence import Misdealing, Unopened
-from staddle.security.labels import SECAGG_DEALING
-from staddle.security.merkle import Tree
-from staddle.security.receiving_keys import receiving_seed
-from staddle.silo import signed_sets
+from staddle.security.identity.domains import SECAGG_DEALING
+from staddle.security.log.merkle import Tree
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.evidence import Misdealing, Unopened
+from staddle.security.secagg.receiving_keys import receiving_seed
+from staddle.silo.admission import signed_sets
 
 pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixtures("hurried")]
 

@@ -8,16 +8,16 @@ could see that. The measure is how far off the recovered numbers of training and
 
 import numpy as np
 import pytest
-from hostile import SILO, offer, play, records, round_of
-from hostile_sums import OTHERS, SILOS, Attempted, Blind, Given, make_world
+from support.hostile_coordinator import SILO, offer, play, records, round_of
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, Given, make_world
 
-from staddle.algorithms.batches import split
-from staddle.proto.blind import round_terms
-from staddle.security import secagg_coordinator_events as c
-from staddle.security.history import SignedSet, told
-from staddle.security.round_spec import Terms
-from staddle.security.secagg_memory import Memory
-from staddle.security.signers import Signers
+from staddle.algorithms.job.batches import split
+from staddle.security.blind.plan import round_terms
+from staddle.security.identity.signers import Signers
+from staddle.security.ledger.sum_history import SignedSet, told
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import Terms
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

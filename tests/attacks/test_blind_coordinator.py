@@ -10,18 +10,18 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hostile import GARBAGE, SILO, attacked, delivery, offer, play, records, round_of
-from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
+from support.hostile_coordinator import GARBAGE, SILO, attacked, delivery, offer, play, records, round_of
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.proto import secure_pb2 as secure
-from staddle.proto.secure_given import Over, attempt_to_wire
-from staddle.proto.secure_told import SignedSpec, Told, told_to_wire
-from staddle.security import secagg_silo_events as s
-from staddle.security.labels import SECAGG_SPEC
-from staddle.security.secagg_fault import Code
-from staddle.security.secagg_messages import Sets, make_abandon, make_survival
-from staddle.silo import blind
-from staddle.silo.state import JobFolder
+from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_sent import Over, attempt_to_wire
+from staddle.security.faults import Code
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.messages import Sets, make_abandon, make_survival
+from staddle.silo.blind import round as blind
+from staddle.silo.job_folder import JobFolder
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

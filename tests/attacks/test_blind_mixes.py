@@ -8,24 +8,24 @@ from types import SimpleNamespace
 import grpc
 import pytest
 import torch
-from coordinating import coordinator
-from mix_silo import MixSilo, in_turn
-from raw_silo import SECONDS, arrived, refused
+from support.coordinator_thread import coordinator
+from support.raw_mixing_silo import MixSilo, in_turn
+from support.raw_silo import SECONDS, arrived, refused
 
-from staddle.algorithms.exchange import Gift
+from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator import hidden
-from staddle.proto.blind import uploaded
+from staddle.coordinator.blind import hidden_uploads as hidden
 from staddle.proto.wire import given_items, to_wire
-from staddle.security import roster as rosters
-from staddle.security import secagg_silo_events as s
-from staddle.security.identity import load_keys
-from staddle.security.labels import MIX_UPLOAD
-from staddle.security.mix_line import Version
-from staddle.security.sealing import Sealed
+from staddle.security.blind.mix_context import Version
+from staddle.security.blind.plan import uploaded
+from staddle.security.blind.sealing import Sealed
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import MIX_UPLOAD
+from staddle.security.identity.keys import load_keys
+from staddle.security.secagg import silo_events as s
 
 pytestmark = pytest.mark.actor("silo")
 

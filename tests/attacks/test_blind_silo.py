@@ -14,32 +14,32 @@ from unittest.mock import patch
 import grpc
 import numpy as np
 import pytest
-from raw_silo import SECONDS, Caller, code_of
+from support.raw_silo import SECONDS, Caller, code_of
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
-from staddle.coordinator.database import Database
+from staddle.coordinator.storage.database import Database
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import model_digest, round_frame, round_terms
 from staddle.proto.channel import SECURE
-from staddle.proto.secure_given import Attempt, Given, Over, given_to_wire
-from staddle.proto.secure_told import SignedSpec, told_from_wire
-from staddle.security import roster as rosters
-from staddle.security import secagg_silo as machine
-from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import deal, make_bundle
-from staddle.security.identity import load_keys
-from staddle.security.masked_sum import Given as Values
-from staddle.security.masked_sum import masked_chunks
-from staddle.security.receiving_keys import receiving_keys
-from staddle.security.round_spec import Terms
-from staddle.security.secagg_fault import Code
-from staddle.security.secagg_memory import Memory
-from staddle.security.secagg_messages import make_header
-from staddle.security.shamir import split
-from staddle.security.signers import Signers
+from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
+from staddle.proto.convert.secagg_sent import Attempt, Given, Over, given_to_wire
+from staddle.security.arithmetic.shamir import split
+from staddle.security.blind.plan import model_digest, round_frame, round_terms
+from staddle.security.faults import Code
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signers import Signers
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import deal, make_bundle
+from staddle.security.secagg.masked_sum import Given as Values
+from staddle.security.secagg.masked_sum import masked_chunks
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.messages import make_header
+from staddle.security.secagg.receiving_keys import receiving_keys
+from staddle.security.secagg.spec import Terms
 
 pytestmark = pytest.mark.actor("silo")
 
@@ -406,7 +406,7 @@ def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
     async def harm(bad, effect):
         state, sign = bad.state, bad.party.sign
         holders = {member: state.spec.holder(member) for member in state.spec.cohort}
-        with patch("staddle.security.dealing.split", wrong):
+        with patch("staddle.security.secagg.dealing.split", wrong):
             dealing, portions, kept = deal(
                 state.ctx, state.h_u1, bad.keys, bad.silo, state.seeds, state.spec.threshold, holders, sign
             )

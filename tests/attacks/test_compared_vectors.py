@@ -9,26 +9,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from coordinating import coordinator
-from mix_silo import KEY, MixSilo, in_turn
 from safetensors.torch import load_file
+from support.coordinator_thread import coordinator
+from support.raw_mixing_silo import KEY, MixSilo, in_turn
 
-from staddle.algorithms.exchange import DTYPES, Gift, Gram
+from staddle.algorithms.exchange.parts import DTYPES, Gift, Gram
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.errors import RefusedError
-from staddle.proto.blind import use_of
-from staddle.security import gram_pieces
-from staddle.security import roster as rosters
-from staddle.security import secagg_silo_events as s
-from staddle.security import shared_gram as g
-from staddle.security.field import from_signed, interpolation, product, to_signed
-from staddle.security.identity import load_keys
-from staddle.security.pairwise import agree
-from staddle.security.receiving_keys import receiving_seed
-from staddle.security.rotation import rotate
+from staddle.security.arithmetic.field import from_signed, interpolation, product, to_signed
+from staddle.security.blind.plan import use_of
+from staddle.security.blind.rotation import rotate
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.pairwise_keys import agree
+from staddle.security.secagg import gram_pieces
+from staddle.security.secagg import shared_gram as g
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.receiving_keys import receiving_seed
 
 pytestmark = pytest.mark.actor("coordinator and silos")
 

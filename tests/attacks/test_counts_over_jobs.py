@@ -9,8 +9,8 @@ import shutil
 
 import numpy as np
 import pytest
-from hostile import SILO, offer, play, records, round_of
-from hostile_sums import OTHERS, SILOS, Attempted, Blind, Given, make_world
+from support.hostile_coordinator import SILO, offer, play, records, round_of
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, Given, make_world
 
 from staddle.errors import LocalError
 

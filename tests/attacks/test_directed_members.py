@@ -3,22 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from blind_mixes import KEY, Mixing, seed_of
-from coordinating import coordinator
-from directed_rows import FIVE, Directed, prekeys
-from members_world import begin, make_world, play
-from secure_sums import frame, group, signer, signers
+from support.blind_mixes import KEY, Mixing, seed_of
+from support.coordinator_thread import coordinator
+from support.directed_members import begin, make_world, play
+from support.directed_rows import FIVE, Directed, prekeys
+from support.secure_sums import frame, group, signer, signers
 
-from staddle.algorithms.exchange import integer_weights
+from staddle.algorithms.exchange.parts import integer_weights
 from staddle.errors import RefusedError
-from staddle.proto.blind import row_name
-from staddle.security import directed_mix as d
-from staddle.security import one_upload as o
-from staddle.security import round_spec, sealing, tags
-from staddle.security.fixedpoint import dequantise
-from staddle.security.labels import SECAGG_SPEC
-from staddle.security.masked_sum import unpad
-from staddle.security.round_spec import RoundSpec, Terms, receive, specify
+from staddle.security.arithmetic.fixedpoint import dequantise
+from staddle.security.blind import directed_mix as d
+from staddle.security.blind import padded_mix as o
+from staddle.security.blind import sealing
+from staddle.security.blind.plan import row_name
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import spec as round_spec
+from staddle.security.secagg.masked_sum import unpad
+from staddle.security.secagg.spec import RoundSpec, Terms, receive, specify
 
 pytestmark = pytest.mark.actor("coordinator and silos")
 
@@ -283,8 +285,8 @@ def test_over_tls_a_row_that_leans_on_one_silo_is_refused_and_nothing_leaves(wor
             with pytest.raises(RefusedError, match=r"one silo has 4166118277 of the 4294967296 .*more than half"):
                 await each.take_part(1)
 
-    monkeypatch.setattr("staddle.coordinator.gathering.specify", leaning)
-    monkeypatch.setattr("staddle.security.secagg_coordinator.check_cohort", lambda *_: None)
+    monkeypatch.setattr("staddle.coordinator.secure_sum_runner.specify", leaning)
+    monkeypatch.setattr("staddle.security.secagg.coordinator.check_cohort", lambda *_: None)
     with coordinator(world.config) as here:
         here.run(rounds(here), 120)
     assert sent == []

@@ -2,20 +2,21 @@
 
 import numpy as np
 import pytest
-from blind_mixes import KEY, Mixing, seed_of
-from directed_rows import AWAY, FIVE, Directed, own_frame, prekeys
-from secure_sums import GROUP_KEY
+from support.blind_mixes import KEY, Mixing, seed_of
+from support.directed_rows import AWAY, FIVE, Directed, own_frame, prekeys
+from support.secure_sums import GROUP_KEY
 
-from staddle.algorithms.exchange import integer_weights
+from staddle.algorithms.exchange.parts import integer_weights
 from staddle.errors import RefusedError
-from staddle.security import directed_mix as d
-from staddle.security import one_upload as o
-from staddle.security import sealing, tags
-from staddle.security.fixedpoint import dequantise
-from staddle.security.masked_sum import unpad
-from staddle.security.masks import Term
-from staddle.security.round_spec import Terms, check_cohort, check_frame
-from staddle.security.tags import PRIME, Tagger, decoded
+from staddle.security.arithmetic.fixedpoint import dequantise
+from staddle.security.arithmetic.masks import Term
+from staddle.security.blind import directed_mix as d
+from staddle.security.blind import padded_mix as o
+from staddle.security.blind import sealing
+from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg.linear_tags import PRIME, Tagger, decoded
+from staddle.security.secagg.masked_sum import unpad
+from staddle.security.secagg.spec import Terms, check_cohort, check_frame
 
 pytestmark = pytest.mark.actor("coordinator and silos")
 

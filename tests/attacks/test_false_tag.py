@@ -10,12 +10,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hostile import SILO, play, records
-from hostile_sums import OTHERS, SILOS, make_world
-from hostile_tags import Keyed
+from support.hostile_coordinator import SILO, play, records
+from support.hostile_keyed_coordinator import Keyed
+from support.hostile_sum_coordinator import OTHERS, SILOS, make_world
 
-from staddle.security.secagg_fault import COORDINATOR_OR_SILO
-from staddle.security.tags import PRIME, Tagger, decoded
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.secagg.linear_tags import PRIME, Tagger, decoded
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.usefixtures("hurried")]
 

@@ -6,13 +6,13 @@ The measure is how many of the forged records the agent signs as its own at its 
 import json
 
 import pytest
-from hostile import SILO, offer, play
-from hostile_sums import Blind, make_world
-from ledgers import first, forge, stored
+from support.hostile_coordinator import SILO, offer, play
+from support.hostile_sum_coordinator import Blind, make_world
+from support.ledgers import first, forge, stored
 
 from staddle.errors import LocalError
-from staddle.security.checkpoint import Checkpoint
-from staddle.security.head import stored as stored_note
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.head import stored as stored_note
 
 pytestmark = [pytest.mark.actor("disk thief"), pytest.mark.usefixtures("hurried")]
 

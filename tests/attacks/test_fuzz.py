@@ -10,29 +10,30 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from anything import PATIENT, SECONDS, ended, messages
 from federation.proxy import Proxy
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from raw_silo import Caller, frames_of, refused
+from support.any_message import PATIENT, SECONDS, ended, messages
+from support.raw_silo import Caller, frames_of, refused
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import guard, limits, server, uploads
+from staddle.coordinator import server
+from staddle.coordinator.rpc import guard, limits, uploads
 from staddle.errors import PeerError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode
 from staddle.proto.wire import delivered_items, to_wire
-from staddle.security import policy as policies
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
-from staddle.silo.egress import Gate
-from staddle.silo.witness import HEADS, Witness
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.policy import policy as policies
+from staddle.silo.egress.gate import Gate
+from staddle.silo.egress.witness import HEADS, Witness
 
 pytestmark = pytest.mark.actor("silo")
 

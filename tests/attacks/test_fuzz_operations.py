@@ -10,25 +10,25 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from anything import PATIENT, SECONDS, ended, messages
-from coordinating import coordinator
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_silo import Caller
+from support.any_message import PATIENT, SECONDS, ended, messages
+from support.coordinator_thread import coordinator
+from support.raw_silo import Caller
 
-from staddle.algorithms.job import Job
-from staddle.commands import local_federation
+from staddle.algorithms.job.job import Job
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator import limits
+from staddle.coordinator.rpc import limits
 from staddle.errors import LocalError
-from staddle.files import canonical_json, parse_json
+from staddle.files.documents import canonical_json, parse_json
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.channel import MAX_STREAMS_PER_CONNECTION
 from staddle.proto.operations_pb2_grpc import OperationsStub
-from staddle.security import roster as rosters
-from staddle.security.envelope import sign_document
-from staddle.security.identity import load_keys
-from staddle.security.labels import JOB
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
 
 pytestmark = pytest.mark.actor("operator")
 

@@ -9,22 +9,34 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, attacked, delivery, finish, offer, play, policy_for, records, round_of
+from support.hostile_coordinator import (
+    GARBAGE,
+    SILO,
+    Hostile,
+    attacked,
+    delivery,
+    finish,
+    offer,
+    play,
+    policy_for,
+    records,
+    round_of,
+)
 
-from staddle.algorithms.data import digits
-from staddle.algorithms.fedavg import FedAvg
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.methods.fedavg import FedAvg
+from staddle.commands.federation import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES, ERROR_METADATA
 from staddle.proto.wire import given_items
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
-from staddle.silo import client as clients
 from staddle.silo import config as configs
-from staddle.silo import outgoing
+from staddle.silo.egress import client as clients
+from staddle.silo.egress import messages as outgoing
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from federation.conftest import job_document
 
-from staddle.algorithms.data import digits
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.security.head import own_log_key
-from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.log.head import own_log_key
 
 pytestmark = [pytest.mark.actor("silo"), pytest.mark.timeout(300)]
 

@@ -12,22 +12,24 @@ import grpc
 import pytest
 import safetensors
 import torch
-from ledgers import stored
-from raw_silo import SECONDS, Caller, NoLedger, frames_of, refused
+from support.ledgers import stored
+from support.raw_silo import SECONDS, Caller, NoLedger, frames_of, refused
 
-from staddle.algorithms import tensor_file
-from staddle.algorithms.exchange import WEIGHT
-from staddle.commands import local_federation
+from staddle.algorithms.exchange.parts import WEIGHT
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import guard, jobrun, limits, server, service
+from staddle.coordinator import job_run as jobrun
+from staddle.coordinator import server
+from staddle.coordinator.rpc import guard, limits, service
+from staddle.files import tensor_file
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SECURE_NEXT
 from staddle.proto.frames import Chunk
 from staddle.proto.wire import tensor_from
-from staddle.security import roster as rosters
-from staddle.security.head import Signer
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.log.head import Signer
 
 pytestmark = pytest.mark.actor("silo")
 

@@ -11,25 +11,26 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from hostile import GARBAGE, SILO, Hostile, finish, offer, play, records, round_of
+from support.hostile_coordinator import GARBAGE, SILO, Hostile, finish, offer, play, records, round_of
 
-from staddle import checked_file, log
-from staddle.algorithms.data import digits
-from staddle.commands import local_federation
+from staddle import log
+from staddle.algorithms.data.dataset import digits
+from staddle.commands.federation import local_federation
+from staddle.files import checked_file
 from staddle.proto import federation_pb2 as pb
-from staddle.proto import group_messages as messages
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA
-from staddle.security import group_key as g
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.pairwise import public_key
-from staddle.security.sealing import letters
+from staddle.proto.convert import group_key as messages
+from staddle.security.blind import group_key as g
+from staddle.security.blind.sealing import letters
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.pairwise_keys import public_key
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
-from staddle.silo import group_keys
-from staddle.silo.group_keys import KEY, OWN, SECRET
+from staddle.silo.blind import group_keys
+from staddle.silo.blind.group_keys import KEY, OWN, SECRET
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

@@ -5,16 +5,17 @@ import hashlib
 import numpy as np
 import pytest
 import torch
-from blind_mixes import KEY, Mixing
-from secure_sums import names, signer
+from support.blind_mixes import KEY, Mixing
+from support.secure_sums import names, signer
 
-from staddle.algorithms.exchange import Kind, integer_weights
-from staddle.algorithms.sketch import count_sketch
+from staddle.algorithms.exchange.count_sketch import count_sketch
+from staddle.algorithms.exchange.parts import Kind, integer_weights
 from staddle.errors import LocalError, RefusedError
-from staddle.security import mix_row, rotation, sketch
-from staddle.security import one_upload as o
-from staddle.security.round_spec import Terms
-from staddle.security.secagg_fault import COORDINATOR_OR_SILO
+from staddle.security.blind import mix_row, rotation
+from staddle.security.blind import padded_mix as o
+from staddle.security.blind import rotated_sketch as sketch
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.secagg.spec import Terms
 
 pytestmark = pytest.mark.actor("coordinator")
 

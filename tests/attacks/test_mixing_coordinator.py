@@ -8,21 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hostile import SILO, Hostile, offer, play, records, round_of
-from hostile_sums import Blind
-from keyed_jobs import WHOLE, Coordinator, even, first_prekey, job_keys
-from recording_gate import Made
+from support.hostile_coordinator import SILO, Hostile, offer, play, records, round_of
+from support.hostile_sum_coordinator import Blind
+from support.keyed_jobs import WHOLE, Coordinator, even, first_prekey, job_keys
+from support.recording_gate import Made
 
-from staddle.algorithms.data import digits
-from staddle.commands import local_federation
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.prekeys import Known
+from staddle.algorithms.data.dataset import digits
+from staddle.commands.federation import local_federation
+from staddle.security.blind.prekeys import Known
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
-from staddle.silo import group_keys, rows
-from staddle.silo.prekeys import OWN, PrekeyFiles
-from staddle.silo.rows import expected_rows
+from staddle.silo.blind import group_keys
+from staddle.silo.ingress import mix_rows as rows
+from staddle.silo.ingress.mix_rows import expected_rows
+from staddle.silo.ingress.prekeys import OWN, PrekeyFiles
 
 pytestmark = pytest.mark.actor("coordinator")
 

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import traps
 from federation.conftest import job_document
 from federation.test_blind import records_of
-from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
-from hostile_tags import Keyed, Tagged
+from support import leaky_models as traps
+from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_keyed_coordinator import Keyed, Tagged
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
-from staddle.algorithms.data import digits, split
-from staddle.algorithms.local_round import local_round
+from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.method import initial_state
-from staddle.commands.local_federation import policy_text
-from staddle.proto.blind import model_digest, round_frame
+from staddle.algorithms.training.silo_round import local_round
+from staddle.commands.federation.local_federation import policy_text
 from staddle.proto.wire import delivered_items
-from staddle.security import roster as rosters
-from staddle.security.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
-from staddle.security.masked_sum import Given
-from staddle.security.secagg_fault import COORDINATOR_OR_SILO
-from staddle.silo.state import split_key
+from staddle.security.arithmetic.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
+from staddle.security.blind.plan import model_digest, round_frame
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.identity import roster as rosters
+from staddle.security.secagg.masked_sum import Given
+from staddle.silo.job_folder import split_key
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

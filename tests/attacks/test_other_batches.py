@@ -6,17 +6,17 @@ the sum is that which an honest coordinator opens.
 
 import pytest
 import torch
-from keyed_jobs import BLIND
-from open_sums import ME, Recipient, Summed, delivery
-from recording_gate import Made
+from support.keyed_jobs import BLIND
+from support.open_sums import ME, Recipient, Summed, delivery
+from support.recording_gate import Made
 
-from staddle.algorithms.exchange import DTYPES, WEIGHT
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
 from staddle.algorithms.method import METRICS
-from staddle.commands import local_federation
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.round_spec import Terms, check_cohort, check_survivors
-from staddle.security.secagg_memory import Memory
+from staddle.commands.federation import local_federation
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import Terms, check_cohort, check_survivors
 
 pytestmark = pytest.mark.actor("silo")
 

@@ -5,15 +5,15 @@ import pytest
 import safetensors.torch
 from federation.conftest import job_document, shards
 
-from staddle.algorithms.data import split
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.files import validate
-from staddle.proto.blind import summed
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.files.documents import validate
+from staddle.security.blind.plan import summed
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.silo.job_folder import split_key
 
 pytestmark = pytest.mark.actor("coordinator")
 

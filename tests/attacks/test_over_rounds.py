@@ -6,20 +6,20 @@ one. Models have weights of about 0.1.
 
 import numpy as np
 import pytest
-from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import OTHERS, SILOS, Attempted, Blind, make_world
+from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.proto.blind import model_digest, round_frame, summed
+from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.proto.wire import delivered_items
-from staddle.security import roster as rosters
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import PAIR, SELF
-from staddle.security.masked_sum import Accumulator
-from staddle.security.masks import Term, pair_term
-from staddle.security.pairwise import agree, pair_key, self_key
-from staddle.security.shamir import join, weights_at_zero
+from staddle.security.arithmetic.masks import Term, pair_term
+from staddle.security.arithmetic.shamir import join, weights_at_zero
+from staddle.security.blind.plan import model_digest, round_frame, summed
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.pairwise_keys import agree, pair_key, self_key
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import PAIR, SELF
+from staddle.security.secagg.masked_sum import Accumulator
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

@@ -24,14 +24,14 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
-from staddle.algorithms.data import Dataset
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.job.privacy import TRAINING, Spend
 from staddle.algorithms.method import Optimiser, Stage
-from staddle.algorithms.privacy import TRAINING, Spend
-from staddle.algorithms.private import Mechanism, Private
-from staddle.algorithms.training import train
-from staddle.security.accounting import cost
-from staddle.security.noise import Randomness
-from staddle.security.plan import least_sigma
+from staddle.algorithms.training.dp_sgd import Mechanism, Private
+from staddle.algorithms.training.loop import train
+from staddle.security.dp.noise import Randomness
+from staddle.security.dp.noise_planner import least_sigma
+from staddle.security.dp.rdp import cost
 
 pytestmark = pytest.mark.actor("coordinator")
 

@@ -7,21 +7,21 @@ needed: ``min_cohort`` = 3, and one that may be in league with the coordinator.
 import numpy as np
 import pytest
 import torch
-from keyed_jobs import KEY, SILOS
-from open_sums import ME, Recipient, Summed, delivery, make_tagged
+from support.keyed_jobs import KEY, SILOS
+from support.open_sums import ME, Recipient, Summed, delivery, make_tagged
 
-from staddle.algorithms.counted import HOLDERS, SAID
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import WEIGHT, Gift
-from staddle.algorithms.fedssa import FedSSA, rows_of
-from staddle.algorithms.local_round import local_round
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import WEIGHT, Gift
+from staddle.algorithms.job.class_census import HOLDERS, SAID
 from staddle.algorithms.method import Facts, initial_state
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
+from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError, PeerError, RefusedError
-from staddle.proto.blind import bounds, simulated
-from staddle.security.blind_sum import Quantised
-from staddle.security.secagg_fault import COORDINATOR_OR_SILO
-from staddle.security.tags import PRIME, Tagger
+from staddle.security.blind.plan import bounds, simulated
+from staddle.security.blind.sum import Quantised
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.secagg.linear_tags import PRIME, Tagger
 
 pytestmark = pytest.mark.actor("coordinator")
 

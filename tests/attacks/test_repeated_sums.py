@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hostile import SILO, delivery, offer, play, records, round_of
-from hostile_sums import SILOS, Attempted, Blind, Later, make_world
+from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
+from support.hostile_sum_coordinator import SILOS, Attempted, Blind, Later, make_world
 
-from staddle.security import secagg_coordinator_events as c
-from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import SELF, seed_commitment
-from staddle.security.evidence import Misdealing, ShownShare, Unjoined, joins
-from staddle.security.labels import SECAGG_DEALING
-from staddle.security.masked_sum import Accumulator
-from staddle.security.masks import Term
-from staddle.security.pairwise import self_key
-from staddle.silo import blind
+from staddle.security.arithmetic.masks import Term
+from staddle.security.identity.domains import SECAGG_DEALING
+from staddle.security.identity.pairwise_keys import self_key
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import SELF, seed_commitment
+from staddle.security.secagg.evidence import Misdealing, ShownShare, Unjoined, joins
+from staddle.security.secagg.masked_sum import Accumulator
+from staddle.silo.blind import round as blind
 
 pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixtures("hurried")]
 

@@ -11,20 +11,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hostile import SILO, Hostile, offer, play, records, round_of
+from support.hostile_coordinator import SILO, Hostile, offer, play, records, round_of
 
-from staddle.algorithms.data import digits
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import digits
+from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.proto import federation_pb2 as pb
-from staddle.security import roster as rosters
-from staddle.security.accounting import cost
-from staddle.security.budget_records import Steps
-from staddle.security.consistency import Consistency
-from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
+from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.rdp import cost
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.log.consistency import Consistency
 from staddle.silo import config as configs
-from staddle.silo.witness import HEADS, Witness
+from staddle.silo.egress.witness import HEADS, Witness
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 

@@ -10,20 +10,21 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from secure_sums import Drawn, Run, attempt, frame, group, names, signer, signers
+from support.secure_sums import Drawn, Run, attempt, frame, group, names, signer, signers
 
 from staddle.errors import LocalError, RefusedError
-from staddle.security import fixedpoint, masked_sum
-from staddle.security import secagg_silo as machine
-from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import PAIR, SELF
-from staddle.security.labels import SECAGG_SPEC
-from staddle.security.masked_sum import Accumulator, Given
-from staddle.security.masks import Term, pair_term
-from staddle.security.pairwise import agree, pair_key, self_key
-from staddle.security.round_spec import Terms, specify
-from staddle.security.secagg_memory import Memory
-from staddle.security.shamir import join, weights_at_zero
+from staddle.security.arithmetic import fixedpoint
+from staddle.security.arithmetic.masks import Term, pair_term
+from staddle.security.arithmetic.shamir import join, weights_at_zero
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.identity.pairwise_keys import agree, pair_key, self_key
+from staddle.security.secagg import masked_sum
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import PAIR, SELF
+from staddle.security.secagg.masked_sum import Accumulator, Given
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import Terms, specify
 
 pytestmark = pytest.mark.actor("coordinator")
 

@@ -4,15 +4,15 @@ With one prekey a job the disk opens every version; with one for each upload, th
 """
 
 import pytest
-from keyed_jobs import BLIND, SILOS, Coordinator, even, make_keyed
+from support.keyed_jobs import BLIND, SILOS, Coordinator, even, make_keyed
 
 from staddle.errors import RefusedError
-from staddle.proto.prekey_messages import words_to_wire
-from staddle.security.one_upload import open_seed
-from staddle.security.round_spec import Terms
-from staddle.security.sealing import letters
-from staddle.silo.prekeys import OWN
-from staddle.silo.rows import Rows, expected_rows
+from staddle.proto.convert.prekeys import words_to_wire
+from staddle.security.blind.padded_mix import open_seed
+from staddle.security.blind.sealing import letters
+from staddle.security.secagg.spec import Terms
+from staddle.silo.ingress.mix_rows import Rows, expected_rows
+from staddle.silo.ingress.prekeys import OWN
 
 pytestmark = pytest.mark.actor("disk thief and coordinator")
 

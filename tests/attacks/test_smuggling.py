@@ -11,16 +11,16 @@ import threading
 import numpy as np
 import pytest
 import torch
-from recording_gate import RECORDS, SILO, SILOS, FakeClient, World, kinds, make_federation, records
+from support.recording_gate import RECORDS, SILO, SILOS, FakeClient, World, kinds, make_federation, records
 from torch import Tensor
 
 from staddle.algorithms import catalog
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
-from staddle.algorithms.fedper import FedPer
-from staddle.algorithms.job import Job
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.exchange.parts import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS
-from staddle.commands import local_federation
+from staddle.algorithms.methods.fedper import FedPer
+from staddle.commands.federation import local_federation
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
@@ -29,7 +29,7 @@ from staddle.proto.stream import Digests
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.agent import Agent
-from staddle.silo.egress import DeniedError, UnreachableError
+from staddle.silo.egress.gate import DeniedError, UnreachableError
 
 pytestmark = pytest.mark.actor("installed method")
 
@@ -327,7 +327,7 @@ def test_memory_that_runs_out_in_the_gate_costs_the_round_and_not_the_agent(
     def full(*_):
         raise MemoryError("no room for 3 GiB")
 
-    monkeypatch.setattr(f"staddle.silo.egress.{place}", full)
+    monkeypatch.setattr(f"staddle.silo.egress.gate.{place}", full)
     client = attack(lambda gifts: gifts)
     assert client.codes[1:] == [("ANSWER_KIND_FAILED", TRAINING)]
     (failed,) = [r.fields for r in caplog.records if r.getMessage() == "round.failed"]

@@ -6,19 +6,19 @@ cannot check. Whom the silo's ledger names is what is known.
 """
 
 import pytest
-from hostile import SILO, play, records
-from hostile_sums import OTHERS, make_world
-from hostile_tags import LIAR, Keyed
+from support.hostile_coordinator import SILO, play, records
+from support.hostile_keyed_coordinator import LIAR, Keyed
+from support.hostile_sum_coordinator import OTHERS, make_world
 
-from staddle.proto import group_messages as messages
-from staddle.proto.secure_given import given_from_wire
-from staddle.proto.secure_told import SignedSpec, Told, told_to_wire
-from staddle.security import group_key as g
-from staddle.security import secagg_silo_events as s
-from staddle.security.labels import SECAGG_SPEC
-from staddle.security.receiving_keys import deliver_keys
-from staddle.security.sealing import letters
-from staddle.security.secagg_fault import COORDINATOR
+from staddle.proto.convert import group_key as messages
+from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_sent import given_from_wire
+from staddle.security.blind import group_key as g
+from staddle.security.blind.sealing import letters
+from staddle.security.faults import COORDINATOR
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.receiving_keys import deliver_keys
 
 pytestmark = [pytest.mark.actor("coordinator and silos"), pytest.mark.usefixtures("hurried")]
 

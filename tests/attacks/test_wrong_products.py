@@ -7,8 +7,8 @@ named. It is the coordinator's function that opens what survivors revealed, as i
 import numpy as np
 import pytest
 
-from staddle.security.field import PRIME, powers, product, to_signed
-from staddle.security.shared_gram import degree, opened
+from staddle.security.arithmetic.field import PRIME, powers, product, to_signed
+from staddle.security.secagg.shared_gram import degree, opened
 
 pytestmark = pytest.mark.actor("silo")
 

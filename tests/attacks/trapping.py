@@ -15,13 +15,13 @@ require_tls13()
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import safetensors.torch  # noqa: E402
-import traps  # noqa: E402
+from support import leaky_models as traps  # noqa: E402
 
-from staddle.algorithms.exchange import WEIGHT  # noqa: E402
+from staddle.algorithms.exchange.parts import WEIGHT  # noqa: E402
 from staddle.commands.main import single  # noqa: E402
 from staddle.commands.silo import run  # noqa: E402
-from staddle.silo import work  # noqa: E402
-from staddle.silo.bundle import Bundle  # noqa: E402
+from staddle.silo.parts.gifts import Bundle  # noqa: E402
+from staddle.silo.training import round as work  # noqa: E402
 
 OTHERS = 3
 PUSH = 2.0

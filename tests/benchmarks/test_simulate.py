@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from staddle.algorithms import training
-from staddle.algorithms.engine import Serial
-from staddle.algorithms.simulation import Simulation
+from staddle.algorithms.engines.engine import Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.training import loop as training
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

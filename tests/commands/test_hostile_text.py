@@ -13,25 +13,28 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
-import report_ledgers
 import torch
-from ledgers import HASH, KEY, open_ledger, payload
+from support import report_ledgers
+from support.ledgers import HASH, KEY, open_ledger, payload
 
-from staddle.commands import findings, local_federation, main, operations
 from staddle.commands import job as jobs
-from staddle.coordinator.database import Database
-from staddle.coordinator.round import JobState
-from staddle.coordinator.store import JobStore
+from staddle.commands import main
+from staddle.commands.console import findings
+from staddle.commands.federation import local_federation
+from staddle.commands.federation import operator_client as operations
+from staddle.coordinator.rounds.machine import JobState
+from staddle.coordinator.storage.database import Database
+from staddle.coordinator.storage.store import JobStore
 from staddle.errors import PeerError
-from staddle.files import canonical_json
+from staddle.files.documents import canonical_json
 from staddle.proto import operations_pb2 as pb
-from staddle.security import roster as rosters
-from staddle.security.envelope import sign_document
-from staddle.security.identity import load_keys
-from staddle.security.labels import JOB
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+from staddle.security.ledger.records import Delivered
 from staddle.security.preflight import Report
-from staddle.security.receiving_ledger import ReceivingLedger
-from staddle.security.records import Delivered
 
 HOSTILE = "é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\\l\rc\x9bHd\u202ee\u2066f\x7fg\th\ni\x00"
 SHOWN = r"é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\l\rc\x9bHd\u202ee\u2066f\x7fg\th\ni\x00"
@@ -328,7 +331,7 @@ def test_an_error_that_nobody_expected(call, monkeypatch, federation):
     def broken(_):
         raise ValueError(HOSTILE)
 
-    monkeypatch.setattr("staddle.security.roster.load", broken)
+    monkeypatch.setattr("staddle.security.identity.roster.load", broken)
     said = call("roster", "show", federation.folder / "roster.json", code=1)
     assert said.startswith("Traceback (most recent call last):\n")
     assert r"ValueError: é你\x1b[31mr" in said

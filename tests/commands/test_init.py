@@ -9,18 +9,18 @@ from pydantic_core import PydanticUndefined
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class, method_options
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.privacy import signed_sigma
-from staddle.algorithms.sources import Npz
-from staddle.commands import examples
+from staddle.algorithms.data.registry import Npz
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.job.privacy import signed_sigma
+from staddle.commands.console import examples
+from staddle.commands.console.method_defaults import MODEL, SETTINGS
+from staddle.commands.federation.operator_client import OperatorConfig
 from staddle.commands.main import app
-from staddle.commands.operations import OperatorConfig
-from staddle.commands.planning import planned
-from staddle.commands.settings import MODEL, SETTINGS
+from staddle.commands.privacy.noise import planned
 from staddle.coordinator.config import CoordinatorConfig
 from staddle.errors import LocalError
-from staddle.files import parse_toml
-from staddle.security.policy_file import PolicyFile
+from staddle.files.documents import parse_toml
+from staddle.security.policy.file import PolicyFile
 from staddle.silo.config import SiloConfig
 
 SETTING = re.compile(r"^# (\[\[?[a-z.]+\]\]?|[a-z0-9_]+ = .*)$", re.MULTILINE)

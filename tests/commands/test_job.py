@@ -5,13 +5,13 @@ from decimal import Decimal
 import pytest
 from typer.testing import CliRunner
 
-from staddle.algorithms.job import Job
-from staddle.algorithms.privacy import job_spends
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.privacy import job_spends
 from staddle.commands import job as job_command
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.commands.job import app
 from staddle.errors import LocalError
-from staddle.security.accounting import cost
+from staddle.security.dp.rdp import cost
 
 JOB = """
 version = 1

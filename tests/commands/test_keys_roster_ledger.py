@@ -4,13 +4,14 @@ from hashlib import sha256
 
 import pytest
 import typer
-from ledgers import first, keyed, open_ledger, private, summed
+from support.ledgers import first, keyed, open_ledger, private, summed
 from typer.testing import CliRunner
 
-from staddle.commands import keys, ledger, roster
+from staddle.commands import keys, roster
+from staddle.commands.ledger import ledger
 from staddle.errors import LocalError
-from staddle.security.records import Applied, Payload, Peer, TensorDigest
-from staddle.security.release import Release
+from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.policy.release import Release
 
 HASH = "ab" * 32
 

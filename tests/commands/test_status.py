@@ -6,26 +6,27 @@ from dataclasses import replace
 import pytest
 import torch
 import typer
-from ledgers import first
+from support.ledgers import first
 from typer.testing import CliRunner
 
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.local_round import Report
+from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.method import SiloState
-from staddle.commands import local_federation, status
-from staddle.commands.toml import to_toml
-from staddle.coordinator.database import Database
-from staddle.coordinator.round import JobState
-from staddle.coordinator.secure_rows import Spooled, dumped
+from staddle.algorithms.training.silo_round import Report
+from staddle.commands import status
+from staddle.commands.console.toml import to_toml
+from staddle.commands.federation import local_federation
+from staddle.coordinator.rounds.machine import JobState
+from staddle.coordinator.storage.database import Database
+from staddle.coordinator.storage.replay_log import Spooled, dumped
 from staddle.errors import LocalError
-from staddle.files import canonical_json
-from staddle.security.checkpoint import Checkpoint
-from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
-from staddle.security.lock import locked
-from staddle.security.records import Peer
-from staddle.silo.bundle import Bundle
-from staddle.silo.state import JobFolder
+from staddle.files.documents import canonical_json
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.records import Peer
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.lock import locked
+from staddle.silo.job_folder import JobFolder
+from staddle.silo.parts.gifts import Bundle
 
 SILOS = ("a", "b", "c")
 METRICS = {"correct.delivered": 40, "correct.trained": 45, "tested": 50}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.coordinator.config import JobLimits
@@ -17,8 +17,8 @@ from staddle.errors import LocalError
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.channel import ERROR_METADATA, OPTIONS
 from staddle.proto.operations_pb2_grpc import OperationsStub
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 
 SILOS = ("a", "b")
 DOCUMENT = {

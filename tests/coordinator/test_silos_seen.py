@@ -5,16 +5,17 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from coordinating import coordinator
-from raw_silo import SECONDS, Caller
+from support.coordinator_thread import coordinator
+from support.raw_silo import SECONDS, Caller
 
-from staddle.commands import local_federation, operations
+from staddle.commands.federation import local_federation
+from staddle.commands.federation import operator_client as operations
 from staddle.commands.job import status_fields
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator.gauges import gauges
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 
 SILOS = ("north", "east", "south")
 

@@ -4,16 +4,16 @@ import sqlite3
 
 import torch
 from faults.table import flip, refused, row
-from ledgers import FEDERATION, KEY, open_ledger, open_log
+from support.ledgers import FEDERATION, KEY, open_ledger, open_log
 
-from staddle.algorithms import tensor_file
 from staddle.algorithms.method import SiloState
-from staddle.coordinator.database import Database
-from staddle.coordinator.round import JobState
+from staddle.coordinator.rounds.machine import JobState
+from staddle.coordinator.storage.database import Database
 from staddle.errors import LocalError
-from staddle.security.budget import Budget
-from staddle.silo.bundle import Bundle
-from staddle.silo.state import JobFolder
+from staddle.files import tensor_file
+from staddle.security.dp.budget import Budget
+from staddle.silo.job_folder import JobFolder
+from staddle.silo.parts.gifts import Bundle
 
 
 def tensors(draw):

@@ -3,13 +3,13 @@
 import shutil
 
 from faults.table import refused, row
-from ledgers import FEDERATION, HASH, OTHER_KEY
+from support.ledgers import FEDERATION, HASH, OTHER_KEY
 
 from staddle.errors import LocalError
-from staddle.security import note as notes
-from staddle.security.checkpoint import Checkpoint
-from staddle.security.head import stored
-from staddle.security.receiving_ledger import ReceivingLedger
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+from staddle.security.log import note as notes
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.head import stored
 
 
 def opened(folder, known=None):

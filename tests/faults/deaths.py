@@ -3,11 +3,11 @@
 import pytest
 from faults.disk import killed
 from faults.table import row
-from ledgers import open_log, stored
+from support.ledgers import open_log, stored
 
-from staddle.security import appendlog
-from staddle.security.checkpoint import Checkpoint
-from staddle.silo.state import JobFolder
+from staddle.security.log import append_log as appendlog
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.silo.job_folder import JobFolder
 
 HOW = ("before", "torn", "after")
 LONGEST_SECONDS = 50.0  # of a job with deaths; a row has a minute

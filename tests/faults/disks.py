@@ -6,17 +6,17 @@ import pytest
 import torch
 from faults.disk import Turned
 from faults.table import row
-from ledgers import FEDERATION, KEY, open_ledger, open_log, stored
+from support.ledgers import FEDERATION, KEY, open_ledger, open_log, stored
 
 from staddle.algorithms.method import SiloState
-from staddle.coordinator.store import Spool
+from staddle.coordinator.storage.store import Spool
 from staddle.errors import LocalError, RefusedError
-from staddle.files import read_bytes, write_atomic
-from staddle.security import appendlog
-from staddle.security.budget import Budget
-from staddle.security.budget_records import Steps
-from staddle.silo.bundle import Bundle
-from staddle.silo.state import JobFolder
+from staddle.files.documents import read_bytes, write_atomic
+from staddle.security.dp.budget import Budget
+from staddle.security.dp.budget_records import Steps
+from staddle.security.log import append_log as appendlog
+from staddle.silo.job_folder import JobFolder
+from staddle.silo.parts.gifts import Bundle
 
 NUMBERS = (errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT)
 

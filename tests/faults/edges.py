@@ -5,7 +5,7 @@ import time
 from faults.table import refused, row
 
 from staddle.errors import LocalError
-from staddle.files import Strict, read_toml
+from staddle.files.documents import Strict, read_toml
 
 SECONDS = 5.0  # of processor time; before, the parser took half a minute
 

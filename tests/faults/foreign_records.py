@@ -1,7 +1,7 @@
 """Records that somebody without the log key writes into a ledger's folder."""
 
 from faults.table import refused, row
-from ledgers import copied, forge, open_log
+from support.ledgers import copied, forge, open_log
 
 from staddle.errors import LocalError
 

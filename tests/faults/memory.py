@@ -11,10 +11,10 @@ import zipfile
 import numpy as np
 from faults.table import flip, refused, row
 
-from staddle.algorithms import sources
-from staddle.algorithms.data import load_npz
+from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data.dataset import load_npz
 from staddle.errors import LocalError
-from staddle.files import Strict, validate
+from staddle.files.documents import Strict, validate
 
 Y = np.array([0, 1, 0, 1])
 MEGABYTES = 64  # that a refusal may take

@@ -5,7 +5,7 @@ import unicodedata
 
 from faults.table import row
 
-from staddle.commands.printer import printable
+from staddle.commands.console.printer import printable
 
 STEERING = ("\x1b[2J", "\x1b]52;c;eA==\x07", "\x1b]8;;http://x\x1b\\", "\r", "\x08", "\x9b31m", "\u202e", "\n")
 

@@ -5,11 +5,11 @@ import io
 import json
 
 from faults.table import refused, row
-from ledgers import first, open_ledger, public
+from support.ledgers import first, open_ledger, public
 
 from staddle import staddle_verify
 from staddle.errors import LocalError
-from staddle.security import ledger_audit
+from staddle.security.ledger import audit as ledger_audit
 
 
 def edited(lines, draw):

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from federation.fork_server import ForkServer
 
-from staddle.algorithms.data import Dataset, digits
-from staddle.algorithms.job import Job
-from staddle.algorithms.partition import dirichlet
-from staddle.commands import local_federation
-from staddle.commands.local_federation import LocalFederation
-from staddle.commands.processes import Daemon, Launcher, launched
-from staddle.files import write_new
+from staddle.algorithms.data.dataset import Dataset, digits
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.partition.draw import dirichlet
+from staddle.commands.federation import local_federation
+from staddle.commands.federation.local_federation import LocalFederation
+from staddle.commands.federation.processes import Daemon, Launcher, launched
+from staddle.files.documents import write_new
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 CRASHING = str(Path(__file__).with_name("crashing.py"))

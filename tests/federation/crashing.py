@@ -30,7 +30,8 @@ import threading
 import time
 from pathlib import Path
 
-from staddle import files, log
+from staddle import log
+from staddle.files import documents as files
 from staddle.proto.channel import require_tls13
 
 require_tls13()
@@ -40,12 +41,17 @@ import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
-from staddle.coordinator import database, gathering, server, store  # noqa: E402
+from staddle.coordinator import secure_sum_runner as gathering  # noqa: E402
+from staddle.coordinator import server  # noqa: E402
+from staddle.coordinator.storage import database, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
-from staddle.security import appendlog  # noqa: E402
-from staddle.silo import agent, blind, client, daemon, group_keys  # noqa: E402
+from staddle.security.log import append_log as appendlog  # noqa: E402
+from staddle.silo import agent, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
+from staddle.silo.blind import group_keys  # noqa: E402
+from staddle.silo.blind import round as blind  # noqa: E402
+from staddle.silo.egress import client  # noqa: E402
 
 LONGEST_SECONDS = 1.0
 DRAWN_STEPS = 16

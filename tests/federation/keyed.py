@@ -6,20 +6,20 @@ import sqlite3
 from unittest.mock import patch
 
 import torch
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 
-from staddle.algorithms.data import digits, split
-from staddle.algorithms.job import Job, JobFile
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.partition import dirichlet
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
-from staddle.commands.ledger_reconcile import compare
-from staddle.proto.blind import simulated
-from staddle.security import roster as rosters
-from staddle.security.head import own_log_key
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.partition.draw import dirichlet
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
+from staddle.commands.ledger.reconcile import compare
+from staddle.security.blind.plan import simulated
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.log.head import own_log_key
+from staddle.silo.job_folder import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not

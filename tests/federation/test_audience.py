@@ -10,26 +10,26 @@ import torch
 from federation.test_blind import check_ledger, check_silo, records_of
 from federation.test_blind_methods_recorded import MODES, beginnings
 from federation.test_blind_recorded import related, tapped, windows
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 from typer.testing import CliRunner
 
-from staddle.algorithms.data import split
-from staddle.algorithms.exchange import Sum
-from staddle.algorithms.job import Job, JobFile
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import Sum
+from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
-from staddle.algorithms.simulation import simulate
 from staddle.commands.job import app
 from staddle.errors import LocalError, RefusedError
-from staddle.files import parse_canonical
+from staddle.files.documents import parse_canonical
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import bounds
 from staddle.proto.channel import FETCH
-from staddle.proto.sum_messages import sums_from_wire
-from staddle.security.blind_sum import Quantised
-from staddle.security.masked_sum import opened_group
-from staddle.security.open_sum import open_group
-from staddle.security.round_spec import RoundSpec
-from staddle.silo.state import split_key
+from staddle.proto.convert.open_sum import sums_from_wire
+from staddle.security.blind.open_sum import open_group
+from staddle.security.blind.plan import bounds
+from staddle.security.blind.sum import Quantised
+from staddle.security.secagg.masked_sum import opened_group
+from staddle.security.secagg.spec import RoundSpec
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

@@ -5,9 +5,9 @@ import json
 import pytest
 from federation.keyed import TIMING, configure
 
-from staddle.algorithms.data import digits
-from staddle.algorithms.partition import dirichlet
-from staddle.security.ledger_audit import ledger_folder
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.partition.draw import dirichlet
+from staddle.security.ledger.audit import ledger_folder
 
 SILOS = tuple(f"silo-{number}" for number in range(8))
 DEAD, ROUNDS, AWAY = SILOS[0], 60, 2

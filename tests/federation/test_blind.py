@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.proto.blind import bounds
-from staddle.security import roster as rosters
-from staddle.security.blind_sum import Quantised
-from staddle.security.head import own_log_key
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.security.reconcile import reconcile
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.blind.plan import bounds
+from staddle.security.blind.sum import Quantised
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.ledger.reconcile import reconcile
+from staddle.security.log.head import own_log_key
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

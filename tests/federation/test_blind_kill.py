@@ -8,19 +8,19 @@ from collections import Counter
 import pytest
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.job import Job
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
-from staddle.commands.ledger_reconcile import compare
-from staddle.proto.blind import bounds
-from staddle.security import roster as rosters
-from staddle.security.blind_sum import Quantised, given, group
-from staddle.security.ledger_audit import ledger_folder
-from staddle.security.masked_sum import Accumulator, masked_chunks
-from staddle.security.round_spec import specify
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
+from staddle.commands.ledger.reconcile import compare
+from staddle.security.blind.plan import bounds
+from staddle.security.blind.sum import Quantised, given, group
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger.audit import ledger_folder
+from staddle.security.secagg.masked_sum import Accumulator, masked_chunks
+from staddle.security.secagg.spec import specify
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

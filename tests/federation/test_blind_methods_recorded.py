@@ -13,26 +13,26 @@ import torch
 from federation import test_blind_mixes_recorded as mixes
 from federation import test_blind_recorded as sums
 from federation.test_blind_recorded import LARGEST_CHI_SQUARE, Kept, chi_square, related, tapped, told
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 
-from staddle.algorithms.data import digits, split
-from staddle.algorithms.exchange import Gram, Mix, Sum
-from staddle.algorithms.partition import dirichlet
-from staddle.algorithms.simulation import simulate
-from staddle.algorithms.sketch import count_sketch
-from staddle.files import parse_canonical
+from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.count_sketch import count_sketch
+from staddle.algorithms.exchange.parts import Gram, Mix, Sum
+from staddle.algorithms.partition.draw import dirichlet
+from staddle.files.documents import parse_canonical
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import line_of, row_terms, sums_published, use_of
 from staddle.proto.channel import FETCH, UPLOAD
 from staddle.proto.wire import tensor_bytes
-from staddle.security import roster as rosters
-from staddle.security.directed_mix import is_row
-from staddle.security.fixedpoint import quantise
-from staddle.security.masked_sum import Accumulator
-from staddle.security.round_spec import RoundSpec
-from staddle.security.sketch import hidden
-from staddle.silo.state import split_key
+from staddle.security.arithmetic.fixedpoint import quantise
+from staddle.security.blind.directed_mix import is_row
+from staddle.security.blind.plan import line_of, row_terms, sums_published, use_of
+from staddle.security.blind.rotated_sketch import hidden
+from staddle.security.identity import roster as rosters
+from staddle.security.secagg.masked_sum import Accumulator
+from staddle.security.secagg.spec import RoundSpec
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"

@@ -4,22 +4,22 @@ import json
 
 import pytest
 import torch
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 
-from staddle.algorithms.data import digits, split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.partition import dirichlet
-from staddle.algorithms.plain import PLAIN
-from staddle.algorithms.simulation import simulate
-from staddle.proto.blind import simulated, sums_down
-from staddle.security import roster as rosters
-from staddle.security.head import own_log_key
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.security.reconcile import reconcile
-from staddle.silo.group_keys import ENDED
-from staddle.silo.prekeys import OWN
-from staddle.silo.rows import expected_rows
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.partition.draw import dirichlet
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.blind.plan import simulated, sums_down
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.ledger.reconcile import reconcile
+from staddle.security.log.head import own_log_key
+from staddle.silo.blind.group_keys import ENDED
+from staddle.silo.ingress.mix_rows import expected_rows
+from staddle.silo.ingress.prekeys import OWN
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

@@ -7,23 +7,23 @@ from types import SimpleNamespace
 import grpc
 import pytest
 import torch
-from coordinating import coordinator
-from mix_silo import KEY, MixSilo, in_turn
+from support.coordinator_thread import coordinator
+from support.raw_mixing_silo import KEY, MixSilo, in_turn
 
-from staddle.algorithms.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange import DTYPES, Gift, Gram, Mix
+from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.exchange.parts import DTYPES, Gift, Gram, Mix
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import KEEP, METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator import table_seals
-from staddle.coordinator.events import Deadline, Unkeyed
-from staddle.files import parse_canonical
-from staddle.proto.blind import simulated, uploaded
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.mix_row import Row
-from staddle.silo.rows import expected_rows
+from staddle.coordinator.rounds.events import Deadline, Unkeyed
+from staddle.coordinator.storage import table_seals
+from staddle.files.documents import parse_canonical
+from staddle.security.blind.mix_row import Row
+from staddle.security.blind.plan import simulated, uploaded
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.silo.ingress.mix_rows import expected_rows
 
 FOUR = ("north", "east", "south", "west")
 SIX = (*FOUR, "up", "down")

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required"}

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from explained import SECURE, UPLOAD, entries, unexplained
-from tap import Tap
+from support.explained import SECURE, UPLOAD, entries, unexplained
+from support.tap import Tap
 
-from staddle.algorithms.data import split
-from staddle.algorithms.simulation import simulate
-from staddle.coordinator.opening import SURVIVORS, WORDS
-from staddle.coordinator.store import JobStore, opened_sum
-from staddle.files import parse_canonical
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.coordinator.blind.unmask import SURVIVORS, WORDS
+from staddle.coordinator.storage.store import JobStore, opened_sum
+from staddle.files.documents import parse_canonical
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import bounds, sums_published
 from staddle.proto.wire import tensor_bytes
-from staddle.security import roster as rosters
-from staddle.security.blind_sum import Quantised, folded, given
-from staddle.security.directed_mix import is_row
-from staddle.security.identity import load_keys
-from staddle.security.ledger_audit import ledger_folder
-from staddle.security.masked_sum import Accumulator, chunks, masked_chunks
-from staddle.security.records_secure import SumOpened
-from staddle.security.round_spec import RoundSpec
-from staddle.silo.state import split_key
+from staddle.security.blind.directed_mix import is_row
+from staddle.security.blind.plan import bounds, sums_published
+from staddle.security.blind.sum import Quantised, folded, given
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.audit import ledger_folder
+from staddle.security.ledger.protocol_records import SumOpened
+from staddle.security.secagg.masked_sum import Accumulator, chunks, masked_chunks
+from staddle.security.secagg.spec import RoundSpec
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 2

@@ -6,33 +6,34 @@ import sqlite3
 import threading
 from types import SimpleNamespace
 
-import blind_silo
 import grpc
 import pytest
 import torch
-from blind_silo import BlindSilo
-from coordinating import coordinator
-from raw_silo import SECONDS, arrived, frames_of, refused
+from support import raw_blind_silo as blind_silo
+from support.coordinator_thread import coordinator
+from support.raw_blind_silo import BlindSilo
+from support.raw_silo import SECONDS, arrived, frames_of, refused
 
-from staddle.algorithms.exchange import DTYPES, Gift
+from staddle.algorithms.exchange.parts import DTYPES, Gift
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import gathering, opening
-from staddle.coordinator import jobrun as jobruns
-from staddle.coordinator.events import Stopped
+from staddle.coordinator import job_run as jobruns
+from staddle.coordinator import secure_sum_runner as gathering
+from staddle.coordinator.blind import unmask as opening
+from staddle.coordinator.rounds.events import Stopped
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
-from staddle.proto.blind import bounds
-from staddle.proto.secure_given import Over
+from staddle.proto.convert.secagg_sent import Over
 from staddle.proto.wire import tensor_bytes
-from staddle.security import roster as rosters
-from staddle.security import secagg_silo_events as s
-from staddle.security.blind_sum import Quantised
-from staddle.security.identity import load_keys
-from staddle.security.secagg_fault import Code
+from staddle.security.blind.plan import bounds
+from staddle.security.blind.sum import Quantised
+from staddle.security.faults import Code
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.secagg import silo_events as s
 
 SILOS = ("north", "east", "south", "west")
 

@@ -6,7 +6,7 @@ import pytest
 
 from staddle.coordinator import check
 from staddle.errors import AbortedError
-from staddle.security import ledger_audit
+from staddle.security.ledger import audit as ledger_audit
 
 SILOS = ("north", "east")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from federation.keyed import configure, events, finished, job_folder, shards
 
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands.ledger_reconcile import compare
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.ledger.reconcile import compare
 from staddle.errors import AbortedError
-from staddle.security import roster as rosters
+from staddle.security.identity import roster as rosters
 
 SILOS = ("north", "east")
 

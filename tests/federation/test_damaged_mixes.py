@@ -3,9 +3,9 @@
 import grpc
 import pytest
 import torch
-from coordinating import coordinator
 from federation.test_blind_mixes import FOUR, world  # noqa: F401 a fixture
-from mix_silo import in_turn
+from support.coordinator_thread import coordinator
+from support.raw_mixing_silo import in_turn
 
 
 def flip(path):

@@ -4,13 +4,13 @@ import csv
 
 import torch
 
-from staddle.algorithms import sources
-from staddle.algorithms.data import split
-from staddle.algorithms.data_bundled import Bundled, read_bundled
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.data.sources.bundled import Bundled, read_bundled
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.silo import config as configs
-from staddle.silo.state import split_key
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east")
 CSV = """kind = "csv"

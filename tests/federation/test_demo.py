@@ -5,12 +5,12 @@ import subprocess
 import sys
 
 import pytest
-from ledgers import first
+from support.ledgers import first
 from typer.testing import CliRunner
 
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.security.ledger.audit import ledger_folder, verify
 
 
 def process(*arguments):

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from coordinating import coordinator
-from directed_rows import FIVE
-from members_world import begin, make_world
-from mix_silo import in_turn
+from support.coordinator_thread import coordinator
+from support.directed_members import begin, make_world
+from support.directed_rows import FIVE
+from support.raw_mixing_silo import in_turn
 
-from staddle.algorithms.pfedsim import CODE_SELF_WEIGHT, PFedSim
+from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT, PFedSim
 from staddle.proto import federation_pb2 as pb
-from staddle.security import secagg_silo_events as s
-from staddle.security.dealing import seed_commitment
-from staddle.security.labels import SECAGG_DEALING
-from staddle.security.round_spec import kept
+from staddle.security.identity.domains import SECAGG_DEALING
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import seed_commitment
+from staddle.security.secagg.spec import kept
 
 A, B, C, D, E = FIVE
 LIKENESS = {A: {B: 0.49, C: 0.03, D: 0.24, E: 0.24, A: 1.0}}  # without D more than half of it is B's

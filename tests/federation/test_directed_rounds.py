@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from coordinating import coordinator
 from federation.keyed import seeded
-from mix_silo import DirectedSilo, in_turn
+from support.coordinator_thread import coordinator
+from support.raw_mixing_silo import DirectedSilo, in_turn
 
-from staddle.algorithms.exchange import Gift
+from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import KEEP, METRICS
-from staddle.algorithms.plain import PLAIN
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.proto import federation_pb2 as pb
-from staddle.security import roster as rosters
-from staddle.security import secagg_silo_events as s
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.secagg import silo_events as s
 
 SIX = ("north", "east", "south", "west", "up", "down")
 CLASSES = {silo: [10 + at, 10, 10, 10, 10 + 4 * at, 0, 0, 0, 0, 0] for at, silo in enumerate(SIX)}

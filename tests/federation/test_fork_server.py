@@ -7,7 +7,7 @@ import signal
 import pytest
 from federation.fork_server import ForkServer
 
-from staddle.commands.processes import Daemon, launched
+from staddle.commands.federation.processes import Daemon, launched
 from staddle.errors import AbortedError
 
 WAITING = "import time\ntime.sleep(600)\n"

@@ -5,19 +5,19 @@ import contextlib
 
 import numpy as np
 import pytest
-from ledgers import stored
+from support.ledgers import stored
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import server
 from staddle.errors import AbortedError
-from staddle.files import canonical_json
-from staddle.security import roster as rosters
-from staddle.security.envelope import sign_document
-from staddle.security.identity import load_keys
-from staddle.security.labels import JOB
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.security.ledger_view import summary
+from staddle.files.documents import canonical_json
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.ledger.messages import summary
 
 SILOS = ("north", "east", "south")
 

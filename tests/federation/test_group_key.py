@@ -9,29 +9,30 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from coordinating import coordinator
-from ledgers import stored
-from raw_silo import SECONDS, Caller, refused
+from support.coordinator_thread import coordinator
+from support.ledgers import stored
+from support.raw_silo import SECONDS, Caller, refused
 
-from staddle import checked_file, log
-from staddle.commands import local_federation
+from staddle import log
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator.events import Stopped
-from staddle.files import canonical_json
+from staddle.coordinator.rounds.events import Stopped
+from staddle.files import checked_file
+from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
-from staddle.proto import group_messages as messages
 from staddle.proto import secure_pb2 as secure
-from staddle.security import group_key as g
-from staddle.security import policy as policies
-from staddle.security import roster as rosters
-from staddle.security.identity import Role, create_keys, load_keys
-from staddle.security.ledger import Ledger
-from staddle.security.pairwise import public_key
-from staddle.security.sealing import Sealed, Tree
-from staddle.security.signers import Signers
-from staddle.silo.egress import Gate, open_client
-from staddle.silo.group_keys import KEY, OWN, SECRET, GroupKeys
-from staddle.silo.witness import HEADS, Witness
+from staddle.proto.convert import group_key as messages
+from staddle.security.blind import group_key as g
+from staddle.security.blind.sealing import Sealed, Tree
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.identity.pairwise_keys import public_key
+from staddle.security.identity.signers import Signers
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.policy import policy as policies
+from staddle.silo.blind.group_keys import KEY, OWN, SECRET, GroupKeys
+from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.witness import HEADS, Witness
 
 SILOS = ("north", "east", "south", "west")
 FIVE = (*SILOS, "elsewhere")  # a silo of the roster, and not of the job

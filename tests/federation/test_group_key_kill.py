@@ -5,15 +5,15 @@ import socket
 import sqlite3
 
 import pytest
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.proto import secure_pb2 as secure
-from staddle.security import group_key as g
-from staddle.security import roster as rosters
-from staddle.security.pairwise import public_key
-from staddle.silo.group_keys import ENDED
-from staddle.silo.prekeys import OWN
+from staddle.security.blind import group_key as g
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.pairwise_keys import public_key
+from staddle.silo.blind.group_keys import ENDED
+from staddle.silo.ingress.prekeys import OWN
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

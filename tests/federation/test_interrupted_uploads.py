@@ -6,15 +6,16 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from raw_silo import SECONDS, Caller, arrived, frames_of, refused
+from support.raw_silo import SECONDS, Caller, arrived, frames_of, refused
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import server, uploads
+from staddle.coordinator import server
+from staddle.coordinator.rpc import uploads
 from staddle.proto.channel import CHUNK_BYTES
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 
 SILOS = ("north", "east")
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -8,13 +8,15 @@ import pytest
 from federation.keyed import SECURITY, check_ledgers, check_result, even
 from federation.test_network import Network, impatient
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import mixing, uploads
+from staddle.coordinator.blind import mixing
+from staddle.coordinator.rpc import uploads
 from staddle.proto import stream
 from staddle.proto.frames import Chunk
-from staddle.silo import blind, group_keys
-from staddle.silo.egress import Gate
+from staddle.silo.blind import group_keys
+from staddle.silo.blind import round as blind
+from staddle.silo.egress.gate import Gate
 
 SILOS = ("north", "east", "south", "west")
 TIMING = {"admission_seconds": 60, "beat_seconds": 5, "hold_seconds": 2}

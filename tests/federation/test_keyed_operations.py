@@ -19,9 +19,9 @@ from federation.keyed import (
 )
 from typer.testing import CliRunner
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.commands.main import app
-from staddle.silo.state import JobFolder
+from staddle.silo.job_folder import JobFolder
 
 SILOS = ("north", "east", "south", "west", "middle")
 PFEDSIM = {"options": {"rho": 0.34}, "rounds": 3, "min_cohort": 3, "security": SECURITY}  # one round of means

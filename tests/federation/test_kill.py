@@ -7,16 +7,16 @@ import socket
 import pytest
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
-from staddle.commands.ledger_reconcile import compare
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
+from staddle.commands.ledger.reconcile import compare
 from staddle.errors import AbortedError
-from staddle.security import roster as rosters
-from staddle.security.ledger_audit import ledger_folder
-from staddle.security.ledger_view import messages
-from staddle.silo.state import split_key
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger.audit import ledger_folder
+from staddle.security.ledger.messages import messages
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.job import Job
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
 from staddle.errors import RefusedError
-from staddle.silo.state import split_key
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
 LOST = {(1, "north"), (2, "north"), (2, "east"), (3, "south"), (5, "east"), (5, "south"), (6, "south")}  # round, silo

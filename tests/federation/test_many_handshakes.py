@@ -5,7 +5,7 @@ import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
 
-from staddle.security import roster as rosters
+from staddle.security.identity import roster as rosters
 
 AT_A_TIME = 16
 EACH = 150

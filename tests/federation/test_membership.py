@@ -5,11 +5,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from staddle.algorithms.data import split
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
 from staddle.commands.main import app
 from staddle.errors import LocalError
-from staddle.silo.state import split_key
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south")
 

@@ -6,9 +6,10 @@ import urllib.request
 from typer import Typer
 from typer.testing import CliRunner
 
-from staddle.commands import local_federation, status
-from staddle.security.ledger_audit import ledger_folder
-from staddle.security.ledger_view import CONTROL, summary
+from staddle.commands import status
+from staddle.commands.federation import local_federation
+from staddle.security.ledger.audit import ledger_folder
+from staddle.security.ledger.messages import CONTROL, summary
 
 SILOS = ("north", "south")
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from federation.test_blind_kill import SILOS, begin, check_ledgers, events, finished, records_of
-from key_watch import keys_watched
+from support.key_watch import keys_watched
 
-from staddle.algorithms.data import split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.proto.blind import simulated
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.blind.plan import simulated
+from staddle.silo.job_folder import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 

@@ -9,27 +9,28 @@ import pytest
 import torch
 from federation.proxy import Proxy
 
-from staddle.algorithms.data import Dataset, split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import Dataset, split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
 from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
 from staddle.proto.wire import given_items
-from staddle.security import ledger_audit, ledger_view
-from staddle.security import policy as policies
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.policy import policy as policies
 from staddle.silo import agent as agents
-from staddle.silo import client as clients
 from staddle.silo import config as silo_configs
 from staddle.silo.agent import Agent
-from staddle.silo.egress import Gate, open_client
-from staddle.silo.state import split_key
-from staddle.silo.witness import HEADS, Witness
+from staddle.silo.egress import client as clients
+from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.witness import HEADS, Witness
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east")
 MIB = 1024 * 1024

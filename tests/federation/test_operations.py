@@ -8,13 +8,13 @@ import safetensors.torch
 import torch
 from typer.testing import CliRunner
 
-from staddle.algorithms.data import split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.commands.federation import local_federation
 from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
-from staddle.silo.state import split_key
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south")
 TIMING = {"beat_seconds": 5, "hold_seconds": 2}  # nobody is held for lost within 30 s: silos come back in up to ten

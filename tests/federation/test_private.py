@@ -3,14 +3,14 @@
 import pytest
 import torch
 from federation.keyed import TIMING, even
-from ledgers import stored
-from private_jobs import dataset, undrafted
+from support.ledgers import stored
+from support.private_jobs import dataset, undrafted
 
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.security.accounting import cost
-from staddle.security.budget_records import Steps
-from staddle.security.head import own_log_key
-from staddle.security.ledger_audit import ledger_folder, verify
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.rdp import cost
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.log.head import own_log_key
 
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 4

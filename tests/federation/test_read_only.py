@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 
 MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'  # for this one command alone
 

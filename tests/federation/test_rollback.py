@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from staddle.commands.ledger_reconcile import compare
-from staddle.coordinator.database import Database
+from staddle.commands.ledger.reconcile import compare
+from staddle.coordinator.storage.database import Database
 from staddle.errors import AbortedError
-from staddle.security import ledger_audit
-from staddle.security import roster as rosters
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger import audit as ledger_audit
 
 SILOS = ("north", "east", "south")
 

@@ -6,19 +6,19 @@ import pytest
 import safetensors.torch
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.fit import counts_by_class
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.record_checks import counts_by_class
+from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.errors import AbortedError
-from staddle.files import canonical_json
-from staddle.security import roster as rosters
-from staddle.security.envelope import sign_document
-from staddle.security.identity import load_keys
-from staddle.security.labels import JOB
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.security.ledger_view import messages, summary
-from staddle.silo.state import split_key
+from staddle.files.documents import canonical_json
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signed_document import sign_document
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.security.ledger.messages import messages, summary
+from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
 

@@ -6,20 +6,21 @@ from collections import Counter
 import grpc
 import pytest
 import torch
-from explained import FETCH, SECURE, UPLOAD, entries, payload_bytes, unexplained
-from tap import Tap
+from support.explained import FETCH, SECURE, UPLOAD, entries, payload_bytes, unexplained
+from support.tap import Tap
 
-from staddle.algorithms.data import Dataset
-from staddle.algorithms.exchange import Mix
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.exchange.parts import Mix
+from staddle.commands.federation import local_federation
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.blind import uploaded
-from staddle.security import ledger_audit, ledger_view
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.records import ControlClose, ControlOpen, Digest, Intent, Outcome
-from staddle.security.records_secure import ProtocolMessage
-from staddle.security.round_spec import threshold
+from staddle.security.blind.plan import uploaded
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger.protocol_records import ProtocolMessage
+from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, Outcome
+from staddle.security.secagg.spec import threshold
 
 SILOS = ("north", "east", "south", "west")
 KILLED, CUT = "north", "east"

@@ -10,16 +10,16 @@ import subprocess
 import grpc
 import pytest
 from federation.test_kill import free_port
-from raw_silo import SECONDS, Caller
+from support.raw_silo import SECONDS, Caller
 
-from staddle.commands import local_federation
-from staddle.commands.processes import launched
+from staddle.commands.federation import local_federation
+from staddle.commands.federation.processes import launched
 from staddle.errors import AbortedError
 from staddle.proto import operations_pb2 as pb
 from staddle.proto.operations_pb2_grpc import OperationsStub
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
-from staddle.security.ledger_audit import LEDGER, verify
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.audit import LEDGER, verify
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 10, "hold_seconds": 1}
 SILOS = ("north", "east")

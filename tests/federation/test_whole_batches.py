@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from staddle.algorithms.data import split
-from staddle.algorithms.local_round import state_from_bytes
-from staddle.algorithms.simulation import simulate
-from staddle.proto.blind import simulated
-from staddle.security.ledger_audit import ledger_folder, verify
-from staddle.silo.state import split_key
+from staddle.algorithms.data.dataset import split
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.training.silo_round import state_from_bytes
+from staddle.security.blind.plan import simulated
+from staddle.security.ledger.audit import ledger_folder, verify
+from staddle.silo.job_folder import split_key
 
 SILOS = tuple(f"silo-{number}" for number in range(9))
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "colluders": 0}

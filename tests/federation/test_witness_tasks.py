@@ -5,16 +5,16 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from raw_silo import SECONDS, Caller, refused
+from support.raw_silo import SECONDS, Caller, refused
 
-from staddle.commands import local_federation
+from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator import receiving
+from staddle.coordinator.rpc.service import WITNESSED_BEFORE_A_TASK
 from staddle.coordinator.server import running
-from staddle.coordinator.service import WITNESSED_BEFORE_A_TASK
+from staddle.coordinator.storage import receiving
 from staddle.proto import federation_pb2 as pb
-from staddle.security import roster as rosters
-from staddle.security.identity import load_keys
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
 
 SILOS = ("north", "east", "south")
 

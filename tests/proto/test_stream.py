@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange import DTYPES, Kind, TensorSpec
+from staddle.algorithms.exchange.parts import DTYPES, Kind, TensorSpec
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb

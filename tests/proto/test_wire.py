@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange import DTYPES, Kind, Mix, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import DTYPES, Kind, Mix, Part, Sum, TensorSpec
 from staddle.errors import RefusedError
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.wire import (

@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from recording_gate import Made, make_federation
+from support.recording_gate import Made, make_federation
 
-from staddle.algorithms.data import Dataset
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import Dataset
+from staddle.commands.federation import local_federation
 
 SILOS = ("silo-a", "silo-b", "silo-c")
 

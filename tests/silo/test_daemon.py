@@ -5,18 +5,18 @@ from hashlib import sha256
 
 import pytest
 import torch
-from ledgers import stored
-from private_jobs import dataset
+from support.ledgers import stored
+from support.private_jobs import dataset
 
 from staddle import log
-from staddle.algorithms.data import Dataset
-from staddle.commands import local_federation
+from staddle.algorithms.data.dataset import Dataset
+from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
-from staddle.security import ledger_audit
-from staddle.security.checkpoint import Checkpoint
-from staddle.security.identity import load_keys
-from staddle.security.ledger import Ledger
-from staddle.security.policy import MAX_FILE
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.policy.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon
 

@@ -6,32 +6,32 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from private_jobs import opened, policy_for, private_job
-from recording_gate import World
+from support.private_jobs import opened, policy_for, private_job
+from support.recording_gate import World
 
-from staddle.algorithms.account import Counts
-from staddle.algorithms.local_round import Report
+from staddle.algorithms.job.privacy import Spend
 from staddle.algorithms.method import SiloState
-from staddle.algorithms.privacy import Spend
-from staddle.commands import membership_files
+from staddle.algorithms.training.accountant import Counts
+from staddle.algorithms.training.silo_round import Report
+from staddle.commands.simulate import membership_files
 from staddle.errors import LocalError
 from staddle.proto import secure_pb2 as pb
-from staddle.security.budget import Budget, Ceiling
-from staddle.security.ledger import Ledger
-from staddle.security.mix_row import RowMemory, VersionMemory
-from staddle.security.pairwise import public_key
-from staddle.security.prekeys import Known
-from staddle.security.rotation import RotationMemory
-from staddle.security.secagg_memory import Memory
-from staddle.silo.account import JobAccount
+from staddle.security.blind.mix_row import RowMemory, VersionMemory
+from staddle.security.blind.prekeys import Known
+from staddle.security.blind.rotation import RotationMemory
+from staddle.security.dp.budget import Budget, Ceiling
+from staddle.security.identity.pairwise_keys import public_key
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.secagg.memory import Memory
+from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.agent import Agent
-from staddle.silo.bundle import UNSAID, Bundle
+from staddle.silo.blind.secagg_files import MemoryFiles
 from staddle.silo.config import SiloConfig
-from staddle.silo.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
-from staddle.silo.prekeys import PrekeyFiles
-from staddle.silo.secure_memory import MemoryFiles
-from staddle.silo.state import JobFolder, split_key
-from staddle.silo.witness import HEADS
+from staddle.silo.egress.witness import HEADS
+from staddle.silo.ingress.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
+from staddle.silo.ingress.prekeys import PrekeyFiles
+from staddle.silo.job_folder import JobFolder, split_key
+from staddle.silo.parts.gifts import UNSAID, Bundle
 
 STATE = SiloState({"membership": {"c": torch.tensor([0.25, 0.75])}}, {"momentum": torch.ones(2)})
 GIVEN = Bundle({"model": {"w": torch.arange(6.0)}})

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from staddle.simulator.experiment import read
+from staddle.simulator.experiment.experiment import read
 
 DIGITS = """\
 version = 1

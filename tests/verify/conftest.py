@@ -1,5 +1,5 @@
 import pytest
-from lone_verifier import Tool, load
+from support.lone_verifier import Tool, load
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,17 @@ from base64 import b64encode
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledgers import MASKED_BYTES, PADDED_BYTES, ROTATED_BYTES, intend_masked, keyed, open_ledger, public, summed
-from lone_verifier import (
+from support.ledgers import (
+    MASKED_BYTES,
+    PADDED_BYTES,
+    ROTATED_BYTES,
+    intend_masked,
+    keyed,
+    open_ledger,
+    public,
+    summed,
+)
+from support.lone_verifier import (
     HASH,
     HIDDEN,
     MASKED,
@@ -44,14 +53,16 @@ from lone_verifier import (
 )
 
 from staddle.errors import LocalError, ProofError
-from staddle.security import ledger_audit, ledger_view, note
-from staddle.security.head import Signer
-from staddle.security.ledger import Ledger
-from staddle.security.merkle import EMPTY_ROOT
-from staddle.security.note import Kind, VerifierKey, cosign
-from staddle.security.receiving_ledger import ReceivingLedger
-from staddle.security.records import Payload, Received
-from staddle.security.secagg_fault import Code
+from staddle.security.faults import Code
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+from staddle.security.ledger.records import Payload, Received
+from staddle.security.log import note
+from staddle.security.log.head import Signer
+from staddle.security.log.merkle import EMPTY_ROOT
+from staddle.security.log.note import Kind, VerifierKey, cosign
 
 KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
 PUBLIC = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
@@ -229,7 +240,7 @@ def test_flipped_bits_are_found(both, name):
     assert holds()
     content = path.read_bytes()
     for at in range(len(content)):
-        # Of a segment one bit of each byte: tests/security/test_appendlog.py flips them all.
+        # Of a segment one bit of each byte: tests/security/log/test_append_log.py flips them all.
         for bit in range(8) if name == "checkpoint" else (at % 8,):
             changed = bytearray(content)
             changed[at] ^= 1 << bit

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from lone_verifier import load
+from support.lone_verifier import load
 
 from staddle.errors import LocalError, ProofError
-from staddle.security import checkpoint, consistency, merkle, note, proof
-from staddle.security.checkpoint import Checkpoint, issue
-from staddle.security.note import Kind, Note, VerifierKey, cosign, sign
+from staddle.security.log import checkpoint, consistency, merkle, note, proof
+from staddle.security.log.checkpoint import Checkpoint, issue
+from staddle.security.log.note import Kind, Note, VerifierKey, cosign, sign
 
-HERE = Path(__file__).parent.parent / "security"
+HERE = Path(__file__).parent.parent / "security" / "log"
 NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "checkpoint", "proof"))
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 LOG = VerifierKey(HEADS.ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())

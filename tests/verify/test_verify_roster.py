@@ -4,19 +4,20 @@ import json
 from itertools import pairwise
 
 import pytest
-from lone_verifier import chained, digest, intent, leaf, outcome, start, store
+from support.lone_verifier import chained, digest, intent, leaf, outcome, start, store
 
-from staddle.commands import roster_files
+from staddle.commands.ledger import roster_files
 from staddle.errors import LocalError
-from staddle.files import canonical_json
-from staddle.security import ledger_receipts, ledger_view
-from staddle.security import roster as rosters
-from staddle.security.head import log_key
-from staddle.security.identity import Role, create_keys, entry_payload, load_keys
-from staddle.security.labels import ENTRY, ROSTER
-from staddle.security.merkle import Tree
-from staddle.security.receipt import Receipt
-from staddle.security.roster import Pins
+from staddle.files.documents import canonical_json
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import ENTRY, ROSTER
+from staddle.security.identity.keys import Role, create_keys, entry_payload, load_keys
+from staddle.security.identity.roster import Pins
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import receipt_checks as ledger_receipts
+from staddle.security.ledger.receipt import Receipt
+from staddle.security.log.head import log_key
+from staddle.security.log.merkle import Tree
 
 MEMBERS = {"coordinator": Role.COORDINATOR, "f1": Role.FOUNDER, "f2": Role.FOUNDER, "f3": Role.FOUNDER}
 MEMBERS |= {"hospital-a": Role.SILO, "hospital-b": Role.SILO, "operator-1": Role.OPERATOR}

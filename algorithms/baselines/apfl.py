@@ -1,0 +1,126 @@
+"""APFL: each silo predicts by a mixture of a shared model and its own, in a proportion that it learns.
+
+Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, arXiv:2003.13461, Algorithm 1.
+
+    (1) at silo i:           v̄_i = α_i v_i + (1 − α_i) w_i
+    (2) on each batch:       w_i ← w_i − η ∇f_i(w_i),   from w_i = w^t
+    (3) on the same batch:   v_i ← v_i − η ∇_v f_i(v̄_i) = v_i − η α_i ∇f_i(v̄_i),   v_i kept from round to round
+    (4) once a round:        α_i ← α_i − η ⟨∇f_i(v̄_i), v_i − w_i⟩, brought into [0, 1]
+    (5) at the coordinator:  w^{t+1} ← Σ_{i ∈ U_t} γ_i w_i,   γ_i = n_i / Σ_{j ∈ U_t} n_j
+
+w is the job's model; a silo predicts by v̄_i. (2) and (3) are one step on f_i(w_i) + f_i(α_i v_i + (1 − α_i) w_i) with
+the second w_i held still, so the loss that is told is the sum of both. (2) and (5) are FedAvg, whatever α is.
+
+Where this differs from the paper:
+- (4) is taken before a round's (2) and (3), where w_i = w^t, with the gradient over all records, and the model in
+  evaluation mode; in the paper on a batch, in the authors' code on the first one of a round. The code also adds 0.02 α
+  to the slope, and takes its gradients at v_i and w_i; here it is the derivative of f_i(v̄_i) by α_i.
+- v̄ mixes parameters, as the paper says; the authors' code mixes the outputs of two models.
+- (5) weighs by samples, as FedAvg here does; the paper weighs a cohort equally, as ``weights = "equal"``.
+- v_i begins at the first w^t that a silo gets. α_i begins at ``alpha``, 0.5 as in the authors' code.
+- Batch norm's running statistics are not mixed: those of w are of w, and v̄ has its own.
+
+Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. v_i and α_i never leave.
+"""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import grad
+from torch.nn.functional import cross_entropy
+
+from ..exchange.parts import Tensors
+from ..method import Change, Course, Facts, Parts, Results, SiloState, Survey
+from ..methods.common.inner_steps import detached, logits_at, point_of
+from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun
+from ..methods.fedavg import FedAvg, FedAvgOptions
+
+OWN = "own"  # v
+MIXTURE = "mixture"  # α
+
+
+class APFLOptions(FedAvgOptions):
+    """Options of APFL."""
+
+    alpha: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """α in the beginning: 0 is the shared model, 1 the silo's own."""
+    adaptive: Annotated[bool, Field(strict=True)] = True
+    """Whether each silo learns its α."""
+
+
+class Mixture(nn.Module):
+    """α, as a part of the state."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+
+    def forward(self) -> Tensor:
+        """α []."""
+        return self.alpha
+
+
+class APFL(FedAvg):
+    """A mixture of a shared model and the silo's own."""
+
+    name = "apfl"
+    version = 1
+    options_model = APFLOptions
+    product = "trained"
+    options: APFLOptions
+
+    @property
+    def private_fault(self) -> str:
+        """Opacus's hooks see a module's own parameters, and v̄ is none of them; nor is a survey paid for."""
+        return "it takes gradients at a mixture of two models, which cannot be told record by record"
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """Both models, w and v, alike in the beginning, and α."""
+        return {**beside(self.setting, OWN), MIXTURE: Mixture(self.options.alpha)}
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """That v has not begun."""
+        return not_begun()
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """By v̄."""
+        return self.mixed(parts, parts[MIXTURE](), x)
+
+    def mixed(self, parts: Parts, alpha: Tensor, x: Tensor) -> Tensor:
+        """Logits [B, classes] of v̄, by which v and α are trained, and w is not."""
+        own = dict(zip(MODEL, (parts[name] for name in names(OWN)), strict=True))
+        v, w = point_of(own), detached(point_of(parts))
+        between = {p: {k: alpha * v[p][k] + (1 - alpha) * w[p][k] for k in v[p]} for p in MODEL}  # (1)
+        return logits_at(own, between, x)
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """Take w as it came down; v goes on, or begins there."""
+        return begun(super().deliver(state, delivered, facts), OWN)
+
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """α, then w and v together."""
+        both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
+        return (Survey(self.slope), Change(self.adapted), both) if self.options.adaptive else (both,)
+
+    def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The derivative of the losses by α, of all records together."""
+
+        def losses(alpha: Tensor) -> Tensor:
+            return cross_entropy(self.mixed(parts, alpha, x), y, reduction="sum")
+
+        return {"slope": grad(losses)(parts[MIXTURE]())}
+
+    def adapted(self, state: SiloState, facts: Facts) -> SiloState:
+        """The state with the next α."""
+        alpha = state.parts[MIXTURE]["alpha"]
+        step = self.setting.optimiser.lr * facts.measured["slope"] / facts.samples
+        after = (alpha - step.to(alpha.dtype)).clamp(0, 1)  # (4)
+        return replace(state, parts={**state.parts, MIXTURE: {"alpha": after}})
+
+    def both(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """Cross-entropy [B] of w and of v̄, added."""
+        shared = cross_entropy(logits(parts, x), y, reduction="none")  # (2)
+        return shared + cross_entropy(self.predict(parts, x), y, reduction="none")  # (3)

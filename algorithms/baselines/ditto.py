@@ -1,0 +1,88 @@
+"""Ditto: a model of each silo's own, held near the one that all average.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and robust federated learning through personalization", ICML 2021,
+arXiv:2012.04221, Algorithm 1.
+
+    (1) at silo k:           w_k ← SGD_k(w^t; E epochs),   from w_k = w^t
+    (2) at silo k:           v_k ← v_k − η (∇F_k(v_k) + λ (v_k − w^t)),   E epochs, v_k kept from round to round
+    (3) at the coordinator:  w^{t+1} ← Σ_{k ∈ S_t} (n_k / m_t) w_k,   m_t = Σ_{k ∈ S_t} n_k
+
+w is the job's model, v_k the silo's own; a silo predicts by v_k. So (1) and (3) are FedAvg, whatever λ is.
+
+Where this differs from the paper:
+- (3) weighs by samples, as FedAvg here does; the paper weighs the silos of a cohort equally, as ``weights = "equal"``.
+- v_k begins at the first w^t that a silo gets; in the paper at any v_k^0. With all silos in each round that is w^0.
+- λ is one number of the job, 1 unless set, as in the commands that the authors give; the paper also lets each silo
+  choose its own from a few by records held out.
+- Batches of (1) and (2) are drawn apart. Robust ways to average instead of (3) are left out.
+- ‖v − w‖ is taken over parameters; batch norm's running statistics are none, and each model has its own.
+
+Wire list: as FedAvg's, ``model`` (whole model, Sum weighted by n_k) up and down in every round. v_k never leaves. Under
+differential privacy (2) is paid for like (1), so that test counts may be told; the pull to w^t comes after the noise.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..exchange.parts import Tensors
+from ..method import Course, Effort, Facts, Parts, Results, SiloState
+from ..methods.common.proximal import centre, proximal
+from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun, taken
+from ..methods.fedavg import FedAvg, FedAvgOptions
+
+OWN = "own"  # v
+
+
+class DittoOptions(FedAvgOptions):
+    """Options of Ditto."""
+
+    lam: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """λ, how strongly v is held near w; 0 is local training."""
+
+
+class Ditto(FedAvg):
+    """A model of each silo's own, held near the averaged one."""
+
+    name = "ditto"
+    version = 1
+    options_model = DittoOptions
+    product = "trained"
+    options: DittoOptions
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """Both models, w and v, alike in the beginning."""
+        return beside(self.setting, OWN)
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """That v has not begun."""
+        return not_begun()
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """By v."""
+        return logits(parts, x, OWN)
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """Take w as it came down; v goes on, or begins there."""
+        return begun(super().deliver(state, delivered, facts), OWN)
+
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """Train w as FedAvg does, then v near w as it came down."""
+        common = replace(self.stage(*MODEL), loss=self.common, reads=())  # (1)
+        own = replace(self.stage(*names(OWN)), reads=())  # (2)
+        if self.options.lam:
+            near = centre(taken(state.parts, OWN))
+            own = replace(own, penalty=partial(proximal, self.options.lam), context=near)
+        return (common, own)
+
+    def effort(self, round_: int) -> Effort:
+        """The job's epochs for each of the two models."""
+        return Effort(epochs=2 * self.setting.epochs)
+
+    def common(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """Cross-entropy [B] of w."""
+        return cross_entropy(logits(parts, x), y, reduction="none")

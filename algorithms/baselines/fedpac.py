@@ -1,0 +1,237 @@
+"""FedPAC: features aligned to common class prototypes, classifiers mixed by weights that each silo's data call for.
+
+Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier collaboration", ICLR 2023,
+arXiv:2306.11867, Algorithm 1; read beside the authors' code.
+
+A model is a feature extractor θ below a classifier φ_i. Silo i has n_i records, n_ik of class k, p_ik = n_ik / n_i;
+f(x) are the d features of a record, c_k is the global prototype of class k.
+
+    (1) at silo i, of the model as delivered:  h_ik = p_ik · mean of f(x) over class k,
+                                               V_i = [(1/n_i) Σ_x ‖f(x)‖² - Σ_k ‖h_ik‖²] / n_i
+    (2) then φ_i ← SGD(cross-entropy) with θ held, for E_φ epochs of learning rate η_φ
+    (3) then θ_i ← SGD(cross-entropy + λ · (1/n_i) Σ_x (1/d) ‖f(x) - c_y‖²) with φ_i held, for the job's epochs
+    (4) then ĉ_ik = mean of f(x) over class k, by the trained extractor
+    (5) at the coordinator:  θ ← Σ_i n_i θ_i / Σ_i n_i,   c_k ← Σ_i n_ik ĉ_ik / Σ_i n_ik
+    (6) α_i = argmin over the simplex of Σ_j α_j² V_j + Σ_jl α_j α_l Σ_k ⟨h_ik - h_jk, h_ik - h_lk⟩,
+        φ_i ← Σ_j α_ij φ_j
+
+With G the inner products of the h, ⟨h_i - h_j, h_i - h_l⟩ = G_ii - G_ij - G_il + G_jl: the coordinator needs no h. Only
+their differences count, so c_k / C is first taken off each h_ik, which then has entries of both signs.
+
+Where this differs from the paper:
+- ``variances = "pooled"``, not from the paper, takes V_j = v / n_j with v the mean of n_j V_j over the silos of the
+  round, a sum, and n_j as a blind job declares it, or the mean count where none is declared. The paper's V_j of each
+  silo has no blind form. Nor have vectors without negative entries, as features mostly are, so that classifiers are
+  then mixed only once there are prototypes: none is given in round 0.
+- Eq. 6 is solved exactly (algorithms/methods/common/classifier_weights.py), the authors' code calls a general solver.
+  Weights up to 1e-3 are dropped as there, so that hardly alike silos are not mixed.
+- Only silos of one round are compared. One that was away since keeps its α, over what each silo gave last.
+- A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the code falls back on
+  the silo's own prototype.
+- Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the extractor's lr is 0.01.
+- Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
+
+Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three are not given then:
+
+============================  ====  ===========================================  =====================================
+part                          way   tensors                                      exchange
+============================  ====  ===========================================  =====================================
+``extractor``                 both  θ                                            Sum, weighted by samples
+``prototypes``                both  [C, d]                                       Sum row by row, by class counts
+``classifier``                both  φ_i; down: the silo's row of Eq. 6           Mix
+``vectors``                   up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
+``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum weighted by samples
+============================  ====  ===========================================  =====================================
+
+With ``variances = "each"`` the method is refused under ``secure_aggregation = "required"``. Blind or not, the Gram
+shows the coordinator which silos are alike: features of one class are near one another in all silos, so it is roughly
+that of the class shares, each class scaled by its prototype's length. A silo's model in the end is the one it trained
+last. The prototypes are surveyed after training, without noise, so such a job cannot be private.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from ...errors import LocalError
+from ...files.documents import Strict
+from ..exchange.parts import DTYPES, WEIGHT, Each, Gift, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
+from ..method import (
+    Combined,
+    CoordinatorState,
+    Course,
+    Delivery,
+    Facts,
+    Latest,
+    Method,
+    Parts,
+    Results,
+    Row,
+    Setting,
+    SiloState,
+    Survey,
+)
+from ..methods.common.classifier_weights import best_weights, points_of
+
+
+class FedPACOptions(Strict):
+    """Options of FedPAC."""
+
+    lam: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 1.0
+    """λ of Eq. 3."""
+    classifier_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
+    """E_φ of Eq. 2."""
+    classifier_lr: Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)] = 0.1
+    """η_φ of Eq. 2."""
+    variances: Literal["each", "pooled"] = "each"
+    """V of Eq. 6: of each silo as in the paper, or of all together, which a blind job can sum."""
+
+
+class FedPAC(Method):
+    """A shared extractor, aligned to prototypes, below classifiers mixed for each silo."""
+
+    name = "fedpac"
+    version = 1
+    options_model = FedPACOptions
+    options: FedPACOptions
+    addressed = ("classifier",)
+
+    def __init__(self, setting: Setting, options: Strict | None = None) -> None:
+        super().__init__(setting, options)
+        if setting.cohort_size == 1:
+            raise LocalError(
+                f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no classifier "
+                "is mixed; raise participation or min_cohort so that 2 are drawn"
+            )
+        weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
+        classes, self.width = weight.shape
+        self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
+        rows = TensorSpec("mean", weight.dtype, (classes, self.width))
+        self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (rows,))
+        self.classifier = Part("classifier", Kind.HEADER_ROWS, Mix(), self.flat_specs("classifier"))
+        vector = TensorSpec("h", weight.dtype, (1, classes * self.width))
+        self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
+        self.pooled = self.options.variances == "pooled"
+        number = TensorSpec("v", "float64", (), 0.0)
+        self.variance = Part("variance", Kind.PROTOTYPES, Sum("mean") if self.pooled else Each(), (number,))
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Extractor and prototypes; the classifier, and what says with whose it is mixed."""
+        compared = (self.classifier, self.vectors, self.variance) if round_ or not self.pooled else ()
+        return (self.extractor, self.prototypes, *compared)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """Extractor and prototypes, and the silo's own mixture of classifiers."""
+        return (self.extractor, self.prototypes, self.classifier)
+
+    @property
+    def private_fault(self) -> str:
+        """Eq. 4 looks at the records after training."""
+        return "its prototypes are those of the trained extractor, surveyed without noise; choose fedper"
+
+    # The silo half. ``extra`` holds the global prototypes [C, d], zeros where there is none.
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """No prototype."""
+        (spec,) = self.prototypes.tensors
+        return {"prototypes": torch.zeros(spec.shape, dtype=DTYPES[spec.dtype])}
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """The extractor and the mixed classifier into the model, the prototypes into ``extra``."""
+        model = {name: tensors for name, tensors in delivered.items() if name != "prototypes"}
+        taken = super().deliver(state, model, facts)
+        prototypes = delivered.get("prototypes", {"mean": state.extra["prototypes"]})["mean"]
+        return replace(taken, extra={"prototypes": prototypes})
+
+    def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """Sums of features by class [C, d], and of their squares, by the model as delivered: for Eq. 1."""
+        features = parts["extractor"](x).double()  # [B, d]
+        return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
+
+    def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """The sums by class by the trained extractor: for Eq. 4."""
+        return {"trained": self.class_sums(parts["extractor"](x).double(), y)}
+
+    def class_sums(self, features: Tensor, y: Tensor) -> Tensor:
+        """Sums of features by class [C, d]."""
+        return one_hot(y, self.setting.classes).to(features.dtype).T @ features
+
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """The classifier, the extractor, and a look at the records."""
+        classifier, extractor = self.stage("classifier"), self.stage("extractor")
+        optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
+        return (
+            replace(classifier, epochs=self.options.classifier_epochs, optimiser=optimiser),  # (2)
+            replace(extractor, loss=self.aligned, context={"prototypes": state.extra["prototypes"]}),  # (3)
+            Survey(self.survey),
+        )
+
+    def aligned(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+        """Eq. 3 by sample [B]."""
+        features = parts["extractor"](x)  # [B, d]
+        prototypes = context["prototypes"][y]  # [B, d]
+        known = (prototypes != 0).any(1)  # [B]
+        apart = torch.where(known, (features - prototypes).square().mean(1), 0)
+        return cross_entropy(parts["classifier"](features), y, reduction="none") + self.options.lam * apart
+
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+        """Model and prototypes, and Eq. 1."""
+        counts, n = facts.class_counts.double(), facts.samples
+        (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
+        means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
+        h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
+        vectors = h - state.extra["prototypes"].double() / len(h)
+        spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)  # n V of (1); not below 0 by rounding
+        variance = Gift({"v": spread / n})
+        if self.pooled:
+            variance = Gift({"v": spread / self.width}, float(n))  # a number of the size of one feature's variance
+        gifts = {
+            "extractor": Gift(self.flat(state, "extractor"), float(n)),
+            "prototypes": Gift({rows.name: means.to(DTYPES[rows.dtype])}, counts),
+            "classifier": Gift(self.flat(state, "classifier")),
+            "vectors": Gift({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
+            "variance": variance,
+        }
+        return {part.name: gifts[part.name] for part in self.up(facts.round)}
+
+    # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros before the first.
+
+    def begin(self) -> CoordinatorState:
+        """No weights."""
+        n = len(self.setting.silos)
+        return {"alpha": torch.zeros(n, n, dtype=torch.float64)}
+
+    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+        """Eq. 5 is what the exchanges gave; Eq. 6 for the silos of this round."""
+        combined = super().combine(state, round_, cohort, results)
+        if self.vectors not in self.up(round_):
+            return combined
+        variances = self.variances(cohort, results["variance"])
+        points = points_of(results["vectors"]["gram"][0].numpy())
+        alpha = state["alpha"].clone()
+        here = [self.setting.silos.index(silo) for silo in cohort]
+        for own, silo in enumerate(here):
+            alpha[silo] = 0
+            alpha[silo, here] = torch.from_numpy(best_weights(points, variances, own))  # (6)
+        return replace(combined, state={"alpha": alpha})
+
+    def variances(self, cohort: tuple[str, ...], found: Tensors) -> NDArray[np.float64]:
+        """V of Eq. 6 by silo of the round [m]."""
+        if not self.pooled:
+            return found["v"].numpy()
+        mean = float(found[WEIGHT]) / len(cohort)
+        counts = np.array([self.setting.counts.get(silo, mean) for silo in cohort], np.float64)
+        return float(found["v"]) * self.width / counts
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """What all get, and the mixture of a silo that is mixed with others."""
+        row = state["alpha"][self.setting.silos.index(silo)].tolist()
+        weights = {name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0}
+        mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
+        return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -1,0 +1,144 @@
+"""Arrays from a .npz file, read only after what its headers claim was checked.
+
+A .npz file is a zip archive with one .npy file for each array. Both say how large they are, and either can lie: an .npy
+header of 128 bytes can claim 400 GB, and a zip member can inflate to a thousand times its size. Of each array wanted:
+
+(1) the member is stored or deflated, not encrypted, and claims no more than deflate can make of its bytes;
+(2) its .npy header is one that numpy reads, of plain numbers or texts;
+(3) the header claims no more than the member holds;
+(4) all arrays together fit the memory that is available, what is made of them included.
+"""
+
+import io
+import math
+import tokenize
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LocalError
+from ...files.file_bounds import check_fits, open_regular
+
+FIXES = {
+    "class_names": "store numpy.array([…], dtype=str), one name a class",
+    "ids": "store numpy.array([…]) of texts or whole numbers, one id a record",
+    "sources": "store numpy.array([…]) of texts or whole numbers, one source a record",
+    "groups": "store numpy.array([…]) of texts or whole numbers, one group a record",
+}
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
+MOST_INFLATED = 1032  # bytes that deflate makes of one at most: 258 by a code of two bits
+SLACK_BYTES = 64  # of an empty deflate stream
+NUMBER_BYTES = 8  # made of each number: float32 of all records, and again of each side of the split
+TEXT_BYTES = 100  # made of each text: a Python string, and its places in tuples
+HEADER_BYTES = 12 + 10_000  # numpy reads no longer header; cut here, since it reads a longer one before it refuses it
+LARGEST_SIDE = 2**62
+READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+NO_HEADER = (
+    *(ValueError, TypeError, IndexError, KeyError, AttributeError, SyntaxError, tokenize.TokenError),
+    *(RecursionError, MemoryError),  # of brackets in brackets: the parser's, not the machine's
+)
+NO_ARCHIVE = (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+class _NotPlainError(Exception):
+    """A member is no array of numbers or texts."""
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What an array's header says: bytes as they are stored, and values."""
+
+    nbytes: int
+    count: int
+
+
+def read_arrays(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = tuple(FIXES)) -> dict[str, Any]:
+    """The needed arrays of a .npz file and the optional ones that are there; never unpickles.
+
+    LocalError for what is no such file, or asks for more memory than is available: then nothing of it was read.
+    """
+    instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in needed)})"
+    try:
+        with open_regular(path) as file:
+            if file.read(6) == b"\x93NUMPY":
+                raise LocalError(f"{path}: holds one array; save {_listed(needed)} together with numpy.savez")
+            size = file.seek(0, io.SEEK_END)
+            check_fits(path, size, "the file itself")  # its table of contents alone may be as large
+            with zipfile.ZipFile(file) as archive:
+                return _read(path, archive, size, needed, optional)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+    except (_NotPlainError, *NO_ARCHIVE) as error:
+        raise LocalError(f"{path}: not a .npz file of plain arrays; {instead}") from error
+
+
+def _read(
+    path: Path, archive: zipfile.ZipFile, size: int, needed: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, NDArray[Any]]:
+    there = [name.removesuffix(".npy") for name in archive.namelist()]
+    for name in needed:
+        if name not in there:
+            raise LocalError(f"{path}: has no array {name!r}, only {sorted(there)}; save {_listed(needed)}")
+    wanted = [*needed, *(name for name in optional if name in there)]
+    total = 0
+    for name in wanted:
+        try:
+            claim = _claim(path, archive, name, size)
+        except _NotPlainError as error:
+            if name not in FIXES:
+                raise
+            raise LocalError(f"{path}: {name} is no plain array; {FIXES[name]}") from error
+        total += claim.nbytes + claim.count * (TEXT_BYTES if name in FIXES else NUMBER_BYTES)
+    check_fits(path, total, f"{_listed(tuple(wanted))} of what its headers claim")
+    return {name: _array(archive, name) for name in wanted}
+
+
+def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim:
+    """Checks (1), (2) and (3) of one array; ``size`` is the file's."""
+    member = archive.getinfo(_member(archive, name))
+    # (1) How it is packed.
+    if member.compress_type not in METHODS or member.flag_bits & 1:
+        raise _NotPlainError
+    packed = min(member.compress_size, size)
+    most = packed * MOST_INFLATED + SLACK_BYTES if member.compress_type == zipfile.ZIP_DEFLATED else packed
+    if member.file_size > most:
+        raise LocalError(
+            f"{path}, holds {size:,} bytes: array {name!r} claims to unpack {packed:,} bytes to {member.file_size:,}, "
+            "which no zip file can; replace the file"
+        )
+    # (2) Its own header.
+    with archive.open(member) as stream:
+        start = io.BytesIO(stream.read(HEADER_BYTES))
+    try:
+        shape, _, dtype = READERS[np.lib.format.read_magic(start)](start)
+    except NO_HEADER as error:
+        raise _NotPlainError from error
+    if dtype.hasobject or any(not 0 <= side < LARGEST_SIDE for side in shape):
+        raise _NotPlainError
+    # (3) That much is there.
+    claim = _Claim(math.prod(shape) * dtype.itemsize, math.prod(shape))
+    if claim.nbytes > member.file_size - start.tell():
+        raise LocalError(
+            f"{path}, holds {size:,} bytes: the header of array {name!r} claims {dtype} {list(shape)}, which are "
+            f"{claim.nbytes:,} bytes, and {member.file_size - start.tell():,} follow; write the file again"
+        )
+    return claim
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    with archive.open(_member(archive, name)) as stream:
+        array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+        return array
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> str:
+    return name if name in archive.NameToInfo else f"{name}.npy"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

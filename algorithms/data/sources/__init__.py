@@ -1,0 +1,1 @@
+"""Readers of records, one file per kind of data source."""

@@ -1,0 +1,87 @@
+"""UCI Heart Disease: four hospitals, 13 features, heart disease absent or present (num = 0 or 1 … 4).
+
+Janosi, Steinbrunn, Pfisterer & Detrano, 1989, doi:10.24432/C52P4X. A record has shape [1, 1, 22]: numbers as
+(value - centre) / scale, codes one-hot. Centres and scales are round figures near the means and deviations that
+Cleveland's public file has. A missing number counts as its centre, a missing code as the declared one; nothing is
+computed from a silo's records. A cholesterol or blood pressure of 0 is a missing one: Switzerland has no other.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ....errors import LocalError
+from ..dataset import Dataset
+from .csv_file import Csv, read_csv
+
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+NUMBERS = {  # column → (centre, scale)
+    "age": (54.0, 9.0),
+    "sex": (0.0, 1.0),
+    "trestbps": (132.0, 18.0),
+    "chol": (247.0, 52.0),
+    "fbs": (0.0, 1.0),
+    "thalach": (150.0, 23.0),
+    "exang": (0.0, 1.0),
+    "oldpeak": (1.0, 1.2),
+    "ca": (0.0, 1.0),
+}
+CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
+MISSING_CODES = {"restecg": 0, "slope": 2, "thal": 3}
+NEVER_ZERO = ("trestbps", "chol")
+FEATURES = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal"),
+)
+CLASSES = ("absent", "present")
+DEGREES = 4  # of narrowing, each of which is a presence
+
+
+def read_heart(folder: Path, hospitals: Sequence[str]) -> Dataset:
+    """The records of these hospitals; an id is the hospital and the record's place in its file."""
+    read = [_read(folder, hospital) for hospital in hospitals]
+    counts = [(hospital, len(y)) for hospital, (_, y) in zip(hospitals, read, strict=True)]
+    return Dataset(
+        torch.cat([x for x, _ in read])[:, None, None],
+        torch.cat([y for _, y in read]),
+        CLASSES,
+        tuple(f"{hospital}/{n}" for hospital, count in counts for n in range(count)),
+        tuple(hospital for hospital, count in counts for _ in range(count)),
+    )
+
+
+def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
+    file = folder / f"processed.{hospital}.data"
+    if not file.is_file():
+        raise LocalError(f"{file}: no such file; put {file.name} of UCI's heart+disease.zip there")
+    centres = {name: centre for name, (centre, _) in NUMBERS.items() if name not in ("age", "sex")}
+    raw = read_csv(
+        Csv(
+            kind="csv",
+            file=file,
+            columns=(*FEATURES, "num"),
+            features=FEATURES,
+            label="num",
+            missing={**centres, **MISSING_CODES},
+            missing_marks=("?",),
+        )
+    )
+    if not torch.isin(raw.y, torch.arange(DEGREES + 1)).all():
+        raise LocalError(f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file again")
+    columns = [_column(file, name, raw.x[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
+    return torch.cat(columns, dim=1), (raw.y > 0).to(torch.int64)
+
+
+def _column(file: Path, name: str, values: Tensor) -> Tensor:
+    """[N, 1] of a number, [N, codes] of a code."""
+    if name in CODES:
+        hot = values[:, None] == torch.tensor(CODES[name])
+        if not hot.any(1).all():
+            raise LocalError(f"{file}, column {name!r}: holds none of the codes {CODES[name]}; fetch it again")
+        return hot.to(torch.float32)
+    centre, scale = NUMBERS[name]
+    if name in NEVER_ZERO:
+        values = values.where(values != 0, centre)
+    return ((values - centre) / scale)[:, None]

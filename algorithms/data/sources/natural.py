@@ -1,0 +1,64 @@
+"""Public sets whose records come from named sources, each of which can be a silo: hospitals, persons, regions.
+
+- "heart-disease": UCI Heart Disease (Detrano et al., 1989), files processed.cleveland.data and so on: ``data_heart``.
+- "har": UCI HAR, smartphones worn by 30 persons (Anguita et al., 2013): ``data_har``.
+- "tcga-brca": breast cancer in six regions, as FLamby prepares it (Ogier du Terrail et al., 2022): ``data_brca``.
+
+A silo names its own sources, and needs no file of the others where they have files of their own.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from ....errors import LocalError
+from ..dataset import Dataset
+from ..options import Names, Table
+from .har import SUBJECTS, read_har
+from .heart_disease import HOSPITALS, read_heart
+from .tcga_brca import REGIONS, YEARS, read_brca
+
+SOURCES = {"heart-disease": HOSPITALS, "har": SUBJECTS, "tcga-brca": REGIONS}
+
+
+class Natural(Table):
+    """``kind = "natural"``."""
+
+    kind: Literal["natural"]
+    name: Literal["heart-disease", "har", "tcga-brca"]
+    folder: Path
+    sources: Names | None = None
+    """Whose records are taken; all if left out."""
+    years: Annotated[int, Field(strict=True, ge=1, le=10)] | None = None
+    """Of TCGA-BRCA: class 1 has died within so many years; 3 if left out."""
+
+    @pydantic.model_validator(mode="after")
+    def _known(self) -> "Natural":
+        if self.sources is not None:
+            known = SOURCES[self.name]
+            if unknown := [name for name in self.sources if name not in known]:
+                raise ValueError(f"sources: {unknown[0]!r} is none of {self.name}; known: {', '.join(known)}")
+            if len(set(self.sources)) < len(self.sources):
+                raise ValueError("sources: one is there twice; name each once")
+        if self.years is not None and self.name != "tcga-brca":
+            raise ValueError("years is of tcga-brca; leave it out")
+        return self
+
+
+def read_natural(table: Natural) -> Dataset:
+    """The records of the table's sources, each with its source and an id."""
+    wanted = table.sources or SOURCES[table.name]
+    match table.name:
+        case "heart-disease":
+            return read_heart(table.folder, wanted)
+        case "har":
+            data = read_har(table.folder)
+        case "tcga-brca":
+            data = read_brca(table.folder, table.years or YEARS)
+    own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
+    if not len(own):
+        raise LocalError(f"{table.folder}: no record of {', '.join(wanted)}; name other sources, or complete the file")
+    return own

@@ -1,0 +1,87 @@
+"""Tiny-ImageNet in its official layout: 200 classes of 500 images to train on and 50 to validate (Stanford CS231n).
+
+::
+
+    <folder>/wnids.txt                              the classes, in the order of the labels
+    <folder>/train/n01443537/images/*.JPEG
+    <folder>/val/images/*.JPEG                      with val/val_annotations.txt: name, class, a box
+
+The official test images have no public labels. Where the validation images were sorted into one folder a class,
+``kind = "images"`` reads them.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ....errors import LocalError
+from ....files.file_bounds import check_fits, open_regular
+from ...models.registry import Shape
+from ..dataset import Dataset
+from ..options import Pixels, Shared
+from .images import blank, read_pixels
+
+Part = Literal["train", "val"]
+Found = list[tuple[Path, str]]  # an image and its class
+
+
+class TinyImageNet(Pixels, Shared):
+    """``kind = "tiny-imagenet"``."""
+
+    kind: Literal["tiny-imagenet"]
+    folder: Path
+    part: Literal["train", "val", "both"] = "both"
+    resize: bool = False
+
+
+def read_tinyimagenet(table: TinyImageNet, shape: Shape) -> Dataset:
+    """The set, or a share of it, of which alone images are decoded; a record's id is its path in the folder."""
+    classes = _lines(table, "wnids.txt")
+    label = {name: number for number, name in enumerate(classes)}
+    found: Found = []
+    if table.part != "val":
+        found += _train(table, classes)
+    if table.part != "train":
+        found += _val(table)
+    for path, name in found:
+        if name not in label:
+            raise LocalError(f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive again")
+    own = [found[index] for index in table.indices(len(found)).tolist()]
+    x = blank(table.folder, len(own), shape)
+    for record, (path, _) in enumerate(own):
+        x[record] = read_pixels(path, shape, table.resize)
+    return Dataset(
+        table.normalised(torch.from_numpy(x), str(table.folder)),
+        torch.tensor([label[name] for _, name in own], dtype=torch.int64),
+        tuple(classes),
+        tuple(path.relative_to(table.folder).as_posix() for path, _ in own),
+    )
+
+
+def _train(table: TinyImageNet, classes: list[str]) -> Found:
+    found = [
+        (path, name) for name in classes for path in sorted((table.folder / "train" / name / "images").glob("*.JPEG"))
+    ]
+    if not found:
+        raise LocalError(f"{table.folder}: no train/CLASS/images/*.JPEG; unpack tiny-imagenet-200.zip there")
+    return found
+
+
+def _val(table: TinyImageNet) -> Found:
+    rows = [line.split("\t") for line in _lines(table, "val/val_annotations.txt")]
+    if any(len(row) < 2 for row in rows):
+        raise LocalError(f"{table.folder}/val/val_annotations.txt: a line has no class; unpack the archive again")
+    return [(table.folder / "val" / "images" / row[0], row[1]) for row in rows]
+
+
+def _lines(table: TinyImageNet, name: str) -> list[str]:
+    file = table.folder / name
+    try:
+        with open_regular(file) as opened:
+            check_fits(file, file.stat().st_size, "its text")
+            return [line for line in opened.read().decode().splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise LocalError(
+            f"{file}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip, unpacked"
+        ) from error

@@ -1,0 +1,215 @@
+"""Public sets in torchvision's layouts, from a folder; nothing is ever downloaded.
+
+CIFAR-10 and CIFAR-100 are read from their official binary layouts where these are there, without torchvision. Their
+Python layouts are pickles, which torchvision opens only where their MD5 is the official one.
+
+USPS is read from ``usps.npz`` where that is there: arrays x_train, y_train, x_test and y_test of the files zip.train
+and zip.test (Hastie, Tibshirani & Friedman, The Elements of Statistical Learning), pixels of -1 … 1, which become 8
+bits as in torchvision. LIBSVM's usps.t.bz2, which torchvision reads, is another smoothing of the test records: never
+mix them.
+
+EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1 there, from 0 here.
+"""
+
+import bz2
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import pydantic
+import torch
+from numpy.typing import NDArray
+
+from ....errors import LocalError
+from ....files.file_bounds import check_fits, open_regular
+from ...models.registry import Shape
+from ...models.torchvision_import import torchvision
+from ..arrays import read_arrays
+from ..dataset import Dataset
+from ..options import Pixels, Shared
+
+FAULTS = (RuntimeError, OSError, EOFError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+
+Part = Literal["train", "test"]
+Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels [N, channels, height, width], labels
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a set's records are, and what its folder holds."""
+
+    shape: Shape
+    files: str
+    signs: tuple[str, ...]  # paths of which one is there where the set is; SPLIT stands for EMNIST's
+    by_part: bool = False  # torchvision asks for the part by name
+
+
+IDX = "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte"
+FIRST = "raw/train-images-idx3-ubyte"
+SETS = {
+    "MNIST": Layout((1, 28, 28), f"MNIST/{IDX}", (f"MNIST/{FIRST}",)),
+    "FashionMNIST": Layout((1, 28, 28), f"FashionMNIST/{IDX}", (f"FashionMNIST/{FIRST}",)),
+    "KMNIST": Layout((1, 28, 28), f"KMNIST/{IDX}", (f"KMNIST/{FIRST}",)),
+    "EMNIST": Layout(
+        (1, 28, 28),
+        "EMNIST/raw/emnist-SPLIT-{train,test}-{images-idx3,labels-idx1}-ubyte",
+        ("EMNIST/raw/emnist-SPLIT-train-images-idx3-ubyte",),
+    ),
+    "CIFAR10": Layout(
+        (3, 32, 32),
+        "cifar-10-batches-bin/{data_batch_1 … 5,test_batch}.bin, or cifar-10-batches-py",
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    ),
+    "CIFAR100": Layout(
+        (3, 32, 32),
+        "cifar-100-binary/{train,test}.bin, or cifar-100-python",
+        ("cifar-100-binary", "cifar-100-python"),
+    ),
+    "SVHN": Layout((3, 32, 32), "{train,test}_32x32.mat", ("train_32x32.mat",), by_part=True),
+    "USPS": Layout((1, 16, 16), "usps.npz, or usps.bz2 and usps.t.bz2", ("usps.npz", "usps.bz2")),
+}
+Name = Literal["MNIST", "FashionMNIST", "KMNIST", "EMNIST", "CIFAR10", "CIFAR100", "SVHN", "USPS"]
+BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
+    "CIFAR10": {
+        "train": tuple(f"cifar-10-batches-bin/data_batch_{n}.bin" for n in range(1, 6)),
+        "test": ("cifar-10-batches-bin/test_batch.bin",),
+    },
+    "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
+}
+USPS_FILE = "usps.npz"
+BYTE_COPIES, PIXEL_BYTES = 3, 8  # of all pixels as bytes; of those of the share as float32, twice while it is split
+MOST_UNPACKED = 2**30  # of a packed file: the official ones unpack to 30 MB
+LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}  # before a record's pixels; the last is its class, the other a coarse one
+
+
+class Torchvision(Pixels, Shared):
+    """``kind = "torchvision"``."""
+
+    kind: Literal["torchvision"]
+    name: Name
+    folder: Path
+    part: Literal["train", "test", "both"] = "both"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _split_of_emnist(self) -> "Torchvision":
+        if (self.name == "EMNIST") != (self.split is not None):
+            raise ValueError('split is EMNIST\'s, which needs one, such as "letters"; other sets have none')
+        return self
+
+
+def read_torchvision(table: Torchvision) -> Dataset:
+    """The set, or a share of it; a record's id is its official part and its index there."""
+    parts: tuple[Part, ...] = ("train", "test") if table.part == "both" else (table.part,)
+    read = [_read(table, part) for part in parts]
+    own = table.indices(sum(len(y) for _, y in read))
+    ids = [f"{part}/{index}" for part, (_, y) in zip(parts, read, strict=True) for index in range(len(y))]
+    x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
+    pixels = table.from_bytes(x, str(table.folder))
+    return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
+
+
+def _read(table: Torchvision, part: Part) -> Arrays:
+    files = [table.folder / file for file in BINARY.get(table.name, {}).get(part, ())]
+    if files and files[0].parent.is_dir():
+        x, y = _binary(table, files)
+    elif table.name == "USPS" and (table.folder / USPS_FILE).is_file():
+        x, y = _usps(table.folder / USPS_FILE, part)
+    else:
+        x, y = _official(table, part)
+    wanted = SETS[table.name].shape
+    if x.dtype != np.uint8 or x.shape != (len(y), *wanted):
+        raise LocalError(
+            f"{table.folder}: {table.name}, part {part!r}: {len(y)} labels for {x.dtype} {list(x.shape)}, "
+            f"not uint8 [N, {', '.join(map(str, wanted))}]; fetch the official files again"
+        )
+    return x, y
+
+
+def _binary(table: Torchvision, files: list[Path]) -> Arrays:
+    """CIFAR's binary layout: a label, or a coarse and a fine one, then 3 x 32 x 32 pixels."""
+    label_bytes = LABEL_BYTES[table.name]
+    row = label_bytes + 3 * 32 * 32
+    rows = []
+    for file in files:
+        try:
+            with open_regular(file) as opened:
+                check_fits(file, _memory(table, file.stat().st_size), "its records")
+                read = np.fromfile(opened, np.uint8)
+        except OSError as error:
+            raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+        if not len(read) or len(read) % row:
+            raise LocalError(f"{file}: {len(read)} bytes are no whole number of records; fetch the official file again")
+        rows.append(read.reshape(-1, row))
+    stacked = np.concatenate(rows)
+    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(np.int64)
+
+
+def _usps(file: Path, part: Part) -> Arrays:
+    """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
+    arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
+    x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+    if x.dtype.kind != "f" or x.ndim != 3 or y.dtype.kind not in "iu" or not (np.abs(x) <= 1).all():  # nor NaN
+        raise LocalError(
+            f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)}; "
+            "give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
+        )
+    return ((x[:, None] + 1) / 2 * 255).astype(np.uint8), y.astype(np.int64)
+
+
+def _check_files(table: Torchvision) -> None:
+    """LocalError where torchvision would open what is no file, or what does not fit the memory."""
+    for first in {sign.split("/")[0] for sign in SETS[table.name].signs}:
+        there, suffix = table.folder / first, Path(first).suffix
+        files = there.rglob("*") if there.is_dir() else table.folder.glob(f"*{suffix}") if suffix else ()
+        for file in (file for file in files if not file.is_dir()):
+            try:
+                with open_regular(file) as opened:
+                    size = _unpacked(file, opened) if suffix == ".bz2" else file.stat().st_size
+            except OSError as error:
+                raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+            check_fits(file, _memory(table, size), "its records")
+
+
+def _unpacked(file: Path, opened: BinaryIO) -> int:
+    """Bytes that a .bz2 file unpacks to, none of which are kept; a few bytes can claim terabytes."""
+    total = 0
+    try:
+        with bz2.open(opened) as unpacked:
+            while piece := unpacked.read(2**20):
+                total += len(piece)
+                if total > MOST_UNPACKED:
+                    raise LocalError(
+                        f"{file}, holds {file.stat().st_size:,} bytes: unpacks to more than {MOST_UNPACKED:,} bytes; "
+                        "fetch the official file again"
+                    )
+    except (OSError, EOFError):  # torn: torchvision says so
+        return total
+    return total
+
+
+def _memory(table: Torchvision, size: int) -> int:
+    """Bytes of memory that reading so many bytes of pixels takes at most."""
+    shares = 1 if table.share is None else table.share[1]
+    return size * BYTE_COPIES + size * PIXEL_BYTES // shares
+
+
+def _official(table: Torchvision, part: Part) -> Arrays:
+    layout = SETS[table.name]
+    which: dict[str, Any] = {"split": part} if layout.by_part else {"train": part == "train"}
+    if table.split is not None:
+        which["split"] = table.split
+    _check_files(table)
+    datasets = torchvision("datasets", f"data set {table.name!r}")
+    try:
+        found = getattr(datasets, table.name)(table.folder, download=False, **which)
+        x, y = np.asarray(found.data), np.asarray(found.labels if layout.by_part else found.targets, dtype=np.int64)
+    except FAULTS as error:
+        raise LocalError(
+            f"{table.folder}: no {table.name}, part {part!r}, that torchvision can read there; "
+            f"put the official files there, unpacked: {layout.files}"
+        ) from error
+    x = x[:, None] if x.ndim == 3 else x
+    x = x.transpose(0, 3, 1, 2) if x.shape[-1] == 3 else x
+    return x, y - (table.split == "letters")

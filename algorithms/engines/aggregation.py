@@ -1,0 +1,256 @@
+"""The coordinator's half of a round: what comes down to a silo, and what the gifts become.
+
+The same two functions run in the simulator and in the coordinator; what differs is where the tensors lie (``Archive``,
+``Read``) and how the exchanges run (``Exchanges``, in the clear or blind).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...errors import LocalError
+from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
+from ..method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
+from ..numerics.devices import CPU
+
+SILOS = "silos"  # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
+
+ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
+Delivered: TypeAlias = dict[str, dict[str, Tensor]]
+
+
+class Shelf(Protocol):
+    """What earlier rounds left: the last published parts, the last version of a Mix that each silo gave, mail."""
+
+    def latest(self, part: str) -> Tensors | None:
+        """The last published value; None before the first."""
+        ...
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo has given a version."""
+        ...
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version."""
+        ...
+
+    def mail(self, part: str, silo: str) -> Tensors | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        ...
+
+
+class Archive(Shelf, Protocol):
+    """A shelf that a fold changes."""
+
+    def publish(self, part: str, tensors: Tensors) -> None:
+        """Replace the published value."""
+        ...
+
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
+        ...
+
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo; None where the exchanges made no row of this post.
+
+        Whether it lies there: an archive may have another way to make one.
+        """
+        ...
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Shelved:
+    """All that an archive holds: by part what is published, by part and silo the versions of a Mix, and mail."""
+
+    published: Mapping[str, Tensors]
+    versions: Mapping[tuple[str, str], Tensors]
+    mail: Mapping[tuple[str, str], Tensors]
+
+
+class MemoryArchive:
+    """An archive in memory, for the simulator; ``shelved`` is what it begins with.
+
+    Versions lie on a ``device``, where a Mix is folded.
+    """
+
+    def __init__(self, shelved: Shelved | None = None, device: torch.device = CPU) -> None:
+        self._device = device
+        self._published: dict[str, Tensors] = dict(shelved.published) if shelved else {}
+        self._versions: dict[tuple[str, str], Tensors] = dict(shelved.versions) if shelved else {}
+        if device != CPU:
+            for key, held in self._versions.items():
+                self._versions[key] = {name: tensor.to(device) for name, tensor in held.items()}
+        self._mail: dict[tuple[str, str], Tensors] = dict(shelved.mail) if shelved else {}
+
+    def shelved(self) -> Shelved:
+        """All that is here now; no later change of the archive reaches it."""
+        return Shelved(dict(self._published), dict(self._versions), dict(self._mail))
+
+    def latest(self, part: str) -> Tensors | None:
+        """The last published value; None before the first."""
+        return self._published.get(part)
+
+    def publish(self, part: str, tensors: Tensors) -> None:
+        """Replace the published value."""
+        self._published[part] = dict(tensors)
+
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let what a silo gave in this round be its version of a Mix part."""
+        self._versions[part.name, silo] = {s.name: read(silo, s.name).to(self._device) for s in part.tensors}
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo has given a version."""
+        return (part, silo) in self._versions
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version."""
+        return self._versions[part, silo][name]
+
+    def mail(self, part: str, silo: str) -> Tensors | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is."""
+        return self._mail.get((part, silo))
+
+    def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row."""
+        if tensors is not None:
+            self._mail[post.part, post.silo] = dict(tensors)
+        return tensors is not None
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        self._mail = {key: tensors for key, tensors in self._mail.items() if key[1] != silo}
+
+
+def close_round(
+    method: Method,
+    exchanges: Exchanges,
+    state: CoordinatorState,
+    round_: int,
+    members: Sequence[str],
+    up_parts: Sequence[Part],
+    read: ReadGift,
+    archive: Archive,
+) -> tuple[CoordinatorState, dict[str, Tensor]]:
+    """Fold what the members gave: the next state, and the sums of METRICS.
+
+    Members are folded in job order whatever order they are named in. The archive changes only after every exchange
+    and the method have succeeded.
+    """
+    ordered = in_job_order(method, members)
+    results: dict[str, dict[str, Tensor]] = {}
+    for part in up_parts:
+        results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
+    metrics = results.pop(METRICS.name, {})
+    combined = method.combine(state, round_, ordered, results)
+    for name, tensors in combined.published.items():
+        if not all(all_finite(tensor) for tensor in tensors.values()):
+            raise LocalError(f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not published")
+    posted = [
+        (post, _posted(method, exchanges, post, up_parts, read, archive, cleared=post.silo in ordered))
+        for post in combined.posts
+    ]
+    for part in up_parts:
+        if part.exchange == Mix():  # of a directed one no version stays
+            for silo in ordered:
+                archive.store(part, silo, _reader(read, part.name))
+    for name, tensors in combined.published.items():
+        archive.publish(name, tensors)
+    for silo in ordered:
+        archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
+    unposted = []
+    for post, mailed in posted:
+        if not archive.put_mail(post, mailed):
+            unposted.append(post.silo)
+    return method.unposted(combined.state, tuple(unposted)), metrics
+
+
+def deliver(
+    method: Method, exchanges: Exchanges, state: CoordinatorState, round_: int, silo: str, archive: Shelf
+) -> Delivered:
+    """What one silo gets at the start of a round, part by part; parts of which there is nothing yet are left out."""
+    allowed = {part.name: part for part in method.down(round_)}
+    delivered: Delivered = {}
+    for delivery in method.deliveries(state, round_, silo):
+        part = allowed.pop(delivery.part, None)
+        if part is None:
+            raise LocalError(
+                f"method {method.name!r} delivers part {delivery.part!r} in round {round_}, "
+                f"its wire list allows each of {[part.name for part in method.down(round_)]} once"
+            )
+        if not isinstance(delivery, Latest) and part.name not in method.addressed:
+            raise LocalError(
+                f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its own, and does not "
+                "say so in addressed"
+            )
+        match delivery:
+            case Latest():
+                tensors: Tensors | None = archive.latest(part.name)
+            case Row():
+                tensors = _row(exchanges, part, silo, delivery.weights, archive)
+            case Mail():
+                tensors = archive.mail(part.name, silo)
+            case Value():
+                tensors = delivery.tensors
+        if tensors is not None:
+            delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
+    return delivered
+
+
+def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
+    """The members in the order of every fold; LocalError for strangers and duplicates."""
+    strangers = sorted(set(members) - set(method.setting.silos))
+    if strangers or len(set(members)) != len(members):
+        raise LocalError(f"members {list(members)} are not distinct silos of the job; strangers: {strangers}")
+    return tuple(silo for silo in method.setting.silos if silo in members)
+
+
+def _row(
+    exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
+) -> dict[str, Tensor] | None:
+    """One recipient's row, over the silos that have a version; None where it gets none, and so keeps its own."""
+    present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
+    if not any(weight > 0 for weight in present.values()):
+        return None
+    return exchanges.mix(part, recipient, present, lambda silo, name: archive.version(part.name, silo, name))
+
+
+def _posted(
+    method: Method,
+    exchanges: Exchanges,
+    post: Post,
+    up_parts: Sequence[Part],
+    read: ReadGift,
+    archive: Shelf,
+    *,
+    cleared: bool,
+) -> dict[str, Tensor] | None:
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row.
+
+    ``cleared``: the silo has given in this round, and so m is nothing any more.
+    """
+    part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
+    if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
+        raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
+    row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
+    if row is None:
+        return None  # as if nobody were alike
+    before = None if cleared else archive.mail(post.part, post.silo)
+    mailed: dict[str, Tensor] = {}
+    for spec in part.tensors:
+        share = row[spec.name].double() * (1 - post.keep)
+        if before is not None:
+            share += before[spec.name].double() * post.keep
+        mailed[spec.name] = share.to(DTYPES[spec.dtype])
+    kept = 1.0 if before is None else float(before[KEEP.name])
+    return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
+
+
+def _reader(read: ReadGift, part: str) -> Read:
+    return lambda silo, name: read(part, silo, name)

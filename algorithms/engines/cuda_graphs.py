@@ -1,0 +1,155 @@
+"""Steps that a device replays: what a step launches is recorded once, and from then on Python takes no part in it.
+
+A step of a small network is many short kernels, and launching them one by one takes longer than they do. A recorded
+step works on tensors at fixed places: what changes from one call to the next has to be copied there, and nothing in it
+may wait for the device, or bring anything to it from the host.
+"""
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...errors import LocalError
+
+WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
+
+Run: TypeAlias = Callable[..., Tensor]
+
+
+class Recorder(Protocol):
+    """What records on a device."""
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run it as it is, where it is going to be recorded."""
+        ...
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does again all that the run does, whatever it was called with; recording alone need not do it."""
+        ...
+
+
+class Graphs:
+    """CUDA graphs, all in one pool of memory: one is replayed at a time."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._index = self._device.index or 0
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._anchor = torch.cuda.CUDAGraph()  # an empty one: a pool ends with its last graph, and cannot begin again
+        with warnings.catch_warnings(action="ignore", category=UserWarning), self._recording(self._anchor):
+            pass
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """On the stream on which it is recorded."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                result = run()
+        finally:
+            current.wait_stream(self._stream)
+        result.record_stream(current)
+        return result
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
+        graph = self._recorded(run)
+        if graph is None:  # memory that is cached on other streams is given back to none while one records
+            torch.cuda.empty_cache()
+            graph = self._recorded(run)
+        if graph is None:
+            raise torch.OutOfMemoryError(f"a step cannot be recorded, {self._device} has too little memory left")
+        return graph.replay
+
+    def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """None where memory ran out."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with self._recording(graph):
+                run()
+        except torch.OutOfMemoryError:
+            return None
+        except RuntimeError as error:
+            raise LocalError(
+                f"a step cannot be recorded as a CUDA graph: {error}; turn graphs off (--no-graphs, or at a silo "
+                "training.graphs = false)"
+            ) from error
+        return graph
+
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """As ``torch.cuda.graph``, which also gives all memory back that is cached: too slow for each stage of a silo.
+
+        No garbage is collected meanwhile; a graph among it would end in the middle of another.
+        """
+        torch.cuda.synchronize(self._device)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(self._pool, capture_error_mode="thread_local")
+                try:
+                    yield
+                except BaseException:
+                    with suppress(RuntimeError):  # it is not whole, and may end before its pool does
+                        graph.capture_end()
+                    with suppress(RuntimeError):
+                        torch._C._cuda_endAllocateToPool(self._index, self._pool)  # noqa: SLF001 torch.cuda.graph lacks it
+                        torch._C._cuda_releasePool(self._index, self._pool)  # noqa: SLF001
+                    raise
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+
+
+class AsItIs:
+    """Records nothing: every call launches its kernels one by one. What comes out is the same."""
+
+    def warm(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run it."""
+        return run()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """The run itself."""
+        return run
+
+
+class Replayed:
+    """A function of tensors of fixed shapes that gives one tensor; beside that it works on tensors that stay."""
+
+    def __init__(self, run: Run, recorder: Recorder) -> None:
+        self._run, self._recorder, self._calls = run, recorder, 0
+        self._given: list[Tensor] = []
+        self._result = torch.empty(0)
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        """What the function gives; the next call may write over it."""
+        if self._calls < WARM_CALLS:
+            self._calls += 1
+            return self._recorder.warm(lambda: self._run(*given))
+        if self._replay is None:
+            self._given = [tensor.clone() for tensor in given]
+            self._replay = self._recorder.record(self._again)
+        _copy(self._given, given)
+        self._replay()
+        return self._result
+
+    def forget(self) -> None:
+        """Keep nothing of what was recorded, which may refer to this; no call follows."""
+        self._given, self._result, self._replay = [], torch.empty(0), None
+
+    def _again(self) -> None:
+        self._result = self._run(*self._given)
+
+
+def _copy(there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
+    for one, other in zip(there, here, strict=True):
+        one.copy_(other)

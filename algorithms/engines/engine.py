@@ -1,0 +1,138 @@
+"""Who trains the silos of a simulated round: the simulation says what, an engine how.
+
+One after another in this process (``Serial``, here), in one worker process a core, or stacked on a device: all give
+the same, but for the last bits of floating-point sums.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from ..data.dataset import Dataset
+from ..job.job import Job
+from ..method import Results, SiloState
+from ..numerics.devices import CPU, in_memory
+from ..training.accountant import PrivateSilo
+from ..training.loop import PLAIN, Way
+from ..training.silo_round import Look, Outcome, local_round, look
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """One silo's, by side; ``validation`` where the split has that side."""
+
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None = None
+
+    @property
+    def sides(self) -> tuple[Dataset, ...]:
+        """Those that there are."""
+        return (self.train, self.test) if self.validation is None else (self.train, self.test, self.validation)
+
+    def to(self, device: torch.device) -> "Records":
+        """The same records, held by a device."""
+        validation = None if self.validation is None else self.validation.to(device)
+        return Records(self.train.to(device), self.test.to(device), validation)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One silo at the start of a round: what it has, and what comes down to it. An engine changes neither."""
+
+    silo: str
+    state: SiloState
+    delivered: Results
+
+
+class Engine(Protocol):
+    """Trains and evaluates silos; it holds their records, and nothing else outlives a call."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where silos train."""
+        ...
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+        """``local_round`` of each; ``done`` is called once for each that is done. LocalError names the silo."""
+        ...
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+        """``local_round.look`` at each: what the start of this round would give, and nothing is trained."""
+        ...
+
+    def close(self) -> None:
+        """End what the engine began, such as processes; no call follows."""
+        ...
+
+
+class Serial:
+    """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names.
+
+    ``way`` is how silos of other jobs train.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        records: Mapping[str, Records],
+        paying: Mapping[str, PrivateSilo] | None = None,
+        device: torch.device = CPU,
+        way: Way = PLAIN,
+    ) -> None:
+        self._job, self._method, self._paying = job, job.method(), paying or {}
+        self._device, self._way = device, way
+        with in_memory():
+            self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where silos train."""
+        return self._device
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
+        """``local_round`` of each, in turn."""
+        return {one.silo: _then(done, self._train(round_, one)) for one in work}
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Look]:
+        """``local_round.look`` at each, in turn."""
+        return {one.silo: _then(done, self._look(round_, one)) for one in work}
+
+    def close(self) -> None:
+        """Nothing was begun."""
+
+    def _train(self, round_: int, one: Work) -> Outcome:
+        own, payer = self._records[one.silo], self._paying.get(one.silo)
+        outcome = local_round(
+            self._method,
+            self._job,
+            one.state,
+            round_,
+            one.delivered,
+            own.train,
+            own.test,
+            one.silo,
+            way=self._way,
+            private=payer,
+            device=self._device,
+        )
+        if payer is not None and outcome.spending is not None:
+            payer.account.commit(outcome.spending)
+        return outcome
+
+    def _look(self, round_: int, one: Work) -> Look:
+        own, payer = self._records[one.silo], self._paying.get(one.silo)
+        sides = (own.train, own.test, one.silo, own.validation)
+        return look(
+            self._method, self._job, round_, one.state, one.delivered, *sides, private=payer, device=self._device
+        )
+
+
+T = TypeVar("T")
+
+
+def _then(done: Callable[[], None], result: T) -> T:
+    done()
+    return result

@@ -1,0 +1,300 @@
+"""The four exchanges: what crosses, and how.
+
+Everything that a method sends upward is a part, and each part crosses by one of four exchanges (DESIGN.md section 1):
+
+=========  =============================================  ===================================================
+exchange   silo i gives                                   the coordinator needs only
+=========  =============================================  ===================================================
+``Sum``    tensors x_i and a weight w_i                   sum_i w_i x_i and sum_i w_i, over all or row by row
+``Mix``    tensors x_i                                    for each recipient r: sum_j A_rj x_j
+``Gram``   vectors v_i, one per group                     the inner products <v_i, v_j>, or those of sketches
+``Each``   tensors x_i                                    x_i itself
+=========  =============================================  ===================================================
+
+``plain.py`` runs them in the clear, ``security/blind/sum.py`` and ``security/blind/mix_and_gram.py`` blind.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from math import fsum, prod
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ...errors import LocalError
+from ..numerics.streams import Seed
+
+Tensors = Mapping[str, Tensor]
+Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
+
+WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
+REGION = 1 << 19  # elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
+LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
+MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
+MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int64": torch.int64,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Kind(IntEnum):
+    """What a part is, in the field's words; the numbers are those of ``PartKind`` in proto/tensor.proto."""
+
+    WHOLE_MODEL = 1
+    BACKBONE = 2
+    INTER_LEARNING_MODEL = 3
+    HEADER_ROWS = 4
+    PROTOTYPES = 5
+    CANONICAL_MODELS = 6
+    CLASSIFIER_ROWS = 7
+    MEMBERSHIP = 8
+    COUNTS = 9
+    METRIC = 10
+    SKETCH = 11
+    KEY = 12
+    SHARE = 13
+
+
+DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)  # non-negative by nature: their inner products tell them
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses; bounds of its values, where it has some."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; Python integers, so no shape overflows it."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire."""
+        return self.elements * DTYPES[self.dtype].itemsize
+
+
+def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
+    """Specs of the given tensors, in their order."""
+    return tuple(TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Sum over silos.
+
+    ``mean``: sum_i w_i x_i / sum_i w_i with one weight a silo. ``ratio``: the same row by row, w_i of shape [rows],
+    rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in float64 (int64 stays int64). ``most`` is
+    the largest weight that a silo may have: 1 where it says whether a silo has a row.
+    """
+
+    form: Literal["mean", "ratio", "total"] = "mean"
+    most: float = LARGEST_WEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A weighted sum per recipient, over the last version that each silo gave.
+
+    ``directed``: over what was given in one round alone, by weights that are known before it: for who was away then, or
+    for the round's own members (``Method.directed_for``).
+    """
+
+    directed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gram:
+    """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions.
+
+    ``sketch`` = k > 0: of sketches [groups, k] of the vectors, which alone cross, as float32 (count_sketch.py). In the
+    clear all know their map, that of ``seed``; blind it follows from the key that the job's silos share. ``shared``: by
+    secret sharing, without that key.
+    """
+
+    sketch: int = 0
+    seed: Seed = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """The value of each silo, visible to the coordinator."""
+
+
+Exchange = Sum | Mix | Gram | Each
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What crosses together: a name, a kind, an exchange and the tensors in their wire order."""
+
+    name: str
+    kind: Kind
+    exchange: Exchange
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """Specs of everything that a method gives for this part, the weight of a Sum included."""
+        match self.exchange:
+            case Sum("mean", most):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
+            case Sum("ratio", most):
+                return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most))
+            case _:
+                return self.tensors
+
+    @property
+    def wire(self) -> tuple[TensorSpec, ...]:
+        """Specs of everything that a silo sends for this part: what is given, or the sketches of it."""
+        if not self.sketch:
+            return self.given
+        (spec,) = self.tensors
+        return (TensorSpec(spec.name, "float32", (*spec.shape[:-1], self.sketch)),)
+
+    @property
+    def sketch(self) -> int:
+        """Numbers of each sketch in which the vectors of a Gram cross; 0 where they cross as they are."""
+        return self.exchange.sketch if isinstance(self.exchange, Gram) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gift:
+    """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the weight."""
+
+    tensors: Tensors
+    weight: float | Tensor | None = None
+
+
+class Exchanges(Protocol):
+    """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order; blind, ``part.given`` (laid_out)."""
+        ...
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """At the coordinator: the result over ``members``, in that order; empty for a Mix."""
+        ...
+
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+        """One recipient's row over the last version of each silo in ``weights``, which may name the recipient too.
+
+        None where it gets no row: a blind one that would show it too much (SECURITY.md rules 4 to 6).
+        """
+        ...
+
+
+def laid_out(part: Part, gift: Gift) -> dict[str, Tensor]:
+    """A gift checked against its part, exactly ``part.given`` in its order; LocalError names what does not fit."""
+    given = dict(gift.tensors)
+    if part.given != part.tensors:
+        if gift.weight is None:
+            raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
+        given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
+        if fault := value_fault(part.given[-1], given[WEIGHT]):
+            raise LocalError(f"part {part.name!r}: its weight {fault}")
+    elif gift.weight is not None:
+        raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
+    if set(given) != {spec.name for spec in part.given}:
+        raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.given]}")
+    return {spec.name: checked(part, spec, given[spec.name]) for spec in part.given}
+
+
+def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
+    """A tensor that has its spec's dtype and shape and sound values; LocalError says what is wrong."""
+    if not fits(spec, tensor):
+        raise LocalError(
+            f"part {part.name!r}: tensor {spec.name!r} is {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} "
+            f"{list(tensor.shape)}, its schema says {spec.dtype} {list(spec.shape)}"
+        )
+    if fault := value_fault(spec, tensor):
+        raise LocalError(f"part {part.name!r}: tensor {spec.name!r} {fault}; training has diverged, lower the lr")
+    return tensor.detach().contiguous()
+
+
+def fits(spec: TensorSpec, tensor: Tensor) -> bool:
+    """Whether a tensor has its spec's dtype and shape."""
+    return tensor.dtype == DTYPES[spec.dtype] and tuple(tensor.shape) == spec.shape
+
+
+def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
+    """What is wrong with a tensor's values; empty if nothing is."""
+    if not all_finite(tensor):
+        return "holds NaN or infinity"
+    return bounds_fault(spec, tensor)
+
+
+def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
+    """What is wrong with finite values beside the bounds of their spec; empty if nothing is."""
+    if tensor.numel() == 0 or (spec.least is None and spec.most is None):
+        return ""
+    low, high = torch.aminmax(tensor)
+    if spec.least is not None and low.item() < spec.least:
+        return f"holds a value below {spec.least:g}"
+    if spec.most is not None and high.item() > spec.most:
+        return f"holds a value above {spec.most:g}"
+    return ""
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite; without a temporary of the tensor's size."""
+    if tensor.numel() == 0 or not tensor.is_floating_point():
+        return True
+    low, high = torch.aminmax(tensor)  # NaN comes through
+    return bool(torch.isfinite(low) and torch.isfinite(high))
+
+
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly, by largest remainder.
+
+    Ties go to the earlier silo. Raises LocalError for weights that are negative, not finite or all zero.
+    """
+    if not weights or any(not 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
+        raise LocalError(f"mixing weights {list(weights)} are not non-negative finite numbers with a positive sum")
+    whole = fsum(weights)  # the same whatever adds up
+    exact = [w / whole * 2**MIX_BITS for w in weights]
+    floors = [int(e) for e in exact]
+    missing = 2**MIX_BITS - sum(floors)
+    by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
+    for i in by_remainder[:missing]:
+        floors[i] += 1
+    return tuple(floors)
+
+
+def own_weight(own: float, others: Iterable[float]) -> int:
+    """The part that a recipient's own values have beside those of others, in steps of 2^-32: 0 to 2^32.
+
+    ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order does not matter.
+    """
+    mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
+    return round(mine / (mine + rest) * (1 << MIX_BITS))
+
+
+def kept_share(own: int, mixed: int) -> float:
+    """The part of 1 that a recipient keeps of its own, where those left of a row weigh ``mixed`` of its 2^32.
+
+    ``own`` is as ``own_weight`` gives it: over all of the row it is own / 2^32. Made of integers, so the same anywhere.
+    """
+    whole = 1 << MIX_BITS
+    return own * whole / (own * whole + (whole - own) * mixed)
+
+
+def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:
+    """All tensors that cross, in wire order."""
+    for part in parts:
+        for spec in part.wire:
+            yield part, spec

@@ -1,0 +1,188 @@
+"""The exchanges in the clear: the plain arithmetic.
+
+The folds take the silos in one fixed order and accumulate in float64, element by element, so the simulator and the
+coordinator give the same bits (Gram uses a matrix product: the same bits at one thread).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from ...errors import LocalError
+from ..numerics.devices import CPU
+from .count_sketch import count_sketch
+from .parts import (
+    DTYPES,
+    MIX_BITS,
+    REGION,
+    WEIGHT,
+    Each,
+    Gift,
+    Gram,
+    Mix,
+    Part,
+    Read,
+    Sum,
+    TensorSpec,
+    checked,
+    integer_weights,
+    laid_out,
+)
+
+BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+WORKERS = 2  # threads that fold a large tensor
+GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
+
+
+class Plain:
+    """The exchanges in the clear: what each silo gives is visible to the coordinator.
+
+    ``device`` is where a Mix is folded, a simulation's GPU, say. The bits are the same on each.
+    """
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self._device = device
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """What leaves of a gift; LocalError names what does not fit."""
+        given = laid_out(part, gift)
+        match part.exchange:
+            case Gram(sketch, seed) if sketch:
+                (spec,), (vectors,) = part.wire, given.values()
+                short = torch.stack([count_sketch(vector, sketch, seed) for vector in vectors])
+                return {spec.name: checked(part, spec, short.to(DTYPES[spec.dtype]))}
+            case _:
+                return given
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """Fold what the members gave; ``members`` must not be empty.
+
+        Sum: the tensors of the part and ``@weight`` (the total; absent for form total). Gram: ``gram``
+        [groups, n, n] float64. Each: every tensor with a leading axis [n]. Mix: nothing, the versions stay stored.
+        """
+        if not members:
+            raise LocalError(f"part {part.name!r}: nothing to fold, no silo gave it")
+        match part.exchange:
+            case Sum("total"):
+                return {spec.name: _total(spec, members, read) for spec in part.tensors}
+            case Sum():
+                return _ratio(part, members, read)
+            case Gram():
+                (spec,) = part.tensors
+                vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)  # [groups, n, d]
+                return {"gram": vectors @ vectors.transpose(1, 2)}
+            case Each():
+                return {s.name: torch.stack([read(silo, s.name) for silo in members]) for s in part.tensors}
+            case Mix():
+                return {}
+
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
+        """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
+        integers = integer_weights(list(weights.values()))
+        shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}
+        row = _weighted(part.tensors, shares, read, 1.0, self._device)
+        return {name: tensor.cpu() for name, tensor in row.items()}
+
+
+PLAIN = Plain()
+
+
+def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
+    total = torch.zeros(spec.shape, dtype=torch.int64 if spec.dtype == "int64" else torch.float64)
+    for silo in members:
+        total += read(silo, spec.name)
+    return total
+
+
+def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+    """Weighted mean, over all or by leading row, a silo after another."""
+    weights = [read(silo, WEIGHT) for silo in members]
+    total = torch.stack(weights).sum(0)  # [] or [rows]
+    divisor = torch.where(total > 0, total, 1.0)
+    if not total.ndim:
+        shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
+        return {**_weighted(part.tensors, shares, read, float(divisor), CPU), WEIGHT: total}
+    folded: dict[str, Tensor] = {}
+    for spec in part.tensors:  # row by row; header rows and prototypes are small
+        column = (-1,) + (1,) * (len(spec.shape) - 1)
+        fold = torch.zeros(spec.shape, dtype=torch.float64)
+        for silo, weight in zip(members, weights, strict=True):
+            fold += read(silo, spec.name).double() * weight.reshape(column)
+        folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
+    return {**folded, WEIGHT: total}
+
+
+def _weighted(
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
+) -> dict[str, Tensor]:
+    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the silos.
+
+    On the ``device``, where each product is rounded before it is added, as here.
+    """
+    found: dict[str, Tensor] = {}
+    most = BLOCK if device == CPU else GPU_BLOCK
+    for dtype in sorted({spec.dtype for spec in specs}):
+        for pack in _packs([spec for spec in specs if spec.dtype == dtype], most):
+            if pack[0].elements > most and device == CPU:
+                found[pack[0].name] = _weighted_large(pack[0], shares, read, divisor)
+            else:
+                found |= _weighted_together(pack, shares, read, divisor, device)
+    return {spec.name: found[spec.name] for spec in specs}
+
+
+def _packs(specs: Sequence[TensorSpec], most: int) -> Iterator[list[TensorSpec]]:
+    """Tensors of so many elements together at most; one with more is alone."""
+    pack: list[TensorSpec] = []
+    for spec in specs:
+        if pack and sum(own.elements for own in pack) + spec.elements > most:
+            yield pack
+            pack = []
+        pack.append(spec)
+    if pack:
+        yield pack
+
+
+def _weighted_together(
+    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
+) -> dict[str, Tensor]:
+    """Of tensors of one dtype, side by side: one by one, calls would take most of the time."""
+    dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
+    given = torch.empty(sum(sizes), dtype=dtype, device=device)
+    values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
+    total = torch.zeros_like(values)
+    for silo, share in shares.items():
+        torch.cat([read(silo, spec.name).to(device).reshape(-1) for spec in specs], out=given)
+        total += values.copy_(given).mul_(share)
+    folded = torch.split((total / divisor).to(dtype), sizes)
+    return {spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)}
+
+
+def _weighted_large(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
+    """Region by region, block by block: no large temporary, and in cache.
+
+    A region is read anew from each silo, so that of mapped files no more than a region is in memory for each worker.
+    """
+    result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
+
+    def fold(start: int) -> None:
+        here = slice(start, start + REGION)
+        total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
+        for silo, share in shares.items():
+            values = read(silo, spec.name).reshape(-1)[here]
+            for at in range(0, len(total), BLOCK):
+                block = slice(at, at + BLOCK)
+                total[block] += values[block].double() * share
+        target = result[here]
+        for at in range(0, len(total), BLOCK):
+            block = slice(at, at + BLOCK)
+            target[block] = total[block] / divisor
+
+    starts = range(0, spec.elements, REGION)
+    if len(starts) > 1:  # regions do not overlap: who folds which does not matter to the bits
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(fold, starts))
+    else:
+        fold(0)
+    return result.reshape(spec.shape)

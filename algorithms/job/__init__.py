@@ -1,0 +1,1 @@
+"""Job files and job documents: fields, checks and derived values."""

@@ -1,0 +1,258 @@
+"""A method whose sums class by class are counted first: of a class that few silos hold, a sum would show the few.
+
+A blind job of a method that sums rows by class (``by_class``) runs as this method around it (job.py), and the
+method itself knows nothing of it. Round 0 asks every silo which classes it has records of, 0 or 1 each; nothing
+trains. Their sum, the holders of each class, comes down in every later round, of which round r is the method's r - 1.
+A row is given only where, as SECURITY.md rule 7 has it::
+
+    holders ≥ min_holders + lost + c
+
+with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind those who still
+open it: 0, since whatever is summed here is summed over all of the job's silos or not at all (``round_terms`` of
+security/blind/plan.py), but for silos that are proven to have broken the rules, which are among the c. Presence hardly
+changes in a job, and so it is summed once, over the same silos as all else.
+
+Once a sum is open it is too late to leave a row out, so each silo does that before its values are masked: zeros, of
+weight 0. All must leave out the same rows, or the one that does not is alone in its row. So the holders come down as
+the words of their sum, under the silos' tags (security/blind/plan.py), and who did not get them gives nothing at all.
+
+Of a class that is not shown the method is told, where it takes what came down (``deliver``), as if this silo had no
+record of it: so it keeps rows of its own as they are. It trains on all.
+
+============  ====  ======================================================================  ==========================
+round         way   part                                                                    exchange
+============  ====  ======================================================================  ==========================
+0             up    ``holders``: [C], 0 or 1                                                Sum, total
+r ≥ 1         down  ``holders``: [C]; then what the method has                              -
+============  ====  ======================================================================  ==========================
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import LocalError, PeerError
+from ..exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from ..method import (
+    Change,
+    Combined,
+    CoordinatorState,
+    Course,
+    Delivery,
+    Effort,
+    Facts,
+    Latest,
+    Method,
+    Parts,
+    Results,
+    Setting,
+    SiloState,
+    Stage,
+    Survey,
+)
+
+HOLDERS = "holders"
+SAID, TOLD = "counted.said", "counted.holders"  # in a silo's state: what it said in round 0, and what came of it
+
+
+class Counted(Method):
+    """``inner``, with a round before its own in which the holders of each class are counted."""
+
+    census = True
+
+    def __init__(self, inner: Method, setting: Setting, fewest: int) -> None:
+        """``inner`` has rounds of its own, from 0 on; ``fewest`` holders make a row that is shown."""
+        if inner.census:
+            raise LocalError(f"method {inner.name!r} has a census and sums class by class: its classes are not counted")
+        if inner.withholds:
+            raise LocalError(
+                f"method {inner.name!r}: option {inner.withholds} withholds rows after they are summed, in a blind job "
+                "they are withheld before; take it out, and write security.min_holders"
+            )
+        self.name, self.version, self.product = inner.name, inner.version, inner.product
+        self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
+        self.setting, self.options, self.template = setting, inner.options, inner.template
+        self._inner, self._fewest = inner, fewest
+        shape = (setting.classes,)
+        counts = Part(HOLDERS, Kind.COUNTS, Sum("total"), (TensorSpec("holders", "int64", shape, 0.0, 1.0),))
+        every = TensorSpec("holders", "int64", shape, 0.0, float(len(setting.silos)))
+        self._given, self._told = counts, replace(counts, tensors=(every,))
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Who holds which class; then what the method gives."""
+        return self._inner.up(round_ - 1) if round_ else (self._given,)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """The holders, and what the method delivers."""
+        return (self._told, *self._inner.down(round_ - 1)) if round_ else ()
+
+    def stream_round(self, round_: int) -> int:
+        """The method's own, so that it draws the batches that it draws without a count."""
+        return round_ - 1
+
+    @property
+    def compares_labels(self) -> bool:
+        """As the method."""
+        return self._inner.compares_labels
+
+    # The silo half.
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """Those of the method."""
+        return self._inner.modules(silo)
+
+    def initial_extra(self, silo: str) -> dict[str, Tensor]:
+        """Those of the method."""
+        return self._inner.initial_extra(silo)
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        """As the method."""
+        return self._inner.predict(parts, x)
+
+    def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """As the method."""
+        return self._inner.measure(parts, x, y)
+
+    def effort(self, round_: int) -> Effort:
+        """None in round 0; then the method's."""
+        return self._inner.effort(round_ - 1) if round_ else Effort()
+
+    @property
+    def private_fault(self) -> str:
+        """As the method."""
+        return self._inner.private_fault
+
+    def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
+        """Keep what is said in round 0, and the holders; the method takes the rest.
+
+        PeerError where there are none, or fewer than this silo alone; LocalError where its classes are others now.
+        """
+        held = facts.class_counts > 0
+        if facts.round == 0:
+            return replace(state, extra={**state.extra, SAID: held.long()})
+        if HOLDERS not in delivered:
+            raise PeerError("coordinator", f"delivered no {HOLDERS!r} in round {facts.round}, and every round has them")
+        holders = delivered[HOLDERS]["holders"]
+        self._check_said(state, held)
+        if missing := torch.nonzero(held & (holders < 1))[:, 0].tolist():
+            raise PeerError("coordinator", f"delivered 0 holders of class {missing[0]}, and this silo is one")
+        rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
+        taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
+        return SiloState(taken.parts, {**taken.extra, SAID: held.long(), TOLD: holders})
+
+    def stages(self, state: SiloState, facts: Facts) -> Course:
+        """None in round 0."""
+        return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts)))) if facts.round else ()
+
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+        """Who holds which class; then what the method gives, without the rows that are not shown."""
+        if facts.round == 0:
+            return {HOLDERS: Gift({"holders": state.extra[SAID]})}
+        holders, held = state.extra[TOLD], facts.class_counts > 0
+        gifts = self._inner.give(_own(state), _earlier(facts))
+        shown = shown_rows(holders, self._fewest)
+        return gifts | {
+            name: hide_rows(name, gifts[name], held, shown) for name in by_class(self._inner, facts.round - 1)
+        }
+
+    def _check_said(self, state: SiloState, held: Tensor) -> None:
+        said = state.extra.get(SAID)
+        if said is None or not torch.equal(said > 0, held):
+            raise LocalError(
+                "this silo's training records are of other classes than it said in the job's count of holders; give "
+                "it the records that it had, or have the job signed under a new name"
+            )
+
+    def _shown_facts(self, facts: Facts, holders: Tensor) -> Facts:
+        counts = torch.where(shown_rows(holders, self._fewest), facts.class_counts, 0)
+        return replace(_earlier(facts), class_counts=counts)
+
+    # The coordinator half.
+
+    def begin(self) -> CoordinatorState:
+        """As the method."""
+        return self._inner.begin()
+
+    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+        """Publish the holders; then as the method. LocalError for holders that there cannot be."""
+        if round_:
+            return self._inner.combine(state, round_ - 1, cohort, results)
+        if not results[HOLDERS]:
+            return Combined(state)  # silos alone read it
+        holders = results[HOLDERS]["holders"]
+        if bool(((holders < 0) | (holders > len(cohort))).any()):
+            raise LocalError(
+                f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class; one of them does "
+                "not count as the job says: find it in its own log, and have the job signed without it"
+            )
+        return Combined(state, {HOLDERS: {"holders": holders}})
+
+    def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
+        """As the method."""
+        return self._inner.unposted(state, silos)
+
+    def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
+        """The holders, and what the method delivers; nothing before they are counted."""
+        return (Latest(HOLDERS), *self._inner.deliveries(state, round_ - 1, silo)) if round_ else ()
+
+    def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
+        """As the method."""
+        return self._inner.mail_fault(round_ - 1, silo, shares, keep)
+
+
+def by_class(method: Method, round_: int) -> tuple[str, ...]:
+    """Parts that a method gives class by class: ratios, and those that it names."""
+    ratios = [
+        part.name for part in method.up(round_) if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
+    ]
+    return (*ratios, *method.by_class(round_))
+
+
+def shown_rows(holders: Tensor, fewest: int) -> Tensor:
+    """Rows [C] that may be summed: as many silos hold them as it takes."""
+    return holders >= fewest
+
+
+def hide_rows(name: str, gift: Gift, held: Tensor, shown: Tensor) -> Gift:
+    """A gift with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
+
+    LocalError where it has a row of a class that this silo does not hold: it was not counted among the holders.
+    """
+    weight = gift.weight
+    rows = list(gift.tensors.values()) if weight is None else [torch.as_tensor(weight)]
+    if any(each.shape[:1] == held.shape and bool(each[~held].any()) for each in rows):
+        raise LocalError(
+            f"part {name!r} has rows of other classes than this silo has records of; this is a bug in the method"
+        )
+    tensors = {key: _only(shown, value) for key, value in gift.tensors.items()}
+    return Gift(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
+
+
+def _only(shown: Tensor, rows: Tensor) -> Tensor:
+    if rows.shape[:1] != shown.shape:
+        return rows
+    return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
+
+
+def _inside(step: Stage | Survey | Change) -> Stage | Survey | Change:
+    """A step of the method as one of this method."""
+    if not isinstance(step, Change):
+        return step
+    inner = step.change
+
+    def change(state: SiloState, facts: Facts) -> SiloState:
+        made = inner(_own(state), _earlier(facts))
+        counted = {name: state.extra[name] for name in (SAID, TOLD)}
+        return replace(state, parts=made.parts, extra={**made.extra, **counted})
+
+    return Change(change)
+
+
+def _earlier(facts: Facts) -> Facts:
+    return replace(facts, round=facts.round - 1)
+
+
+def _own(state: SiloState) -> SiloState:
+    return replace(state, extra={name: value for name, value in state.extra.items() if name not in (SAID, TOLD)})

@@ -1,0 +1,548 @@
+"""The job: what silos, coordinator and simulator all read, and the document that the operator signs.
+
+A job file, as a person writes it::
+
+    version = 1
+    name = "digits"
+    seed = 7
+    rounds = 10
+    silos = ["clinic-a", "clinic-b", "clinic-c"]
+
+    [method]
+    name = "pfedsim"
+    options = { rho = 0.5 }
+
+    [model]
+    name = "cnn-digits"
+    classes = 10
+
+    [training]
+    epochs = 2
+    batch_size = 32
+    lr = 0.1
+
+The document is the same with every default filled in, decimals as strings, and the wire schema written out: phase by
+phase the parts that cross. What is not in the schema cannot cross. A silo recomputes it from its own code.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import floor
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from numpy.random import Generator
+from pydantic import BeforeValidator, Field
+
+from ...errors import LocalError
+from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
+from ..catalog import METHODS, configure, method_class, method_options
+from ..exchange.concentration import concentration_fault
+from ..exchange.parts import Gram, Mix, Part
+from ..method import METRICS, Course, Method, Optimiser, Setting, specs_of_buffers
+from ..models.build import ModelOptions, build, input_shape, sketch
+from ..numerics.streams import Seed as AnySeed
+from ..numerics.streams import raw, stream
+from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
+from .class_census import Counted, by_class
+from .lr_schedule import Schedule, paced
+from .privacy import PrivacyTable
+from .schema import explain_difference, method_digest, model_digest, phases, plain
+from .security import (
+    Name,
+    SecurityTable,
+    classes_fault,
+    cohort_fault,
+    compare_fault,
+    for_silos,
+    holders_fault,
+    keyed_exchanges,
+    mix_fault,
+    sums_fault,
+    tagged,
+    tags_fault,
+    unblind,
+)
+
+LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
+LONGEST_TIMEOUT = 30 * 24 * 3600.0
+ENOUGH_ROUNDS = 64  # in which a method goes through all of its phases
+DERIVED = ("schema", "method_digest", "model_digest")
+
+
+Whole = Annotated[int, Field(strict=True)]
+
+
+class MethodTable(Strict):
+    """The [method] table; its options are checked by the method's own model."""
+
+    name: str
+    version: Whole | None = None  # left out: the version installed here
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class TrainingTable(Strict):
+    """The [training] table."""
+
+    epochs: Annotated[Whole, Field(ge=1, le=10_000)] = 1
+    batch_size: Annotated[Whole, Field(ge=1, le=1_000_000)] = 32
+    lr: Annotated[Real, Field(gt=0)]
+    momentum: Annotated[Real, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[Real, Field(ge=0)] = 0.0
+    schedule: Schedule | None = None
+    """How lr falls from round to round; left out, it stays."""
+
+
+Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
+Rounds = Annotated[Whole, Field(ge=1, le=100_000)]
+Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
+
+
+class JobSettings(Strict):
+    """What a job file says, and a simulation's file of several jobs says once for all of them."""
+
+    version: Annotated[Literal[1], BeforeValidator(no_bool)]
+    name: Name
+    rounds: Rounds
+    participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    min_cohort: Annotated[Whole, Field(ge=1)] = 2
+    round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
+    """Seconds after which a round goes on without those who have not given; together with min_cohort: "cut off"."""
+    quorum: Annotated[Real, Field(gt=0, le=1)] = 1.0
+    """Share of a cohort whose gifts close a round at once; 1 waits for all that are there."""
+    model: ModelOptions
+    training: TrainingTable
+    security: SecurityTable = SecurityTable()
+
+
+class JobFile(JobSettings):
+    """A job file."""
+
+    seed: Seed
+    silos: Silos
+    method: MethodTable
+    privacy: PrivacyTable | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _combinations(self) -> "JobFile":
+        twice = sorted(silo for silo, times in Counter(self.silos).items() if times > 1)
+        if twice:
+            raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
+        if self.min_cohort > len(self.silos):
+            raise ValueError(f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it")
+        if self.model.norm == "batch" and self.training.batch_size == 1:
+            raise ValueError('model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or more')
+        if self.privacy is not None and self.model.norm == "batch":
+            raise ValueError(
+                '[privacy] with model.norm = "batch", by which each record moves the gradients of others; '
+                'choose norm = "group", or a model without normalisation'
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked job; the one form of it that all of Staddle uses."""
+
+    name: str
+    seed: int
+    rounds: int
+    silos: tuple[str, ...]  # in job order: the order of every fold
+    participation: float
+    min_cohort: int
+    round_timeout: float  # seconds
+    quorum: float
+    method_name: str
+    method_options: Strict
+    model: ModelOptions
+    epochs: int
+    batch_size: int
+    optimiser: Optimiser
+    security: SecurityTable
+    privacy: PrivacyTable | None = None
+    schedule: Schedule | None = None
+    federated: bool = field(default=False, compare=False)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> "Job":
+        """Read a job file; LocalError names file, key, value and the fix."""
+        return cls.from_file(read_toml(path, JobFile), str(path))
+
+    @classmethod
+    def from_file(cls, file: JobFile, origin: str) -> "Job":
+        """The job of a parsed job file."""
+        here = method_class(file.method.name, origin).version
+        if file.method.version not in (None, here):
+            raise LocalError(
+                f"{origin}: method.version = {file.method.version}: this silo's {file.method.name} version differs, "
+                f"it is {here}; install the Staddle release that the job was written with"
+            )
+        job = cls(
+            **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
+            round_timeout=file.round_timeout,
+            quorum=file.quorum,
+            method_name=file.method.name,
+            method_options=method_options(file.method.name, file.method.options, origin),
+            model=file.model,
+            epochs=file.training.epochs,
+            batch_size=file.training.batch_size,
+            optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
+            security=file.security,
+            privacy=file.privacy,
+            schedule=file.training.schedule,
+        )
+        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum, job.batched)
+        if fault := cohort_fault(job.security, job.silos, *rounds):
+            raise LocalError(f"{origin}: {fault}")
+        return job
+
+    @classmethod
+    def from_document(cls, document: Any, origin: str, *, federated: bool = True) -> "Job":
+        """The job of a document that came from elsewhere, refused unless this machine's code makes the same of it.
+
+        ``federated`` as in ``for_federation``: False for a document that a simulation kept.
+        """
+        if not isinstance(document, Mapping):
+            raise LocalError(f"{origin}: a job document is a JSON object, not {type(document).__name__}")
+        written = {key: value for key, value in document.items() if key not in DERIVED}
+        job = replace(cls.from_file(validate(written, JobFile, origin), origin), federated=federated)
+        if job.privacy is not None and job.privacy.sigma is None:
+            raise LocalError(f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it signed so")
+        computed = job.document()
+        if computed != document:
+            raise LocalError(f"{origin}: {explain_difference(document, computed, job.method_name, job.model.name)}")
+        return job
+
+    def document(self) -> dict[str, Any]:
+        """The document that is signed, hashed and sent: canonical JSON can hold it."""
+        schema = self._schema  # first: it says what a method cannot do with this job
+        return {
+            **self._written(),
+            "schema": schema,
+            "method_digest": method_digest(self._method, schema),
+            "model_digest": model_digest(self.model, self._method),
+        }
+
+    def _written(self) -> dict[str, Any]:
+        """The document without what follows from it."""
+        return {
+            "version": 1,
+            "name": self.name,
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "silos": list(self.silos),
+            "participation": plain(self.participation),
+            "min_cohort": self.min_cohort,
+            "round_timeout": plain(self.round_timeout),
+            "quorum": plain(self.quorum),
+            "method": {
+                "name": self.method_name,
+                "version": method_class(self.method_name, self.name).version,
+                "options": plain(self.method_options),
+            },
+            "model": plain(self.model),
+            "training": {
+                "epochs": self.epochs,
+                "batch_size": self.batch_size,
+                "lr": plain(self.optimiser.lr),
+                "momentum": plain(self.optimiser.momentum),
+                "weight_decay": plain(self.optimiser.weight_decay),
+                "schedule": plain(self.schedule),
+            },
+            "security": plain(self.security),
+            "privacy": plain(self.privacy),
+        }
+
+    def for_federation(self) -> "Job":
+        """The same job as silos run it: what they draw follows from the whole job, not from its seed alone.
+
+        So no two jobs train alike, and the sums of two jobs that differ by one silo do not tell that silo's values
+        (SECURITY.md rule 35). In a simulation the methods that are compared share what the seed gives.
+        """
+        return replace(self, federated=True)
+
+    @cached_property
+    def root(self) -> AnySeed:
+        """What all streams of the job derive from: the seed, or in a federation SHA-256 of what is written, in hex.
+
+        The noise multiplier is left out, which is planned for what is written.
+        """
+        if not self.federated:
+            return self.seed
+        written = self._written()
+        if written["privacy"] is not None:
+            written["privacy"] = {**written["privacy"], "sigma": None}
+        return hashlib.sha256(canonical_json(written)).hexdigest()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical document, in hex: the name of this job in signatures and ledgers."""
+        return hashlib.sha256(canonical_json(self.document())).hexdigest()
+
+    @cached_property
+    def _method(self) -> Method:
+        method = configure(self.method_name, self.method_options, self.setting())
+        if self.model.buffers == "global" and not self._gives_buffers(method):
+            raise LocalError(
+                f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
+                "leave model.buffers out, or choose another method"
+            )
+        if self.privacy is not None and (fault := method.private_fault):
+            raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
+        if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
+            later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
+            inner = configure(self.method_name, self.method_options, later)
+            return Counted(inner, self.setting(), self.fewest_holders)
+        return method
+
+    def _gives_buffers(self, method: Method) -> bool:
+        modules = sketch(self.model)
+        buffers = {f"{part}.{spec.name}" for part, module in modules.items() for spec in specs_of_buffers(module)}
+        up = (part for round_ in range(self.rounds + method.census) for part in method.up(round_))
+        return any(spec.name in buffers for part in up for spec in part.tensors)
+
+    @cached_property
+    def _schema(self) -> list[dict[str, Any]]:
+        where = f"job {self.name!r} ({self.method_name} on {self.model.name})"
+        try:
+            schema = phases(self.length, self.up, self.down)
+        except LocalError as error:
+            raise LocalError(f"{where}: {error}") from error
+        varying = self.participation < 1 or self.security.dropouts == "any"
+        others = len(self.silos) - 1
+        fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
+        fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
+        fault = fault or tags_fault(self.security, schema, self.counted)
+        fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
+        drawn = (self.cohort_size, self.min_cohort)
+        fault = fault or mix_fault(self.security, schema, self.silos, *drawn, self._method.directed_for)
+        largest = max(len(self.cohort(phase["from_round"])) for phase in schema)
+        fault = fault or compare_fault(self.security, schema, largest)
+        if fault:
+            raise LocalError(f"{where}: {fault}")
+        return schema
+
+    @cached_property
+    def keyed(self) -> bool:
+        """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or for its audience."""
+        asked = self.counted or bool(self.for_silos) or keyed_exchanges(self._schema)
+        return self.security.required and (asked or tagged(self.security, self._schema))
+
+    @cached_property
+    def for_silos(self) -> frozenset[str]:
+        """Parts whose sums its silos alone read."""
+        return for_silos(self.security.audience, self._schema)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is blind and sums class by class: round 0 counts the holders of each."""
+        return isinstance(self._method, Counted)
+
+    @property
+    def min_holders(self) -> int:
+        """Silos that hold a class whose rows are summed, those in league with the coordinator aside."""
+        return self.security.min_holders or self.min_cohort
+
+    @property
+    def fewest_holders(self) -> int:
+        """Of how many silos a class is of which a counted job shows sums."""
+        return self.min_holders + self.security.colluders
+
+    @cached_property
+    def weighing(self) -> Mapping[str, int]:
+        """The declared counts, where they are weights of a blind sum; empty where they are none."""
+        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
+        return self.security.counts if "sum.mean" in exchanges else {}
+
+    def _summing(self) -> list[str]:
+        """Methods that, with their default options, work with this job's model and can be blind."""
+        found = []
+        for name in METHODS:
+            options = method_options(name, {})
+            short = min(self.rounds, ENOUGH_ROUNDS)
+            other = replace(self, method_name=name, method_options=options, security=SecurityTable(), rounds=short)
+            with suppress(LocalError):
+                found += [] if any(unblind(phases(other.length, other.up, other.down))) else [name]
+        return found
+
+    @cached_property
+    def phase_starts(self) -> tuple[int, ...]:
+        """The rounds at which another set of parts begins to cross; the final delivery is not among them."""
+        return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.length)
+
+    @property
+    def private(self) -> PrivacyTable:
+        """The [privacy] table; LocalError where the job has none."""
+        if self.privacy is None:
+            raise LocalError(f"job {self.name!r} has no [privacy] table")
+        return self.privacy
+
+    def setting(self) -> Setting:
+        """What both halves of the method know of the job."""
+        return Setting(
+            self.silos,
+            self.cohort_size,
+            self.rounds,
+            self.model.classes,
+            input_shape(self.model),
+            self.epochs,
+            self.optimiser,
+            self.root,
+            lambda: build(self.model, self.root),
+            lambda: sketch(self.model),
+            self.cohort,
+            self.model.buffers,
+            self.security.counts,
+            self.security.class_counts,
+            self.security.mix == "directed",
+        )
+
+    def method(self) -> Method:
+        """The configured method; it holds no state, so all users share one. LocalError where it cannot work."""
+        _ = self._schema
+        return self._method
+
+    @property
+    def length(self) -> int:
+        """Number of rounds that the job runs: those that train, a census before them and one that tunes after them."""
+        return self.rounds + self._method.census + self._method.tunes
+
+    @property
+    def cohort_size(self) -> int:
+        """Silos drawn for a round that trains: participation · silos rounded half up, at least ``min_cohort``.
+
+        Of a blind job the fewest: it draws whole batches.
+        """
+        if self.batched:
+            return smallest_round(len(self.silos), *self._batching)
+        return max(floor(self.participation * len(self.silos) + 0.5), self.min_cohort)
+
+    @property
+    def least_batch(self) -> int:
+        """Silos of a batch, at the least: ``min_cohort``, and two that are in league with nobody."""
+        return max(self.min_cohort, self.security.colluders + 2)
+
+    @property
+    def fewest(self) -> int:
+        """Silos of a sum of a blind job, at the least (SECURITY.md rule 6)."""
+        return max(self.min_cohort, 3 * self.security.colluders + 1)
+
+    @property
+    def batched(self) -> bool:
+        """Whether it is blind, and its rounds draw some of its batches."""
+        return self.security.required and self.security.dropouts == "batches" and self._batching != (1, 1)
+
+    @cached_property
+    def _batching(self) -> tuple[int, int]:
+        """Of a blind job: among how many batches a round draws, and how many it draws."""
+        if self.participation == 1:
+            return 1, 1
+        return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Silos that are in a blind sum together or not at all (batches.py); empty where any may be missing.
+
+        What rounds draw among, where they draw some of the silos. Where they draw all of them, the most in which no
+        silo outweighs the others, so that a lost silo costs its own batch; or one of all, if the job sums what hardly
+        changes between rounds, such as the classes of a silo (SECURITY.md rule 1).
+        """
+        if not self.security.required or self.security.dropouts == "any":
+            return ()
+        if self.batched:
+            return split(self.silos, self._batching[0])
+        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"] if part["name"] != METRICS.name}
+        if any(each.startswith("sum.") for each in exchanges - {"sum.mean"}):
+            return (self.silos,)
+        numbers = whole_batches(len(self.silos), self.least_batch, self.fewest)
+        return next(found for number in numbers if self._even(found := split(self.silos, number)))
+
+    def _even(self, batches: Batches) -> bool:
+        """Whether these may be the batches: of several, none has a silo that declared too many records for it."""
+        counts = self.weighing
+        each = ([counts[silo] for silo in batch] for batch in batches) if counts and len(batches) > 1 else ()
+        return not any(concentration_fault(of, self.min_cohort) for of in each)
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
+        self._check_round(round_)
+        return () if round_ == self.length else (*map(self._crossing, self._method.up(round_)), METRICS)
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """Parts that may be delivered at the start of a round; round number ``length`` is the final delivery."""
+        self._check_round(round_)
+        return tuple(map(self._crossing, self._method.down(round_)))
+
+    def _crossing(self, part: Part) -> Part:
+        """A part of the method by the exchange that the job has for it."""
+        if self.security.mix == "directed" and isinstance(part.exchange, Mix):
+            return replace(part, exchange=Mix(directed=True))
+        if self.security.compare == "shared" and isinstance(part.exchange, Gram):
+            return replace(part, exchange=replace(part.exchange, shared=True))
+        return part
+
+    def away(self, round_: int) -> tuple[str, ...]:
+        """Silos that are not drawn for a round, in job order."""
+        drawn = self.cohort(round_)
+        return tuple(silo for silo in self.silos if silo not in drawn)
+
+    def row_readers(self, round_: int) -> tuple[str, ...]:
+        """Silos that get rows of what a round mixes by directed sums, in job order: those away, or those it draws."""
+        return self.cohort(round_) if self._method.directed_for == "members" else self.away(round_)
+
+    @cached_property
+    def together(self) -> Batches:
+        """Silos that are in an attempt at a blind sum together or not at all; empty where all that are drawn are asked.
+
+        Rows for a round's own members lean on who is in it, so the next attempt has new ones, without who was lost.
+        """
+        rows = self.security.mix == "directed" and self._method.directed_for == "members"
+        return self.batches or (tuple((silo,) for silo in self.silos) if rows else ())
+
+    def cohort(self, round_: int) -> tuple[str, ...]:
+        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method.
+
+        Of a blind job those of some of its ``batches``.
+        """
+        self._check_round(round_)
+        census = self._method.census and round_ == 0
+        if self.cohort_size == len(self.silos) or census or (self._method.tunes and round_ == self.length - 1):
+            return self.silos
+        rng = stream(self.root, "", round_, "cohort")
+        if self.batched:
+            batches = self.batches
+            drawn = {silo for i in _drawn(rng, len(batches), self._batching[1]) for silo in batches[i]}
+            return tuple(silo for silo in self.silos if silo in drawn)
+        return tuple(self.silos[i] for i in sorted(_drawn(rng, len(self.silos), self.cohort_size)))
+
+    def rounds_before(self, round_: int) -> int:
+        """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
+        return min(max(round_ - self._method.census, 0), self.rounds)
+
+    def paced(self, course: Course, round_: int) -> Course:
+        """What a method has a silo do in a round, at the learning rates that the schedule has for it."""
+        if self.schedule is None:
+            return course
+        return paced(course, self.schedule.at_round(self.rounds_before(round_), self.rounds))
+
+    def summed_sets(self) -> Batches:
+        """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its rounds."""
+        return self.batches or tuple(dict.fromkeys(self.cohorts()))
+
+    def cohorts(self) -> Iterator[tuple[str, ...]]:
+        """Those of all rounds, in turn; many come again."""
+        return map(self.cohort, range(self.length))
+
+    def _check_round(self, round_: int) -> None:
+        if not 0 <= round_ <= self.length:
+            raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}")
+
+
+def _drawn(rng: Generator, silos: int, number: int) -> list[int]:
+    words = raw(rng, silos).tolist()
+    return sorted(range(silos), key=lambda i: (words[i], i))[:number]

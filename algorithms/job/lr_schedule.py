@@ -1,0 +1,60 @@
+"""How the learning rates of a job fall from round to round, the same for every method.
+
+A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, or
+``{ kind = "steps", factor = 0.1, at = [0.5, 0.75] }``. Left out, they stay. It is the rate of each stage of local
+training that falls; step sizes that are options of a method and no stage's rate, such as Per-FedAvg's α, do not.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from ...files.documents import Real, Strict
+from ..method import Course, Stage
+
+Factor: TypeAlias = Annotated[Real, Field(gt=0, le=1)]
+Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
+
+
+class Exponential(Strict):
+    """γ^t in round t, which t rounds of training came before."""
+
+    kind: Literal["exponential"]
+    factor: Factor
+
+    def at_round(self, done: int, rounds: int) -> float:
+        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        return self.factor**done
+
+
+class Steps(Strict):
+    """γ once more from each of these shares of the rounds on."""
+
+    kind: Literal["steps"]
+    factor: Factor
+    at: Annotated[tuple[Share, ...], Field(min_length=1, max_length=100)]
+
+    @field_validator("at")
+    @classmethod
+    def _in_order(cls, at: tuple[float, ...]) -> tuple[float, ...]:
+        if list(at) != sorted(set(at)):
+            raise ValueError("each share of the rounds once, smaller ones first, such as [0.5, 0.75]")
+        return at
+
+    def at_round(self, done: int, rounds: int) -> float:
+        """What the rates are multiplied by, ``done`` of ``rounds`` rounds over."""
+        return self.factor ** sum(done >= share * rounds for share in self.at)
+
+
+Schedule: TypeAlias = Annotated[Exponential | Steps, Field(discriminator="kind")]
+
+
+def paced(course: Course, factor: float) -> Course:
+    """The same stages with their learning rates multiplied."""
+    return tuple(
+        replace(step, optimiser=replace(step.optimiser, lr=step.optimiser.lr * factor))
+        if isinstance(step, Stage)
+        else step
+        for step in course
+    )

@@ -1,0 +1,191 @@
+"""What a private job says, and what its rounds spend: the same at every silo, and nothing of it depends on a record.
+
+::
+
+    [privacy]
+    epsilon = 8.0               # what the whole job may cost each silo's data set, at this delta
+    delta = 1e-5
+    clip = 1.0                  # Euclidean norm to which the gradient of a record is cut
+    sample_rate = 0.05          # probability with which a step draws each record: ceil(1 / 0.05) steps an epoch
+    physical_batch = 32         # records whose gradients are in memory at a time
+    sigma = "1.37"              # noise of a step, in clips; left out, it is planned when the job is signed
+    histogram_sigma = 10.0      # noise of the counts of records by class, released once
+    statistics_clip = 1.0       # norm to which a record's share of what a method measures is cut, such as its features
+    statistics_sigma = 20.0     # noise of that, in this clip
+    metrics_sigma = 20.0        # noise of the test counts of a round; left out, they stay at the silo, and zeros leave
+
+A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients, for about the same
+cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at least: what a crash interrupts is
+spent, and a job of which nothing is left for another try would end there.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from math import ceil
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from ...errors import LocalError
+from ...files.documents import Real, Strict
+
+if TYPE_CHECKING:
+    from ..method import Effort
+    from .job import Job
+
+SLACK = Decimal("0.05")  # SECURITY.md rule 25
+SIGMA_STEP = Decimal("0.001")
+LARGEST_SIGMA = 100_000  # as far as costs are reckoned
+MOST_STEPS = 10**9
+
+TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", "statistics", "metrics", "histogram"
+
+
+Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
+Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, what float32 has of a gradient overflows or is lost
+
+
+class PrivacyTable(Strict):
+    """The [privacy] table."""
+
+    epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    """What the job may cost a silo's data set, all its releases together."""
+    delta: Annotated[Real, Field(gt=0, lt=1)]
+    clip: Clip = 1.0
+    """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
+    sample_rate: Annotated[Real, Field(gt=0, le=1)]
+    """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
+    physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
+    """Records whose gradients are in memory at a time: rows of each call, of which the last one's may be empty.
+
+    It changes nothing but memory and time; of fewer rows a call is not much faster, and more are not added up exactly.
+    """
+    sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
+    """Noise of a step in units of ``clip``; planned where a job is signed."""
+    histogram_sigma: Sigma = 10.0
+    """Noise of the counts of training records by class, which are released once."""
+    statistics_clip: Clip = 1.0
+    """Norm to which what a record adds to a method's statistics is cut, all of them together."""
+    statistics_sigma: Sigma = 20.0
+    """Noise of a method's statistics of a round, in units of ``statistics_clip``."""
+    metrics_sigma: Sigma | None = None
+    """Noise of the test counts of a round; none: they stay at the silo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Equal steps of the sampled Gaussian mechanism for one purpose; ``sigma`` and ``q`` are decimals."""
+
+    purpose: str
+    sigma: str
+    q: str
+    steps: int
+
+
+def decimal(value: float | Decimal) -> str:
+    """A number as a plain decimal, without exponent: what a budget's records hold."""
+    return format(value if isinstance(value, Decimal) else Decimal(repr(value)), "f")
+
+
+def whole_sigma(sigma: str, sample_rate: float) -> str:
+    """Noise of a step on all records: sigma / q, rounded up."""
+    return decimal((Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING))
+
+
+def signed_sigma(job: "Job") -> str:
+    """The noise of a step that the job was signed with; LocalError where it has none yet."""
+    if job.private.sigma is None:
+        raise LocalError(f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one")
+    return job.private.sigma
+
+
+def histogram_spend(table: PrivacyTable) -> Spend:
+    """The one release of the counts by class, of sensitivity 1: a record is in one class."""
+    return Spend(HISTOGRAM, decimal(table.histogram_sigma), "1", 1)
+
+
+def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
+    """All that one silo spends in a round, the histogram aside; none of them with 0 steps."""
+    return _spends(job.private, job.method().effort(round_), sigma)
+
+
+def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
+    spends = [
+        Spend(TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)),
+        Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
+        Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
+    ]
+    if table.metrics_sigma is not None:
+        spends.append(Spend(METRICS, decimal(table.metrics_sigma), "1", 1))
+    return tuple(spend for spend in spends if spend.steps)
+
+
+def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
+    """No silo spends more than this in the job, SLACK for interrupted rounds included."""
+    return spends_by_sigma(job)(sigma)
+
+
+def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
+    """The same of any noise of a step: who plans it asks often, and going through a job's rounds takes a while.
+
+    LocalError for more steps, or more noise, than are ever reckoned with.
+    """
+    table, schedules = job.private, _schedules(job)
+    rate = table.sample_rate
+
+    def spends(sigma: str) -> tuple[Spend, ...]:
+        most: Counter[tuple[str, str, str]] = Counter()
+        for rounds in schedules:
+            most |= _steps(table, rounds, sigma)  # the larger of each purpose
+        if (steps := max(most.values(), default=0)) > MOST_STEPS:
+            raise LocalError(
+                f"job {job.name!r}: privacy.sample_rate = {rate:g} makes {steps:,} steps in its rounds, "
+                f"{MOST_STEPS:,} are the most; raise it, or take fewer epochs or rounds"
+            )
+        if WHOLE in {purpose for purpose, _, _ in most} and Decimal(whole_sigma(sigma, rate)) > LARGEST_SIGMA:
+            raise LocalError(
+                f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise of a step on all "
+                f"records, is over {LARGEST_SIGMA:,}; lower sigma, or raise sample_rate"
+            )
+        return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
+
+    return spends
+
+
+def most_rounds(job: "Job") -> int:
+    """Rounds that the silo takes part in which is drawn most often."""
+    return max(sum(rounds.values()) for rounds in _schedules(job))
+
+
+def slack(rounds: int) -> int:
+    """Rounds that may be lost to crashes, of so many that a silo is drawn for."""
+    return ceil(SLACK * rounds)
+
+
+def _schedules(job: "Job") -> list[Counter["Effort"]]:
+    """How many rounds of which effort a silo has, for each silo; what several have alike comes once."""
+    method = job.method()
+    by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
+    for round_, drawn in enumerate(job.cohorts()):
+        effort = method.effort(round_)
+        for silo in drawn:
+            by_silo[silo][effort] += 1
+    return list({frozenset(rounds.items()): rounds for rounds in by_silo.values()}.values())
+
+
+def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Counter[tuple[str, str, str]]:
+    """Steps of each mechanism in all these rounds, and in SLACK more of the most that any of them takes."""
+    each = {
+        effort: Counter({(one.purpose, one.sigma, one.q): one.steps for one in _spends(table, effort, sigma)})
+        for effort in rounds
+    }
+    total: Counter[tuple[str, str, str]] = Counter()
+    worst: Counter[tuple[str, str, str]] = Counter()
+    for effort, times in rounds.items():
+        for key, steps in each[effort].items():
+            total[key] += steps * times
+        worst |= each[effort]
+    spare = slack(sum(times for effort, times in rounds.items() if each[effort]))
+    return total + Counter({key: steps * spare for key, steps in worst.items()})

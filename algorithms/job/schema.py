@@ -1,0 +1,176 @@
+"""The wire schema of a job and the digests of its method and model, as canonical-JSON values."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pydantic
+
+from ...errors import LocalError
+from ...files.documents import canonical_json
+from ..exchange.parts import MOST_TENSORS, Exchange, Gram, Mix, Part, Sum, TensorSpec, walk_tensors
+from ..method import KEEP, Method
+from ..models.build import MODEL_VERSION, ModelOptions, input_shape
+
+PART_NAME = r"[A-Za-z0-9_-]{1,64}"
+TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+LONGEST_NAME = 255  # of a tensor
+
+PartsOf = Callable[[int], tuple[Part, ...]]
+
+
+def plain(value: Any) -> Any:
+    """A value as canonical JSON takes it: floats as their shortest exact decimal, tuples as lists."""
+    if isinstance(value, pydantic.BaseModel):
+        return plain(value.model_dump())
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return repr(value) if isinstance(value, float) else value
+
+
+def exchange_name(exchange: Exchange) -> str:
+    """An exchange in the schema's words: ``sum.`` and its form, mix or mix.directed, gram or gram.shared, each."""
+    match exchange:
+        case Sum(form):
+            return f"sum.{form}"
+        case Mix(directed=True):
+            return "mix.directed"
+        case Gram(shared=True):
+            return "gram.shared"
+        case _:
+            return type(exchange).__name__.lower()
+
+
+def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
+    """What crosses, phase by phase; a phase lasts until the next begins, the last one is the final delivery.
+
+    ::
+
+        {"from_round": 0, "up": [{"name": "model", "kind": "WHOLE_MODEL", "exchange": "sum.mean",
+                                  "tensors": [{"name": "classifier.bias", "dtype": "float32", "shape": [10]}, …]}, …],
+         "down": [{"name": "model", …}]}
+
+    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do. A part of sketches
+    also has the vectors whose they are, ``"sketch_of": [{"name": "sketch", "dtype": "float64", "shape": [1, 74880]}]``:
+    blind, a silo's gate is given these, and sketches them under the key that the coordinator lacks. A tensor whose
+    values have bounds says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
+    "1.0"}``: what is beyond them is refused at both ends.
+    """
+    found: list[dict[str, Any]] = []
+    before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
+    for round_ in range(rounds + 1):
+        now = (up(round_), down(round_))
+        if now != before:
+            _check(now[0], round_)
+            _check(now[1], round_, KEEP.name)
+            found.append({
+                "from_round": round_,
+                "up": [_part(part, part.wire) for part in now[0]],
+                "down": [_part(part, part.tensors) for part in now[1]],
+            })  # fmt: skip
+        before = now
+    return found
+
+
+def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
+    """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors."""
+    ordered = [
+        [phase["from_round"], way, part["name"], tensor]
+        for phase in schema
+        for way in ("up", "down")
+        for part in phase[way]
+        for tensor in part["tensors"]
+    ]
+    return _digest(method.name, method.version, plain(method.options), ordered)
+
+
+def model_digest(options: ModelOptions, method: Method) -> str:
+    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of its template."""
+    ordered = [
+        [part, spec.name, spec.dtype, list(spec.shape)] for part, specs in method.template.items() for spec in specs
+    ]
+    configuration = {**plain(options), "input": list(input_shape(options))}
+    return _digest(options.name, MODEL_VERSION, configuration, ordered)
+
+
+def explain_difference(given: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str) -> str:
+    """One sentence on why a document is not what this machine computes from it, and what to do."""
+    if given.get("model_digest") != computed["model_digest"]:
+        return f"this silo's model {model} differs from the job's; install the Staddle release of the job's operator"
+    if any(given.get(key) != computed[key] for key in ("schema", "method_digest")):
+        where = _first_difference(given.get("schema"), computed["schema"], "schema")
+        return (
+            f"this silo's {method} version differs ({where or 'method_digest'}); "
+            "install the Staddle release of the job's operator, or have the job written anew"
+        )
+    where = _first_difference(given, computed, "")
+    return f"key {where} is not written as Staddle writes it; make the document with `staddle job submit`"
+
+
+def _digest(name: str, version: int, configuration: Any, ordered: Iterable[Any]) -> str:
+    body = {"name": name, "version": version, "configuration": configuration, "tensors": list(ordered)}
+    return hashlib.sha256(canonical_json(body)).hexdigest()
+
+
+def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "kind": part.kind.name,
+        "exchange": exchange_name(part.exchange),
+        "tensors": [_tensor(spec) for spec in tensors],
+        **({"sketch_of": [_tensor(spec) for spec in part.tensors]} if part.sketch else {}),
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    bounds = {"least": spec.least, "most": spec.most}
+    named = {name: plain(bound) for name, bound in bounds.items() if bound is not None}
+    return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), **named}
+
+
+def _check_names(part: str, tensors: Sequence[str]) -> None:
+    """LocalError for a name that a reader of a policy or a ledger might take for another."""
+    if not re.fullmatch(PART_NAME, part):
+        raise LocalError(f"part {part[:64]!a}: a part is named by 1 to 64 ASCII letters, digits, - and _")
+    for name in tensors:
+        if len(name) > LONGEST_NAME or not re.fullmatch(TENSOR_NAME, name):
+            raise LocalError(
+                f"part {part!r}: tensor {name[:64]!a}: a tensor is named by ASCII letters, digits, - and _ between "
+                f"single dots, {LONGEST_NAME} characters at most"
+            )
+
+
+def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
+    names = [part.name for part in parts]
+    if len(set(names)) != len(names):
+        raise LocalError(f"round {round_}: parts {names} are not named apart")
+    if (number := sum(1 for _ in walk_tensors(parts))) > MOST_TENSORS:
+        raise LocalError(f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller model")
+    for part in parts:
+        tensors = [spec.name for spec in part.tensors]
+        _check_names(part.name, [name for name in tensors if name not in ours])
+        if not tensors:
+            raise LocalError(
+                f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model has no parameters "
+                "there; choose a model that has, or a method that shares the whole model, such as fedavg"
+            )
+        if len(set(tensors)) != len(tensors) or any(n.startswith("@") for n in {*tensors} - {*ours}):
+            raise LocalError(f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @")
+
+
+def _first_difference(given: Any, computed: Any, where: str) -> str:
+    """Path of the first value that differs; empty where none does."""
+    if isinstance(given, Mapping) and isinstance(computed, Mapping):
+        for key in [*computed, *(key for key in given if key not in computed)]:
+            if key not in given or key not in computed:
+                return f"{where}.{key}".lstrip(".")
+            if given[key] != computed[key]:
+                return _first_difference(given[key], computed[key], f"{where}.{key}".lstrip("."))
+    if isinstance(given, list) and isinstance(computed, list):
+        for i, (ours, theirs) in enumerate(zip(given, computed, strict=False)):
+            if ours != theirs:
+                return _first_difference(ours, theirs, f"{where}[{i}]")
+    return where if given != computed else ""

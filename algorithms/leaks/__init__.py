@@ -1,0 +1,1 @@
+"""Checks that training data does not leak: models made to leak, values computed without noise."""

@@ -1,0 +1,138 @@
+"""What a silo looks at before it trains on what came down: whether it may be a model that is made to leak.
+
+Such a model (Fowl et al., "Robbing the Fed", ICLR 2022; Boenisch et al., "When the Curious Abandon Honesty", EuroS&P
+2023) makes each step of training a copy of single records, which the sum of all silos' steps shows as well. Two things
+tell it from what training leads to:
+
+- It lies many of a silo's own steps away. So a silo notes how far each round of its training moved each part of its
+  model, and bounds the way of a delivery by the longest of these steps. The longest, since a silo's own steps shorten
+  while those of others may not.
+- Its rows are alike: a layer that sorts records into bins has the same weights in many rows, which differ in their
+  bias. Rows of an honest layer are nowhere near each other's multiples.
+
+Neither proves a model honest. Whoever moves it a little in each round comes as far in more rounds, and traps of other
+shapes are known; what bounds them all is differential privacy.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite, sqrt
+
+from torch import Tensor
+
+from ...errors import LocalError
+
+ALIKE = 0.99  # cosine of two rows, or of one and the other's opposite, from which on they count as multiples
+LEAST_WIDTH = 16  # numbers of a row that is looked at: filters of 3 x 3 are alike by themselves
+CHUNK = 1024  # rows that are compared with all others at once
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+class TrapError(LocalError):
+    """A delivery may be made to leak; nothing was trained on it."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Of a silo's training up to ``round``: the longest step of each part, Euclidean."""
+
+    round: int
+    longest: Mapping[str, float] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """JSON, for the metadata of a state file."""
+        return json.dumps({"round": self.round, "longest": dict(self.longest)}, sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Steps":
+        """Read what ``to_text`` wrote; ValueError or KeyError where it is none."""
+        found = json.loads(text)
+        if not isinstance(found, dict) or not isinstance(found.get("longest"), dict):
+            raise ValueError("its steps are no table")  # noqa: TRY004 - callers expect one error of what is no state
+        return cls(int(found["round"]), {str(part): float(step) for part, step in found["longest"].items()})
+
+
+@dataclass(frozen=True)
+class Caution:
+    """How far a silo goes along with what comes down, as its policy has it; ``inf``: any way."""
+
+    max_step: float = inf  # of its longest steps, for each part
+    max_parallel: float = inf  # rows of a layer that are multiples of others
+
+    def check(self, steps: Steps | None, held: Parts, fresh: Parts, parts: frozenset[str], round_: int) -> None:
+        """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to leak.
+
+        ``parts`` are those that it replaces, in round ``round_``. The steps count for each round since the silo's last:
+        others went on without it, and a model that is led astray comes as far in as many rounds. A part that the silo
+        never trained has no steps to measure by, and passes.
+        """
+        rounds = 1 if steps is None else max(round_ - steps.round, 1)
+        for part in sorted(parts & held.keys() & fresh.keys()):
+            self._check_rows(part, held[part], fresh[part])
+            step = 0.0 if steps is None else steps.longest.get(part, 0.0)
+            moved = _distance(held[part], fresh[part])
+            if step > 0 and not moved <= self.max_step * step * rounds:  # what is no number is too far as well
+                over = "" if rounds == 1 else f" in each of {rounds} rounds"
+                raise TrapError(
+                    f"what came down moves part {part!r} by {moved:.3g}, {moved / (step * rounds):.1f} times the "
+                    f"longest step of this silo's own training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. "
+                    "A model that is made to leak records lies so far away. So may an honest one, where other silos "
+                    "have many times more records. Look into it, and raise max_step if the model is honest"
+                )
+
+    def _check_rows(self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
+        if self.max_parallel == inf:
+            return
+        for name, weights in fresh.items():
+            if (found := parallel_rows(weights)) <= self.max_parallel:
+                continue
+            if name not in held or found > parallel_rows(held[name]):
+                raise TrapError(
+                    f"what came down has {found} rows of {part}.{name} that are multiples of others, as has a model "
+                    f"that is made to leak records; limits.max_parallel = {self.max_parallel:g}. Look into it, and "
+                    "raise max_parallel if the model is honest"
+                )
+
+
+def replaced(delivered: Parts) -> frozenset[str]:
+    """Parts of the model whose tensors come down under their own names, as the values to train from."""
+    return frozenset(name.partition(".")[0] for tensors in delivered.values() for name in tensors if "." in name)
+
+
+def lengthened(steps: Steps | None, round_: int, began: Parts, trained: Parts) -> Steps:
+    """With the step of a round that was trained from ``began``; what is not finite has no length."""
+    known = {} if steps is None else steps.longest
+    own = {part: _distance(tensors, trained[part]) for part, tensors in began.items() if part in trained}
+    own = {part: step if isfinite(step) else 0.0 for part, step in own.items()}
+    return Steps(round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}})
+
+
+def parallel_rows(weights: Tensor) -> int:
+    """Rows of a layer's weights [out, ...] that are multiples of another row; 0 for what has no such rows."""
+    if weights.ndim < 2 or not weights.is_floating_point():
+        return 0
+    rows = weights.detach().double().flatten(1)  # rows of any float32 have a length in float64, however small
+    if rows.shape[1] < LEAST_WIDTH:
+        return 0
+    lengths = rows.norm(dim=1)
+    return sum(_twins((rows[lengths > 0] / lengths[lengths > 0, None]).float()))
+
+
+def _twins(rows: Tensor) -> Iterator[int]:
+    for start in range(0, len(rows), CHUNK):
+        piece = rows[start : start + CHUNK]
+        near = (piece @ rows.T).abs() > ALIKE  # [piece, rows]; each row is near itself
+        yield int((near.sum(dim=1) > 1).sum())
+
+
+def _distance(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
+    """Euclidean; counters and other integers are left out."""
+    return sqrt(
+        sum(
+            float((after[name].double() - value.double()).square().sum())
+            for name, value in before.items()
+            if value.is_floating_point() and name in after and after[name].shape == value.shape
+        )
+    )

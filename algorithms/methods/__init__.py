@@ -1,0 +1,1 @@
+"""The methods of the five papers, and the simple ones beside them."""

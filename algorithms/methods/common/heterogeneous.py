@@ -1,0 +1,58 @@
+"""Extractors of different architectures, dealt to the silos in turn: for methods whose extractors never cross.
+
+All end in the width of the job's own model, so what is of a feature's width, such as a header's rows, can cross.
+"""
+
+from typing import Annotated, TypeAlias
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import nn
+
+from ....errors import LocalError
+from ...method import Setting
+from ...models.build import ModelOptions, build
+from ...models.registry import NETWORKS, Norm
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    if unknown := sorted(set(names) - set(NETWORKS)):
+        raise ValueError(f"no such model: {', '.join(unknown)}; known: {', '.join(NETWORKS)}")
+    return names
+
+
+Extractors: TypeAlias = Annotated[tuple[str, ...], Field(max_length=10_000), AfterValidator(_known)]
+
+
+def norm_of(name: str) -> Norm:
+    """The norm of an architecture in ``extractors``: none where it has a form without, else by groups."""
+    return "none" if "none" in NETWORKS[name].norms else "group"
+
+
+def sketched(name: str, setting: Setting) -> dict[str, nn.Module]:
+    """A model of this architecture, without values."""
+    with torch.device("meta"):
+        return NETWORKS[name].build(setting.input, setting.classes, norm_of(name))
+
+
+def check_extractors(method: str, names: tuple[str, ...], setting: Setting, width: int) -> None:
+    """LocalError unless each architecture takes the job's input and ends in this width."""
+    for name in dict.fromkeys(names):
+        if fault := NETWORKS[name].fault(setting.input):
+            raise LocalError(f"{method}: extractor {name!r} {fault}; choose one for the job's model.input")
+        classifier = sketched(name, setting)["classifier"]
+        found = classifier.in_features if isinstance(classifier, nn.Linear) else None
+        if found != width:
+            raise LocalError(
+                f"{method}: extractor {name!r} ends in {found} units, the job's model in {width}; "
+                "headers and prototypes are exchangeable at one width only; choose models of the same"
+            )
+
+
+def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.Module]:
+    """A silo's model: the architecture that is its turn in job order; none named, the job's own."""
+    if not names:
+        return setting.build()
+    name = names[setting.silos.index(silo) % len(names)]
+    options = ModelOptions(name=name, classes=setting.classes, norm=norm_of(name), input=setting.input)
+    return build(options, setting.seed)

@@ -1,0 +1,80 @@
+"""A second model beside the job's own, such as one that a silo keeps to itself: its parts have a name before theirs."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ....errors import LocalError
+from ...exchange.parts import Tensors
+from ...method import Parts, Setting, SiloState
+from ...models.build import fill
+from ...models.registry import NETWORKS
+from .heterogeneous import sketched
+
+MODEL = ("extractor", "classifier")
+BEGUN = "begun"  # in a silo's ``extra``: whether its second model has values of its own
+
+
+def names(second: str) -> tuple[str, ...]:
+    """The parts of the second model: of ``"own"`` they are ``own_extractor`` and ``own_classifier``."""
+    return tuple(f"{second}_{part}" for part in MODEL)
+
+
+def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
+    """The job's model and further ones like it, all with the same initial values."""
+    modules = dict(setting.build())
+    for second in seconds:
+        modules |= dict(zip(names(second), setting.build().values(), strict=True))
+    return modules
+
+
+def beside_other(setting: Setting, second: str, architecture: str | None, prefix: str) -> dict[str, nn.Module]:
+    """The job's model and a second one, of the named architecture or, without a name, like the job's.
+
+    Its initial values are its own, equal at every silo, of streams under this prefix.
+    """
+    modules = sketched(architecture, setting) if architecture else setting.sketch()
+    own = dict(zip(names(second), modules.values(), strict=True))
+    for name, module in own.items():
+        fill(module, setting.seed, f"{prefix}/{name}")
+    return {**setting.build(), **own}
+
+
+def check_other(option: str, architecture: str | None, setting: Setting) -> None:
+    """LocalError unless the architecture that an option names is one that takes the job's input."""
+    if architecture is None:
+        return
+    if architecture not in NETWORKS:
+        raise LocalError(f"{option} = {architecture!r}: no such model; choose one of {', '.join(NETWORKS)}")
+    if fault := NETWORKS[architecture].fault(setting.input):
+        raise LocalError(f"{option} = {architecture!r} {fault}; choose one for the job's model.input")
+
+
+def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
+    """Logits [B, classes] of the job's model, or of the second one of this name."""
+    extractor, classifier = names(second) if second else MODEL
+    return parts[classifier](parts[extractor](x))
+
+
+def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
+    """The parts of the second model with the values, buffers too, that the job's model has in ``parts``."""
+    return {
+        name: {key: value.clone() for key, value in parts[part].items()}
+        for name, part in zip(names(second), MODEL, strict=True)
+    }
+
+
+def not_begun() -> dict[str, Tensor]:
+    """``extra`` of a silo before its first round."""
+    return {BEGUN: torch.tensor(0)}
+
+
+def begun(state: SiloState, second: str) -> SiloState:
+    """The state of a silo in a round: its second model begins at what the job's model is when it first takes part.
+
+    So a silo that never trained has the averaged model in the end, and no untrained one.
+    """
+    if int(state.extra[BEGUN]):
+        return state
+    return SiloState({**state.parts, **taken(state.parts, second)}, {**state.extra, BEGUN: torch.tensor(1)})

@@ -1,0 +1,58 @@
+"""Local training only: the baseline that every personalised method has to beat.
+
+Each silo minimises its own empirical risk and exchanges nothing:
+
+    (1) θ_i ← argmin_θ (1/m_i) Σ_{(x,y) ∈ D_i} ℓ(θ; x, y), by E epochs of SGD a round, θ_i carried from round to round.
+
+Silos of different architectures, as those that FedSSA compares with, are dealt theirs by ``extractors``.
+
+Wire list: nothing goes up but the metrics, nothing comes down.
+"""
+
+from torch import nn
+
+from ...files.documents import Strict
+from ..exchange.parts import Gift, Part
+from ..method import Facts, Method, Setting, SiloState, Stage
+from .common.heterogeneous import Extractors, check_extractors, dealt
+
+
+class LocalOptions(Strict):
+    """Options of local training."""
+
+    extractors: Extractors = ()
+    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+
+
+class Local(Method):
+    """Training without federation."""
+
+    name = "local"
+    version = 1
+    options_model = LocalOptions
+    options: LocalOptions
+
+    def __init__(self, setting: Setting, options: Strict | None = None) -> None:
+        super().__init__(setting, options)
+        header = {spec.name: spec for spec in self.template["classifier"]}
+        check_extractors("local", self.options.extractors, setting, header["weight"].shape[1])
+
+    def up(self, round_: int) -> tuple[Part, ...]:
+        """Nothing besides the metrics."""
+        return ()
+
+    def down(self, round_: int) -> tuple[Part, ...]:
+        """Nothing."""
+        return ()
+
+    def modules(self, silo: str) -> dict[str, nn.Module]:
+        """The silo's own architecture."""
+        return dealt(self.options.extractors, self.setting, silo)
+
+    def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
+        """Train the whole model."""
+        return (self.stage("extractor", "classifier"),)  # (1)
+
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+        """Nothing."""
+        return {}

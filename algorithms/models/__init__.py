@@ -1,0 +1,1 @@
+"""Networks, their initial values, and pre-trained weights."""

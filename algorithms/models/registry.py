@@ -1,0 +1,108 @@
+"""The architectures that a job's [model] may name: a literal table, each built as ``extractor`` and ``classifier``.
+
+lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5 to 6 and to 16
+channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32 with norm "batch" and 10 classes:
+456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the extractor and 850 in the classifier; batch norm
+adds 44 numbers of running statistics and two counts of batches. cnn-digits is a small network for the 8x8 digits.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+from .fedssa_cnn import digits_cnn, fedssa_cnn
+from .lenet import lenet, lenet_wide
+from .mlp import glm, mlp
+from .mobilenet import mobilenet_v2
+from .resnet import convnet_3x64, convnet_4x128, convnet_digits, resnet18
+
+Norm: TypeAlias = Literal["none", "batch", "group"]
+Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
+Layers: TypeAlias = list[tuple[str, nn.Module]]
+
+GROUPS = {6: 2, 16: 4, 32: 8}  # channels → groups: three or four channels share one group's statistics
+
+
+@dataclass(frozen=True)
+class Network:
+    """One architecture: the input that it takes where the job names none, the inputs that it can take, its parts."""
+
+    default_input: Shape
+    fault: Callable[[Shape], str]  # why it cannot take an input; empty if it can
+    build: Callable[[Shape, int, Norm], dict[str, nn.Module]]  # (input, classes, norm) → extractor and classifier
+    norms: tuple[Norm, ...] = ("none", "batch", "group")
+
+
+def at_least(side: int) -> Callable[[Shape], str]:
+    """A check for the smallest height and width."""
+    return lambda shape: "" if min(shape[1:]) >= side else f"needs at least {side} x {side} pixels, not {list(shape)}"
+
+
+def exactly(wanted: Shape) -> Callable[[Shape], str]:
+    """A check for the one input that an architecture takes."""
+    return lambda shape: "" if shape == wanted else f"takes input {list(wanted)}, not {list(shape)}"
+
+
+def lenet5(shape: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
+    """LeNet-5 as pFedSim has it, norms included."""
+    channels, height, width = shape
+    pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    layers = [
+        *block(1, nn.Conv2d(channels, 6, 5), norm),
+        *block(2, nn.Conv2d(6, 16, 5), norm),
+        ("flatten", nn.Flatten()),
+        ("fc1", nn.Linear(16 * pooled[0] * pooled[1], 120)),
+        ("relu3", nn.ReLU()),
+        ("fc2", nn.Linear(120, 84)),
+        ("relu4", nn.ReLU()),
+    ]
+    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(84, classes)}
+
+
+def cnn_digits(_: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
+    """Two small convolutions for 8x8 digits."""
+    layers = [
+        *block(1, nn.Conv2d(1, 16, 3, padding=1), norm),
+        *block(2, nn.Conv2d(16, 32, 3, padding=1), norm),
+        ("flatten", nn.Flatten()),
+        ("fc1", nn.Linear(32 * 2 * 2, 64)),
+        ("relu3", nn.ReLU()),
+    ]
+    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(64, classes)}
+
+
+def block(number: int, conv: nn.Conv2d, norm: Norm) -> Layers:
+    """Convolution, norm, ReLU, 2x2 max-pool. No ReLU is in place: per-sample gradients need its input."""
+    channels = conv.out_channels
+    norms: dict[str, Layers] = {
+        "none": [],
+        "batch": [(f"norm{number}", nn.BatchNorm2d(channels))],
+        "group": [(f"norm{number}", nn.GroupNorm(GROUPS[channels], channels))],
+    }
+    return [(f"conv{number}", conv), *norms[norm], (f"relu{number}", nn.ReLU()), (f"pool{number}", nn.MaxPool2d(2))]
+
+
+NETWORKS: dict[str, Network] = {
+    "lenet5": Network((3, 32, 32), at_least(16), lenet5),  # 16 → conv 12 → pool 6 → conv 2 → pool 1
+    "cnn-digits": Network((1, 8, 8), exactly((1, 8, 8)), cnn_digits),
+    "glm": Network((1, 1, 150), at_least(1), glm, ("none",)),
+    "ppfl-mlp": Network((1, 28, 28), at_least(1), mlp, ("none",)),
+    "fedssa-cnn-1": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 2000), ("none",)),
+    "fedssa-cnn-2": Network((3, 32, 32), at_least(16), fedssa_cnn(16, 2000), ("none",)),
+    "fedssa-cnn-3": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 1000), ("none",)),
+    "fedssa-cnn-4": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 800), ("none",)),
+    "fedssa-cnn-5": Network((3, 32, 32), at_least(16), fedssa_cnn(32, 500), ("none",)),
+    "digits-cnn-a": Network((1, 8, 8), at_least(4), digits_cnn((8, 16), ()), ("none",)),
+    "digits-cnn-b": Network((1, 8, 8), at_least(4), digits_cnn((12, 24), (96,)), ("none",)),
+    "digits-cnn-c": Network((1, 8, 8), at_least(4), digits_cnn((16,), ()), ("none",)),
+    "fedsimsup-lenet": Network((3, 32, 32), at_least(16), lenet, ("none",)),
+    "fedsimsup-lenet-wide": Network((3, 32, 32), at_least(16), lenet_wide, ("none",)),
+    "convnet-3x64": Network((1, 28, 28), at_least(8), convnet_3x64, ("batch", "group")),
+    "convnet-4x128": Network((3, 32, 32), at_least(16), convnet_4x128, ("batch", "group")),
+    "convnet-digits": Network((1, 8, 8), exactly((1, 8, 8)), convnet_digits),
+    "resnet18": Network((3, 32, 32), at_least(16), resnet18, ("batch", "group")),
+    "mobilenet-v2": Network((3, 32, 32), at_least(32), mobilenet_v2, ("batch", "group")),
+}

@@ -1,0 +1,46 @@
+"""torchvision, imported where it is used and not before: two seconds that most networks and data do not need."""
+
+import importlib
+from threading import Lock
+from types import ModuleType
+
+import torch
+
+from ...errors import LocalError
+
+OPERATORS = ("nms", "qnms")
+LOCK = Lock()  # silos may build their models in threads
+DECLARED: list[torch.library.Library] = []  # what a library declares is gone once the object is
+
+
+def torchvision(name: str, user: str) -> ModuleType:
+    """The module torchvision.<name>; ``user`` says in the error what needs it."""
+    with LOCK, torch.device("cpu"):  # not on "meta", where models are built: modules may make tensors on import
+        try:
+            try:
+                return importlib.import_module(f"torchvision.{name}")
+            except RuntimeError as error:
+                if not any(f"torchvision::{operator} " in str(error) for operator in OPERATORS):
+                    raise
+                declare_operators()
+                return importlib.import_module(f"torchvision.{name}")
+        except (ImportError, RuntimeError) as error:
+            raise LocalError(
+                f"{user} is torchvision's, which cannot be imported beside torch {torch.__version__}: "
+                f"{error}; install the torchvision of this torch release"
+            ) from error
+
+
+def declare_operators() -> None:
+    """Declare the operators that torchvision describes while it is imported, where they do not exist.
+
+    Where a CPU torch stands beside a torchvision that was built for another, torchvision cannot load its own operators
+    and its import ends in "operator torchvision::nms does not exist". No classifier calls them: it is enough that they
+    have a schema, and they have no implementation here.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    DECLARED.append(library)
+    for name in OPERATORS:
+        if not hasattr(torch.ops.torchvision, name):
+            schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            library.define(schema)  # type: ignore[no-untyped-call]

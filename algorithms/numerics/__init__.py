@@ -1,0 +1,1 @@
+"""Reproducible numbers: seeded random streams, and the devices that compute."""

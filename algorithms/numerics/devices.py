@@ -1,0 +1,103 @@
+"""On what models are trained: this machine's processor, or one of its GPUs; and with how many bits it multiplies."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import LocalError
+
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of training steps; parameters and losses are float32
+
+CPU = torch.device("cpu")
+CPU_ROOM = 4 * 2**30
+GPU_SHARE = 4  # one part in so many
+TENSOR_CORES = (8, 0)  # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
+
+
+def find(name: str) -> torch.device:
+    """The device "cpu", "cuda" or "cuda:N"; LocalError where this machine has none such."""
+    if name == "cpu":
+        return CPU
+    given = re.fullmatch(r"cuda(:(\d+))?", name)
+    if given is None:
+        raise LocalError(f"device {name!r}: no such device; choose cpu, cuda or cuda:N")
+    index, found = int(given[2] or 0), torch.cuda.device_count()
+    if index >= found:
+        has = f"{found} GPUs, cuda:0 to cuda:{found - 1}" if found else "no GPU that torch can use"
+        raise LocalError(f"device {name!r}: this machine has {has}; choose another device, or cpu")
+    return torch.device("cuda", index)
+
+
+def room(device: torch.device) -> int:
+    """Bytes that a simulation plans with at a time; of a GPU, a share of all its memory, not of what is free now."""
+    return CPU_ROOM if device.type != "cuda" else gibibytes(device) * 2**30 // GPU_SHARE
+
+
+def gibibytes(gpu: torch.device) -> int:
+    """Of its memory, in whole ones: on them depends how many silos go at once, and so the last bits of a run."""
+    return round(torch.cuda.get_device_properties(gpu).total_memory / 2**30)
+
+
+def check_precision(device: torch.device, precision: Precision) -> None:
+    """LocalError where the device does not multiply so."""
+    if precision == "float32":
+        return
+    if device == CPU:
+        raise LocalError(f"precision {precision!r} is for a GPU; leave it out on a CPU, which computes in float32")
+    if (found := torch.cuda.get_device_capability(device)) < TENSOR_CORES:
+        raise LocalError(
+            f"precision {precision!r}: {device} is of compute capability {found[0]}.{found[1]}, and its tensor cores "
+            f"take it from {TENSOR_CORES[0]}.{TENSOR_CORES[1]} on; leave it out"
+        )
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Sums as exact as the tensors, and the same again in the next run."""
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee"):
+        yield
+
+
+@contextmanager
+def in_memory() -> Iterator[None]:
+    """LocalError where a GPU has too little."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise LocalError(f"{error}; free memory of this GPU, or choose another device") from error
+
+
+@contextmanager
+def multiplying(precision: Precision) -> Iterator[None]:
+    """Within ``exact``: a GPU multiplies float32 in TF32, of 10 bits of mantissa, where that is asked for."""
+    if precision != "tf32":
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True, fp32_precision="tf32"):
+        yield  # matrix products follow, although the flags are called cuDNN's
+
+
+def uncast(device: torch.device) -> AbstractContextManager[object]:
+    """Within ``casting``: products in the type of the tensors."""
+    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
+
+
+def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """For a forward pass: layers give bfloat16 where that is asked for; parameters and losses stay float32.
+
+    Nothing that was cast is kept from one pass to the next, since a recorded step would find it at another place.
+    """
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+def device_of(modules: Iterable[nn.Module]) -> torch.device:
+    """Where the values of modules lie, all on one device; the processor where there are none."""
+    tensors: Iterator[Tensor] = chain.from_iterable(chain(m.parameters(), m.buffers()) for m in modules)
+    return next((tensor.device for tensor in tensors), CPU)

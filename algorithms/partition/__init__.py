@@ -1,0 +1,1 @@
+"""Partitions of one data set among silos."""

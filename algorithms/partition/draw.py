@@ -1,0 +1,103 @@
+"""Splitting one data set over simulated silos, unevenly by label (Hsu et al., 2019, arXiv:1909.06335).
+
+For each class, the silos' shares of its records are one draw from a symmetric Dirichlet(alpha): alpha 0.1 leaves a
+silo with one or two classes, alpha 100 is nearly even. In the balanced form, which most research code uses, a silo that
+has as many records as an even share gets none of the classes that follow.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LocalError
+from ..numerics.streams import permutation, stream
+
+REDRAWS = 20  # as in the common recipe a draw with too small a silo is thrown away, but not for ever
+SMALLEST_ALPHA = 1e-3  # below it one silo gets each class whole, and gamma variates underflow
+
+
+def dirichlet(
+    labels: NDArray[np.int64], silos: int, alpha: float, seed: int, minimum: int = 10, *, balanced: bool = False
+) -> list[NDArray[np.int64]]:
+    """Ascending record indices per silo: each record exactly once, at least ``minimum`` records a silo.
+
+    ``balanced``: classes in ascending order, each over the silos that have fewer than len(labels) / silos records so
+    far, in proportion to their shares. Sizes differ less then, and each silo has fewer classes.
+
+    After ``REDRAWS`` draws with a silo below the minimum, the last draw is kept and the largest silo hands records
+    to the smallest until none is below.
+    """
+    check_alpha(alpha)
+    check_enough(len(labels), silos, minimum)
+    rng = stream(seed, "", 0, "partition/dirichlet")
+    for _ in range(REDRAWS):
+        shards = _draw(labels, silos, alpha, rng, balanced)
+        if min(len(shard) for shard in shards) >= minimum:
+            break
+    _level(shards, minimum)
+    return [np.array(sorted(shard), dtype=np.int64) for shard in shards]
+
+
+def _draw(
+    labels: NDArray[np.int64], silos: int, alpha: float, rng: np.random.Generator, balanced: bool
+) -> list[list[int]]:
+    shards: list[list[int]] = [[] for _ in range(silos)]
+    for label in np.unique(labels):
+        records = np.flatnonzero(labels == label)
+        records = records[permutation(rng, len(records))]
+        shares = rng.dirichlet(np.full(silos, alpha))
+        takers = [i for i, shard in enumerate(shards) if not balanced or len(shard) < len(labels) / silos]
+        theirs = shares if len(takers) == silos else _scaled(shares[takers])
+        for taker, own in zip(takers, cut(records, theirs), strict=True):
+            shards[taker].extend(own.tolist())
+    return shards
+
+
+def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares that sum to 1; equal ones where all are 0."""
+    return shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
+
+
+def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+    """Consecutive pieces of ``records``, one a share; the shares sum to 1."""
+    cuts = [0, *(np.cumsum(shares)[:-1] * len(records)).astype(int).tolist(), len(records)]
+    return [records[start:stop] for start, stop in pairwise(cuts)]
+
+
+def check_alpha(alpha: float) -> None:
+    """LocalError unless a Dirichlet distribution of this alpha can be drawn."""
+    if not SMALLEST_ALPHA <= alpha < float("inf"):
+        raise LocalError(f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such as 0.1")
+
+
+def check_enough(records: int, silos: int, minimum: int) -> None:
+    """LocalError where so many records cannot give every silo the minimum."""
+    if silos < 1 or minimum < 0:
+        raise LocalError(
+            f"partition: silos = {silos}, minimum = {minimum}; give 1 silo or more, a minimum of 0 or more"
+        )
+    if silos * minimum > records:
+        raise LocalError(
+            f"partition: {records} records do not give {silos} silos {minimum} each; "
+            f"take at most {records // max(minimum, 1)} silos or a lower minimum"
+        )
+
+
+def leftover(parts: Sequence[NDArray[np.int64]], records: int) -> NDArray[np.int64]:
+    """The records of 0 … records - 1 that no part holds."""
+    free = np.ones(records, dtype=bool)
+    for part in parts:
+        free[part] = False
+    return np.flatnonzero(free)
+
+
+def _level(shards: list[list[int]], minimum: int) -> None:
+    """Move records one by one from the largest shard to the smallest; ties go to the earlier silo."""
+    sizes = [len(shard) for shard in shards]
+    while min(sizes) < minimum:
+        source, target = sizes.index(max(sizes)), sizes.index(min(sizes))
+        shards[target].append(shards[source].pop())
+        sizes[source] -= 1
+        sizes[target] += 1

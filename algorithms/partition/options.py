@@ -1,0 +1,147 @@
+"""A partition as a table of a file: one kind a way to split, with what it needs and the least records of a silo."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ...errors import LocalError
+from ...files.documents import Strict
+from .by_label import classes_each, group_mixtures, label_groups, shards
+from .by_source import by_column, by_source
+from .draw import SMALLEST_ALPHA, dirichlet
+
+Indices = NDArray[np.int64]
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=SMALLEST_ALPHA)]
+Label = Annotated[int, Field(strict=True, ge=0)]
+Groups = Annotated[tuple[Annotated[tuple[Label, ...], Field(min_length=1)], ...], Field(min_length=1)]
+
+
+class Table(Strict):
+    """What every kind has."""
+
+    minimum: Annotated[int, Field(strict=True, ge=0)] = 10
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] = 0
+    """Of the partition and of its split, whatever seeds its runs have."""
+    keep: Count | None = None
+    """So many of its silos take part, spread evenly over all in their order; all if left out."""
+
+
+class Dirichlet(Table):
+    """``partition.dirichlet``."""
+
+    kind: Literal["dirichlet"]
+    silos: Count
+    alpha: Alpha
+    balanced: bool = False
+
+
+class Shards(Table):
+    """``partition_labels.shards``."""
+
+    kind: Literal["shards"]
+    silos: Count
+    each: Count
+
+
+class Classes(Table):
+    """``partition_labels.classes_each``."""
+
+    kind: Literal["classes"]
+    silos: Count
+    each: Count
+
+
+class LabelGroups(Table):
+    """``partition_labels.label_groups``."""
+
+    kind: Literal["label-groups"]
+    silos: Count
+    groups: Groups
+
+
+class GroupMixtures(Table):
+    """``partition_labels.group_mixtures``."""
+
+    kind: Literal["group-mixtures"]
+    silos: Count
+    groups: Groups
+    alpha: Alpha
+
+
+class Sources(Table):
+    """``partition_natural.by_source``: how many silos each source has."""
+
+    kind: Literal["sources"]
+    silos: Annotated[dict[str, Count], Field(min_length=1)]
+
+
+class Column(Table):
+    """``partition_natural.by_column``."""
+
+    kind: Literal["column"]
+
+
+Partition: TypeAlias = Annotated[
+    Dirichlet | Shards | Classes | LabelGroups | GroupMixtures | Sources | Column, Field(discriminator="kind")
+]
+
+
+KINDS: dict[str, type[Table]] = {
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "classes": Classes,
+    "label-groups": LabelGroups,
+    "group-mixtures": GroupMixtures,
+    "sources": Sources,
+    "column": Column,
+}
+
+
+def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> dict[str, Indices]:
+    """Ascending record indices per silo; silos without a name of their own are called by their numbers.
+
+    ``column`` has a value a record, for the kinds "sources" and "column": its source, subject, hospital.
+    """
+    match table:
+        case Dirichlet():
+            drawn = (table.silos, table.alpha, table.seed, table.minimum)
+            return _numbered(dirichlet(labels, *drawn, balanced=table.balanced))
+        case Shards():
+            return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
+        case Classes():
+            return _numbered(classes_each(labels, table.silos, table.each, table.seed, table.minimum))
+        case LabelGroups():
+            return _numbered(label_groups(labels, table.silos, table.groups, table.seed, table.minimum))
+        case GroupMixtures():
+            return _numbered(group_mixtures(labels, table.silos, table.groups, table.alpha, table.seed, table.minimum))
+        case Sources():
+            sources = [str(value) for value in _column(table, labels, column)]
+            return by_source(sources, table.silos, table.seed, table.minimum)
+        case Column():
+            return by_column(_column(table, labels, column), table.minimum)
+
+
+def alike(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> Indices:
+    """What ``partition_sides.apart`` deals alike: the numbers of the column's values where it decides, else labels."""
+    if not isinstance(table, Sources | Column):
+        return labels
+    return np.unique(np.array(_column(table, labels, column)), return_inverse=True)[1].astype(np.int64)
+
+
+def _column(
+    table: Sources | Column, labels: Indices, column: Sequence[str] | Sequence[int] | None
+) -> Sequence[str] | Sequence[int]:
+    if column is None or len(column) != len(labels):
+        raise LocalError(
+            f"partition: kind {table.kind!r} takes a value a record, here {'none' if column is None else len(column)} "
+            f"for {len(labels)} records; take data that names its sources, subjects or hospitals"
+        )
+    return column
+
+
+def _numbered(parts: Sequence[Indices]) -> dict[str, Indices]:
+    return {str(number): part for number, part in enumerate(parts)}

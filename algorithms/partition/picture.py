@@ -1,0 +1,92 @@
+"""Who holds what: one column a silo, one row a class, a disc whose area is the count (as in pFedSim's Figure 3).
+
+The largest disc fills its cell, and the last line says what it stands for; a class of which a silo holds any record
+shows as a dot at least.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from ...errors import LocalError
+
+WIDE, NARROW = 40, 20  # pixels of a cell
+FEW = 25  # silos and classes, at most, that get wide cells
+SMALLEST = 1.0  # radius in pixels
+INK = (8, 29, 88)
+MOST_CELLS = 100_000  # 40 million pixels
+
+Counts = NDArray[np.int64]
+
+
+def held(parts: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], classes: int) -> Counts:
+    """Counts [N, C] of the silos' records by class."""
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise LocalError(f"picture: labels from {labels.min()} to {labels.max()} for {classes} classes; number from 0")
+    return np.array([np.bincount(labels[part], minlength=classes) for part in parts.values()], dtype=np.int64)
+
+
+def cell_of(counts: Counts) -> int:
+    """Pixels of a cell."""
+    return WIDE if max(counts.shape) <= FEW else NARROW
+
+
+def radii(counts: Counts) -> NDArray[np.float64]:
+    """Of the discs, in pixels: an area in proportion to the count, except that none is below the smallest."""
+    largest = cell_of(counts) / 2 - 1
+    proportional = largest * np.sqrt(counts / max(int(counts.max()), 1))
+    return np.where(counts > 0, np.maximum(proportional, SMALLEST), 0.0)
+
+
+def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = ()) -> bytes:
+    """PNG of counts [N, C]; the silos' names below and the classes' on the left, numbers where not given."""
+    if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()):
+        raise LocalError(f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}")
+    if counts.size > MOST_CELLS:
+        raise LocalError(f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)} silos")
+    for what, names, wanted in (("silos", silos, counts.shape[0]), ("classes", classes, counts.shape[1])):
+        if names and len(names) != wanted:
+            raise LocalError(f"picture: {len(names)} names for {wanted} {what}; give one each, or none")
+    cell, discs = cell_of(counts), _discs(counts)
+    left = [_text(name, cell) for name in classes or [str(number) for number in range(counts.shape[1])]]
+    names = silos or [str(number) for number in range(len(counts))]
+    below = [_text(name, cell).rotate(90, expand=True) for name in names]
+    scale = _text(f"largest: {counts.max():,} records", cell)
+    margin = max(scale.width - discs.width, *(text.width for text in left))
+    height = discs.height + max(text.height for text in below)
+    image = Image.new("RGB", (margin + discs.width, height + scale.height), "white")
+    image.paste(discs, (margin, 0))
+    for row, text in enumerate(left):
+        image.paste(text, (margin - text.width, row * cell + (cell - text.height) // 2))
+    for column, text in enumerate(below):
+        image.paste(text, (margin + column * cell + (cell - text.width) // 2, discs.height))
+    image.paste(scale, (image.width - scale.width, height))
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _discs(counts: Counts) -> Image.Image:
+    cell = cell_of(counts)
+    away = np.arange(cell) - (cell - 1) / 2
+    distance = np.hypot(away[:, None], away)[:, None, :]  # [cell, 1, cell] of a pixel from the middle of its cell
+    rows = []
+    for radius in radii(counts).T:  # class by class, for memory
+        covered = np.clip(radius[:, None] - distance + 0.5, 0, 1)  # [cell, N, cell]
+        rows.append(np.rint(255 * covered).astype(np.uint8).reshape(cell, -1))
+    return ImageOps.colorize(Image.fromarray(np.concatenate(rows)), "white", INK)
+
+
+def _text(name: str, cell: int) -> Image.Image:
+    """In letters that suit a cell, with some space around them."""
+    font, space = ImageFont.load_default(max(cell * 0.4, 10.0)), cell // 5
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    width = measure.textlength(name, font)
+    _, top, _, bottom = measure.textbbox((0, 0), "Ág", font)  # alike for all names
+    image = Image.new("RGB", (ceil(width) + 2 * space, ceil(bottom - top) + 2), "white")
+    ImageDraw.Draw(image).text((space, 1 - top), name, fill="black", font=font)
+    return image

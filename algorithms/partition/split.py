@@ -1,0 +1,124 @@
+"""A silo's records into training, validation and test records.
+
+Indices count the official training records first and the official test records after them, as PPFL's published splits
+do. Merged (FedSimSup, pFedSim, PPFL), a partition of both together is split silo by silo. Kept apart (FedSSA), the
+official training records are partitioned, and the official test records dealt so that each silo has the same share of
+a class in both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import LocalError
+from ..numerics.streams import permutation, stream
+
+Indices = NDArray[np.int64]
+Ratio = Literal["50/50", "75/25", "80/20", "8:1:1"]
+RATIOS: dict[Ratio, tuple[int, int, int]] = {  # training, validation, test
+    "50/50": (1, 0, 1),  # pFedSim
+    "75/25": (3, 0, 1),  # PFLlib
+    "80/20": (4, 0, 1),  # PPFL
+    "8:1:1": (8, 1, 1),  # FedSSA
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Ascending record indices of one silo, no record on two sides."""
+
+    train: Indices
+    validation: Indices
+    test: Indices
+
+    def all(self) -> Indices:
+        """The silo's records, whatever their side."""
+        return np.sort(np.concatenate([self.train, self.validation, self.test]))
+
+
+def merged(
+    parts: Mapping[str, Indices], ratio: Ratio, seed: int, groups: Sequence[str] | None = None
+) -> dict[str, Sides]:
+    """Each silo's records at random on the sides of a ratio; at least one on each side that the ratio has.
+
+    With ``groups``, one a record, such as windows that overlap, a silo's records of one group are on one side, and the
+    ratio is met as nearly as the order drawn for its groups allows.
+    """
+    numbers = None if groups is None else np.unique(np.array(groups, np.str_), return_inverse=True)[1].astype(np.int64)
+    return {silo: _split(part, RATIOS[ratio], silo, seed, numbers) for silo, part in parts.items()}
+
+
+def apart(
+    parts: Mapping[str, Indices], keys: Sequence[int] | Indices, train_total: int, seed: int, validation: bool = False
+) -> dict[str, Sides]:
+    """The partition ``parts`` of the official training records, and the official test records dealt alike.
+
+    ``keys`` says what is dealt alike, one a record of both: the label, or for a partition by source or column the
+    number of its value. A silo with a share of a key's training records gets that share of its test records, up to
+    one record; test records of a key that no silo trains on are left over. With ``validation``, one in nine training
+    records validates, as 8:1 of 8:1:1.
+    """
+    key = np.asarray(keys, dtype=np.int64)
+    if not 0 < train_total < len(key):
+        raise LocalError(
+            f"split: {train_total} training records of {len(key)} in all; give the keys of both official parts"
+        )
+    if any(len(part) and part.max() >= train_total for part in parts.values()):
+        raise LocalError(f"split: the partition holds records beyond {train_total}; partition the training part alone")
+    tests = _alike([key[part] for part in parts.values()], key[train_total:], seed)
+    sides = {}
+    for (silo, part), test in zip(parts.items(), tests, strict=True):
+        trained = _split(part, (8, int(validation), 0), silo, seed)
+        sides[silo] = Sides(trained.train, trained.validation, test + train_total)
+    without = [silo for silo, side in sides.items() if not len(side.test)]
+    if without:
+        raise LocalError(
+            f"split: {len(key) - train_total} test records leave silos {without} none; "
+            "take fewer silos or merge the official parts"
+        )
+    return sides
+
+
+def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None) -> Sides:
+    own = np.arange(len(part)) if groups is None else np.unique(groups[part], return_inverse=True)[1]
+    sizes = np.bincount(own)  # [groups] without groups every record is one
+    wanted = sum(weight > 0 for weight in ratio)
+    if len(sizes) < wanted:
+        what = "records" if groups is None else "groups of records"
+        raise LocalError(
+            f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to {wanted}"
+        )
+    mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
+    ends = np.cumsum(sizes[mixed])
+    validation, test = (max(len(part) * w // sum(ratio), 1) if w else 0 for w in ratio[1:])
+    second = _nearest(ends, len(part) - test, wanted - 1, len(sizes) - 1) if test else len(sizes)
+    first = _nearest(ends, len(part) - validation - test, 1, second - 1) if validation else second
+    places = np.empty(len(sizes), np.int64)
+    places[mixed] = np.arange(len(sizes))
+    of_record = places[own]
+    bounds = ((0, first), (first, second), (second, len(sizes)))
+    return Sides(*(part[(of_record >= start) & (of_record < stop)] for start, stop in bounds))
+
+
+def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
+    """How many groups, ``least`` to ``most``, come nearest to so many records; the fewer of two as near."""
+    return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
+
+
+def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
+    """Per silo, positions in ``test``, of each key in the proportion of ``train``, within one record."""
+    rng = stream(seed, "", 0, "partition/alike")
+    parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
+    for key in np.unique(test):
+        order = permutation(rng, len(train))  # or the same silos would lose by rounding in every key
+        counts = np.array([np.count_nonzero(train[silo] == key) for silo in order])
+        records = np.flatnonzero(test == key)
+        records = records[permutation(rng, len(records))]
+        if counts.sum():
+            ends = len(records) * np.cumsum(counts) // counts.sum()  # in whole numbers, so the last is exact
+            for silo, piece in zip(order, np.split(records, ends[:-1]), strict=True):
+                parts[silo].append(piece)
+    return [np.sort(np.concatenate(part)) for part in parts]

@@ -1,0 +1,219 @@
+"""Differentially private local training: DP-SGD, in the place of ``training.PLAIN``.
+
+Abadi et al., "Deep learning with differential privacy", 2016. A step draws each record by itself with probability q,
+cuts each drawn record's gradient, of all parameters that the step moves together, to Euclidean norm C, and moves by
+
+    (Σ min(1, C / ‖g_i‖) g_i + σ C z) / D,    z standard normal, D the divisor that stands for q times the records
+
+The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no seed of a job reaches
+them. A step that draws nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
+depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise. Gradients are in the
+model's float32, cut and added up as integers: clipped_sum.py says why one record so moves the sum by C at most.
+
+Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and whose layers Opacus
+knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record. Calls
+all have ``physical_batch`` rows, so that what one record gives does not depend on how many others are drawn.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from ...errors import LocalError
+from ..data.dataset import in_calls
+from ..method import Stage
+from ..models.functional import Bound
+from .accountant import Random
+from .clipped_sum import ClippedSum
+from .loop import Modules, Step, apply, parameters_of
+
+Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]  # losses [B]; by parameter [B, …]
+
+LARGEST_LOSS = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The numbers of DP-SGD, the same for all steps of a job; none of them depends on a record."""
+
+    clip: float  # C
+    sigma: float
+    whole_sigma: float  # σ of a step on all records
+    q: float
+    divisor: float  # D
+    physical_batch: int  # rows of a call: records whose gradients are in memory at a time
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch, ⌈1 / q⌉."""
+        return ceil(1 / self.q)
+
+
+class Private:
+    """DP-SGD. A stage over all records draws all of them in its one step an epoch: q is 1, and D is that by q."""
+
+    def __init__(self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]) -> None:
+        """``charge`` is told before each step whether it draws all records; it raises where none is left to spend."""
+        self._mechanism = mechanism
+        self._fresh = fresh
+        self._charge = charge
+        self._random: Random | None = None
+        self._release: Callable[[], None] = lambda: None  # of hooks on the modules of the stage before
+
+    def batches(
+        self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    ) -> Iterable[NDArray[np.int64]]:
+        """The records of each step, drawn as it comes; neither ``batch_size`` nor ``rng`` has a part in it."""
+        for _ in range(self.steps(stage, records, batch_size)):
+            self._charge(stage.full_batch)
+            self._random = self._fresh()
+            yield np.arange(records) if stage.full_batch else self._random.drawn(records, self._mechanism.q)
+
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """Steps of an epoch."""
+        return 1 if stage.full_batch else self._mechanism.steps
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
+        """The step on the records that were drawn; LocalError for a model that cannot be trained so."""
+        for part in stage.trains:
+            check(part, modules[part])
+        self._release()
+        how = self._mechanism
+        if stage.full_batch:
+            how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
+        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+        gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
+        apart = False  # looked at in the first step, which knows the form of a record
+        shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            nonlocal apart
+            if self._random is None:
+                raise LocalError("a private step without records of its own; this is a bug in Staddle")
+            if not apart:
+                check_apart(modules, stage, x)
+                apart = True
+            moved, total = ClippedSum(shapes, how.clip, how.sigma), 0.0
+            for xs, ys, records in in_calls(x, y, how.physical_batch):
+                losses, found = gradients(xs, ys)
+                moved.add([gradient[:records] for gradient in found])
+                total += _total(losses[:records])
+            noisy = moved.noisy(self._random)
+            rule([(each / how.divisor).to(p.dtype) for each, p in zip(noisy, parameters, strict=True)])
+            return torch.tensor(total / how.divisor, dtype=torch.float64)
+
+        return step
+
+    def _by_hooks(self, modules: Modules, stage: Stage) -> Gradients:
+        hooked = [GradSampleHooks(modules[part], loss_reduction="sum") for part in stage.trains]
+
+        def release() -> None:
+            for hooks in hooked:
+                hooks.cleanup()
+
+        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+
+        def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+            for p in parameters:
+                p.grad = p.grad_sample = None  # type: ignore[attr-defined]
+            losses = stage.loss(modules, x, y, stage.context)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
+                torch.autograd.backward(losses.sum())
+            return losses.detach(), [_given(p, len(x)) for p in parameters]
+
+        self._release = release
+        return gradients
+
+
+class _Rule:
+    """The job's own optimiser and the stage's penalty, on gradients that are noisy already."""
+
+    def __init__(self, parameters: list[nn.Parameter], modules: Modules, stage: Stage) -> None:
+        self._parameters, self._modules, self._stage = parameters, modules, stage
+        self._velocity: list[Tensor] = []
+
+    def __call__(self, gradients: list[Tensor]) -> None:
+        if self._stage.penalty is not None:
+            penalty = self._stage.penalty(parameters_of(self._modules), self._stage.context)
+            added = torch.autograd.grad(penalty, self._parameters, materialize_grads=True)
+            gradients = [one + other for one, other in zip(gradients, added, strict=True)]
+        apply(self._parameters, gradients, self._velocity, self._stage.optimiser)
+
+
+def check(part: str, module: nn.Module) -> None:
+    """LocalError for a part in which a record's gradient depends on the other records of its batch."""
+    if faults := ModuleValidator.validate(module, strict=False):
+        raise LocalError(
+            f"part {part!r} cannot be trained with differential privacy: {faults[0]}; choose a model with "
+            'norm = "group", or without normalisation'
+        )
+
+
+@torch.no_grad()
+def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
+    """LocalError where a record's loss depends on another one of its batch, and the stage does not say so.
+
+    Looked at with two made-up records of the form of ``like`` [B, …], never with a silo's: it finds what couples all
+    records, such as their mean, in code that means well.
+    """
+    pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
+    pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
+    alone = []
+    for other in (pair, torch.stack([pair[0], -2 * pair[1]])):
+        with torch.random.fork_rng(devices=[]):
+            alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
+    if not torch.equal(*alone):
+        raise LocalError(
+            f"in a stage that trains {', '.join(stage.trains)} the loss of a record depends on another one of its "
+            "batch; so one moves the gradients of others, which no clip bounds: no private job can train so"
+        )
+
+
+def _hookable(modules: Modules, stage: Stage) -> bool:
+    """Whether Opacus's hooks reach all parameters that a stage moves."""
+    layers = [layer for part in stage.trains for layer in modules[part].modules()]
+    own = [layer for layer in layers if any(True for _ in layer.parameters(recurse=False))]
+    known = all(type(layer) in GradSampleHooks.GRAD_SAMPLERS for layer in own)
+    return known and not any(getattr(layer, "functional", False) for layer in layers)
+
+
+def _by_function(modules: Modules, stage: Stage) -> Gradients:
+    """Record by record under ``vmap``: each part is called as a function of its parameters."""
+    parameters = {part: dict(modules[part].named_parameters()) for part in stage.trains}
+    values = {part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()}
+
+    def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        parts = {part: Bound(module, of.get(part, {})) for part, module in modules.items()}
+        value = stage.loss(parts, x[None], y[None], stage.context)[0]
+        return value, value
+
+    each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0))
+
+    def gradients(x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        found, losses = each(values, x, y)
+        return losses, [found[part][name] for part, named in parameters.items() for name in named]
+
+    return gradients
+
+
+def _total(losses: Tensor) -> float:
+    """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end the training."""
+    known = losses.detach().double().nan_to_num(0.0, 0.0, 0.0)
+    return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
+
+
+def _given(p: nn.Parameter, rows: int) -> Tensor:
+    """What Opacus's hooks left at a parameter; 0 where no record reached it."""
+    found: Tensor | None = getattr(p, "grad_sample", None)
+    return torch.zeros((), dtype=p.dtype).expand(rows, *p.shape) if found is None else found

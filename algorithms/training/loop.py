@@ -1,0 +1,295 @@
+"""The one local loop: epochs, batches, optimiser and evaluation of one silo.
+
+Which records a step takes, and what it does with them, is an argument: ``PLAIN`` here, dp_sgd.py for differentially
+private training. A step is begun once per stage, so optimiser state never outlives a stage.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil, isfinite
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ...errors import CancelledError, LocalError
+from ..data.dataset import Dataset, batch_of, in_calls
+from ..method import Measurement, Method, Optimiser, Stage
+from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
+from ..numerics.streams import permutation
+
+EVALUATION_CHUNK = 512
+
+Modules: TypeAlias = Mapping[str, nn.Module]
+
+
+Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # trains one batch (x [B, …], y [B]) in place; its loss []
+
+
+class Way(Protocol):
+    """How a stage is trained."""
+
+    def batches(
+        self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    ) -> Iterable[NDArray[np.int64]]:
+        """Indices of the records of each step of one epoch, in turn."""
+        ...
+
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """Steps of one epoch."""
+        ...
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
+        """Begin the stage with fresh optimiser state."""
+        ...
+
+
+def never() -> bool:
+    """No request to stop."""
+    return False
+
+
+def silent(done: int, total: int) -> None:
+    """No progress shown."""
+
+
+def batches(n: int, batch_size: int, rng: np.random.Generator, wrap: bool) -> list[NDArray[np.int64]]:
+    """Indices of one epoch's batches, shuffled.
+
+    The last batch is smaller, or with ``wrap`` filled up with records from the start of the same shuffle:
+    batch-coupled normalisation gives another result on batches of another size.
+    """
+    order = permutation(rng, n)
+    if wrap:
+        order = np.resize(order, ceil(n / batch_size) * batch_size)  # repeats the order from its start
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def at_least_float32(losses: Tensor) -> Tensor:
+    """Losses of records in a type in which many of them can be added up."""
+    return losses.to(torch.promote_types(losses.dtype, torch.float32))
+
+
+def batch_coupled(modules: Modules) -> bool:
+    """Whether a record's output depends on the other records of its batch."""
+    return any(isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules())
+
+
+@torch.no_grad()
+def sgd_step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: list[Tensor],
+    optimiser: Optimiser,
+    rate: Tensor | None = None,
+) -> None:
+    """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
+
+    ``rate`` [] on the parameters' device stands for the optimiser's own, where that is to change without Python.
+    """
+    moved, updates = list(parameters), list(gradients)
+    if optimiser.weight_decay:
+        updates = list(torch._foreach_add(updates, moved, alpha=optimiser.weight_decay))  # noqa: SLF001 g + weight_decay·θ
+    if optimiser.momentum:
+        if velocity:
+            torch._foreach_mul_(velocity, optimiser.momentum)
+            torch._foreach_add_(velocity, updates)  # v ← momentum·v + g
+        else:
+            velocity.extend(update.clone() for update in updates)
+        updates = velocity
+    if rate is None:
+        torch._foreach_add_(moved, updates, alpha=-optimiser.lr)  # θ ← θ − lr·v
+    else:
+        torch._foreach_sub_(moved, torch._foreach_mul(updates, rate.to(moved[0].dtype)))  # noqa: SLF001 as above
+    if optimiser.within is not None:
+        least, most = optimiser.within
+        torch._foreach_clamp_min_(moved, least)
+        torch._foreach_clamp_max_(moved, most)
+
+
+def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor]:
+    """The gradients, scaled down together where their common Euclidean norm is above ``limit``."""
+    if limit is None:
+        return gradients
+    norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
+    factor = torch.where(norm <= limit, 1.0, limit / norm)  # no number of the host, which would wait for the device
+    return [gradient * factor.to(gradient.dtype) for gradient in gradients]
+
+
+@torch.no_grad()
+def mirror_step(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], optimiser: Optimiser, rate: Tensor | None = None
+) -> None:
+    """One entropic mirror step in place on points of a simplex (last axis); they stay on it.
+
+    θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never recovers, and what
+    is above the floor is scaled so that the sum is one. ``rate`` is as in ``sgd_step``.
+    """
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        descent = -(optimiser.lr if rate is None else rate) * gradient.double()
+        if optimiser.rule == "mirror-double-exponential":
+            descent = descent.exp()
+        point = torch.softmax(parameter.double().log() + descent, dim=-1)
+        above = (point - optimiser.floor).clamp(min=0)
+        free = 1 - optimiser.floor * point.shape[-1]
+        parameter.copy_(optimiser.floor + above * (free / above.sum(-1, keepdim=True)))
+
+
+def apply(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+) -> None:
+    """Move the parameters by one step of the optimiser's rule, in place."""
+    if optimiser.rule != "sgd":
+        mirror_step(parameters, gradients, optimiser)
+    else:
+        sgd_step(parameters, clipped(gradients, optimiser.clip), velocity, optimiser)
+
+
+class Plain:
+    """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty.
+
+    With another ``precision`` than float32, which is for GPUs, convolutions lie channels last.
+    """
+
+    def __init__(self, precision: Precision = "float32") -> None:
+        self._precision = precision
+
+    def batches(
+        self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
+    ) -> Iterable[NDArray[np.int64]]:
+        """One epoch's, or all records at once."""
+        return [np.arange(records)] if stage.full_batch else batches(records, batch_size, rng, wrap)
+
+    def steps(self, stage: Stage, records: int, batch_size: int) -> int:
+        """As many as there are batches."""
+        return 1 if stage.full_batch else ceil(records / batch_size)
+
+    def begin(self, modules: Modules, stage: Stage) -> Step:
+        """The step on one batch."""
+        device, precision = device_of(modules.values()), self._precision
+        if precision != "float32":
+            for module in modules.values():
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parameters = [p for part in stage.trains for p in modules[part].parameters()]
+        velocity: list[Tensor] = []
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            with multiplying(precision):
+                with casting(device, precision):
+                    losses = stage.loss(modules, x, y, stage.context)  # [B]
+                loss = at_least_float32(losses).mean()
+                if stage.penalty is not None:
+                    loss = loss + stage.penalty(parameters_of(modules), stage.context)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                apply(parameters, gradients, velocity, stage.optimiser)
+            return loss.detach()
+
+        return step
+
+
+PLAIN = Plain()
+
+
+def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
+    """Parameters by part, for a stage's penalty."""
+    return {part: dict(module.named_parameters()) for part, module in modules.items()}
+
+
+def placed(stage: Stage, device: torch.device) -> Stage:
+    """The stage with its context on a device."""
+    return replace(stage, context={name: tensor.to(device) for name, tensor in stage.context.items()})
+
+
+def check_trains(modules: Modules, stage: Stage) -> None:
+    """LocalError unless the stage trains parts of the model."""
+    if set(stage.trains) - set(modules) or not stage.trains:
+        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+
+
+def check_loss(loss: float, optimiser: Optimiser) -> None:
+    """LocalError where a batch's loss is not finite."""
+    if not isfinite(loss):
+        raise LocalError(f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum")
+
+
+def train(
+    modules: Modules,
+    stage: Stage,
+    data: Dataset,
+    batch_size: int,
+    rng: np.random.Generator,
+    way: Way = PLAIN,
+    cancelled: Callable[[], bool] = never,
+    progress: Callable[[], None] = lambda: None,
+) -> float:
+    """Run one stage in place and return the mean training loss of its last epoch.
+
+    Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not finite.
+    """
+    check_trains(modules, stage)
+    for part, module in modules.items():
+        module.train(part in stage.trains)
+        module.requires_grad_(part in stage.trains)
+    wrap = batch_coupled(modules)
+    device, mean = device_of(modules.values()), 0.0
+    step = way.begin(modules, placed(stage, device))
+    for _ in range(stage.epochs):
+        given: list[Tensor] = []
+        for index in places(way.batches(stage, len(data), batch_size, rng, wrap), data.x.device):
+            if cancelled():
+                raise CancelledError("training stopped between two batches, as asked")
+            given.append(step(*batch_of(data, index, device)))
+            progress()
+        losses: list[float] = torch.stack(given).tolist()  # here the device is waited for
+        for loss in losses:
+            check_loss(loss, stage.optimiser)
+        mean = sum(losses) / len(losses)
+    for module in modules.values():
+        module.eval()
+    return mean
+
+
+def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
+    """The indices of an epoch's batches where the records lie: on a GPU all at once, since each transfer waits."""
+    if device == CPU:
+        return map(torch.from_numpy, batches)
+    whole = list(batches)
+    return torch.split(torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole])
+
+
+@torch.no_grad()
+def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False) -> dict[str, Tensor]:
+    """What a measurement adds up over the training records, or its ``rows``, in float64, in evaluation mode."""
+    for module in modules.values():
+        module.eval()
+    found: dict[str, list[Tensor]] = {}
+    device = device_of(modules.values())
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        chunk = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+        for name, value in measurement(modules, *chunk).items():
+            found.setdefault(name, []).append(value.double())
+    whole = {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
+    return {name: value.cpu() for name, value in whole.items()}
+
+
+@torch.no_grad()
+def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None = None) -> int:
+    """Number of records that the silo's model classifies correctly, in evaluation mode.
+
+    With ``rows`` in calls of that size, all of them, so that no record's class depends on how many others there are.
+    """
+    for module in modules.values():
+        module.eval()
+    device = device_of(modules.values())
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    if rows is not None:
+        for x, y, records in in_calls(data.x, data.y, rows):
+            correct += (method.predict(modules, x).argmax(dim=1) == y)[:records].sum()
+        return int(correct)
+    for start in range(0, len(data), EVALUATION_CHUNK):
+        x, y = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
+        correct += (method.predict(modules, x).argmax(dim=1) == y).sum()
+    return int(correct)

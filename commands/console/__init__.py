@@ -1,0 +1,1 @@
+"""Terminal output, units, TOML text and commented example files."""

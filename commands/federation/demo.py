@@ -1,0 +1,270 @@
+"""``staddle demo``: a whole federation on this machine, with real processes, real TLS and real data."""
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...errors import AbortedError, LocalError
+from ...security.identity import roster as rosters
+from ...security.ledger.audit import ledger_folder, verify
+from ...security.ledger.messages import summary
+from ...security.ledger.reconcile import reconcile
+from ...security.log.head import own_log_key
+from ..console import printer
+from ..console.method_defaults import MODEL, SETTINGS
+from ..console.printer import Progress, Screen, Table, TaskID
+from .processes import Daemon, running
+
+SEED = 7
+SILOS = 4
+ALPHA = 0.3
+TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
+PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}  # noise grows with momentum
+PRIVACY: Mapping[str, float] = {"delta": 1e-4, "clip": 1.0, "sample_rate": 0.1}
+TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
+BASELINES = ("local", "fedavg")
+START_SECONDS = 120.0
+SILENCE_SECONDS = 300.0
+
+
+def demo(
+    method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
+    silos: Annotated[int | None, typer.Option(min=2, max=32, help="Silo agents; 4, or 8 with FedSimSup.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
+    keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="In the clear, also what could be blind.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With differential privacy for each record.")] = False,
+    epsilon: Annotated[float, typer.Option(min=0.1, max=1000, help="What each private job may cost.")] = 8.0,
+) -> None:
+    """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
+
+    Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
+    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
+    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are. Rounds of some of the
+    silos (FedSimSup) take eight for that. With --private each job trains with noise, and each silo's budget says what
+    that cost.
+    """
+    screen = Screen()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
+    made = Demo(screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None)
+    try:
+        sound = made.run()
+    except BaseException:
+        screen.show(f"Everything so far lies in {folder}")
+        raise
+    if keep is None and sound:
+        screen.show(f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder.")
+    if not sound:
+        raise LocalError("a ledger did not verify; see above")
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(
+        self,
+        screen: Screen,
+        folder: Path,
+        method: str,
+        silos: int | None,
+        rounds: int,
+        *,
+        plain: bool = False,
+        epsilon: float | None = None,
+    ) -> None:
+        """With an ``epsilon`` its jobs are private; without ``silos`` there are as many as the method's rounds take."""
+        # Imported here: torch takes seconds, and ``staddle --help`` should not.
+        from ...algorithms.catalog import method_class  # noqa: PLC0415
+        from . import local_federation  # noqa: PLC0415
+
+        method_class(method)  # LocalError names the known ones
+        self._screen = screen
+        self._methods = tuple(dict.fromkeys((*BASELINES, method)))
+        self._settings = SETTINGS.get(method, {})
+        self._chosen = method
+        self._rounds = rounds
+        self._plain = plain
+        self._epsilon = epsilon
+        self._setup = local_federation
+        number = silos or self._settings.get("silos", SILOS)
+        self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(number)])
+
+    def run(self) -> bool:
+        """All of it; whether every ledger verified."""
+        from ..policy.visibility import seen  # noqa: PLC0415
+        from ..privacy.noise import noise  # noqa: PLC0415 as in __init__
+
+        started = time.monotonic()
+        shards = self._shards()
+        documents = [self._job(name) for name in self._methods]
+        if not self._plain:
+            documents = [self._setup.blind_where_it_can(self._federation, document, shards) for document in documents]
+        jobs = [self._setup.sign_job(self._federation, document) for document in documents]
+        names = [job.name for job in jobs]
+        self._setup.write_coordinator(self._federation, names, TIMING)
+        coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
+        daemons = [coordinator]
+        with running(daemons):
+            address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
+            for silo, shard in zip(self._federation.silos, shards, strict=True):
+                self._setup.write_silo(self._federation, silo, address, shard, jobs)
+                daemons.append(Daemon(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
+            self._screen.show(
+                f"1 coordinator and {len(self._federation.silos)} silos, processes "
+                f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
+            )
+            for job in jobs:
+                said = "; ".join(filter(None, (seen(job), noise(job))))
+                self._screen.show(f"{job.name}: {said}")
+            self._follow(coordinator, daemons, {job.name: job.length for job in jobs})
+        self._show_accuracy(names)
+        sound = self._show_ledgers()
+        if self._epsilon is not None:
+            self._show_budgets()
+        self._screen.show(f"{time.monotonic() - started:.0f} s in all.")
+        return sound
+
+    def _job(self, method: str) -> dict[str, Any]:
+        training = {"training": dict(TRAINING)}
+        if self._epsilon is not None:
+            training = {"training": dict(PRIVATE_TRAINING), "privacy": {"epsilon": self._epsilon, **PRIVACY}}
+        return {
+            "version": 1,
+            "name": f"demo-{method}",
+            "seed": SEED,
+            "rounds": self._rounds,
+            "silos": list(self._federation.silos),
+            "participation": self._settings.get("participation", 1.0),
+            "method": {"name": method, "options": self._settings.get("options", {}) if method == self._chosen else {}},
+            "model": {**MODEL, **self._settings.get("model", {})},
+            **training,
+        }
+
+    def _shards(self) -> list[Any]:
+        from ...algorithms.data.dataset import digits  # noqa: PLC0415
+        from ...algorithms.partition.draw import dirichlet  # noqa: PLC0415
+
+        records = digits()
+        parts = dirichlet(records.y.numpy(), len(self._federation.silos), ALPHA, SEED, minimum=20)
+        return [records.take(part) for part in parts]
+
+    # Progress.
+
+    def _follow(self, coordinator: Daemon, daemons: Sequence[Daemon], lengths: Mapping[str, int]) -> None:
+        with self._screen.progress(elapsed=True) as progress:
+            bars = {name: progress.add_task(name, total=n, start=False, note="") for name, n in lengths.items()}
+            ended = 0
+            heard = time.monotonic()
+            while ended < len(lengths):
+                event = coordinator.event(1.0)
+                for daemon in daemons:
+                    daemon.check()
+                if event is not None:
+                    heard = time.monotonic()
+                    ended += self._show(progress, bars, lengths, event)
+                elif time.monotonic() - heard > SILENCE_SECONDS:
+                    raise AbortedError(f"the coordinator was silent for {SILENCE_SECONDS:g} s:\n{coordinator.tail()}")
+
+    def _show(
+        self, progress: Progress, bars: Mapping[str, TaskID], lengths: Mapping[str, int], event: Mapping[str, Any]
+    ) -> int:
+        """Show one event; 1 when it ends a job."""
+        bar = bars.get(str(event.get("job")))
+        if bar is None:
+            return 0
+        match event["event"]:
+            case "job.offered":
+                progress.start_task(bar)
+            case "job.declined" | "silo.dropped":
+                self._screen.show(f"{event['silo']}: {event['event']}, {event['code']}")
+            case "round.metrics":
+                right, tested = event["correct.trained"], event["tested"]
+                note = f"{event['silos']} silos"
+                if tested:  # zero in private jobs: the silos keep it to themselves
+                    note += f", {right / tested:.1%} after local training"
+                progress.update(bar, advance=1, note=note)
+                if not self._screen.is_terminal:
+                    done = event["round"] + 1
+                    self._screen.show(f"{event['job']} round {done}/{lengths[event['job']]}: {note}")
+            case "job.ended" if event["outcome"] != "completed":
+                raise AbortedError(f"job {event['job']} failed: {event['reason']}")
+            case "job.ended":
+                progress.stop_task(bar)
+                return 1
+        return 0
+
+    # Results.
+
+    def _reports(self, silo: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        jobs = self._federation.state(silo) / "jobs"
+        return [json.loads((jobs / name / "report.json").read_text()) for name in names]
+
+    def _show_accuracy(self, names: Sequence[str]) -> None:
+        """From each silo's own report: the coordinator knows sums over silos only."""
+        columns = ("silo", "train", "test", "classes", *self._methods)
+        rows: list[Sequence[str]] = []
+        totals = [0] * len(names)
+        tested = 0
+        for silo in self._federation.silos:
+            reports = self._reports(silo, names)
+            correct = [report["final"][f"correct_{report['product']}"] for report in reports]
+            final = reports[0]["final"]["tested"]
+            tested += final
+            totals = [total + c for total, c in zip(totals, correct, strict=True)]
+            present = sum(count > 0 for count in reports[0]["classes"])
+            shown = [f"{c / final:.1%}" for c in correct]
+            rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
+        rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
+        right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
+        printer.show(Table(columns, rows, right, (len(rows) - 2,), title=title))
+
+    def _show_budgets(self) -> None:
+        """What the jobs cost each silo's data set, from its budget."""
+        from ...security.dp.rdp import shown  # noqa: PLC0415 as in __init__
+        from ...silo import config  # noqa: PLC0415
+        from ...silo.admission import budget_report as spent  # noqa: PLC0415
+
+        for silo in self._federation.silos:
+            for found in spent.read(config.load(self._federation.silo_config(silo))):
+                if (budget := found.budget) is None:
+                    continue
+                limit = budget.limit
+                jobs = ", ".join(f"{job.job} {job.epsilon}" for job in budget.jobs)
+                self._screen.show(
+                    f"{silo}: epsilon {shown(budget.spent)} of {limit.epsilon} spent at delta = {limit.delta} (alone: "
+                    f"{jobs})",
+                )
+
+    def _show_ledgers(self) -> bool:
+        columns = ("silo", "job", "part", "messages", "tensors", "bytes")
+        rows, ends, verdicts, sound = [], [], [], True
+        theirs = ledger_folder(self._federation.state("coordinator"))
+        roster = rosters.load(self._federation.folder / "roster.json")
+        for silo in self._federation.silos:
+            path = ledger_folder(self._federation.state(silo))
+            key = own_log_key(self._federation.name, self._federation.keys(silo))
+            for (job, part), total in summary(path).items():
+                numbers = (f"{n:,}" for n in (total.messages, total.tensors, total.bytes))
+                rows.append((silo, job or "-", part, *numbers))
+            ends.append(len(rows) - 1)
+            found = verify(path, key=key)
+            said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
+            if found.ok:
+                both = reconcile(path, theirs, roster)
+                agree = f"the coordinator's has the same {both.uploads} uploads and {both.deliveries} deliveries"
+                said += f", {f'NOT RECONCILED: {both.differences[0]}' if both.differences else agree}"
+                sound = sound and not both.differences
+            sound = sound and found.ok
+            verdicts.append(f"{silo}: {said}: {path}")
+        printer.show(Table(columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"))
+        printer.show(*verdicts)
+        return sound

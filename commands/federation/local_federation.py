@@ -1,0 +1,218 @@
+"""A federation on one machine, made by the same functions as a real one: keys, roster, jobs, policies, configurations.
+
+::
+
+    <folder>/roster.json          signed by the one founder
+    <folder>/founder/ operator/   their keys
+    <folder>/operator.toml        for `staddle job submit` and its like
+    <folder>/jobs/<name>.toml     what the operator wrote; <name>.json is what the operator signed
+    <folder>/coordinator/         keys, coordinator.toml, state
+    <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...algorithms.data.dataset import Dataset, save_npz, split
+from ...algorithms.job.job import Job, JobFile
+from ...algorithms.job.security import FEWEST
+from ...errors import LocalError
+from ...files.documents import canonical_json, validate, write_atomic
+from ...security.identity import roster as rosters
+from ...security.identity.domains import JOB
+from ...security.identity.keys import Entry, Role, create_keys, load_keys
+from ...security.identity.signed_document import sign_document
+from ...silo.job_folder import split_key
+from ..console.toml import to_toml
+from ..policy.draft import draft
+
+FEDERATION = "local"
+TEST_FRACTION = 0.25
+
+
+@dataclass(frozen=True)
+class LocalFederation:
+    """Where everything lies."""
+
+    folder: Path
+    silos: tuple[str, ...]
+    founder: str  # fingerprint of its protocol key
+
+    @property
+    def coordinator_config(self) -> Path:
+        """The coordinator's TOML file."""
+        return self.folder / "coordinator" / "coordinator.toml"
+
+    def silo_config(self, silo: str) -> Path:
+        """A silo's TOML file."""
+        return self.folder / silo / "silo.toml"
+
+    @property
+    def name(self) -> str:
+        """What its roster calls it."""
+        return FEDERATION
+
+    def keys(self, silo: str) -> Path:
+        """A silo's folder of keys."""
+        return self.folder / silo / "keys"
+
+    def state(self, silo: str) -> Path:
+        """A silo's state folder: ledger, personal parts, reports."""
+        return self.folder / silo / "state"
+
+
+def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
+    """Keys for everybody, and a roster that the founder has signed."""
+    if folder.exists() and not folder.is_dir():
+        raise LocalError(f"{folder}: not a folder; choose a new or an empty one")
+    if folder.exists() and any(folder.iterdir()):
+        raise LocalError(f"{folder}: not empty; choose another folder, so that no key is overwritten")
+    members = [("founder", Role.FOUNDER), ("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]
+    members += [(silo, Role.SILO) for silo in silos]
+    entries: dict[str, Entry] = {}
+    for member, role in members:
+        place = folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
+        entries[member] = create_keys(place, member, role, f"organisation of {member}")
+    roster = rosters.new(FEDERATION, [entries["founder"]], 1)
+    for member, entry in entries.items():
+        if member != "founder":
+            roster = rosters.add(roster, entry)
+    rosters.save(rosters.sign(roster, load_keys(folder / "founder")), folder / "roster.json")
+    return LocalFederation(folder, tuple(silos), entries["founder"].protocol_fingerprint)
+
+
+def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
+    """Write a job file and have the operator sign it."""
+    folder = federation.folder / "jobs"
+    folder.mkdir(exist_ok=True)
+    source = folder / f"{document['name']}.toml"
+    write_atomic(source, to_toml(document).encode(), 0o644)
+    job = Job.from_toml(source).for_federation()
+    if job.privacy is not None:
+        from ..privacy.noise import planned  # noqa: PLC0415 opacus takes seconds to import
+
+        job = planned(job, str(source))
+    roster = rosters.load(federation.folder / "roster.json")
+    signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
+    write_atomic(source.with_suffix(".json"), canonical_json(signed) + b"\n", 0o644)
+    return job
+
+
+def blind_where_it_can(
+    federation: LocalFederation, document: Mapping[str, Any], shards: Sequence[Dataset]
+) -> dict[str, Any]:
+    """A job's document, blind where it can be so: of four silos or more, and of more for rounds of some of them.
+
+    With private weights, or with the training records of ``shards`` declared where a method compares labels.
+    """
+    job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
+    if len(job.silos) <= FEWEST:
+        return dict(document)
+    declares = job.method().compares_labels
+    security = _declared(federation, job, shards) if declares else _private_weights(job, [*map(len, shards)])
+    made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
+    try:
+        Job.from_file(validate(made, JobFile, "the job"), "the job").document()
+    except LocalError:  # something in it has no blind form, or it takes more silos
+        return dict(document)
+    return made
+
+
+def _private_weights(job: Job, records: Sequence[int]) -> dict[str, Any]:
+    """Its security with private weights; some of these records will be for tests."""
+    security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
+    if job.privacy is not None:  # noisy counts may be more, or far less
+        from ..privacy.noise import least_clip_exponent  # noqa: PLC0415 opacus takes seconds to import
+
+        security["weight_most"] = 2 * max(records)
+        security["clip_exponent"] = max(job.security.clip_exponent, least_clip_exponent(job))
+    elif all(part["exchange"] != "sum.ratio" for part in _given(job)):  # whose weights are by class
+        security["weight_least"] = max(1, min(records) // 2)
+    return security
+
+
+def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) -> dict[str, Any]:
+    """Its security with the training records of each silo declared, in all and of each class.
+
+    In a real federation each silo tells its own; here each silo's split is drawn before its agent starts.
+    """
+    own = {}
+    for silo, shard in zip(federation.silos, shards, strict=True):
+        federation.state(silo).mkdir(exist_ok=True)
+        train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
+        own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
+    security: dict[str, Any] = {"secure_aggregation": "required", "weights": "public", "class_counts": own}
+    security["counts"] = {silo: sum(counts) for silo, counts in own.items()}
+    if any(part["exchange"].startswith("mix") for part in _given(job)):
+        security["mix"] = "directed"
+    return security
+
+
+def _given(job: Job) -> list[Mapping[str, Any]]:
+    return [part for phase in job.document()["schema"] for part in phase["up"]]
+
+
+def write_coordinator(
+    federation: LocalFederation, jobs: Sequence[str], timing: Mapping[str, float], listen: str = "127.0.0.1:0"
+) -> None:
+    """The coordinator's configuration: these jobs in turn."""
+    document = {
+        "version": 1,
+        "listen": listen,
+        "directory": "state",
+        "keys": "keys",
+        "roster": "../roster.json",
+        "jobs": [f"../jobs/{name}.json" for name in jobs],
+        "log": "json",
+        "trust": _trust(federation),
+        "timing": dict(timing),
+    }
+    write_atomic(federation.coordinator_config, to_toml(document).encode())
+
+
+def write_operator(federation: LocalFederation, address: str) -> Path:
+    """The operator's configuration; its path."""
+    path = federation.folder / "operator.toml"
+    document = {
+        "version": 1,
+        "coordinator": address,
+        "keys": "operator",
+        "roster": "roster.json",
+        "trust": _trust(federation),
+    }
+    write_atomic(path, to_toml(document).encode())
+    return path
+
+
+def write_silo(federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]) -> None:
+    """A silo's configuration, its records, and a policy that allows what these jobs need and nothing else."""
+    folder = federation.folder / silo
+    save_npz(folder / "data.npz", data)
+    write_atomic(folder / "policy.toml", policy_text(jobs).encode())
+    document = {
+        "version": 1,
+        "coordinator": address,
+        "directory": "state",
+        "keys": "keys",
+        "roster": "../roster.json",
+        "policy": "policy.toml",
+        "log": "json",
+        "trust": _trust(federation),
+        "data": {"file": "data.npz", "test_fraction": TEST_FRACTION},
+    }
+    write_atomic(federation.silo_config(silo), to_toml(document).encode())
+    federation.state(silo).mkdir(exist_ok=True)
+
+
+def policy_text(jobs: Sequence[Job]) -> str:
+    """A policy with one rule for each method and part of these jobs, tensors named by their first segment.
+
+    Whoever makes a local federation runs all of it, and so is the person who says that its coordinator is trusted.
+    """
+    return draft(jobs, "64MiB", trust=True)
+
+
+def _trust(federation: LocalFederation) -> dict[str, Any]:
+    return {"federation": FEDERATION, "founders": [federation.founder], "threshold": 1}

@@ -1,0 +1,102 @@
+"""An operator's connection to a coordinator, and its file; templates/operator.toml is an example of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import grpc
+
+from ...errors import LocalError, PeerError, RefusedError
+from ...files.documents import Strict, read_toml
+from ...proto import federation_pb2
+from ...proto import operations_pb2 as pb
+from ...proto.channel import ERROR_METADATA, OPTIONS, checked_address, require_tls13
+from ...proto.operations_pb2_grpc import OperationsStub
+from ...security.identity import roster as rosters
+from ...security.identity.keys import Role, load_keys
+from ...security.identity.roster import Pins
+
+CALL_SECONDS = 30.0
+CODES = {name.removeprefix("ERROR_CODE_") for name in federation_pb2.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
+
+
+class OperatorConfig(Strict):
+    """What the file may hold."""
+
+    version: Literal[1]
+    coordinator: str
+    keys: Path
+    roster: Path
+    trust: Pins
+
+
+class Operator:
+    """The calls of the Operations service; RefusedError or PeerError say what came of one that failed."""
+
+    def __init__(self, channel: grpc.Channel, coordinator: str, address: str) -> None:
+        self._stub = cast("Any", OperationsStub)(channel)
+        self._peer = coordinator
+        self._address = address
+
+    def submit(self, signed: bytes) -> pb.JobStatus:
+        """Queue a signed job."""
+        return cast("pb.JobStatus", self._call(self._stub.Submit, pb.SubmitRequest(signed_job=signed)))
+
+    def jobs(self) -> list[pb.JobStatus]:
+        """All jobs, in their order."""
+        return list(self._call(self._stub.List, pb.ListRequest()).jobs)
+
+    def show(self, job: str) -> pb.JobReport:
+        """One job and its closed rounds."""
+        return cast("pb.JobReport", self._call(self._stub.Show, pb.JobRequest(job=job)))
+
+    def stop(self, job: str) -> pb.JobStatus:
+        """Stop a job until it is resumed."""
+        return cast("pb.JobStatus", self._call(self._stub.Stop, pb.JobRequest(job=job)))
+
+    def resume(self, job: str) -> pb.JobStatus:
+        """Let a stopped job go on."""
+        return cast("pb.JobStatus", self._call(self._stub.Resume, pb.JobRequest(job=job)))
+
+    def watch(self, job: str) -> Iterator[pb.JobReport]:
+        """A job's reports until it has ended."""
+        try:
+            yield from self._stub.Watch(pb.JobRequest(job=job))
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request, timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _explained(self, error: Any) -> PeerError:
+        code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
+        if code in CODES:
+            return RefusedError(self._peer, code, error.details())
+        return PeerError(
+            self._peer,
+            f"no answer from {self._address} ({error.code().name}: {error.details()}); does it run, and do its roster "
+            "and ours have the same members? Compare `staddle roster show` on both sides",
+        )
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[Operator]:
+    """The operator of a file, connected while the block runs."""
+    require_tls13()
+    config = read_toml(path, OperatorConfig)
+    keys, roster = load_keys(path.parent / config.keys), rosters.load(path.parent / config.roster)
+    rosters.verify(roster, config.trust)
+    entry, coordinator = keys.entry, roster.coordinator
+    if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.OPERATOR:
+        raise LocalError(f"{path}: {entry.id!r} is no operator of roster version {roster.version}; have it added")
+    credentials = grpc.ssl_channel_credentials(
+        coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()
+    )
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.staddle")]
+    address = checked_address(config.coordinator)
+    with grpc.secure_channel(address, credentials, options) as channel:
+        yield Operator(channel, coordinator.id, address)

@@ -1,0 +1,1 @@
+"""`staddle ledger`: show, verify, prove and reconcile ledgers."""

@@ -1,0 +1,219 @@
+"""``staddle ledger``: what left a silo, and whether its ledger holds."""
+
+import datetime as dt
+import re
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...errors import LocalError
+from ...files.documents import write_atomic
+from ...security.identity import roster as rosters
+from ...security.identity.keys import load_keys
+from ...security.identity.roster import Roster
+from ...security.ledger import audit as ledger_audit
+from ...security.ledger import messages as ledger_view
+from ...security.ledger import receipt_checks as ledger_receipts
+from ...security.ledger.audit import Verified
+from ...security.ledger.egress_ledger import Ledger
+from ...security.log.checkpoint import Checkpoint, owner
+from ...security.log.head import log_key, roster_log_key, stored
+from ...security.log.lock import held
+from ...security.log.note import Note, VerifierKey
+from ...security.log.segments import CHECKPOINT
+from ..console import printer
+from . import (
+    proofs as ledger_proofs,
+)
+from . import (
+    received as ledger_received,
+)
+from . import (
+    reconcile as ledger_reconcile,
+)
+from . import (
+    roster_files,
+)
+from . import (
+    show as ledger_show,
+)
+from .proofs import read_note
+from .roster_files import Founders, RosterFiles, Threshold
+from .show import Json, LedgerPath
+
+REPORT = Path("ledger-report.html")
+
+app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
+
+
+@app.command("verify")
+def verify(
+    path: LedgerPath,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+    checkpoint: Annotated[
+        list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
+    ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SEQ:LEAF", help="A leaf hash that another party holds; may be repeated."),
+    ] = None,
+    silo: Annotated[str | None, typer.Option(metavar="SILO", help="Whose ledger it has to be.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every record of a ledger; exit code 1 if it does not hold.
+
+    Checked are the chain of hashes, the order of the records and the checkpoint in the folder, which must be of all
+    records unless an agent writes them now; with --roster also who signed it, the coordinator's receipts and the roster
+    itself, with --founder who vouches for that. Whoever has the silo's log key could still cut records off, or write
+    them anew: give with --checkpoint or --known what the coordinator, another silo or you noted earlier.
+    """
+    given = roster_files.read(roster, founder, threshold)
+    folder = ledger_audit.ledger_folder(path)
+    noted = {str(file): read_note(file) for file in checkpoint or []}
+    own = stored(folder)
+    key = _key(given.newest, own, noted)
+    found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, noted)
+    receipts = None
+    if given.each and found.ok:
+        receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
+        found = replace(found, problems=tuple(receipts.problems))
+    federation, whose = owner(Checkpoint.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
+    unsigned, running = found.records - (found.checkpoint or 0), held(folder)
+    found = replace(found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running)))
+    if as_json:
+        said = {"federation": federation, "silo": whose, "unsigned": unsigned, "running": running}
+        document: dict[str, Any] = {"ok": found.ok, **asdict(found), **said}
+        if given.each:
+            document["rosters"] = {each.version: rosters.signers(each, given.founders) for each in given.each}
+        if receipts:
+            counts = {"good": len(receipts.good), "without": receipts.without, "unchecked": receipts.unchecked}
+            document["receipts"] = counts
+        printer.show_json(document)
+    else:
+        _tell(found)
+        if whose:
+            by = f"by {key}" if key and found.signed else "by whom was not checked (give --roster)"
+            printer.show(f"ledger of {whose}, federation {federation}")
+            printer.show(f"{found.checkpoint} of {found.records} records signed, {by}")
+        for told in (given.told, receipts.told if receipts else ""):
+            if told:
+                printer.show(told)
+        head = f"{found.records - 1}:{found.head}" if found.head else "none"
+        printer.show(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _ownership(found: str, expected: str | None) -> tuple[str, ...]:
+    if expected is None or found == expected:
+        return ()
+    return (f"it is the ledger of silo {found or 'nobody'}, not of {expected}; name the folder of {expected}",)
+
+
+def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
+    """What is wrong with records that nobody signed; nothing while their agent runs, which signs every 64."""
+    if unsigned <= 0 or running:
+        return ()
+    why = f"the last {unsigned} records are signed by nobody, and no agent runs that would sign them; after a crash "
+    return (why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",)
+
+
+def _tell(found: Verified) -> None:
+    for problem in found.problems:
+        printer.show(f"problem: {problem}")
+    for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
+        if refs:
+            listed = ", ".join(str(ref) for ref in refs)
+            printer.show(f"{len(refs)} messages without {name}, counted as left: seq {listed}")
+    if found.open_control is not None:
+        printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
+    if found.torn_bytes:
+        printer.show(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+
+
+def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
+    if roster is None:
+        if held:
+            raise LocalError("--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is known")
+        return None
+    note = own or next(iter(held.values()), None)
+    if note is None:
+        raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
+    return roster_log_key(note, roster)
+
+
+@app.command("report")
+def report(
+    path: LedgerPath,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+) -> None:
+    """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
+
+    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
+    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
+    """
+    from ..report import page as report_page  # noqa: PLC0415
+    from ..report import report as reports  # noqa: PLC0415 the template engine takes a moment to import
+
+    given = roster_files.read(roster, founder, threshold)
+    sources = report_page.Sources(given.each, given.founders)
+    made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    folder = ledger_audit.ledger_folder(path)
+    ledger_received.check_silos(folder)
+    page = reports.read(folder, made, sources, job or "")
+    write_atomic(out, reports.html(page))
+    if page.body is None:
+        printer.show(f"{out}: the ledger does NOT hold, and the page says why")
+        raise typer.Exit(1)
+    left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
+    printer.show(f"{out}: verified, {left}, head {page.head or 'none'}")
+
+
+@app.command("rekey")
+def rekey(
+    path: LedgerPath,
+    old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
+    new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
+) -> None:
+    """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
+    folder = ledger_audit.ledger_folder(path)
+    before, after = load_keys(old), load_keys(new)
+    note = stored(folder)
+    if note is None:
+        raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
+    federation, silo = owner(Checkpoint.parse(note.text).origin)
+    if not silo == before.entry.id == after.entry.id:
+        raise LocalError(
+            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
+            "name the old and the new keys of that silo"
+        )
+    from ...security.dp.budget import rekey_all  # noqa: PLC0415 opacus takes two seconds to import
+    from ...silo.admission.budget import FOLDER  # noqa: PLC0415
+
+    with Ledger.open(folder, silo, federation, before.log) as ledger:
+        datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
+        appended = ledger.rekey(after.log)
+    for dataset in datasets:
+        printer.show(f"the budget of data set {dataset!r} goes on under the new key")
+    printer.show(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
+
+
+ledger_show.add_to(app)
+ledger_proofs.add_to(app)
+app.command("reconcile")(ledger_reconcile.reconcile)
+
+
+def _known(text: str) -> tuple[int, str]:
+    match = re.fullmatch(r"(\d{1,15}):([0-9a-f]{64})", text)
+    if match is None:
+        raise LocalError(f"--known {text!r} is not SEQ:LEAF, such as 412:9a0b… with 64 hex digits")
+    return int(match[1]), match[2]

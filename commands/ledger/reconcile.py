@@ -1,0 +1,115 @@
+"""``staddle ledger reconcile``: a silo's ledger beside the coordinator's."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import LocalError, ProofError
+from ...files import checked_file
+from ...security.identity.roster import Roster
+from ...security.ledger import audit as ledger_audit
+from ...security.ledger.audit import ledger_folder
+from ...security.ledger.reconcile import Reconciled
+from ...security.ledger.reconcile import reconcile as compared
+from ...security.log import checkpoint as checkpoints
+from ...security.log import note as notes
+from ...security.log.checkpoint import Checkpoint
+from ...security.log.head import roster_log_key, stored
+from ...security.log.note import Note, VerifierKey
+from ...security.log.segments import CHECKPOINT
+from ...silo.egress.witness import HEADS, Heads
+from ..console import printer
+from . import roster_files
+from .roster_files import Founders, Threshold
+
+MOST = 20  # gaps that are printed
+
+
+def reconcile(
+    silo: Annotated[Path, typer.Option(metavar="DIR", help="The silo's folder, or the folder 'ledger' in it.")],
+    coordinator: Annotated[Path, typer.Option(metavar="DIR", help="The coordinator's, or a copy of its ledger.")],
+    roster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The roster, for who signed heads and receipts.")
+    ] = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Compare what left a silo with what the coordinator received; exit code 1 where the two contradict each other.
+
+    Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no contradiction.
+    """
+    given = roster_files.read([roster] if roster else None, founder, threshold)
+    members = given.newest
+    found = compare(ledger_folder(silo), ledger_folder(coordinator), members)
+    if as_json:
+        printer.show_json({"ok": not found.differences, **asdict(found)})
+    else:
+        for difference in found.differences:
+            printer.show(f"DIFFERENCE: {difference}")
+        for gap in found.gaps[:MOST]:
+            printer.show(f"gap: {gap}")
+        if len(found.gaps) > MOST:
+            printer.show(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
+        checked = "receipts and heads checked" if members else "receipts and heads not checked (give --roster)"
+        checked += f"; {found.unchecked} receipts are under other rosters, not checked" if found.unchecked else ""
+        both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
+        if given.told:
+            printer.show(given.told)
+        said = "NOT RECONCILED" if found.differences else "reconciled"
+        printer.show(f"{said}: {found.silo} and {found.coordinator} both have {both}; {checked}")
+    if found.differences:
+        raise typer.Exit(1)
+
+
+def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
+    """Two ledgers' folders, each verified; LocalError for one that does not hold.
+
+    What the silo holds of the coordinator's ledger (``heads.json``, beside its own) is compared as well.
+    """
+    held = _held(silo.parent / HEADS, coordinator, roster)
+    for folder in (silo, coordinator):
+        key = _key(folder, roster) if roster else None
+        verified = ledger_audit.verify(folder, key=key)
+        if not verified.ok:
+            raise LocalError(f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify {folder}")
+    if roster and (name := _owner(coordinator)) != roster.coordinator.id:
+        raise LocalError(f"{coordinator}: is the ledger of {name!r}; the coordinator is {roster.coordinator.id!r}")
+    return compared(silo, coordinator, roster, held)
+
+
+def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[Checkpoint]:
+    """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it keeps any."""
+    if not path.exists():
+        return []
+    kept = checked_file.read_json(path, Heads)
+    now = _checkpoint(coordinator)
+    name, found = _owner(coordinator), []
+    for text in (kept.heads.get(name), kept.forks.get(name)):
+        try:
+            note = notes.parse(text.encode()) if text else None
+            if note and note.signatures[0].key_id == now.signatures[0].key_id:
+                if roster:
+                    checkpoints.verify(note, roster_log_key(now, roster))
+                found.append(Checkpoint.parse(note.text))
+        except ProofError as error:
+            raise LocalError(f"{path}: what it has of {name!r} does not hold: {error}; move it away") from error
+    return found
+
+
+def _key(folder: Path, roster: Roster) -> VerifierKey:
+    """The key that must have signed a ledger's checkpoint, by the member that this names."""
+    return roster_log_key(_checkpoint(folder), roster)
+
+
+def _owner(folder: Path) -> str:
+    return checkpoints.owner(Checkpoint.parse(_checkpoint(folder).text).origin)[1]
+
+
+def _checkpoint(folder: Path) -> Note:
+    note = stored(folder)
+    if note is None:
+        raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
+    return note

@@ -1,0 +1,1 @@
+"""`staddle policy`: draft and explain policies."""

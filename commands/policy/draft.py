@@ -1,0 +1,243 @@
+"""A starting policy for given jobs: exactly what they give and nothing else, for a person to read and tighten."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...algorithms.exchange.parts import Kind
+from ...algorithms.job.job import Job
+from ...proto.convert.secagg_sent import most_given
+from ...security.blind.plan import bounds, shared, sum_groups
+from ...security.policy.file import SecureAggregation
+from ...security.policy.policy import DATASET
+from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
+from ...silo.admission.checks import TRUSTED, trusting
+from ...silo.admission.signed_sets import tells_fixed
+from ...silo.parts.tensors import given_releases
+from ..console.toml import to_toml
+from ..console.units import number
+from ..privacy import budget_text as budgeting
+
+WIDTH = 100
+LISTED = 12  # tensors of a rule that its comment names one by one
+KIB = 1024
+FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
+SHARED = f"{MASKED} to be compared"
+MAX_STEP = 3.0  # of federations whose silos have about as many records, honest ones stayed below 2.2
+MAX_PARALLEL = 2  # honest layers have none
+TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
+
+WHAT = {  # what each kind is, and what it can tell those who read it
+    Kind.WHOLE_MODEL: "all parameters of the trained model; they can tell whether a record was trained on, and more",
+    Kind.BACKBONE: "the model without its last layer; its parameters can tell whether a record was trained on",
+    Kind.INTER_LEARNING_MODEL: "the model that silos exchange; it can tell whether a record was trained on",
+    Kind.HEADER_ROWS: "rows of the last layer, one a class; they tell which classes this silo has",
+    Kind.PROTOTYPES: "mean features of each class; those of few records are close to a single record",
+    Kind.CANONICAL_MODELS: "parameters of the models that silos mix; they can tell whether a record was trained on",
+    Kind.CLASSIFIER_ROWS: "the classifier's rows, of unit length; they tell how classes lie here",
+    Kind.MEMBERSHIP: "how this silo mixes the common models; it tells what its records are like",
+    Kind.COUNTS: "numbers of records, shares of labels, or which classes are there; static facts about the data set",
+    Kind.METRIC: "how many test records were classified correctly",
+    Kind.SKETCH: "a projection of an update, to compare silos with one another",
+    Kind.KEY: "a public key",
+    Kind.SHARE: "a share of a secret",
+}
+
+HOW = {  # how each form leaves, and what can be read of it
+    PLAIN: "as they stand",
+    MASKED: "masked, so that only their sum over a round's silos can be read",
+    FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
+    ROWS: "masked and padded once for each silo that gets its own weighted mean of the others', which it alone can "
+    "read, and the coordinator nothing, in league with another silo or not",
+    SHARED: "as shares sealed from silo to silo, so that the coordinator can read how like the silos' vectors are, and "
+    "no vector, in league with as many silos as the job says or not",
+    PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
+    ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
+}
+
+
+@dataclass
+class Drafted:
+    """One rule as it grows: the parts of one method that bear one name, and the jobs they are of."""
+
+    method: str
+    kind: Kind
+    releases: dict[tuple[str, str], Release] = field(default_factory=dict)  # by way and tensor name, the largest
+    dtypes: dict[str, None] = field(default_factory=dict)
+    jobs: dict[str, None] = field(default_factory=dict)
+
+    def add(self, release: Release, job: str) -> None:
+        """Let this leave, too."""
+        way = FOR_SILOS if SILOS_READER in release.readers else ROWS if release.is_row else release.form
+        way = SHARED if way == MASKED and GRAM_READER in release.readers else way
+        known = self.releases.get((way, release.name))
+        if known is None or known.elements < release.elements:
+            self.releases[way, release.name] = release
+        self.dtypes[release.dtype] = self.jobs[job] = None
+
+
+def draft(
+    jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: str = DATASET, *, trust: bool = False
+) -> str:
+    """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
+
+    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo, and lets sums be
+    over changing silos. Otherwise what to write if they do stands in a comment, and jobs that ask for it are declined.
+
+    Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
+    begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart. Private
+    jobs spend on the data set of this name.
+    """
+    rules: dict[tuple[str, str], Drafted] = {}
+    largest = 0
+    for job in jobs:
+        for start in job.phase_starts:
+            releases = given_releases(job, start)
+            given = sum(release.nbytes for release in releases)
+            if job.security.required:
+                groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
+                products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in shared(job.up(start)))
+                given = TIMES_BLIND * (given + most_given(len(job.silos), groups, products))
+            else:
+                given *= TIMES
+            largest = max(largest, given)
+            for release in releases:
+                drafted = Drafted(job.method_name, Kind[release.kind.upper()])
+                rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
+    limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
+    return _head(jobs, limit, dataset, trust=trust) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
+
+
+def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
+    named = ", ".join(f"{job.name!r}" for job in jobs)
+    lines = [
+        *_comment(
+            f"What may leave this silo: what these jobs give, and nothing but this: {named}. Read each rule, take out "
+            "what you do not want to leave, and run: staddle policy check JOB.json --config SILO.toml"
+        ),
+        "version = 1",
+        "",
+        "[limits]",
+        *_comment("Bytes of one round: payload, what a broken upload sends again, and a secure sum's messages."),
+        f'max_bytes_per_round = "{limit}"',
+        *_comment(
+            "What comes down may move a part of the model by so many of the longest steps of this silo's own training. "
+            "A model that is made to leak records lies farther away; so may an honest one, where other silos have many "
+            "times more records: raise it then."
+        ),
+        f"max_step = {MAX_STEP}",
+        *_comment(
+            "Rows of a layer that comes down that may be multiples of others; a model that sorts records has many."
+        ),
+        f"max_parallel = {MAX_PARALLEL}",
+        "",
+        *_comment("Polls, heartbeats and answers of one session."),
+        "[control]",
+        "max_messages = 100000",
+        'max_bytes = "16MiB"',
+    ]
+    sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
+    return "\n".join([*lines, *sums, *budgeting.table(jobs, dataset)]) + "\n"
+
+
+def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
+    """What the blind jobs take, as strict as they let it be."""
+    if not blind:
+        return []
+    lines: list[str] = []
+    if len(blind) == jobs:
+        lines += [*_comment("Nothing that a round gives leaves in the clear."), "required = true"]
+    if (colluders := min(job.security.colluders for job in blind)) < 1:
+        why = "Silos that may be in league with the coordinator: a job takes none to be."
+        lines += [*_comment(why), f"assumed_colluders = {colluders}"]
+    if any(map(tells_fixed, blind)):
+        least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
+        why = (
+            "How many records a silo has, and of which classes, is the same in every job: sums over several sets of "
+            "silos tell it of those by which they differ. No sum is given that would tell it of fewer silos than "
+            "this, but for silos that joined or left the federation by its roster."
+        )
+        lines += [*_comment(why), f"min_difference = {least}"]
+    if any(job.security.weights == "public" for job in blind):
+        what = ", and of which class" if any(job.security.class_counts for job in blind) else ""
+        lines += [
+            *_comment(f"How many records this silo has to train on{what} stands in a job."),
+            "public_counts = true",
+        ]
+    if changing := ", ".join(f"{job.name!r}" for job in blind if job.security.dropouts == "any"):
+        decide = (
+            'Keep this line only if that may be told; "batches" declines such jobs.'
+            if trust
+            else "Only you can say whether that may be told. As it is, this silo declines such jobs; if it may, take "
+            "the # from the line below."
+        )
+        why = (
+            f"A round of {changing} goes on with whichever silos are left when others drop out. Over many rounds such "
+            f"sums tell what single silos gave. {decide}"
+        )
+        lines += [*_comment(why), f'{"" if trust else "# "}dropouts = "any"']
+    if keyed := trusting_jobs(blind):
+        decide = (
+            'Keep this line only if you trust that they do not; "none" declines such jobs.'
+            if trust
+            else "Only you can say whether you trust that they do not. As it is, this silo declines such jobs; if you "
+            "do, take the # from the line below."
+        )
+        why = (
+            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which silos check who "
+            "holds a class, are hidden from the coordinator by a key that all of the job's silos have. If the "
+            "coordinator and any one of them put what they have together, they read such sums and what each silo gives "
+            f"to be mixed or compared, and can alter those counts. {decide}"
+        )
+        lines += [*_comment(why), f'{"" if trust else "# "}trust = "{TRUSTED}"']
+    return ["", "[secure_aggregation]", *lines] if lines else []
+
+
+def trusting_jobs(jobs: Sequence[Job]) -> str:
+    """Names of those that ask a silo to trust that the coordinator is in league with no silo; empty for none."""
+    return ", ".join(f"{job.name!r}" for job in jobs if job.security.required and trusting(job))
+
+
+def _rule(part: str, rule: Drafted) -> str:
+    of = f"{part!r}: {WHAT[rule.kind]}. Of job {', '.join(repr(job) for job in rule.jobs)}: "
+    ways = list(dict.fromkeys(way for way, _ in rule.releases))
+    said, shown = [_said(rule, way) for way in ways], [_shown(rule, way) for way in ways]
+    forms = list(dict.fromkeys(release.form for release in rule.releases.values()))
+    readers = [release.readers or ("coordinator",) for release in rule.releases.values()]
+    document: Mapping[str, Any] = {
+        "name": f"{rule.method}-{part}",
+        "methods": [rule.method],
+        "parts": [part],
+        "kinds": [rule.kind.name.lower()],
+        "tensors": list(dict.fromkeys(_glob(name) for _, name in rule.releases)),
+        "dtypes": list(rule.dtypes),
+        "max_elements": max(release.elements for release in rule.releases.values()),
+        "recipients": ["coordinator"],
+        "readers": list(dict.fromkeys(reader for each in readers for reader in each)),
+        **({} if forms == [PLAIN] else {"forms": forms}),
+    }
+    comments = [*_comment(of + "; ".join(said) + "."), *_comment("Tensors: " + "; ".join(shown) + ".")]
+    return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
+
+
+def _said(rule: Drafted, way: str) -> str:
+    sizes = [release.nbytes for (own, _), release in rule.releases.items() if own == way]
+    return f"{number(len(sizes), 'tensor')}, {sum(sizes):,} bytes a round, {HOW[way]}"
+
+
+def _shown(rule: Drafted, way: str) -> str:
+    tensors = [release for (own, _), release in rule.releases.items() if own == way]
+    shown = [f"{release.name} {list(release.shape)}" for release in tensors[:LISTED]]
+    if len(tensors) > LISTED:
+        shown.append(f"and {len(tensors) - LISTED} more, which staddle policy check lists")
+    return "; ".join(shown)
+
+
+def _glob(name: str) -> str:
+    head, dot, _ = name.partition(".")
+    return f"{head}.**" if dot else head
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

@@ -1,0 +1,341 @@
+"""``staddle policy``: what would leave this silo, before it joins a job."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import LocalError, RefusedError
+from ...files.documents import read_bytes
+from ...security.identity import roster as rosters
+from ...security.identity.keys import ENTRY_FILE, load_entry
+from ...security.policy import policy as policies
+from ...security.policy.policy import Policy, Verdict
+from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
+from ..console import examples, printer
+from ..console.units import number
+
+if TYPE_CHECKING:
+    from ...algorithms.job.job import Job
+    from ...silo.admission.checks import Outflow
+
+WIDTH = 100
+SHARED = f"{MASKED} to be compared"
+READ = {  # who reads what leaves in a form that hides it
+    MASKED: "masked, read as a sum over the round's silos alone",
+    SILOS_READER: "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together",
+    SHARED: "shared out among the silos, read by the coordinator as lengths and likeness alone, with silos or without",
+    PADDED: "padded, read by the other silos in weighted means alone, by coordinator and a silo together as it stands",
+    ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
+}
+
+app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say what it lets leave.")
+
+
+@app.command("init")
+def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
+    """Write a commented example of a policy, which lets nothing leave as it stands."""
+    examples.write(file, examples.text("policy"), 0o644)
+    printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
+
+
+@app.command("new")
+def new(
+    signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
+    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
+    out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
+    dataset: Annotated[
+        str, typer.Option(help="The silo's data set, as its configuration calls it.")
+    ] = policies.DATASET,
+) -> None:
+    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
+
+    Each rule says what its tensors are and what they can tell about your records.
+    """
+    from ...silo.admission import checks as admission  # noqa: PLC0415 torch takes seconds to import
+    from .draft import draft, trusting_jobs  # noqa: PLC0415
+
+    members = rosters.load(roster)
+    jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    text = draft(jobs, dataset=dataset)
+    rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
+    examples.write(out, text, 0o644)
+    printer.show(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
+        printer.show(
+            f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
+            "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
+            'dropouts = "any"'
+        )
+    if names := trusting_jobs(jobs):
+        printer.show(
+            f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
+            f'if you trust in that, take the # from its line trust = "{admission.TRUSTED}"'
+        )
+
+
+@app.command("check")
+def check(
+    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
+    config: Annotated[Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file, where there is no configuration yet.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The roster file that goes with --policy.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="The data set; else the configuration's, or 'data'.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Say tensor by tensor what a job would let leave this silo; exit code 1 if the silo would decline it.
+
+    The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
+    """
+    from ...silo.admission import checks as admission  # noqa: PLC0415 torch takes seconds to import
+    from ...silo.admission.private_jobs import privacy_objections  # noqa: PLC0415
+    from ..privacy import budget_text as budgeting  # noqa: PLC0415
+
+    found, members, silo = _sources(config, policy, roster, dataset)
+    try:
+        job, signer = admission.read_job(read_bytes(signed_job), members, str(signed_job))
+        if silo:
+            admission.check_member(job, silo, members)
+    except RefusedError as error:
+        if as_json:
+            printer.show_json({"accept": False, "code": error.code, "why": error.why})
+        else:
+            printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
+        raise typer.Exit(1) from error
+    outflows = admission.outflows(job, members, found)
+    objections = (*privacy_objections(job, found), *admission.sum_objections(job, found, members))
+    accepts = not objections and all(outflow.decision.allow for outflow in outflows)
+    if as_json:
+        document = {
+            **_document(job, signer, found, outflows, accepts),
+            "reasons": objections,
+            "declared": _declared(job, silo),
+            "privacy": budgeting.document(job, found),
+        }
+        printer.show_json(document)
+    else:
+        printer.show(*_lines(job, signer, silo, found, outflows), *_objections(objections))
+        printer.show(*_ending(outflows, accepts))
+    if not accepts:
+        raise typer.Exit(1)
+
+
+def _sources(
+    config: Path | None, policy: Path | None, roster: Path | None, dataset: str | None
+) -> tuple[Policy, rosters.Roster, str]:
+    """Policy, roster and, from a configuration, our id; what the configuration names can be named otherwise."""
+    if config is None:
+        if policy is None or roster is None:
+            raise LocalError("say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json")
+        return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
+    from ...silo import config as configs  # noqa: PLC0415 beside the admission, as light as it is
+
+    loaded = configs.load(config)
+    members = rosters.load(roster or loaded.roster)
+    rosters.verify(members, loaded.trust)
+    found = policies.load(policy or loaded.policy, dataset or loaded.dataset)
+    return found, members, load_entry(loaded.keys / ENTRY_FILE).id
+
+
+# For people.
+
+
+def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+    from ...silo.admission import checks as admission  # noqa: PLC0415 beside the admission, as light as it is
+    from ..privacy import budget_text as budgeting  # noqa: PLC0415
+    from .visibility import together, told_by_likeness, unbounded  # noqa: PLC0415
+
+    yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
+    yield f"digest {job.digest}"
+    yield f"signed by {signer}"
+    if job.security.required:
+        weights = "stand in it" if job.security.weights == "public" else "are masked too"
+        said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
+        yield from _wrapped(said, "")
+    if batches := together(job):
+        yield from _wrapped(batches, "")
+    if open_still := unbounded(job):
+        yield from _wrapped(open_still, "")
+    yield from _wrapped(_looked_at(policy), "")
+    if job.privacy is not None:
+        for line in budgeting.told(job, policy):
+            yield from _wrapped(line, "")
+    if declared := _declared(job, silo):
+        yield from _wrapped(f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", "")
+    if job.counted:
+        enough = job.min_holders + job.security.colluders
+        said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
+        yield from _wrapped(said, "")
+    if admission.trusting(job):
+        trust = policy.file.secure_aggregation.trust
+        forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
+        hidden, it = ("the tags of its counts are", "them")
+        if forms - {MASKED} or job.for_silos:
+            mixed = ["what it mixes and compares"] if forms - {MASKED} else []
+            summed = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
+            hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
+        said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
+        yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
+    if likeness := told_by_likeness(job):
+        yield from _wrapped(likeness, "")
+    for outflow in outflows:
+        yield ""
+        yield f"{_rounds(outflow)}:"
+        for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
+            rule = policy.rule(job.method_name, part)
+            yield from _part(part, list(verdicts), outflow, rule.max_norm if rule else None)
+        count, limits = len(outflow.decision.tensors), policy.file.limits
+        most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
+        yield from _wrapped(f"{number(count, 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
+        for reason in outflow.decision.whole:
+            yield from _wrapped(f"HELD BACK: {reason}", "  ")
+    yield ""
+
+
+def _looked_at(policy: Policy) -> str:
+    """What the policy refuses of what comes down."""
+    limits, bounds = policy.file.limits, []
+    if limits.max_step is not None:
+        bounds.append(f"moves a part of the model by more than {limits.max_step:g} of this silo's longest steps")
+    if limits.max_parallel is not None:
+        bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
+    if bounds:
+        return f"nothing is trained on what {' or '.join(bounds)}"
+    return (
+        "what comes down is trained on as it is; limits.max_step and limits.max_parallel look for models made to leak"
+    )
+
+
+def _declared(job: "Job", silo: str) -> dict[str, Any]:
+    """What the job says of this silo's records; nothing where it says nothing, or no configuration says who we are."""
+    security = job.security
+    found: dict[str, Any] = {}
+    if silo in security.counts:
+        found["records"] = security.counts[silo]
+    if silo in security.class_counts:
+        found["classes"] = list(security.class_counts[silo])
+    return found
+
+
+def _told(declared: dict[str, Any]) -> str:
+    own = [number(declared["records"], "record")] if "records" in declared else []
+    if "classes" in declared:
+        own.append(f"by class {', '.join(map(str, declared['classes']))}")
+    return f"{', '.join(own)} to train on; compare with your own"
+
+
+def _objections(objections: Sequence[str]) -> Iterator[str]:
+    for objection in objections:
+        yield from _wrapped(f"DECLINED: {objection}", "")
+    if objections:
+        yield ""
+
+
+def _rounds(outflow: "Outflow") -> str:
+    if outflow.first == outflow.last:
+        return f"round {outflow.first}"
+    return f"rounds {outflow.first} to {outflow.last}, each"
+
+
+def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
+    """One part, a line a tensor; all of a part leave in one form."""
+    release = verdicts[0].release
+    way = SILOS_READER if SILOS_READER in release.readers else release.form
+    way = SHARED if way == MASKED and GRAM_READER in release.readers else way
+    read = READ.get(way, f"read by {', '.join(outflow.readers)}")
+    if release.is_row:
+        read = f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means of it alone"
+    size = sum(verdict.release.nbytes for verdict in verdicts)
+    norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
+    yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
+    cells = [_cells(verdict) for verdict in verdicts]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
+        row = f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size_:>{widths[3]}}"
+        if len(f"{row}  {said}") > WIDTH:  # long names: what is said comes on a line of its own
+            yield row
+            yield f"      {said}"
+        else:
+            yield f"{row}  {said}"
+        for reason in verdict.reasons:
+            yield from _wrapped(reason.removeprefix(f"tensor {part}/{name}: "), "      ")
+
+
+def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
+    release = verdict.release
+    said = f"leaves by rule {verdict.rule}" if not verdict.reasons else "HELD BACK:"
+    return release.name, release.dtype, str(list(release.shape)), f"{release.nbytes:,}", said
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+
+
+def _ending(outflows: Sequence["Outflow"], accepts: bool) -> tuple[str, ...]:
+    if accepts:
+        total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
+        return (
+            f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
+            "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
+        )
+    held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
+    said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."
+    return (f"This silo would DECLINE the job{said}",)
+
+
+# For scripts.
+
+
+def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"], accepts: bool) -> dict[str, Any]:
+    return {
+        "accept": accepts,
+        "job": job.name,
+        "digest": job.digest,
+        "method": job.method_name,
+        "signer": signer,
+        "policy": policy.digest,
+        "max_bytes_per_round": policy.file.limits.max_bytes_per_round,
+        "max_attempts_per_round": policy.file.limits.max_attempts_per_round,
+        "max_step": policy.file.limits.max_step,
+        "max_parallel": policy.file.limits.max_parallel,
+        "phases": [
+            {
+                "first_round": outflow.first,
+                "last_round": outflow.last,
+                "bytes": outflow.size,
+                "readers": outflow.readers,
+                "allow": outflow.decision.allow,
+                "reasons": outflow.decision.whole,
+                "max_norms": _max_norms(job, policy, outflow),
+                "tensors": [_tensor(verdict, outflow.readers) for verdict in outflow.decision.tensors],
+            }
+            for outflow in outflows
+        ],
+    }
+
+
+def _max_norms(job: "Job", policy: Policy, outflow: "Outflow") -> dict[str, float]:
+    """By part, where the policy has one."""
+    rules = {v.release.part: policy.rule(job.method_name, v.release.part) for v in outflow.decision.tensors}
+    return {part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None}
+
+
+def _tensor(verdict: Verdict, readers: Sequence[str]) -> dict[str, Any]:
+    release = verdict.release
+    return {
+        "part": release.part,
+        "kind": release.kind,
+        "name": release.name,
+        "dtype": release.dtype,
+        "shape": release.shape,
+        "form": release.form,
+        "taint": release.taint,
+        "bytes": release.nbytes,
+        "readers": release.readers or readers,
+        "rule": verdict.rule,
+        "leaves": not verdict.reasons,
+        "reasons": verdict.reasons,
+    }

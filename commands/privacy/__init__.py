@@ -1,0 +1,1 @@
+"""`staddle privacy`: plan noise and show budgets."""

@@ -1,0 +1,80 @@
+"""The noise of a private job, planned or checked where it is signed."""
+
+from dataclasses import replace
+from math import ceil, log2
+
+from ...algorithms.job.job import Job, JobFile
+from ...algorithms.job.privacy import TRAINING, WHOLE, decimal, spends_by_sigma
+from ...algorithms.training.private_round import PRESENT
+from ...errors import LocalError
+from ...files.documents import parse_toml
+from ...security.dp.noise_planner import least_sigma, overspent
+from ...security.dp.rdp import cost, shown
+from ..console.examples import job_text
+from ..console.units import number
+
+ORIGIN = "job init"
+DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off
+SMALLEST_CLIP = -64
+
+
+def planned(job: Job, origin: str) -> Job:
+    """The job with its noise, the least that keeps its target where it names none; any other job as it is.
+
+    LocalError where the noise that it names costs more than the job may, or where none costs so little.
+    """
+    if job.privacy is None:
+        return job
+    table, spends = job.privacy, spends_by_sigma(job)
+    most = decimal(table.epsilon)
+    try:
+        if table.sigma is None:
+            sigma = least_sigma(spends, most, table.delta)
+            return replace(job, privacy=table.model_copy(update={"sigma": sigma}))
+        if fault := overspent(spends, table.sigma, most, table.delta):
+            raise LocalError(fault)
+    except LocalError as error:
+        raise LocalError(f"{origin}: [privacy] {error}") from error
+    return job
+
+
+def drafted_noise(method: str) -> str:
+    """What [privacy] adds and costs as ``job init`` drafts it, or why a job of the method cannot have it; one line."""
+    file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
+    job = Job.from_file(file, ORIGIN)
+    try:
+        return noise(planned(job, ORIGIN))
+    except LocalError as error:
+        return f"refused: {error}"
+
+
+def check_fits_sums(job: Job, origin: str) -> None:
+    """LocalError where the noise of class means is above what a blind sum takes, so that no round would be given."""
+    clip = job.security.clip_exponent
+    if job.security.required and clip < (least := least_clip_exponent(job)):
+        raise LocalError(
+            f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class means of "
+            f"{job.method_name} may be larger than 2^{clip}, and a silo gives no such round; set it to {least}"
+        )
+
+
+def least_clip_exponent(job: Job) -> int:
+    """What fits the class means of a private job, noise and all; the least there is where it has none."""
+    if job.privacy is None or not any(job.method().effort(round_).measures for round_ in range(job.length)):
+        return SMALLEST_CLIP
+    table = job.privacy
+    noise = table.statistics_sigma * table.statistics_clip / max(PRESENT * table.histogram_sigma, 1)  # least class
+    return ceil(log2(table.statistics_clip + DEVIATIONS * noise))
+
+
+def noise(job: Job) -> str:
+    """What a planned job adds and costs, in one line; empty for a job that is not private."""
+    if job.privacy is None or job.privacy.sigma is None:
+        return ""
+    table, sigma = job.privacy, job.privacy.sigma
+    spends = spends_by_sigma(job)(sigma)
+    steps = sum(one.steps for one in spends if one.purpose in (TRAINING, WHOLE))
+    return (
+        f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at most, epsilon "
+        f"{shown(cost(spends, table.delta))} of {table.epsilon:g} at delta = {table.delta:g} of each silo's data set"
+    )

@@ -1,0 +1,149 @@
+"""What ``staddle privacy plan`` says of a job."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...algorithms.job.job import Job
+from ...algorithms.job.privacy import Spend, decimal, job_spends, most_rounds, round_spends, signed_sigma, slack
+from ...algorithms.training.private_round import PRESENT
+from ...errors import LocalError
+from ...files.documents import parse_json, read_bytes, validate
+from ...security.dp.noise_planner import by_purpose
+from ...security.dp.prv import NONE, opinion
+from ...security.dp.rdp import cost, shown
+from ...security.identity import roster as rosters
+from ...security.identity.domains import JOB
+from ...security.identity.keys import Role
+from ...security.identity.signed_document import Envelope, verify_document
+from ..console import printer
+from ..console.units import number
+from .noise import planned
+
+UNSIGNED = "signature not checked (give --roster)"
+BATCH = 64  # records a step that are advised where there are too few
+
+
+def explained(
+    path: Path, roster: Path | None, delta: float | None, records: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The plan as plain values, and what is said below its table."""
+    job, given = _read(path, roster)
+    sigma, at = signed_sigma(job), job.private.delta if delta is None else delta
+    batch = {} if records is None else {"batch": _batch(job, sigma, records, at)}
+    spends = job_spends(job, sigma)
+    rounds = most_rounds(job)
+    document = {
+        "job": job.name,
+        "method": job.method_name,
+        "target": {"epsilon": decimal(job.private.epsilon), "delta": decimal(job.private.delta)},
+        "sigma": sigma,
+        "planned_here": not given,
+        "delta": decimal(at),
+        "releases": [_release(purpose, group, at) for purpose, group in by_purpose(spends).items()],
+        "epsilon": shown(cost(spends, at)),
+        "epsilon_prv": _opinion(spends, at),
+        "rounds": rounds,
+        "spare_rounds": slack(rounds),
+        "round_epsilon": shown(max(cost(each, at) for each in _rounds(job, sigma))),
+        "count_sigma": decimal(job.private.histogram_sigma),
+        "class_shows_from": decimal(PRESENT * job.private.histogram_sigma),
+    }
+    lines = [] if path.suffix != ".json" or roster is not None else [UNSIGNED]
+    return document | batch, lines
+
+
+def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """The same as text."""
+    target, whose = document["target"], "planned" if document["planned_here"] else "as it names it"
+    printer.show(
+        f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta = {target['delta']} of "
+        f"each silo's data set; noise {document['sigma']} clips a step, {whose}"
+    )
+    columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
+    rows = [[str(value) for value in release.values()] for release in document["releases"]]
+    printer.show(printer.Table(columns, rows))
+    printer.show(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
+    printer.show(
+        f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is only reported"
+    )
+    printer.show(
+        f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and "
+        f"{document['spare_rounds']} more that crashes may interrupt; a round by itself costs at most epsilon "
+        f"{document['round_epsilon']}"
+    )
+    printer.show(
+        f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a class shows from "
+        f"{document['class_shows_from']} on"
+    )
+    if batch := document.get("batch"):
+        printer.show(
+            f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average; their mean "
+            f"gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']} in each coordinate"
+        )
+    for line in lines:
+        printer.show(line)
+
+
+def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
+    """The job with its noise, and whether the file has it."""
+    if path.suffix == ".json":
+        signed = parse_json(read_bytes(path), str(path))
+        if roster is not None:
+            document = verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB)
+        else:
+            document = validate(signed, Envelope, str(path)).document
+        job = Job.from_document(document, str(path))
+    else:
+        job = Job.from_toml(path).for_federation()
+    if job.privacy is None:
+        raise LocalError(
+            f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of it has noise; "
+            "staddle job init --private writes an example of one"
+        )
+    return planned(job, str(path)), job.privacy.sigma is not None
+
+
+def _release(purpose: str, group: Sequence[Spend], delta: float) -> dict[str, Any]:
+    """One row: releases of one purpose have one noise."""
+    (one,) = group
+    return {
+        "purpose": purpose,
+        "sigma": one.sigma,
+        "q": one.q,
+        "steps": one.steps,
+        "epsilon": shown(cost(group, delta)),
+    }
+
+
+def _opinion(spends: Sequence[Spend], delta: float) -> str | None:
+    found = opinion(spends, delta)
+    return None if found is None else shown(found)
+
+
+def _rounds(job: Job, sigma: str) -> set[tuple[Spend, ...]]:
+    return {round_spends(job, round_, sigma) for round_ in range(job.length)}
+
+
+def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
+    """What a step on so many records looks like; LocalError for too few of them, and for more than δ is made for."""
+    table = job.private
+    expected = table.sample_rate * records
+    if expected < 1:
+        least, better = 1 / records, min(BATCH / records, 1)
+        raise LocalError(
+            f"--records {records}: a step would draw {expected:.3g} of them on average, and be noise alone as a rule; "
+            f"raise privacy.sample_rate from {table.sample_rate:g} to {least:.2g} at least, better to {better:.2g}, or "
+            "leave such a silo out"
+        )
+    if delta * records >= 1:
+        raise LocalError(
+            f"--records {records}: delta = {delta:g} would allow that one of so many records is shown as it is; lower "
+            f"it below {1 / records:.2g}"
+        )
+    return {
+        "records": records,
+        "expected": f"{expected:.4g}",
+        "noise": f"{float(sigma) * table.clip / expected:.3g}",
+        "clip": f"{table.clip:g}",
+    }

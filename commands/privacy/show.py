@@ -1,0 +1,129 @@
+"""What ``staddle privacy show`` says of a silo's data sets."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from ...security.dp.budget_view import View
+from ...security.dp.prv import NONE, Question, opinions
+from ...security.dp.rdp import group, shown
+from ...silo import config as configs
+from ...silo.admission import budget_report as spent
+from ...silo.admission.budget_report import Spent
+from ..console import printer
+from ..console.units import number
+
+OPEN = "open reservations count as spent: of a round that runs now, or that a crash ended"
+ADDING = (
+    "costs do not add up in epsilon: all together cost less than the sum, and a job may fit that alone seems too dear"
+)
+
+
+def documents(config: Path) -> list[dict[str, Any]]:
+    """Each data set as plain values."""
+    found = spent.read(configs.load(config))
+    questions = [question for each in found if each.budget for question in _questions(each.budget)]
+    answers = iter(opinions(questions))
+    return [_document(each, answers) for each in found]
+
+
+def tell(found: Sequence[Mapping[str, Any]]) -> None:
+    """The same as text."""
+    for each in found:
+        _tell(each)
+    if not found:
+        printer.show("no data set has a budget: the policy has no [dataset.NAME], and nothing was spent")
+
+
+def _questions(view: View) -> Iterator[Question]:
+    """The whole first, then job by job: the answers come in this order."""
+    delta = float(view.limit.delta)
+    yield Question(view.events, delta)
+    for job in view.jobs:
+        yield Question(job.events, delta)
+
+
+def _document(each: Spent, answers: Iterator[float | None]) -> dict[str, Any]:
+    policy, view = each.policy, each.budget
+    document: dict[str, Any] = {
+        "dataset": each.dataset,
+        "unit": "record",
+        "policy": None if policy is None else {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"},
+    }
+    if each.lost:
+        document["lost"] = each.lost
+    if view is None:
+        return {**document, "limit": None, "jobs": []}
+    limit = view.limit
+    document |= {
+        "limit": {"epsilon": limit.epsilon, "delta": limit.delta, "policy": limit.policy},
+        "spent": shown(view.spent),
+        "spent_prv": _opinion(next(answers)),
+        "left": str(view.left),
+        "records": view.records,
+        "jobs": [
+            {
+                "job": job.job,
+                "digest": job.job_digest,
+                "epsilon": job.epsilon,
+                "epsilon_prv": _opinion(next(answers)),
+                "open": job.reserved,
+            }
+            for job in view.jobs
+        ],
+    }
+    if policy is not None and policy.records_per_person > 1:
+        epsilon, delta = group(view.spent, float(limit.delta), policy.records_per_person)
+        document["person"] = {
+            "records": policy.records_per_person,
+            "epsilon": shown(epsilon),
+            "delta": f"{delta:.3g}" if delta < 1 else None,
+        }
+    return document
+
+
+def _opinion(found: float | None) -> str | None:
+    return None if found is None else shown(found)
+
+
+def _tell(each: Mapping[str, Any]) -> None:
+    name, limit, policy = each["dataset"], each["limit"], each["policy"]
+    if lost := each.get("lost"):
+        printer.show(f"data set {name!r}: {lost}")
+        return
+    if limit is None:
+        printer.show(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
+        return
+    by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
+    if each["spent_prv"] is None:
+        by_prv = "PRV, a tighter bound, gave no answer within its limits"
+    printer.show(
+        f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta = {limit['delta']}, "
+        f"{each['left']} left; {by_prv}"
+    )
+    if policy is None:
+        printer.show("  the policy has no table for it now: no private job runs on it")
+    elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
+        printer.show(
+            f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from the agent's next "
+            "start on"
+        )
+    printer.show("  unit: one record more or less")
+    if person := each.get("person"):
+        delta = (
+            "with no delta below 1, so nothing is promised" if person["delta"] is None else f"delta = {person['delta']}"
+        )
+        printer.show(
+            f"  a person with up to {person['records']} records: epsilon {person['epsilon']}, {delta} (bound for a "
+            "group, from the above)"
+        )
+    if each["jobs"]:
+        columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
+        rows = [
+            [job["job"], job["digest"][:12], job["epsilon"], job["epsilon_prv"] or NONE, str(job["open"])]
+            for job in each["jobs"]
+        ]
+        printer.show(printer.Table(columns, rows))
+        opened = sum(job["open"] for job in each["jobs"])
+        printer.show(ADDING, *([f"{number(opened, 'reservation')} open; {OPEN}"] if opened else []))

@@ -1,0 +1,1 @@
+"""`staddle report`: what left a silo, as one HTML page."""

@@ -1,0 +1,233 @@
+"""Bars as numbers that a template draws: where each stands, how high, in which pattern.
+
+Stacked ones of bytes, and those of what a privacy budget came to, under a line at its limit.
+
+Own geometry, since all that the page needs is rectangles and labels, and it must be the same bytes wherever it is made:
+a plotting library would bring 60 MB of packages, paths for every glyph in place of text, and colours that print grey.
+Patterns tell the parts apart in black and white, the legend has the bytes of those too small to be seen.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import ceil
+from typing import TYPE_CHECKING
+
+from ..console import units
+from ..console.units import UNITS
+
+if TYPE_CHECKING:
+    from ...security.ledger.overview import At
+    from ...security.ledger.records import PrivacyHead
+
+WIDTH, HEIGHT = 680.0, 190.0  # of the whole picture; 1 is a CSS pixel where it is shown at its own size
+LEFT, TOP, ACROSS, UP = 66.0, 12.0, 400.0, 132.0  # of the plot in it
+LEGEND = 492.0
+PATTERNS = 8  # that the template defines; the last stands for all further parts
+MAX_BARS = 40
+TICKS = 4  # at most, beside that of 0
+WIDEST = 60.0  # bar
+GLYPH = 6.0  # at most, of a character of a label below the bars
+MAX_NAME = 30  # characters of a name in the legend
+NICE = (1, 2, 5, 10, 20, 50, 100, 200, 250, 500, 1000, 2000)
+REST = "all others"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of one bar, and the bytes that it stands for."""
+
+    name: str
+    bytes: int
+    pattern: int
+    x: float
+    y: float
+    width: float
+    height: float
+    column: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A label at its place on an axis."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the legend."""
+
+    pattern: int
+    name: str  # shortened
+    bytes: int
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture; the template knows the frame from the constants above."""
+
+    title: str
+    description: str
+    across: str  # what the bars are
+    segments: tuple[Segment, ...]
+    ticks: tuple[Mark, ...]
+    labels: tuple[Mark, ...]
+    legend: tuple[Entry, ...]
+
+
+def patterns(totals: Mapping[str, int]) -> dict[str, int]:
+    """A pattern for each name, the same in all pictures: one each for the largest, one for all others together."""
+    ranked = sorted(totals, key=lambda name: (-totals[name], name))
+    return {name: min(rank, PATTERNS - 1) for rank, name in enumerate(ranked)}
+
+
+def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
+    """Columns of rounds in a row, empty ones among them; of several rounds each where there are many."""
+    first, last = min(rounds), max(rounds)
+    step = -(-(last - first + 1) // MAX_BARS)
+    starts = range(first, last + 1, step)
+    columns = [(_span(start, min(start + step - 1, last)), Counter[str]()) for start in starts]
+    for number, parts in rounds.items():
+        columns[(number - first) // step][1].update(parts)
+    return columns
+
+
+def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
+    """Columns of days (YYYY-MM-DD) on which something left; of months or years where there are too many."""
+    for digits in (10, 7, 4):
+        columns: dict[str, Counter[str]] = {}
+        for date in sorted(dates):
+            columns.setdefault(date[:digits], Counter()).update(dates[date])
+        if len(columns) <= MAX_BARS:
+            break
+    return list(columns.items())
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}\u2013{last}"
+
+
+def stacked(
+    title: str, across: str, columns: Sequence[tuple[str, Mapping[str, int]]], pattern: Mapping[str, int]
+) -> Chart:
+    """Bars of bytes, one a column, on a scale of their own; parts lie in the order of their patterns."""
+    totals: Counter[str] = Counter()
+    for _, parts in columns:
+        totals.update(parts)
+    most = max(sum(parts.values()) for _, parts in columns)
+    end, ticks = _scale(most)
+    slot = ACROSS / len(columns)
+    width = min(0.8 * slot, WIDEST)
+    order = sorted(totals, key=lambda name: (pattern[name], name))
+    segments = []
+    for number, (column, parts) in enumerate(columns):
+        y = TOP + UP
+        for name in order:
+            if parts.get(name):
+                height = UP * parts[name] / end
+                y -= height
+                x = LEFT + slot * (number + 0.5) - width / 2
+                segments.append(Segment(name, parts[name], pattern[name], _r(x), _r(y), _r(width), _r(height), column))
+    every = ceil(GLYPH * (2 + max(len(column) for column, _ in columns)) / slot)
+    return Chart(
+        title=title,
+        description=f"{title}: {sum(totals.values()):,} bytes in {len(columns)} bars, at most {most:,} bytes in one; "
+        + ", ".join(f"{name} {totals[name]:,} bytes" for name in order),
+        across=across,
+        segments=tuple(segments),
+        ticks=ticks,
+        labels=tuple(
+            Mark(_r(LEFT + slot * (number + 0.5)), column)
+            for number, (column, _) in enumerate(columns)
+            if number % every == 0
+        ),
+        legend=_legend(totals, pattern),
+    )
+
+
+# What a privacy budget came to.
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What was spent by then."""
+
+    told: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """One picture; ``limit`` is where the line stands."""
+
+    title: str
+    description: str
+    bars: tuple[Bar, ...]
+    ticks: tuple[Mark, ...]
+    labels: tuple[Mark, ...]
+    limit: Mark
+
+
+def spending(heads: "Sequence[At[PrivacyHead]]") -> Spending:
+    """Bars of epsilon, one a head of one data set's budget; of many heads the last of several each."""
+    step = -(-len(heads) // MAX_BARS)
+    shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
+    last = heads[-1].record
+    end, ticks = _decimal_scale(max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown)))
+    slot = ACROSS / len(shown)
+    width = min(0.8 * slot, WIDEST)
+    bars, labels = [], []
+    every = ceil(GLYPH * (2 + len(str(len(heads)))) / slot)
+    for place, at in enumerate(shown):
+        height = UP * float(Decimal(at.record.epsilon) / end)
+        middle = LEFT + slot * (place + 0.5)
+        told = f"{at.time[:19].replace('T', ' ')}: epsilon {at.record.epsilon} of {at.record.limit}"
+        bars.append(Bar(told, _r(middle - width / 2), _r(TOP + UP - height), _r(width), _r(height)))
+        if place % every == 0:
+            labels.append(Mark(_r(middle), str(min((place + 1) * step, len(heads)))))
+    limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
+    title = f"Data set {last.dataset}"
+    after = units.number(len(heads), "head")
+    said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
+    return Spending(title, said, tuple(bars), ticks, tuple(labels), limit)
+
+
+def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
+    """The upper end of the axis, and its ticks: 1, 2 or 5 times a power of ten apart."""
+    power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
+    step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
+    count = max(1, ceil(most / step))
+    ticks = (Mark(_r(TOP + UP * (1 - i / count)), format(i * step, "f") if i else "0") for i in range(count + 1))
+    return step * count, tuple(ticks)
+
+
+def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
+    """Bytes at the upper end of the axis, and its ticks: round numbers of the unit in which ``most`` is 4 or more."""
+    unit = max(power for power in range(len(UNITS)) if power == 0 or most >= 4 * 1024**power)
+    high = -(-most // 1024**unit)
+    step = next((nice for nice in NICE if nice * TICKS >= high), -(-high // TICKS))
+    count = max(1, -(-high // step))
+    ticks = (Mark(_r(TOP + UP * (1 - i / count)), f"{i * step} {UNITS[unit]}" if i else "0") for i in range(count + 1))
+    return step * count * 1024**unit, tuple(ticks)
+
+
+def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Entry, ...]:
+    found: dict[int, tuple[str, int]] = {}
+    for name, count in totals.items():
+        before = found.get(pattern[name])
+        found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
+    return tuple(
+        Entry(number, name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026", count, TOP + 8 + 22 * line)
+        for line, (number, (name, count)) in enumerate(sorted(found.items()))
+    )
+
+
+def _r(number: float) -> float:
+    return round(number, 2)

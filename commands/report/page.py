@@ -1,0 +1,217 @@
+"""What stands on the ledger report: the model that the template draws, a pure function of ledger, files and date."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...security.identity import roster as rosters
+from ...security.identity.roster import Roster
+from ...security.ledger.audit import Verified
+from ...security.ledger.messages import Totals
+from ...security.ledger.overview import At, Session, View, parts
+from ...security.ledger.receipt_checks import Receipts
+from ...security.ledger.records import Deny, Peer, Witness
+from . import chart as report_chart
+from . import policies as rules
+from . import sums as report_sums
+from . import tables
+from .chart import Chart, Spending
+from .policies import PolicySpan, PolicyText
+from .sentences import sentence
+from .sums import Sums
+from .tables import BudgetRow, JobFlows, JobRow, Listed, MessageRow, TaintRow
+
+MAX_CHARTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was given beside the ledger: rosters, and fingerprints of founders who must have signed them."""
+
+    rosters: tuple[Roster, ...] = ()
+    founders: tuple[str, ...] = ()
+
+    def named(self, view: View) -> Roster | None:
+        """The roster that the newest start names, of those that are here."""
+        known = {rosters.digest(roster): roster for roster in self.rosters}
+        digests = (start.record.roster for start in reversed(view.starts))
+        return next((known[digest] for digest in digests if digest in known), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RosterFacts:
+    """The newest roster that was given and that the ledger names; else the first, of which nothing is used."""
+
+    federation: str
+    version: int
+    digest: str
+    matches: bool
+    vouchers: tuple[str, ...]  # founders whose keys the user named, and who signed it
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """A peer that bytes went to, and the TLS key that it showed; ``roster`` says what the roster knows of it."""
+
+    id: str
+    spki: str
+    organisation: str
+    roster: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """All that is said only of a ledger that holds."""
+
+    first: str
+    last: str
+    software: tuple[str, ...]
+    sentences: tuple[tuple[str, str], ...]  # job, and the rest of the sentence
+    flows: tuple[JobFlows, ...]
+    total: Totals
+    recipients: tuple[Recipient, ...]
+    days: Chart | None
+    charts: tuple[Chart, ...]
+    charts_left_out: int
+    policies: tuple[PolicySpan, ...]
+    policy_texts: tuple[PolicyText, ...]
+    unannounced: tuple[str, ...]
+    rules: tuple[tuple[str, str, int], ...]
+    denials: Listed[At[Deny]]
+    jobs: tuple[JobRow, ...]
+    sums: Sums
+    taints: tuple[TaintRow, ...]
+    budgets: tuple[BudgetRow, ...]
+    spending: tuple[Spending, ...]  # pictures of them
+    sessions: Listed[Session]
+    control: Totals
+    events: Listed[tuple[int, str, str, str]]
+    witnesses: tuple[At[Witness], ...]  # by member: the last head that it said to hold
+    grouped: bool
+    messages: Listed[MessageRow]
+    message_count: int
+    elsewhere: tuple[int, int]  # messages and their bytes of jobs that are not on this page
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The whole report; no body where the ledger does not hold."""
+
+    silo: str
+    made: str
+    only: str  # the job that the page is restricted to; empty for all
+    verified: Verified
+    head: str  # SEQ:LEAF, empty for an empty ledger
+    roster: RosterFacts | None
+    receipts: Receipts | None  # None where none could be checked
+    body: Body | None
+
+
+def broken(verified: Verified, made: str, silo: str) -> Page:
+    """The page of a ledger that does not hold: what is wrong, and of what it says only whose it claims to be."""
+    return Page(silo, made, "", verified, "", None, None, None)
+
+
+def page(view: View, made: str, sources: Sources, only: str = "", receipts: Receipts | None = None) -> Page:
+    """The page of a ledger that holds; ``made`` is the date to print, ``only`` the one job to report on."""
+    shown = view.of(only) if only else view
+    members, facts = sources.named(view), None
+    if roster := members or next(iter(sources.rosters), None):
+        digest = rosters.digest(roster)
+        facts = RosterFacts(
+            roster.federation, roster.version, digest, roster is members, rosters.signers(roster, sources.founders)
+        )
+    head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
+    body = _body(view, shown, members, receipts)
+    return Page(view.silo, made, only, view.verified, head, facts, receipts, body)
+
+
+def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | None) -> Body:
+    flows = tables.flow_table(view, control=view is whole)
+    total = Totals()
+    for group in flows:
+        total.add(group.total)
+    sessions, control = tables.session_table(view.sessions)
+    grouped, rows = tables.message_table(view.messages, receipts.good if receipts else None)
+    days, charts, left_out = _charts(view)
+    sent = {message.seq for message in view.messages} | {at.seq for at in view.protocol}
+    others = [message.intent.message.bytes for message in whole.messages if message.seq not in sent]
+    others += [at.record.message.bytes for at in whole.protocol if at.seq not in sent]
+    return Body(
+        first=whole.first,
+        last=whole.last,
+        software=tuple(dict.fromkeys(start.record.software for start in whole.starts)),
+        sentences=tuple((job, sentence(view.of(job), members)) for job in view.jobs),
+        flows=flows,
+        total=total,
+        recipients=tuple(_recipients(view, members)),
+        days=days,
+        charts=charts,
+        charts_left_out=left_out,
+        policies=rules.policy_table(whole.policies),
+        policy_texts=rules.policy_texts(whole.policies),
+        unannounced=rules.unannounced(view),
+        rules=rules.rule_table(view.messages),
+        denials=tables.newest(view.denials),
+        jobs=tables.job_table(view),
+        sums=report_sums.sum_table(view),
+        taints=tables.taint_table(view.messages),
+        budgets=(budgets := tables.budget_table(view.budgets)),
+        spending=tuple(
+            report_chart.spending([at for at in view.budgets if at.record.dataset == row.last.record.dataset])
+            for row in budgets[:MAX_CHARTS]
+        ),
+        sessions=sessions,
+        control=control,
+        events=tables.event_table(view),
+        witnesses=tuple(whole.witnesses[by] for by in sorted(whole.witnesses)),
+        grouped=grouped,
+        messages=rows,
+        message_count=len(view.messages),
+        elsewhere=(len(others), sum(others)),
+    )
+
+
+def _charts(view: View) -> tuple[Chart | None, tuple[Chart, ...], int]:
+    """Bytes by day and job, and by round and part for the jobs with the most bytes."""
+    days: dict[str, Counter[str]] = {}
+    rounds: dict[str, dict[int, Counter[str]]] = {}
+    totals: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
+    for message in view.messages:
+        intent, pieces = message.intent, parts(message)
+        days.setdefault(message.time[:10], Counter())[intent.job] += intent.message.bytes
+        rounds.setdefault(intent.job, {}).setdefault(intent.round, Counter()).update(pieces)
+        totals.update(pieces)
+        jobs[intent.job] += intent.message.bytes
+    by_day = None
+    if len(days) > 1:
+        columns = report_chart.by_date(days)
+        across = {10: "day (UTC)", 7: "month", 4: "year"}[len(columns[0][0])]
+        by_day = report_chart.stacked("All jobs", across, columns, report_chart.patterns(jobs))
+    patterns = report_chart.patterns(totals)
+    drawn = {job for job, _ in jobs.most_common(MAX_CHARTS)}
+    charts = [
+        report_chart.stacked(f"Job {job}", "round", report_chart.by_round(by), patterns)
+        for job, by in rounds.items()
+        if job in drawn
+    ]
+    return by_day, tuple(charts), len(rounds) - len(charts)
+
+
+def _recipients(view: View, members: Roster | None) -> Iterable[Recipient]:
+    peers: Mapping[Peer, None] = dict.fromkeys(
+        [message.intent.recipient for message in view.messages]
+        + [sent.record.recipient for sent in view.protocol]
+        + [session.opened.recipient for session in view.sessions]
+    )
+    for peer in peers:
+        if members is None:
+            yield Recipient(peer.id, peer.spki, "", "")
+        elif peer.id not in members:
+            yield Recipient(peer.id, peer.spki, "", "not in the roster")
+        else:
+            same = members[peer.id].spki_sha256 == peer.spki
+            yield Recipient(
+                peer.id, peer.spki, members[peer.id].organisation, "its key" if same else "has ANOTHER key there"
+            )

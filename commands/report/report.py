@@ -1,0 +1,125 @@
+"""The ledger report as HTML: one file that holds all of itself, for people who print and file it.
+
+Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of jinja2, which PyTorch
+brings along in any case), ``printable`` shows characters that would not be seen or would turn text around, and the
+page's own content security policy lets nothing be loaded: no network, no script, and of styles only the one with its
+digest.
+"""
+
+import base64
+import contextlib
+import hashlib
+from dataclasses import replace
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ...errors import LocalError, ProofError
+from ...security.identity.roster import Roster
+from ...security.ledger import (
+    audit as ledger_audit,
+)
+from ...security.ledger import (
+    messages as ledger_view,
+)
+from ...security.ledger import (
+    overview as ledger_overview,
+)
+from ...security.ledger import (
+    receipt_checks as ledger_receipts,
+)
+from ...security.ledger.records import Intent, Start
+from ...security.log.head import roster_log_key, stored
+from ...security.log.note import VerifierKey
+from ..console.printer import printable
+from ..console.units import size
+from . import chart as report_chart
+from . import page as report_page
+from .page import Page, Sources
+
+LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
+
+
+def read(ledger: Path, made: str, sources: Sources, only: str = "") -> Page:
+    """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
+    if not ledger.exists():
+        raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
+    verified = ledger_audit.verify(ledger)
+    if not verified.ok:
+        return report_page.broken(verified, made, _claimed(ledger))
+    view = ledger_overview.view(verified, ledger_view.records(ledger))
+    if only and only not in view.jobs:
+        raise LocalError(f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}")
+    receipts = None
+    if roster := sources.named(view):
+        try:
+            signed = ledger_audit.verify(ledger, key=_log_key(ledger, roster))
+        except ProofError as error:
+            signed = replace(verified, problems=(str(error),))
+        if signed.ok:
+            receipts = ledger_receipts.check(islice(ledger_view.lines(ledger), verified.records), sources.rosters)
+            signed = replace(signed, problems=tuple(receipts.problems))
+        if not signed.ok:
+            return report_page.broken(signed, made, view.silo)
+        view = replace(view, verified=replace(verified, signed=True))
+    return report_page.page(view, made, sources, only, receipts)
+
+
+def _log_key(ledger: Path, roster: Roster) -> VerifierKey:
+    """The key that must have signed the checkpoint, which is there in a ledger that holds."""
+    note = stored(ledger)
+    if note is None:
+        raise LocalError(f"{ledger}: its checkpoint was removed while it was read; leave it alone and try again")
+    return roster_log_key(note, roster)
+
+
+def _claimed(ledger: Path) -> str:
+    """The name that a ledger gives itself before the place where it is broken."""
+    with contextlib.suppress(LocalError):
+        for _, record in ledger_view.records(ledger):
+            if isinstance(record, Start | Intent):
+                return record.silo
+    return ""
+
+
+def html(page: Page) -> bytes:
+    """The file: the same bytes for the same page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_seen,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(n="{:,}".format, size=size, time=_time, wrapping=_wrapping)
+    style = Markup(_template("report.css"))  # noqa: S704 ours, from this package
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = environment.get_template("report.html")
+    return template.render(page=page, style=style, style_digest=digest, frame=report_chart).encode()
+
+
+def _seen(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _wrapping(text: str) -> str:
+    """The style class of a cell's text: a word too long for a column is broken, a short name never."""
+    words = printable(text).split()
+    if any(len(word) > LONG for word in words):
+        return "long"
+    return "t" if len(words) == 1 and len(text) <= SHORT else ""
+
+
+def _time(stamp: str) -> str:
+    """``2026-11-20 21:30:05`` of a record's time stamp, in UTC."""
+    return stamp[:19].replace("T", " ")
+
+
+def _template(name: str) -> str:
+    return (resources.files(__package__) / "templates" / name).read_text("utf-8")

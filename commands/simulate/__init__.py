@@ -1,0 +1,1 @@
+"""`staddle simulate`, `reproduce`, `partition` and `membership`."""

@@ -1,0 +1,87 @@
+"""Where memberships lie: in the coordinator's result of a ppfl job, and in each silo's own model."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor
+
+from ...algorithms.engines.aggregation import SILOS
+from ...algorithms.methods.ppfl import heatmap
+from ...errors import LocalError
+from ...files import tensor_file
+from ...files.documents import parse_json
+
+OWN = "part/membership/c"  # in a silo's model [K]
+NAME = re.compile(r"[a-z0-9-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Memberships [N, K] and whose they are; rows of zeros for silos that released none."""
+
+    silos: tuple[str, ...]
+    memberships: Tensor
+
+
+def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Rows:
+    """The rows of all files; ``labels`` rename those of silos' own files."""
+    found = [(path, _read(path)) for path in paths]
+    own = [i for i, (_, rows) in enumerate(found) if not rows.silos]
+    if labels and len(labels) != len(own):
+        raise LocalError(f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for each")
+    widths = {path: rows.memberships.shape[1] for path, rows in found}
+    if len(set(widths.values())) != 1:
+        listed = ", ".join(f"{path} {width}" for path, width in widths.items())
+        raise LocalError(f"the files differ in the number of canonical models: {listed}; show them one by one")
+    called = dict(zip(own, labels or [_owner(found[i][0]) for i in own], strict=True))
+    silos = [name for i, (_, rows) in enumerate(found) for name in rows.silos or (called[i],)]
+    return Rows(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+
+
+def _read(path: Path) -> Rows:
+    """The rows of one file; no name where it is a silo's own."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensor_file.check_ours(path)
+            silos, names = (file.metadata() or {}).get(SILOS), set(file.keys())
+            wanted = names & ({OWN} if silos is None else {"memberships"})
+            tensors = {name: file.get_tensor(name) for name in wanted}
+    except FileNotFoundError:
+        raise LocalError(
+            f"{path}: there is no such file; a coordinator writes result.safetensors at the end of a ppfl job that "
+            'released memberships (release_membership = "last" or "always"), a silo its own model.safetensors'
+        ) from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise LocalError(f"{path}: not a safetensors file: {error}") from error
+    try:
+        if silos is None:
+            return _own(tensors)
+        return _released(tensors, parse_json(silos.encode(), "its list of silos"))
+    except LocalError as error:
+        raise LocalError(f"{path}: {error}") from None
+
+
+def _own(tensors: dict[str, Tensor]) -> Rows:
+    if OWN not in tensors:
+        raise LocalError("holds no membership; give a silo's model of a ppfl job, or the coordinator's result")
+    rows = Rows((), tensors[OWN][None])
+    heatmap.check(rows.memberships)
+    return rows
+
+
+def _released(tensors: dict[str, Tensor], silos: object) -> Rows:
+    memberships = heatmap.released(tensors)
+    if not isinstance(silos, list) or not silos or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos):
+        raise LocalError("its list of silos is not one that a coordinator writes; copy the file again")
+    heatmap.check(memberships, silos)
+    return Rows(tuple(silos), memberships)
+
+
+def _owner(path: Path) -> str:
+    """The silo's folder: model.safetensors lies in <silo>/<state>/jobs/<job>/."""
+    folders = path.resolve().parents
+    return folders[3].name if len(folders) > 3 and folders[1].name == "jobs" else path.stem

@@ -1,0 +1,186 @@
+"""``staddle partition``: which silo of a simulation holds which records."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from ...errors import LocalError
+from ...files.documents import write_atomic
+from ..console import printer
+
+if TYPE_CHECKING:
+    from ...algorithms.partition.file import PartitionFile
+    from ...simulator.experiment.plan import Population
+
+SIDES = ("training", "validation", "test")
+MOST_SILOS = 40  # of which each has a row
+EACH_END = 10  # rows of the smallest and of the largest, where there are more
+MOST_CLASSES = 12  # of which each has a column
+MOST_LISTED = 5  # classes of a silo, where there are more
+WIDTH = 200  # of what no terminal shows
+
+Counts = NDArray[np.int64]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Deal out a simulation's records to its silos, and look at who holds what."
+)
+
+Picture = Annotated[Path | None, typer.Option(help="Draw who holds what: a PNG, one column a silo, one row a class.")]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What there is to show: records of each silo by side [N, 3], and by class [N, C] where labels are at hand."""
+
+    silos: tuple[str, ...]
+    sides: Counts
+    classes: Counts | None
+    class_names: tuple[str, ...] | None
+    notes: tuple[str, ...]
+
+
+@app.command("make")
+def make(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The simulation's file, such as job.toml.")],
+    out: Annotated[Path, typer.Option(help="The new file of the partition, such as partition.json.")],
+    picture: Picture = None,
+) -> None:
+    """Write which silo holds which records, on which side, for other runs and other software.
+
+    A simulation reads it with [partition] file = "partition.json".
+    """
+    from ...algorithms.partition.file import save  # noqa: PLC0415 torch takes seconds to import
+
+    if out.exists():
+        raise LocalError(f"{out}: exists already; move it away or choose another name")
+    population = _populated(file)
+    if population.partition is None:
+        raise LocalError(f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to write")
+    save(out, population.partition)
+    _show(_of_population(population), picture, every=False)
+    printer.show(f"{out}: read it with [partition] file = {json.dumps(out.name)}")
+
+
+@app.command("show")
+def show(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A simulation's file, or the .json of a partition, without classes.")
+    ],
+    picture: Picture = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every silo, however many there are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts of all silos as JSON.")] = False,
+) -> None:
+    """Show how many records each silo holds, of which side and of which class."""
+    from ...algorithms.partition.file import read  # noqa: PLC0415 torch takes seconds to import
+
+    held = _of_file(read(file)) if file.suffix == ".json" else _of_population(_populated(file))
+    if not as_json:
+        _show(held, picture, every=every)
+        return
+    _draw(held, picture)
+    rows = [dict(zip(SIDES, row, strict=True)) for row in held.sides.tolist()]
+    if held.classes is not None:
+        rows = [{**row, "by_class": own} for row, own in zip(rows, held.classes.tolist(), strict=True)]
+    silos = dict(zip(held.silos, rows, strict=True))
+    printer.show_json({"silos": silos, "class_names": held.class_names, "notes": held.notes})
+
+
+def _populated(file: Path) -> "Population":
+    from ...simulator.experiment.experiment import read  # noqa: PLC0415 torch takes seconds to import
+    from ...simulator.experiment.population import populate  # noqa: PLC0415
+
+    return populate(read(file))
+
+
+def _of_population(population: "Population") -> Held:
+    from ...simulator.experiment.population import counts  # noqa: PLC0415 torch takes seconds to import
+
+    own = population.records.values()
+    sides = [(len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own]
+    silos, names = tuple(population.records), population.class_names
+    return Held(silos, np.array(sides, np.int64), counts(population), names, population.notes)
+
+
+def _of_file(partition: "PartitionFile") -> Held:
+    clients = partition.clients
+    sides = np.array([(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64)
+    rest = partition.records - int(sides.sum())
+    seed = "" if partition.seed is None else f", seed {partition.seed}"
+    notes = [f"made from {partition.records:,} records of {partition.data}: {json.dumps(partition.how)}{seed}"]
+    notes += [f"{rest:,} of them are given to no client"] if rest else []
+    return Held(tuple(one.name for one in clients), sides, None, None, tuple(notes))
+
+
+def _show(held: Held, picture: Path | None, *, every: bool) -> None:
+    _draw(held, picture)
+    sizes = held.sides.sum(1)
+    order = np.arange(len(sizes))
+    if len(sizes) > MOST_SILOS and not every:
+        ranked = np.argsort(sizes, kind="stable")
+        order = np.concatenate([ranked[:EACH_END], ranked[-EACH_END:]])
+    columns, rows = _table(held, order.tolist())
+    right = [number for number, column in enumerate(columns) if number > 0 and column != "most"]
+    ends = (EACH_END - 1,) if len(order) < len(sizes) else ()
+    printer.show(printer.Table(columns, rows, right, ends, frame="head", width=WIDTH))
+    if len(order) < len(sizes):
+        printer.show(f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows every one")
+    printer.show(f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each{_by_side(held.sides)}")
+    if held.classes is not None:
+        printer.show(f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each")
+    for note in held.notes:
+        printer.show(note)
+
+
+def _table(held: Held, order: list[int]) -> tuple[list[str], list[list[str]]]:
+    shown = [number for number in range(len(SIDES)) if held.sides[:, number].any()]
+    columns = ["silo", "records", *(SIDES[number] for number in shown)]
+    rows = [
+        [held.silos[silo], str(held.sides[silo].sum()), *(str(held.sides[silo, number]) for number in shown)]
+        for silo in order
+    ]
+    if held.classes is None:
+        return columns, rows
+    names = held.class_names or tuple(map(str, range(held.classes.shape[1])))
+    if len(names) <= MOST_CLASSES:
+        return [*columns, *names], [
+            [*row, *(str(count) if count else "·" for count in held.classes[silo].tolist())]
+            for row, silo in zip(rows, order, strict=True)
+        ]
+    return [*columns, "classes", "most"], [
+        [*row, str(np.count_nonzero(held.classes[silo])), _most(held.classes[silo], names)]
+        for row, silo in zip(rows, order, strict=True)
+    ]
+
+
+def _most(counts: Counts, names: tuple[str, ...]) -> str:
+    largest = [number for number in np.argsort(-counts, kind="stable")[:MOST_LISTED].tolist() if counts[number]]
+    rest = np.count_nonzero(counts) - len(largest)
+    return ", ".join(f"{names[number]}: {counts[number]}" for number in largest) + (f" and {rest} more" if rest else "")
+
+
+def _range(counts: Counts) -> str:
+    if counts.min() == counts.max():
+        return f"{counts.min():,}"
+    return f"{counts.min():,} to {counts.max():,} (median {np.median(counts):,g})"
+
+
+def _by_side(sides: Counts) -> str:
+    totals: dict[str, Any] = dict(zip(SIDES, sides.sum(0).tolist(), strict=True))
+    return ": " + ", ".join(f"{total:,} {side}" for side, total in totals.items() if total)
+
+
+def _draw(held: Held, file: Path | None) -> None:
+    from ...algorithms.partition.picture import picture  # noqa: PLC0415 Pillow, for pictures alone
+
+    if file is None:
+        return
+    if held.classes is None:
+        raise LocalError(
+            "--picture: a partition's file has no labels; show a simulation's file that reads it, [partition] file = …"
+        )
+    write_atomic(file, picture(held.classes, held.silos, held.class_names or ()), 0o644)

@@ -1,0 +1,110 @@
+"""What ``staddle simulate`` shows while it runs: bars on a terminal, a line now and then elsewhere."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+
+from ...simulator.experiment.plan import Run
+from ...simulator.run.history import Measured
+from ...simulator.run.pace import Pace
+from ...simulator.run.progress import Doing, Watch
+from ..console.printer import Progress, Screen, TaskID
+
+EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
+
+
+@contextmanager
+def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[Watch]:
+    """Who watches these runs, in this order, for the person at the screen."""
+    if not screen.is_terminal:
+        yield Lines(screen.show)
+        return
+    with screen.progress() as progress:
+        yield Bars(progress, runs)
+
+
+class Bars:
+    """One bar for all runs where there are several, one for the run and one for its round."""
+
+    def __init__(self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic) -> None:
+        self._progress, self._clock, self._pace, self._own = progress, clock, Pace(clock), Pace(clock)
+        self._left = sum(run.job.rounds for run in runs)
+        self._all = self._bar(f"all {len(runs)} runs", self._left) if len(runs) > 1 else None
+        self._run = self._bar("", None)
+        self._round = self._bar("", None)
+        self._rounds, self._seen = 0, ""
+
+    def begin(self, run: Run, rounds: int) -> None:
+        """A run begins, or goes on."""
+        self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
+        self._left -= rounds
+        self._progress.reset(self._run, total=run.job.rounds, completed=rounds, description=named(run), note="")
+        if self._all is not None:
+            self._progress.update(self._all, advance=rounds)
+
+    def work(self, doing: Doing, silos: int) -> None:
+        """The next round, or a look."""
+        self._progress.reset(self._round, total=silos, description=f"  {doing}", note="silos")
+
+    def silo(self) -> None:
+        """One of them is done."""
+        self._progress.update(self._round, advance=1)
+
+    def round(self, rounds: int, measured: Sequence[Measured]) -> None:
+        """A round is done."""
+        self._pace.tick()
+        self._own.tick()
+        self._left -= 1
+        self._seen = accuracy(measured) or self._seen
+        pace = f"{self._own.rate()}, {self._own.left(self._rounds - rounds)} left"
+        note = f"rounds, {pace}{self._seen and f'; {self._seen}'}"
+        self._progress.update(self._run, completed=rounds, note=note)
+        if self._all is not None:
+            self._progress.update(self._all, advance=1, note=f"rounds, {self._pace.left(self._left)} left")
+
+    def _bar(self, description: str, total: int | None) -> TaskID:
+        return self._progress.add_task(description, total=total, note="")
+
+
+class Lines:
+    """A line where a run begins, every few seconds, and where it ends."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = monotonic) -> None:
+        self._tell, self._clock, self._pace = tell, clock, Pace(clock)
+        self._name, self._rounds, self._seen, self._told = "", 0, "", 0.0
+
+    def begin(self, run: Run, rounds: int) -> None:
+        """A run begins, or goes on."""
+        self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
+        self._pace, self._told = Pace(self._clock), self._clock()
+        if rounds < run.job.rounds:
+            self._tell(f"{self._name}: {f'goes on after round {rounds}' if rounds else 'begins'}, of {self._rounds}")
+
+    def work(self, doing: Doing, silos: int) -> None:
+        """Not shown."""
+
+    def silo(self) -> None:
+        """Not shown."""
+
+    def round(self, rounds: int, measured: Sequence[Measured]) -> None:
+        """A round is done."""
+        self._pace.tick()
+        self._seen = accuracy(measured) or self._seen
+        now = self._clock()
+        if rounds == self._rounds or now - self._told >= EVERY_SECONDS:
+            self._told = now
+            left = f", {self._pace.left(self._rounds - rounds)} left" if rounds < self._rounds else ""
+            seen = f"; {self._seen}" if self._seen else ""
+            self._tell(f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}{left}{seen}")
+
+
+def named(run: Run) -> str:
+    """A run, for people."""
+    return f"{run.label}, seed {run.seed}"
+
+
+def accuracy(measured: Sequence[Measured]) -> str:
+    """What a look saw, the mean over all silos; empty where there was none."""
+    macro = {one.measure: one.macro for one in measured}
+    shown = (("trained", macro.get("all/trained")), ("aggregated", macro.get("all/aggregated")))
+    return ", ".join(f"{name} {value:.1%}" for name, value in shown if value is not None)

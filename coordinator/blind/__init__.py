@@ -1,0 +1,1 @@
+"""The coordinator in blind rounds: secure sums, mixed rows, and what it may open."""

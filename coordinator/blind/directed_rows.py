@@ -1,0 +1,130 @@
+r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it fetches them.
+
+The words of each lie in a file of their own from when the sum is opened (unmask.py, open_sum_file.py). What a fold puts
+aside for a silo is a list of them, in the order of their rounds, canonical JSON with its digest::
+
+    {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
+
+Under their pads they are noise to the coordinator (security/blind/directed_mix.py): it need not remember who had which.
+For a silo that was away rows of several rounds wait, for a member of a round that of its last round alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from ... import log
+from ...algorithms.exchange.parts import Part
+from ...algorithms.job.job import Job
+from ...algorithms.method import Delivery, Mail, Post
+from ...files.checked_file import from_json, to_json
+from ...files.documents import Strict, parse_canonical
+from ...proto.convert.mix import Mixed
+from ...security.blind.plan import bounds, directed
+from ...security.blind.sum import row_group, row_name
+from ...security.secagg.spec import RoundSpec, kept
+from ..storage.store import JobStore, summed_words
+from .open_sum_file import KeptSum, kept_sum
+
+MOST_DOCUMENTS = 3 << 20  # bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
+
+
+class _Aside(Strict):
+    keep: str
+    round: Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Asides(Strict):
+    rows: tuple[_Aside, ...]
+
+
+@dataclass(frozen=True)
+class DirectedRow:
+    """One row that waits for a silo; ``keep`` as in ``method.Post``."""
+
+    kept: KeptSum
+    keep: float
+
+    def mixed(self) -> Mixed:
+        """What goes down of it but its words."""
+        claim = self.kept.claim
+        return Mixed(
+            self.kept.part, claim.document, claim.signature, (), claim.tag, self.keep, survivors=claim.survivors
+        )
+
+
+class Directed:
+    """Those of one job."""
+
+    def __init__(self, job: Job, store: JobStore) -> None:
+        self._job = job
+        self._store = store
+        self._parts = {part.name: part for start in job.phase_starts for part in directed(job.up(start))}
+
+    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> list[DirectedRow]:
+        """Those that a silo gets of what its method delivers, in the order of the parts and, within one, of rounds."""
+        mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)} & self._parts.keys()
+        found = []
+        for name in (part.name for part in down if part.name in mailed):
+            waiting = self._asides(name, silo, self._store.put_aside(name, silo))
+            found += [DirectedRow(self._kept(name, silo, each.round), float(each.keep)) for each in waiting]
+        return found
+
+    def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: the row of this round behind those that lie there, unless these are cleared.
+
+        None for a silo of which the round has no row, as where nobody is mixed. What a member of the round keeps of its
+        own follows from the specification and who survived, whatever ``combine`` made of it.
+        """
+        members = self._job.method().directed_for == "members"
+
+        def rows(post: Post, cleared: bool) -> bytes | None:
+            if not self._store.path(_name(round_, post.part, post.silo)).exists():
+                return None
+            before = () if cleared else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
+            keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo) if members else post.keep
+            waiting = (*before, _Aside(keep=repr(keep), round=round_))
+            kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
+            if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
+                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+                return None
+            return to_json(_Asides(rows=waiting))
+
+        return rows
+
+    def files(self, part: str, silo: str, data: bytes) -> frozenset[str]:
+        """The files of words that such a list names; none of a part that is no directed one."""
+        if part not in self._parts:
+            return frozenset()
+        return frozenset(_name(each.round, part, silo) for each in self._asides(part, silo, data))
+
+    def has(self, part: str) -> bool:
+        """Whether a part is mixed so."""
+        return part in self._parts
+
+    def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_Aside, ...]:
+        if data is None:
+            return ()
+        return from_json(data, _Asides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
+
+    def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
+        own = row_group(self._parts[part], bounds(self._job), silo)
+        return kept_sum(part, self._store.path(_name(round_, part, silo)), own.nbytes)
+
+
+def row_words(job: Job, round_: int) -> tuple[str, ...]:
+    """Names of all files of rows that the sum of a round can have."""
+    mixed, readers = directed(job.up(round_)), job.row_readers(round_)
+    return tuple(_name(round_, part.name, silo) for part in mixed for silo in readers)
+
+
+def _kept_share(row: KeptSum, silo: str) -> float:
+    spec = parse_canonical(row.claim.document, RoundSpec, str(row.path))
+    group = next(group for group in spec.groups if group.name == row_name(row.part, silo))
+    return kept(spec, group, row.claim.survivors)
+
+
+def _name(round_: int, part: str, silo: str) -> str:
+    return summed_words(round_, row_name(part, silo))

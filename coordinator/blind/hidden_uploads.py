@@ -1,0 +1,213 @@
+"""Padded and rotated uploads of a job that mixes or compares blind: what is here of each, and whose word is on it.
+
+::
+
+    form      it is                    then                              it stays
+    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it,
+                                                                         until the job has ended
+    rotated   the vectors of a Gram    -                                 until the fold
+
+Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew begins one. What
+stands here is in the database first (table ``hidden``), and its file before that.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ...algorithms.exchange.parts import Gram, Mix, Part
+from ...algorithms.job.job import Job
+from ...errors import LocalError, RefusedError
+from ...proto import secure_pb2 as pb
+from ...proto.convert.mix import Padded, padded_from_wire
+from ...proto.convert.secagg_sent import ENVELOPE
+from ...security.blind.mix_context import Line, Version
+from ...security.blind.padded_mix import check_upload
+from ...security.blind.plan import line_of, uploaded, use_of
+from ...security.faults import Code
+from ...security.identity import roster as rosters
+from ...security.identity.signers import Signers
+from ..storage.database import StoredHidden
+from ..storage.replay_log import NO_SESSION
+
+Place = tuple[int, str, str]  # round, part, silo
+
+CONTEXT_BYTES = 32
+MOST_VERSIONS = 100  # of a part in one round, while this process lives: each is a record of our ledger
+
+
+@dataclass(frozen=True)
+class Here:
+    """One upload that is here whole; ``version`` once a padded one is signed."""
+
+    context: bytes
+    file: str
+    sha256: bytes
+    version: Version | None = None
+
+
+class Hidden:
+    """Those of one job, on disk and in the database as here."""
+
+    def __init__(self, job: Job, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()) -> None:
+        self.signers = Signers.of(roster, job.silos)
+        self._job = job
+        digest = rosters.digest(roster)
+        parts = [part for start in job.phase_starts for part in uploaded(job.up(start))]
+        self.lines: Mapping[str, Line] = {
+            part.name: line_of(job, part, roster.federation, digest) for part in parts if isinstance(part.exchange, Mix)
+        }
+        self._federation, self._roster = roster.federation, digest
+        self._here = {(each.round, each.part, each.silo): _here(each) for each in stored}
+        self._taken: Counter[Place] = Counter()
+
+    # What rounds await.
+
+    def part(self, silo: str, round_: int, name: str) -> Part:
+        """A part that is an upload of its own; RefusedError MANIFEST where the round has none of this name."""
+        for part in uploaded(self._job.up(round_)):
+            if part.name == name:
+                return part
+        raise RefusedError(silo, "MANIFEST", f"round {round_} has no upload of a part {name[:64]!r} of its own")
+
+    def check_context(self, silo: str, round_: int, part: Part, context: bytes) -> None:
+        """RefusedError MANIFEST unless an upload of this part may be bound to this context."""
+        if isinstance(part.exchange, Gram):
+            fits = context == use_of(self._job, part, round_).context(self._federation, self._roster)
+        else:  # a hash over a number that comes with the silo's word on it
+            fits = len(context) == CONTEXT_BYTES
+        if not fits:
+            why = f"an upload of part {part.name!r} is bound to {context.hex()[:64]!r}, which is not of round {round_}"
+            raise RefusedError(silo, "MANIFEST", why)
+
+    def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
+        """Whether an upload of this part, bound to this context, is still to come; versions are not taken endlessly."""
+        if self._taken[round_, name, silo] >= MOST_VERSIONS:
+            return False
+        here = self._here.get((round_, name, silo))
+        if here is None:
+            return True
+        return name in self.lines and here.version is None and here.context != context
+
+    def lacks(self, silo: str, round_: int) -> list[str]:
+        """Parts of which a silo has still to give, or to sign, its upload of a round."""
+        return [part.name for part in uploaded(self._job.up(round_)) if not self._done(round_, part, silo)]
+
+    def _done(self, round_: int, part: Part, silo: str) -> bool:
+        here = self._here.get((round_, part.name, silo))
+        return here is not None and (here.version is not None or isinstance(part.exchange, Gram))
+
+    # What comes.
+
+    def has(self, round_: int, name: str, silo: str) -> bool:
+        """Whether an upload is here whole."""
+        return (round_, name, silo) in self._here
+
+    def is_signed(self, round_: int, name: str, silo: str) -> bool:
+        """Whether its silo signed it."""
+        here = self._here.get((round_, name, silo))
+        return here is not None and here.version is not None
+
+    def take(self, stored: StoredHidden) -> None:
+        """An upload is here, and in the database."""
+        place = (stored.round, stored.part, stored.silo)
+        self._here[place] = _here(stored)
+        times = {other: number for other, number in self._taken.items() if other[0] == stored.round}
+        self._taken = Counter({**times, place: times.get(place, 0) + 1})
+
+    def let_go(self, files: Iterable[str]) -> None:
+        """Uploads are no longer in the database."""
+        gone = set(files)
+        self._here = {place: here for place, here in self._here.items() if here.file not in gone}
+
+    def check(self, silo: str, given: Padded) -> None:
+        """A silo's word on an upload of an open round; RefusedError says what is wrong, the steps run in order."""
+        version, name = given.upload.version, given.part
+        line = self.lines.get(name)
+        # (1) It is of a part that is mixed, and the upload is here.
+        here = self._here.get((version.round, name, silo))
+        if line is None or here is None:
+            raise _refused(silo, Code.ORDER, f"signs an upload of part {name[:64]!r} that is not here; send it first")
+        # (2) It is that version, and newer than those that were signed in other rounds.
+        if version.attempt or version.context(line) != here.context:
+            raise _refused(silo, Code.UPLOAD, f"signs version {version.number}, its upload is bound to another one")
+        newest = max((each.number for each in self._versions(name, silo)), default=-1)
+        if version.number <= newest:
+            raise _refused(silo, Code.UPLOAD, f"signs version {version.number} after version {newest}")
+        # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
+        try:
+            check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
+            given.prekey.check(line, version, given.upload.sealing.root, self.signers)
+        except RefusedError as error:
+            raise _refused(silo, error.code, error.why) from error
+
+    def _versions(self, name: str, silo: str) -> list[Version]:
+        places = ((place, here) for place, here in self._here.items() if place[1:] == (name, silo))
+        return [here.version for _, here in places if here.version is not None]
+
+    def sign(self, given: Padded) -> None:
+        """A silo's word on its upload was checked, and is in the database."""
+        version = given.upload.version
+        place = (version.round, given.part, version.silo)
+        here = self._here[place]
+        self._here[place] = Here(here.context, here.file, here.sha256, version)
+
+    # What stays.
+
+    def version(self, name: str, file: str) -> Version:
+        """Which version of a part a file holds; LocalError where nobody signed it."""
+        for (_, part, _), here in self._here.items():
+            if part == name and here.file == file and here.version is not None:
+                return here.version
+        raise LocalError(f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup")
+
+    def fits(self, name: str, version: Version) -> bool:
+        """Whether a version that is here is of this roster's line; else its key is gone, and nobody can open it."""
+        here = self._here[version.round, name, version.silo]
+        return here.context == version.context(self.lines[name])
+
+    def given(self, round_: int, name: str) -> dict[str, Version]:
+        """The versions of a part that were signed in a round, by silo."""
+        found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
+        return {silo: version for silo, version in found.items() if version is not None}
+
+    def digests(self) -> dict[str, bytes]:
+        """SHA-256 of each upload that is here, by the name of its file."""
+        return {here.file: here.sha256 for here in self._here.values()}
+
+    def files(self, round_: int | None = None) -> set[str]:
+        """Files of a round, or of all."""
+        return {here.file for place, here in self._here.items() if round_ in (None, place[0])}
+
+
+def dumped(message: pb.PaddedGiven) -> bytes:
+    """A silo's word on its upload, as it is kept: without its session."""
+    kept = pb.PaddedGiven.FromString(message.SerializeToString())
+    kept.ClearField("session")
+    return kept.SerializeToString(deterministic=True)
+
+
+def loaded(silo: str, body: bytes) -> Padded:
+    """What ``dumped`` made of a silo's word; RefusedError for bytes that something else did."""
+    message = pb.PaddedGiven.FromString(body)
+    message.session = NO_SESSION
+    return padded_from_wire(silo, message)
+
+
+def received(silo: str, message: pb.PaddedGiven) -> Padded:
+    """A silo's word on its upload, well formed; RefusedError MANIFEST or SECURE."""
+    try:
+        return padded_from_wire(silo, message)
+    except RefusedError as error:
+        if error.code == ENVELOPE:
+            raise
+        raise _refused(silo, error.code, error.why) from error
+
+
+def _refused(silo: str, code: str, why: str) -> RefusedError:
+    return RefusedError(silo, "SECURE", f"{code}: {why}")
+
+
+def _here(stored: StoredHidden) -> Here:
+    version = loaded(stored.silo, stored.signed).upload.version if stored.signed else None
+    return Here(stored.context, stored.file, stored.sha256, version)

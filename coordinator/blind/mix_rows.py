@@ -1,0 +1,176 @@
+r"""Rows of a Mix that is blind: which of them recipients get, and their words as they go down.
+
+A row is a document over padded uploads that are stored here (security/blind/mix_row.py); its words are added up from
+them while they are sent, piece by piece. Whether a recipient may have it is asked before it is made: if not, the silo
+goes on as if nobody were alike. What a recipient's rows were made of is kept by part (``RowMemory``, table ``mixed``)
+before a row is sent or put aside; the same row is made again whenever it is asked for.
+
+::
+
+    the method delivers    its row is made                      of
+    Row                    at each Fetch of the round           the last version of each silo
+    Mail                   when it was posted, at a fold        that round's versions: in one file a recipient and part
+
+A file of rows that were put aside, canonical JSON with its digest, here broken and cut::
+
+    {"file_sha256":"77ab…","rows":[{"document":"{\"line\":\"5c1f…\",…}","keep":"0.5","signature":"9a0b…"},…]}
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ... import log
+from ...algorithms.exchange.parts import integer_weights
+from ...algorithms.job.job import Job
+from ...files.checked_file import from_json, to_json
+from ...files.documents import Strict, parse_canonical
+from ...proto.convert.mix import Mixed, Summand
+from ...security.arithmetic.masks import PIECE
+from ...security.blind.mix_context import Line, Version
+from ...security.blind.mix_row import Row, RowMemory, Share, fault, make_row
+from ...security.blind.padded_mix import mixed_pieces
+from ...security.blind.plan import row_terms
+from ...security.blind.prekeys import Word
+from ...security.blind.sealing import letter_for
+from ...security.identity.signers import Sign
+from ...security.secagg.linear_tags import combine
+from .hidden_uploads import loaded
+
+MOST_SUMMANDS = 3000  # of all rows that are put aside for a silo: a manifest with them has less than 4 MiB
+
+Memories = Mapping[tuple[str, str], RowMemory]  # by part and recipient
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One row that a recipient may have; ``keep`` as in ``method.Post``, 0 of a row that was not put aside."""
+
+    part: str
+    row: Row
+    signature: bytes
+    keep: float = 0.0
+
+    @property
+    def versions(self) -> list[Version]:
+        """Of which it is made."""
+        return [share.version for share in self.row.shares]
+
+
+class _Aside(Strict):
+    document: str
+    keep: str
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class _Asides(Strict):
+    rows: tuple[_Aside, ...]
+
+
+class Planning:
+    """Makes the rows of one job, and remembers of each recipient what they were made of."""
+
+    def __init__(self, job: Job, lines: Mapping[str, Line], sign: Sign, memories: Memories) -> None:
+        self.lines = lines
+        self.memories = dict(memories)
+        self._job = job
+        self._sign = sign
+        self._terms = row_terms(job)
+
+    def plan(
+        self,
+        part: str,
+        recipient: str,
+        weights: Mapping[str, float],
+        versions: Mapping[str, Version],
+        keep: float = 0.0,
+    ) -> tuple[Planned, RowMemory] | None:
+        """A row over these versions and the recipient's own part, and the memory of it; None where there is none.
+
+        ``weights`` of silos without a version do not count (``method.Row``).
+        """
+        present = {silo: weight for silo, weight in weights.items() if silo == recipient or silo in versions}
+        if not any(weight > 0 for silo, weight in present.items() if silo != recipient):
+            return None
+        integers = dict(zip(present, integer_weights(list(present.values())), strict=True))
+        own = integers.pop(recipient, 0)
+        shares = [Share(version=versions[silo], weight=weight) for silo, weight in integers.items() if weight]
+        if not shares:  # so little that no step of 2^-32 is left
+            return None
+        memory = self.memories.get((part, recipient), RowMemory())
+        row, signature = make_row(self.lines[part], recipient, own, shares, self._sign)
+        planned = Planned(part, row, signature, keep)
+        if row.digest() == memory.last:
+            return planned, memory
+        if why := fault(recipient, own, shares, memory, self._terms):
+            log.event("row.withheld", job=self._job.name, part=part, silo=recipient, why=why)
+            return None
+        return planned, memory.opened(row, self._terms)
+
+    def news(self, part: str, recipient: str, memory: RowMemory) -> Memories:
+        """What is to be remembered, unless it is known: of a row that is made again nothing."""
+        place = (part, recipient)
+        return {} if self.memories.get(place) == memory else {place: memory}
+
+
+def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:
+    """A file of rows with one more, the last; None where they would be too many for one delivery."""
+    rows = (*before, planned)
+    if sum(len(each.row.shares) for each in rows) > MOST_SUMMANDS:
+        return None
+    asides = [
+        {"document": each.row.payload().decode(), "keep": repr(each.keep), "signature": each.signature.hex()}
+        for each in rows
+    ]
+    return to_json(_Asides.model_validate({"rows": asides}))
+
+
+def aside(part: str, data: bytes, origin: str) -> tuple[Planned, ...]:
+    """The rows of a file that ``put_aside`` made; LocalError for one that something else did."""
+    read = from_json(data, _Asides, origin)
+    return tuple(
+        Planned(
+            part,
+            parse_canonical(each.document.encode(), Row, origin),
+            bytes.fromhex(each.signature),
+            float(each.keep),
+        )
+        for each in read.rows
+    )
+
+
+def mixed(planned: Planned, signed: Mapping[str, bytes]) -> Mixed:
+    """What goes down of a row but its words; ``signed`` are the silos' words on their uploads, as they are kept."""
+    recipient, weights = planned.row.recipient, planned.row.sent()
+    given = [loaded(silo, signed[silo]) for silo in weights]
+    summands = tuple(Summand(each.upload, letter_for(recipient, each.pieces)) for each in given)
+    tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
+    return Mixed(planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep)
+
+
+def prekey_word(part: str, recipient: str, silo: str, signed: bytes) -> tuple[str, Word]:
+    """What goes down of a silo's prekey, out of its word on an upload, as it is kept."""
+    given = loaded(silo, signed)
+    upload = given.upload
+    return part, Word(upload.version, upload.sealing.root, given.prekey, letter_for(recipient, given.pieces))
+
+
+def words(planned: Planned, line: Line, path: Callable[[Version], Path]) -> Iterator[memoryview]:
+    """The words of a row, piece by piece, each valid until the next; holds its uploads' files open.
+
+    FileNotFoundError where an upload is gone: the round in which the row was planned is over.
+    """
+    with ExitStack() as files:
+        opened = {
+            version.silo: files.enter_context(path(version).open("rb", buffering=0)).fileno()
+            for version in planned.versions
+        }
+        buffer = memoryview(bytearray(PIECE))
+        read = lambda silo, at, size: buffer[: os.preadv(opened[silo], [buffer[:size]], at)]  # noqa: E731
+        for piece in mixed_pieces(line, planned.row.sent(), read):
+            yield piece.data.cast("B")

@@ -1,0 +1,191 @@
+"""What mixes and compares of one job at the coordinator: uploads of parts as they come, rows as they go, a fold's part.
+
+Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be remembered is made durable by the daemon,
+which then says so (``take``, ``sign``, ``let_go`` of hidden_uploads.py, ``remember`` here).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ... import log
+from ...algorithms.exchange.parts import Mix, Part
+from ...algorithms.job.job import Job
+from ...algorithms.method import Delivery, Mail, Post, Row
+from ...errors import RefusedError
+from ...proto.convert.prekeys import MOST_TOLD
+from ...proto.wire import given_items
+from ...security.blind.mix_context import WORD_BYTES, Version
+from ...security.blind.mix_row import RowMemory
+from ...security.identity import roster as rosters
+from ...security.identity.signers import Sign
+from ..storage.database import Place, StoredJob
+from ..storage.store import JobStore, padded_words, rotated_vectors
+from .directed_rows import Directed
+from .hidden_uploads import Hidden
+from .mix_rows import Memories, Planned, Planning, aside, put_aside, words
+
+Changes = Mapping[Place, str | None]
+
+
+class Mixing:
+    """The padded and rotated uploads of one job, and its rows."""
+
+    def __init__(self, job: Job, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
+        self.hidden = Hidden(job, roster, stored.hidden)
+        self._job = job
+        self._store = store
+        self._planning = Planning(job, self.hidden.lines, sign, stored.memories)
+        self.directed = Directed(job, store)
+        self._mixed: dict[tuple[str, str], frozenset[str]] = {}  # by part and silo: files that rows put aside are of
+        for _, part, silo in store.mailed():
+            self._mixed[part, silo] = self._of(part, silo, store.put_aside(part, silo) or b"")
+
+    # Rows that go down.
+
+    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> tuple[list[Planned], Memories]:
+        """Those that a silo gets of what its method delivers, and what is to be remembered of them before they leave.
+
+        In the order of the parts and, within one, of their rounds.
+        """
+        found: dict[str, Sequence[Planned]] = {}
+        memories: dict[tuple[str, str], RowMemory] = {}
+        for delivery in deliveries:
+            match delivery:
+                case Row(part, weights):
+                    planned = self._planning.plan(part, silo, weights, self._versions(part, weights))
+                    if planned is not None:
+                        found[part] = planned[:1]
+                        memories |= self._planning.news(part, silo, planned[1])
+                case Mail(part) if not self.directed.has(part):
+                    found[part] = self._aside(part, silo)
+        return [row for part in down for row in found.get(part.name, ())], memories
+
+    def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
+        """Beside which versions of the others the newest prekeys stand that a silo gets, by part and silo.
+
+        Beyond ``MOST_TOLD`` there are none: what is not told costs forward secrecy alone.
+        """
+        others = sorted(set(self._job.silos) - {silo})
+        last = {part.name: self._versions(part.name, others) for part in down if part.name in self.hidden.lines}
+        return [(part, last[part][other]) for part in sorted(last) for other in sorted(last[part])][:MOST_TOLD]
+
+    def remember(self, memories: Memories) -> None:
+        """What recipients' rows were made of is in the database."""
+        self._planning.memories.update(memories)
+
+    def check_words(self, planned: Sequence[Planned]) -> None:
+        """LocalError where the disk changed an upload that rows are of; each is looked at once a round."""
+        self._check({padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions})
+
+    def check_rotated(self, round_: int, members: Collection[str], parts: Sequence[Part]) -> None:
+        """LocalError where the disk changed vectors that are about to be compared."""
+        self._check({rotated_vectors(round_, silo, part.name) for part in parts for silo in members})
+
+    def _check(self, files: Collection[str]) -> None:
+        digests = self.hidden.digests()
+        self._store.check_files({file: digests[file].hex() for file in sorted(files)})
+
+    def nbytes(self, planned: Planned) -> int:
+        """Length of a row's words."""
+        return self.hidden.lines[planned.part].nbytes
+
+    def words(self, planned: Planned) -> Iterator[memoryview]:
+        """The words of a row, piece by piece; RefusedError ROUND_CLOSED where its uploads are gone."""
+        try:
+            line = self.hidden.lines[planned.part]
+            yield from words(planned, line, lambda version: self._path(planned.part, version))
+        except FileNotFoundError as error:
+            why = f"job {self._job.name!r}: the round of this delivery is over"
+            raise RefusedError(planned.row.recipient, "ROUND_CLOSED", why) from error
+
+    def _path(self, part: str, version: Version) -> Path:
+        return self._store.path(padded_words(version.round, version.silo, part))
+
+    def _versions(self, part: str, silos: Iterable[str]) -> dict[str, Version]:
+        files = {silo: self._store.file(part, silo) for silo in silos}
+        versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
+        return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}
+
+    def _aside(self, part: str, silo: str) -> tuple[Planned, ...]:
+        data = self._store.put_aside(part, silo)
+        if data is None:
+            return ()
+        return self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
+
+    def _fitting(self, part: str, rows: Sequence[Planned]) -> tuple[Planned, ...]:
+        """Those of this roster's line."""
+        line = self.hidden.lines[part].context().hex()
+        return tuple(each for each in rows if each.row.line == line)
+
+    # A fold.
+
+    def posting(self, round_: int, memories: dict[tuple[str, str], RowMemory]) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: rows over this round's versions; ``memories`` gets what is to be remembered of them.
+
+        A post whose row would show too much is none, as if nobody were alike.
+        """
+        directed = self.directed.posting(round_)
+
+        def rows(post: Post, cleared: bool) -> bytes | None:
+            if self.directed.has(post.part):
+                return directed(post, cleared)
+            versions = self.hidden.given(round_, post.part)
+            planned = self._planning.plan(post.part, post.silo, post.weights, versions, post.keep)
+            if planned is None:
+                return None
+            data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
+            if data is None:
+                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+            else:
+                memories[post.part, post.silo] = planned[1]
+            return data
+
+        return rows
+
+    def mixed(self, changes: Changes) -> dict[tuple[str, str], frozenset[str]]:
+        """The words that the rows are of which are put aside, once these changes are committed."""
+        kept = dict(self._mixed)
+        for (room, part, silo), name in changes.items():
+            if room == "mail":
+                kept.pop((part, silo), None)
+                if name is not None:
+                    kept[part, silo] = self._of(part, silo, self._store.path(name).read_bytes())
+        return kept
+
+    def committed(
+        self, memories: Memories, mixed: dict[tuple[str, str], frozenset[str]], gone: Collection[str]
+    ) -> None:
+        """A fold is in the database: what it left put aside, and which uploads nothing needs any more."""
+        self.remember(memories)
+        self._mixed = mixed
+        self.hidden.let_go(gone)
+
+    def expire(self) -> None:
+        """No upload is in the database any more, and no row of one that was put aside."""
+        self._mixed = {}
+        self.hidden.let_go(self.hidden.files())
+
+    def _of(self, part: str, silo: str, data: bytes) -> frozenset[str]:
+        """Those of one file of rows."""
+        if self.directed.has(part):
+            return self.directed.files(part, silo, data)
+        rows = self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
+        versions = {version for row in rows for version in row.versions}
+        return frozenset(padded_words(version.round, version.silo, part) for version in versions)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Words that the rows are of which are put aside."""
+        return frozenset().union(*self._mixed.values())
+
+
+def part_bytes(part: Part) -> int:
+    """How long the upload of a part is that crosses by itself: padded words, or vectors of the dtype that they have."""
+    if isinstance(part.exchange, Mix):
+        return WORD_BYTES * sum(spec.elements for spec in part.tensors)
+    return sum(item.spec.nbytes for item in given_items([part]))
+
+
+def name_of(part: Part, round_: int, silo: str) -> str:
+    """Name of the file of a silo's upload of a part."""
+    return (padded_words if isinstance(part.exchange, Mix) else rotated_vectors)(round_, silo, part.name)

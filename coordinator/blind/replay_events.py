@@ -1,0 +1,64 @@
+"""What a silo gave in a secure sum: which event of the machine it is, and whether it was taken already."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from ...proto.convert.secagg_sent import GivenBody, Over
+from ...security.secagg import coordinator_events as c
+from ...security.secagg import silo_events as s
+from ...security.secagg.coordinator import CoordinatorState
+from ..storage.replay_log import Said, Spooled
+
+Happened: TypeAlias = Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed
+
+
+def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
+    """The event; a header goes with the masked words that are here of its silo, and is refused where none are."""
+    if not isinstance(entry, Said):
+        return entry
+    match entry.given.body:
+        case s.SendKeys(bundle, keys):
+            return c.KeysGiven(bundle, keys)
+        case s.SendShares(dealing, portions):
+            return c.SharesGiven(dealing, portions)
+        case s.SendComplaint(complaint):
+            return c.ComplaintGiven(complaint)
+        case s.SendHeader(header):
+            here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
+            return c.Uploaded(header, here.size, here.sha256)
+        case s.SendSurvival(survival):
+            return c.SurvivalGiven(survival)
+        case s.SendReveal(reveal):
+            return c.RevealGiven(reveal)
+        case s.SendAbandon(note):
+            return c.AbandonGiven(note)
+        case Over(code):
+            return c.Failed(entry.silo, code)
+
+
+def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+    """Whether the attempt has exactly this message of a silo."""
+    match body:
+        case s.SendKeys(bundle, keys):
+            return state.bundles.get(silo) == bundle and state.keys.get(silo) == keys
+        case s.SendShares(dealing, portions):
+            return state.dealings.get(silo) == dealing and state.portions.get(silo, portions) == portions
+        case s.SendComplaint(complaint):
+            return state.complaints.get(silo) == complaint
+        case s.SendHeader(header):
+            return state.headers.get(silo) == header
+        case s.SendSurvival(survival):
+            return state.survivals.get(silo) == survival
+        case s.SendReveal(reveal):
+            return state.reveals.get(silo) == reveal
+        case s.SendAbandon(note):
+            return state.notes.get(silo) == note
+        case Over():
+            return False
+
+
+def unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+    """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for being the last."""
+    if isinstance(body, s.SendComplaint) and state.complaints:
+        return True
+    return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)

@@ -1,0 +1,74 @@
+"""What the sum of a round (secure_sum.py) is made with, and what it asks of who runs it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...algorithms.job.batches import Batches
+from ...security.identity.signers import Sign, Signers
+from ...security.secagg.coordinator_events import Open
+from ...security.secagg.evidence import Misdealing
+from ...security.secagg.gram_pieces import SealedShare
+from ...security.secagg.messages import Abandon, SurvivorsShown
+from ...security.secagg.spec import RoundSpec, Terms
+from ..storage.replay_log import Entry
+
+
+def nothing() -> None:
+    """What an entry records beside itself, unless it says otherwise."""
+
+
+class Shell(Protocol):
+    """What the sum of a round asks of the daemon."""
+
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes.
+
+        ``proofs`` are evidence that this entry brought to light; they are kept for as long as there is the job.
+        """
+
+    def told(self) -> None:
+        """Lists have grown, or who may upload has changed."""
+
+    def watch(self, attempt: int, stage: str) -> None:
+        """Call ``deadline`` when the time of this stage is over."""
+
+    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo behind their masked words; RefusedError once these are gone."""
+        ...
+
+    def discard(self, silo: str) -> None:
+        """Remove a silo's masked words."""
+
+    def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
+        """Add up the survivors' words and take these masks off; then ``opened`` or ``unopened``."""
+
+    def dropped(self, silo: str, code: str) -> None:
+        """A silo has dropped out of the attempt that goes on."""
+
+    def summed(self, members: tuple[str, ...]) -> None:
+        """The sum over these silos is open."""
+
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
+        """An attempt is over without a sum; ``final``: another could not succeed.
+
+        ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a sum that some of
+        them may have signed.
+        """
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which sum it is, and whose signatures count in it."""
+
+    job: str
+    job_digest: bytes
+    round: int
+    silos: tuple[str, ...]
+    signers: Signers
+    terms: Terms
+    sign: Sign = field(repr=False)
+    together: Batches = ()  # who is in an attempt together or not at all (``Job.together``)
+    proofs: tuple[Misdealing, ...] = ()  # evidence of the rounds before this one
+    notes: tuple[Abandon, ...] = ()  # of earlier rounds (settled.py)
+    shown: tuple[SurvivorsShown, ...] = ()  # survivors of earlier rounds (settled.py)

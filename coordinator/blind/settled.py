@@ -1,0 +1,94 @@
+"""What silos that were away are brought in later rounds, so that they may take part again.
+
+A silo whose masked words may have left, and that does not know what came of them, trains from the same state again only
+once it sees that no sum with these words can be opened (security/secagg/memory.py). What shows that is known when the
+round closes: of an attempt that ended, enough abandon notes; of the one that was opened, its survivors and their
+signatures. It is kept until a later round of each such silo counts, and brought beside every specification until then.
+
+As a row of table ``secure``, of kind "settled"::
+
+    {"silos":["a","b"],"told":"1a4f…"}
+
+with the notes and survivors as a ``SignedSpec`` of proto/secure.proto has them, in hex.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...files.documents import canonical_json, parse_json
+from ...proto import secure_pb2 as pb
+from ...proto.convert.secagg_received import (
+    MOST_NOTES,
+    MOST_SHOWN,
+    MOST_SHOWN_BYTES,
+    SignedSpec,
+    spec_from_wire,
+    spec_to_wire,
+)
+from ...security.secagg.coordinator import CoordinatorState
+from ...security.secagg.messages import Abandon, SurvivorsShown
+from ..storage.replay_log import SETTLED, Row
+
+DOCUMENT, SIGNATURE = b"-", bytes(64)  # in place of the specification, which is another in each attempt
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Of one round: the silos that it is for, abandon notes, and who survived in the attempt that was opened."""
+
+    silos: tuple[str, ...]
+    notes: tuple[Abandon, ...] = ()
+    shown: tuple[SurvivorsShown, ...] = ()
+
+    def is_needed(self, counted: Mapping[str, int], round_: int) -> bool:
+        """Whether one of its silos has not been in a later round; ``counted`` as in the job's state."""
+        return any(counted.get(silo, 0) <= round_ for silo in self.silos)
+
+
+def settled(states: Sequence[CoordinatorState]) -> Settled | None:
+    """Of a round whose last attempt was opened; None where nobody needs it."""
+    last = states[-1]
+    away = {silo for state in states if state.told for silo in state.u1 if silo not in last.u3}
+    if not away:
+        return None
+    ended = [state for state in states[:-1] if state.told and not state.notes_missing]
+    notes = [state.notes[silo] for state in ended for silo in sorted(state.notes)[: state.notes_needed]]
+    shown: tuple[SurvivorsShown, ...] = ()
+    if not away.isdisjoint(last.u1):
+        headers = tuple(last.headers[silo] for silo in last.u3)
+        survivals = tuple(last.survivals[silo] for silo in sorted(last.survivals))[: last.spec.threshold]
+        shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, survivals),)
+    return Settled(tuple(sorted(away)), tuple(notes), shown)
+
+
+def dumped(kept: Settled) -> Row:
+    """The row of it."""
+    notes = tuple(sorted(kept.notes, key=lambda note: (note.silo, note.signature)))
+    told = spec_to_wire(SignedSpec(DOCUMENT, SIGNATURE, notes, (), kept.shown))
+    body = {"silos": list(kept.silos), "told": told.SerializeToString(deterministic=True).hex()}
+    return Row(0, SETTLED, "", canonical_json(body))
+
+
+def loaded(row: Row) -> Settled:
+    """Of a row that ``dumped`` made."""
+    kept = parse_json(row.body, "a row of table secure in coordinator.sqlite")
+    told = spec_from_wire(pb.SignedSpec.FromString(bytes.fromhex(kept["told"])))
+    return Settled(tuple(kept["silos"]), told.notes, told.shown)
+
+
+def brought(rounds: Sequence[Settled]) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
+    """Notes and survivors for one specification, of the newest rounds as many as a message holds."""
+    notes: list[Abandon] = []
+    shown: list[SurvivorsShown] = []
+    size = 0
+    for kept in reversed(rounds):
+        size += sum(_size(each) for each in kept.shown)
+        if len(notes) + len(kept.notes) > MOST_NOTES // 2 or len(shown) == MOST_SHOWN or size > MOST_SHOWN_BYTES:
+            break
+        notes += kept.notes
+        shown += kept.shown
+    return tuple(notes), tuple(sorted(shown, key=lambda each: each.ctx))
+
+
+def _size(shown: SurvivorsShown) -> int:
+    return spec_to_wire(SignedSpec(b"", b"", (), (), (shown,))).ByteSize()

@@ -1,0 +1,192 @@
+"""The open sum of a blind round: from masked words to one file, and from there into the fold.
+
+::
+
+    <round>.@sum.safetensors     tensors "part/name", and "part/@weight" where a part has weights; its header names the
+                                 "survivors", as a JSON list; of what is compared by shares "part/gram", in their order
+
+Of a part whose words are kept for silos there is nothing in it but their SHA-256, in the header under "words": the fold
+reads them. Under the pads of a part that silos alone read, it can not.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ...algorithms.exchange.parts import Gift, Gram, Part, Read, Sum
+from ...algorithms.exchange.plain import PLAIN
+from ...algorithms.job.job import Job
+from ...errors import LocalError
+from ...files import tensor_file
+from ...files.documents import parse_canonical
+from ...security.arithmetic.fixedpoint import COORDINATOR_READS, WORD
+from ...security.blind.directed_mix import is_row
+from ...security.blind.open_sum import Claim, tag_of
+from ...security.blind.plan import round_frame
+from ...security.blind.sum import Bounds, folded, group
+from ...security.secagg.coordinator_events import Open
+from ...security.secagg.gram_pieces import payload_bytes
+from ...security.secagg.masked_sum import Accumulator, chunks, opened_group
+from ...security.secagg.shared_gram import Compared, dequantise, squares
+from ...security.secagg.spec import RoundSpec, specify
+from ..storage.store import JobStore, opened_sum, summed_words
+from .open_sum_file import kept_sum, kept_words
+
+SURVIVORS, WORDS = "survivors", "words"
+GRAM = "gram"
+NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Parts of a sum whose words are kept for silos, and the coordinator's signature over its specification."""
+
+    parts: Sequence[str] = ()
+    signature: bytes = b""
+
+
+NOTHING_KEPT = Keeping()
+
+
+def masked_bytes(job: Job, round_: int) -> int:
+    """How long a silo's upload is in a round at most, masked words and shares of what is compared.
+
+    LocalError for a job whose sums cannot be.
+    """
+    frame = round_frame(job, round_, "none", NO_DIGEST, NO_DIGEST)
+    return payload_bytes(specify(frame, job.cohort(round_), 0))
+
+
+def open_sum(
+    store: JobStore,
+    parts: Sequence[Part],
+    spec: RoundSpec,
+    opening: Open,
+    digests: Mapping[str, bytes],
+    keep: Keeping = NOTHING_KEPT,
+) -> bytes:
+    """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
+
+    ``digests``, by silo, are those of the uploads; LocalError for one that the disk changed.
+
+    ``parts`` are those of the first groups; the others are rows for one silo each. The words that are kept, and those
+    of all rows in which somebody is mixed, are durable before it, and in the file only by their digests. RefusedError
+    (SUM) where canaries do not come out, OSError where the disk does not take it: then there is no file of the sum, and
+    what there is of words is written again.
+    """
+    survivors = opening.survivors
+    accumulator = Accumulator(spec)
+    with ThreadPoolExecutor(1) as beside:
+        for path, digest in ((store.masked(spec.round, silo), digests[silo]) for silo in survivors):
+            data = np.memmap(path, np.uint8, "r").data
+            hashing = beside.submit(hashlib.sha256, data)
+            accumulator.add(_pieces(data, spec))
+            if hashing.result().digest() != digest:
+                raise LocalError(f"{path}: is not what its silo gave: the disk changed it")
+    sums = list(reversed(accumulator.open(opening.terms, survivors)[: len(parts)]))
+    words: dict[str, str] = {}
+    for index, own in enumerate(spec.groups):
+        if own.name in keep.parts or (is_row(own) and any(own.counts)):
+            claim = Claim(spec.payload(), keep.signature, survivors, tag_of(opening.tags, index, len(spec.groups)))
+            numbers = (words for group, words in accumulator.numbers() if group == index)
+            name = summed_words(spec.round, own.name)
+            store.write_aside(name, kept_words(claim, numbers))
+            words[own.name] = kept_sum(own.name, store.path(name), own.nbytes).sha256.hex()
+    del accumulator  # a sum's words go once it is folded
+    tensors: dict[str, Tensor] = {}
+    for part, own in zip(parts, spec.groups[: len(parts)], strict=True):
+        opened = sums.pop()
+        if part.name not in words and own.reader == COORDINATOR_READS:
+            tensors |= {f"{part.name}/{name}": tensor for name, tensor in folded(part, own, opened).items()}
+    if spec.compared is not None:
+        tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
+    header = {SURVIVORS: json.dumps(list(survivors)), WORDS: json.dumps(words, sort_keys=True)}
+    store.write(opened_sum(spec.round), tensors, header)
+    with store.sum_file(spec.round).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _pieces(data: memoryview, spec: RoundSpec) -> Iterator[memoryview]:
+    """Masked words in the chunks in which they were made; what is too much comes last."""
+    at = 0
+    for chunk in chunks(spec):
+        stop = at + chunk.words * (spec.groups[chunk.group].ring // 8)
+        yield data[at:stop]
+        at = stop
+    if not spec.compared and at < len(data):  # behind them are sealed shares of what is compared
+        yield data[at:]
+
+
+def _products(compared: Compared, opening: Open) -> Tensor:
+    """The inner products [groups, n, n] of the survivors, float64, in their order."""
+    products = np.frombuffer(opening.products, "<i8").astype(np.int64).reshape(-1, compared.groups)
+    return torch.from_numpy(squares(compared, dequantise(compared, products), len(opening.survivors)))
+
+
+class OpenedSums:
+    """The exchanges of a blind job: what ``collect`` gives was summed before the fold."""
+
+    def __init__(self, store: JobStore, round_: Callable[[], int], bounds: Bounds) -> None:
+        """``round_``: the one that is folded."""
+        self._store = store
+        self._round = round_
+        self._bounds = bounds
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """Silos mask what they give themselves."""
+        raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """A part's fold over exactly these members; LocalError for another set, and for words that the disk changed.
+
+        That of a Sum, or of a Gram by shares, lies in the file or in the words beside it; of a sum that silos alone
+        read it is empty. Rotated vectors have the inner products of those that were not; of padded words there is
+        nothing to see.
+        """
+        shared = isinstance(part.exchange, Gram) and part.exchange.shared
+        if not shared and not isinstance(part.exchange, Sum):
+            return PLAIN.collect(part, members, read)
+        path = self._store.sum_file(self._round())
+        tensor_file.check(path)
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata()
+            survivors, words = json.loads(header[SURVIVORS]), json.loads(header[WORDS])
+            if set(survivors) != set(members):
+                raise LocalError(f"{path}: is the sum over {survivors}, not over {list(members)}")
+            names, prefix = list(file.keys()), f"{part.name}/"
+            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
+        if part.name in words:
+            return self._of_words(part, words[part.name])
+        if shared:
+            order = torch.tensor([survivors.index(silo) for silo in members])
+            found[GRAM] = found[GRAM][:, order[:, None], order]
+        return found
+
+    def _of_words(self, part: Part, sha256: str) -> dict[str, Tensor]:
+        """What the words of a part's sum come to. They are mapped, not read, and hashed meanwhile."""
+        own = group(part, self._bounds)
+        if own.reader != COORDINATOR_READS:
+            return {}
+        name = summed_words(self._round(), part.name)
+        path = self._store.path(name)
+        kept = kept_sum(part.name, path, own.nbytes)
+        spec = parse_canonical(kept.claim.document, RoundSpec, str(path))
+        words = np.memmap(path, WORD[own.ring], "r", shape=(own.body,))
+        with ThreadPoolExecutor(1) as beside:
+            hashing = beside.submit(lambda: hashlib.sha256(words.data).hexdigest())
+            index = next(index for index, each in enumerate(spec.groups) if each.name == own.name)
+            made = folded(part, spec.groups[index], opened_group(spec, index, kept.claim.survivors, [(0, words)]))
+            if hashing.result() != sha256:
+                raise LocalError(f"{path}: its words are not those of the open sum, the disk changed them")
+        self._store.found_sound(name)
+        return made
+
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> None:
+        """Nothing: only its recipient can open a row (mix_rows.py)."""

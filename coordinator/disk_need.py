@@ -1,0 +1,121 @@
+"""What a job may take on the coordinator's disk, from its signed schema alone, before it begins.
+
+With n silos in the job::
+
+    uploads     n · what a silo gives in a round: as they come, and until the fold; masked, and their sum, if blind
+    versions    2 n · the same, where a Mix needs the last upload of each silo: those that count, and those before them
+    published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read;
+                the words of what silos get in words, the same
+    mail        3 n · every part that is put aside for silos that are away
+
+Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
+versions stay that it is of: those of all rounds, at most. Of a directed Mix the rows themselves wait, 4 bytes a number:
+those of all rounds for silos that are away, or the last one of each member of a round.
+
+Not counted: the database, rows without their words, and what the method's coordinator half knows, which are small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..algorithms.exchange.parts import Mix, Part, Sum, walk_tensors
+from ..algorithms.job.job import Job
+from ..algorithms.method import KEEP, METRICS
+from ..errors import LocalError
+from ..proto.wire import delivered_items, given_items
+from ..security.blind.plan import bounds, directed, shared, summed, sums_published, uploaded
+from ..security.blind.sum import group
+from ..security.preflight import size
+from .blind.mixing import part_bytes
+from .blind.unmask import masked_bytes
+
+GENERATIONS = 3  # of a file that each round replaces
+HEADER_BYTES = 512  # of one tensor in a file, besides its name
+SPEC_BYTES = 1024  # behind the words of a sum: more than a specification has for each silo and group, and by itself
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes at most."""
+
+    uploads: int
+    versions: int
+    published: int
+    mail: int
+
+    @property
+    def total(self) -> int:
+        """All of it at a time."""
+        return self.uploads + self.versions + self.published + self.mail
+
+    def __str__(self) -> str:
+        kinds = (("uploads", self.uploads), ("versions", self.versions), ("published", self.published))
+        shown = [f"{size(count)} {kind}" for kind, count in (*kinds, ("mail", self.mail)) if count]
+        return f"{size(self.total)} ({', '.join(shown)})"
+
+
+def room(job: Job) -> Room:
+    """The most that a job's tensors take at a time."""
+    silos, given, mixed, words = len(job.silos), 0, 0, 0
+    aside = any(KEEP in part.tensors for start in (*job.phase_starts, job.length) for part in job.down(start))
+    versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
+    published: dict[str, int] = {}
+    mail: dict[str, int] = {}
+    for start in job.phase_starts:
+        up = job.up(start)
+        upload = sum(item.spec.nbytes for item in given_items(up))
+        if job.security.required:
+            parts = silos * sum(part_bytes(part) for part in uploaded(up))
+            products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in shared(up))
+            given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + products + parts)
+        else:
+            given = max(given, silos * upload)
+        rows = len(job.row_readers(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)
+        if rows:
+            last = GENERATIONS * silos * rows // len(job.row_readers(start))
+            mixed = max(mixed, last if job.method().directed_for == "members" else job.length * rows)
+        if mixes := [part for part in up if part.exchange == Mix()]:
+            hidden = sum(part_bytes(part) for part in mixes)
+            mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
+        _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
+        words = max(words, words_bytes(job, start))
+    for start in (*job.phase_starts, job.length):
+        down = job.down(start)
+        _largest(mail, [part for part in down if KEEP in part.tensors and not job.keyed])
+        _largest(published, [part for part in down if KEEP not in part.tensors])
+    files, letters = sum(published.values()) + words, sum(mail.values())
+    return Room(given, mixed, GENERATIONS * files, GENERATIONS * silos * letters)
+
+
+def opened_bytes(up: Sequence[Part]) -> int:
+    """The file of the open sum of these parts: what they fold to, with the total weights."""
+    return sum(HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements for part, spec in walk_tensors(up))
+
+
+def words_bytes(job: Job, round_: int) -> int:
+    """The files of the words that silos get of the sums of a round."""
+    parts = {part.name: part for part in summed(job.up(round_))}
+    groups = [group(parts[name], bounds(job)) for name in sums_published(job, round_)]
+    if not groups:
+        return 0
+    tail = SPEC_BYTES * (len(summed(job.up(round_))) + len(job.silos))
+    return sum(own.nbytes + tail for own in groups)
+
+
+def check_room(job: Job, most: int | None) -> Room:
+    """What the job may take; LocalError where that is more than the configuration gives a job."""
+    found = room(job)
+    if most is not None and found.total > most:
+        raise LocalError(
+            f"job {job.name!r} with {len(job.silos)} silos may take {found} of disk, the coordinator's "
+            f"limits.max_job_bytes is {size(most)}: raise it, or have the job signed for fewer silos or a smaller model"
+        )
+    return found
+
+
+def _largest(sizes: dict[str, int], parts: list[Part]) -> None:
+    """Bytes of the files of these parts, where they are larger than what is known."""
+    for part in parts:
+        header = sum(HEADER_BYTES + len(spec.name) for spec in part.tensors)
+        nbytes = header + sum(item.spec.nbytes for item in delivered_items([part]))
+        sizes[part.name] = max(sizes.get(part.name, 0), nbytes)

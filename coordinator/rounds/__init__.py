@@ -1,0 +1,1 @@
+"""The state machine of rounds, without input or output."""

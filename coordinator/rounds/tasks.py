@@ -1,0 +1,73 @@
+"""What a silo should do now, and whom a stage waits for: functions of a job's state alone.
+
+So a task that was lost on the way is simply told again.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .machine import JobState
+
+
+@dataclass(frozen=True)
+class OfferTask:
+    """Decide on the job."""
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """Take part in a round, from the state after the last round that counted."""
+
+    round: int
+    cohort: tuple[str, ...]
+    counted: int
+
+
+@dataclass(frozen=True)
+class FinishTask:
+    """Fetch the last results and confirm."""
+
+    round: int
+    completed: bool
+    counted: int
+
+
+SiloTask: TypeAlias = OfferTask | RoundTask | FinishTask
+
+
+def task_for(state: JobState, silo: str) -> SiloTask | None:
+    """What this silo should do now; None: nothing in this job."""
+    counted = state.counted.get(silo, 0)
+    if state.may_answer(silo):
+        return OfferTask()
+    if state.stage == "round" and silo in state.open:
+        return RoundTask(state.round, state.cohort, counted)
+    if state.stage in ("finishing", "ended") and silo in state.admitted and silo not in state.done:
+        return FinishTask(state.round, state.outcome == "completed", counted)
+    return None
+
+
+def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
+    """Silos that another task waits for than before; of a blind job all, where messages of its sum may wait, too.
+
+    While nothing of this moves on, tasks are only done: silos answer, give, fail or confirm.
+    """
+    if _moved(before) == _moved(after):
+        return ()
+    if after.blind:
+        return after.silos
+    tasks = {silo: task_for(after, silo) for silo in after.silos}
+    return tuple(silo for silo, task in tasks.items() if task is not None and task != task_for(before, silo))
+
+
+def _moved(state: JobState) -> tuple[str, int, int, str]:
+    return state.stage, state.round, state.attempt, state.outcome
+
+
+def awaited(state: JobState) -> tuple[str, ...]:
+    """Silos without which the stage does not end before its deadline."""
+    if state.stage == "round":
+        return state.open
+    if state.stage == "finishing":
+        return tuple(s for s in state.admitted if s not in state.done and s not in state.failed)
+    return ()

@@ -1,0 +1,1 @@
+"""gRPC services: calls of silos and operators, with their limits."""

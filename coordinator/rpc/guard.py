@@ -1,0 +1,212 @@
+"""Who calls, and may they: checked before any method of any service runs.
+
+(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry's role fits
+the service: silos have Federation, operators Operations, both the health service; (4) the member is within its limits;
+(5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed list, by one table.
+"""
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ... import log
+from ...errors import LateError, PeerError, RefusedError, StaddleError
+from ...proto import federation_pb2 as pb
+from ...proto import secure_pb2
+from ...proto.channel import CONTRIBUTE, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
+from ...proto.convert.group_key import read_contributed
+from ...proto.convert.mix import read_padded
+from ...proto.convert.secagg_sent import read_given
+from ...proto.frames import decode, encode
+from ...security.identity.certificate import UNREADABLE, subject_key
+from ...security.identity.keys import Entry, Role
+from ...security.identity.roster import Roster
+from .limits import Limits
+
+STATUS = {
+    "PROTOCOL_VERSION": grpc.StatusCode.FAILED_PRECONDITION,
+    "ROSTER": grpc.StatusCode.FAILED_PRECONDITION,
+    "IDENTITY": grpc.StatusCode.PERMISSION_DENIED,
+    "SESSION": grpc.StatusCode.UNAUTHENTICATED,
+    "LIMIT": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "UNKNOWN_JOB": grpc.StatusCode.NOT_FOUND,
+    "ROUND_CLOSED": grpc.StatusCode.FAILED_PRECONDITION,
+    "MANIFEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "LENGTH": grpc.StatusCode.INVALID_ARGUMENT,
+    "DIGEST": grpc.StatusCode.DATA_LOSS,
+    "NOT_FINITE": grpc.StatusCode.INVALID_ARGUMENT,
+    "WEIGHT": grpc.StatusCode.INVALID_ARGUMENT,
+    "BOUNDS": grpc.StatusCode.INVALID_ARGUMENT,
+    "LEDGER": grpc.StatusCode.FAILED_PRECONDITION,
+    "SECURE": grpc.StatusCode.FAILED_PRECONDITION,
+    "STORAGE": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "INTERRUPTED": grpc.StatusCode.ABORTED,
+    "STOPPING": grpc.StatusCode.UNAVAILABLE,
+    "JOB_SIGNATURE": grpc.StatusCode.PERMISSION_DENIED,
+    "JOB_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
+}
+LONGEST_WHY = 1000  # characters of a reason, which may quote what was sent: status texts have room for a few KiB
+MAY_CALL = {
+    "/staddle.v1.Federation": (Role.SILO,),
+    "/staddle.v1.Operations": (Role.OPERATOR,),
+    "/grpc.health.v1.Health": (Role.SILO, Role.OPERATOR),
+}
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]:
+    """What reads and writes in place of protobuf's own, in a federation of so many silos at most."""
+    return {
+        FETCH: (pb.FetchRequest.FromString, encode),
+        UPLOAD: (decode, pb.Receipt.SerializeToString),
+        SECURE: (lambda data: read_given(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        CONTRIBUTE: (lambda data: read_contributed(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        PADDED: (lambda data: read_padded(data, silos), secure_pb2.SecureTaken.SerializeToString),
+    }
+
+
+def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> Entry:
+    """The roster entry behind a connection; RefusedError IDENTITY for a stranger or an old TLS version."""
+    # (1) TLS 1.3.
+    version = b"".join(auth.get("ssl_tls_version", ()))
+    if version != b"TLSv1.3":
+        raise RefusedError(peer, "IDENTITY", f"the connection is {version.decode(errors='replace')}, not TLSv1.3")
+    # (2) A certificate whose public key stands in the roster.
+    certificates = list(auth.get("x509_pem_cert", ()))
+    if len(certificates) != 1:
+        raise RefusedError(peer, "IDENTITY", "no client certificate; start the silo with its keys")
+    try:
+        return roster.by_spki(hashlib.sha256(subject_key(certificates[0].decode())).hexdigest())
+    except (PeerError, *UNREADABLE) as error:
+        raise RefusedError(peer, "IDENTITY", str(error)) from error
+
+
+def caller(context: Context, roster: Roster) -> Entry:
+    """The roster entry behind a call."""
+    auth = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
+    return identify(auth, roster, context.peer())
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Runs the checks around every handler."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._codecs = codecs(len(roster.entries))
+        self.limits = Limits()
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":  # in quotes: generic in its type stubs only
+        """Wrap the handler of one call.
+
+        Handlers are wrapped as those of streams of requests, which gRPC runs before a message has come. One of a single
+        request it runs after it only, and not at all for a call that is opened and reset, which would never be counted.
+        """
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        reads, writes = self._codecs.get(method, (handler.request_deserializer, handler.response_serializer))
+        given = _read_stream if handler.request_streaming else _read_one
+        if handler.response_streaming:
+            guarded = self._guarded(method, given, handler.unary_stream)
+            return grpc.stream_stream_rpc_method_handler(guarded, _readable(reads), writes)
+        guarded = self._guarded(method, given, handler.stream_unary or handler.unary_unary)
+        return grpc.stream_unary_rpc_method_handler(guarded, _readable(reads), writes)
+
+    @contextmanager
+    def _admitted(self, method: str, context: Context) -> Any:
+        entry = caller(context, self._roster)
+        # (3) The role fits the service.
+        service, _, rpc = method.rpartition("/")
+        if entry.role not in MAY_CALL.get(service, ()):
+            raise RefusedError(entry.id, "IDENTITY", f"role {entry.role} may not call {method}")
+        # (4) Within limits.
+        self.limits.enter(entry.id, rpc, time.monotonic())
+        try:
+            yield
+        finally:
+            self.limits.leave(entry.id, rpc)
+
+    def _guarded(
+        self,
+        method: str,
+        given: Callable[[Context], Awaitable[Any]],
+        behaviour: Callable[[Any, Context], Awaitable[Any]],
+    ) -> Callable[[Any, Context], Awaitable[Any]]:
+        """The handler of one method. Those that answer with a stream write to the context, as the health service's."""
+
+        async def guarded(_: Any, context: Context) -> Any:
+            try:
+                with self._admitted(method, context):
+                    return await behaviour(await given(context), context)
+            except RefusedError as error:
+                await refuse(context, method, error)
+            except StaddleError as error:
+                await fail(context, method, error)
+
+        return guarded
+
+
+def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """An error for bytes that are no message: gRPC decodes before the guard is asked, and would end the call itself."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except (DecodeError, ValueError) as error:  # also: text that is no UTF-8
+            return error
+
+    return read
+
+
+def _read(request: Any, context: Context) -> Any:
+    """A request; RefusedError MANIFEST where (5) fails."""
+    if isinstance(request, DecodeError | ValueError):
+        raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are no message of this protocol: {request}")
+    return request
+
+
+async def _read_one(context: Context) -> Any:
+    """The one request of a call; RefusedError MANIFEST where the call ended without."""
+    request = await context.read()
+    if request is grpc.aio.EOF:
+        raise RefusedError(context.peer(), "MANIFEST", "ended the call before its request came")
+    return _read(request, context)
+
+
+async def _read_stream(context: Context) -> AsyncIterator[Any]:
+    """The requests of a call, as they come."""
+    return _each(context)
+
+
+async def _each(context: Context) -> AsyncIterator[Any]:
+    while (request := await context.read()) is not grpc.aio.EOF:
+        yield _read(request, context)
+
+
+async def fail(context: Context, method: str, error: StaddleError) -> None:
+    """End a call in which the coordinator itself failed; the reason stays in its log."""
+    log.problem("call.failed", method=method, why=str(error))
+    await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
+
+
+async def refuse(context: Context, method: str, error: RefusedError) -> None:
+    """End a call with the status of the error's code."""
+    why = error.why if len(error.why) <= LONGEST_WHY else f"{error.why[:LONGEST_WHY]}…"
+    if isinstance(error, LateError):
+        log.event("late", peer=error.peer, method=method, why=why)
+    else:
+        log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
+    # No status can follow where the peer has reset the call, or where a message that it does not read is still on its
+    # way. The call is over for us; the peer's own deadline ends it there.
+    with suppress(grpc.aio.InternalError):
+        await context.abort(STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),))

@@ -1,0 +1,61 @@
+"""How much one member may ask of the coordinator: calls a second, and calls of one kind at a time.
+
+Pure values: the caller passes the time in seconds of any monotonic clock.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ...errors import RefusedError
+
+CALLS_PER_SECOND = 50.0
+BURST = 200.0
+AT_ONCE = {  # calls that carry or make much, and waits: of two, one may not know that its silo left
+    "Upload": 1,
+    "Fetch": 1,
+    "GroupKey": 1,
+    "Poll": 2,
+    "SecureNext": 2,
+}
+OTHERS_AT_ONCE = 4
+
+
+@dataclass
+class Bucket:
+    """A token bucket: full at first, filled at a rate, one token a call."""
+
+    tokens: float = BURST
+    filled: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """Take a token if there is one."""
+        self.tokens = min(BURST, self.tokens + (now - self.filled) * CALLS_PER_SECOND)
+        self.filled = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+@dataclass
+class Limits:
+    """Buckets and running calls of all members; members are those of the roster, so this stays small."""
+
+    buckets: dict[str, Bucket] = field(default_factory=dict)
+    running: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def enter(self, member: str, rpc: str, now: float) -> None:
+        """Count a call in; RefusedError LIMIT where the member asks too much."""
+        bucket = self.buckets.setdefault(member, Bucket(filled=now))
+        if not bucket.take(now):
+            raise RefusedError(member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls a second; slow down")
+        allowed = AT_ONCE.get(rpc, OTHERS_AT_ONCE)
+        if self.running[member, rpc] >= allowed:
+            raise RefusedError(member, "LIMIT", f"{allowed} {rpc} calls are running already; wait for one to end")
+        self.running[member, rpc] += 1
+
+    def leave(self, member: str, rpc: str) -> None:
+        """Count a call out."""
+        self.running[member, rpc] -= 1
+        if not self.running[member, rpc]:
+            del self.running[member, rpc]

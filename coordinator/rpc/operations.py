@@ -1,0 +1,142 @@
+"""The Operations service: what operators may ask. Identity, role and limits were checked by the guard.
+
+Operators see names, stages, codes and the sums that METRICS adds up: what the daemon's own log says. Tensors are read
+on the coordinator's machine (``staddle job results``).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from ... import log
+from ...algorithms.job.job import Job
+from ...errors import LocalError, PeerError, RefusedError
+from ...files.documents import parse_json
+from ...proto import operations_pb2 as pb
+from ...security.identity.domains import JOB
+from ...security.identity.keys import Role
+from ...security.identity.roster import Roster
+from ...security.identity.signed_document import verify_document
+from ..daemon import Daemon
+from ..job_run import JobRun
+from ..rounds.events import Resumed, Stopped
+from .guard import Context, caller
+
+MOST_JOBS = 1000  # kept in one coordinator, ended ones included
+
+
+def job_of(signed: bytes, roster: Roster, origin: str) -> Job:
+    """The job of a signed file: an operator of the roster signed it, and its silos stand there.
+
+    LocalError or PeerError say what is wrong.
+    """
+    document = verify_document(parse_json(signed, origin), roster, Role.OPERATOR, JOB)
+    job = Job.from_document(document, origin)
+    for silo in job.silos:
+        if silo not in roster or roster[silo].role is not Role.SILO:
+            raise LocalError(f"{origin}: silo {silo!r} is no silo of the roster; add it or take it out of the job")
+    return job
+
+
+class Operations:
+    """The calls of operations.proto."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def Submit(self, request: pb.SubmitRequest, context: Context) -> pb.JobStatus:  # noqa: N802 gRPC's name
+        """Queue a job."""
+        operator = caller(context, self._daemon.roster).id
+        try:
+            job = await asyncio.to_thread(job_of, request.signed_job, self._daemon.roster, "the submitted job")
+        except PeerError as error:
+            raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error
+        except LocalError as error:
+            raise RefusedError(operator, "JOB_INVALID", str(error)) from error
+        known = next((run for run in self._daemon.runs if run.job.name == job.name), None)
+        if known is None:
+            if len(self._daemon.runs) >= MOST_JOBS:
+                raise RefusedError(operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a coordinator anew")
+            try:
+                self._daemon.check_new(job)
+                log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
+                known = self._daemon.add(job, request.signed_job)
+            except LocalError as error:
+                raise RefusedError(operator, "STORAGE", str(error)) from error
+        elif known.job.digest != job.digest:
+            why = f"another job has the name {job.name!r}; have this one signed under a new name"
+            raise RefusedError(operator, "JOB_INVALID", why)
+        return self._status(known)
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:  # noqa: N802
+        """All jobs."""
+        return pb.ListReply(jobs=[self._status(run) for run in self._daemon.runs])
+
+    async def Show(self, request: pb.JobRequest, context: Context) -> pb.JobReport:  # noqa: N802
+        """One job and its closed rounds."""
+        run = self._run(request, context)
+        return pb.JobReport(status=self._status(run), rounds=self._rounds(run, 0))
+
+    async def Watch(self, request: pb.JobRequest, context: Context) -> None:  # noqa: N802
+        """Reports until the job has ended, or the coordinator stops."""
+        run, told = self._run(request, context), 0
+        before: pb.JobStatus | None = None
+        while not self._daemon.stopping:
+            changed, status = self._daemon.changed, self._status(run)
+            if status != before:
+                rounds = self._rounds(run, told)
+                told = max([told, *(closed.round + 1 for closed in rounds)])
+                await context.write(pb.JobReport(status=status, rounds=rounds))
+                before = status
+            if run.state.stage == "ended":
+                return
+            await changed.wait()
+        operator = caller(context, self._daemon.roster).id
+        raise RefusedError(operator, "STOPPING", "this coordinator is stopping; try again later")
+
+    async def Stop(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
+        """Stop a job until it is resumed."""
+        run = self._run(request, context)
+        self._daemon.apply(run, Stopped())
+        return self._status(run)
+
+    async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
+        """Queue a stopped job again."""
+        run = self._run(request, context)
+        self._daemon.apply(run, Resumed())
+        return self._status(run)
+
+    def _status(self, run: JobRun) -> pb.JobStatus:
+        return status_of(run, self._daemon.unheard(run))
+
+    def _run(self, request: pb.JobRequest, context: Context) -> JobRun:
+        run = next((run for run in self._daemon.runs if run.job.name == request.job), None)
+        if run is None:
+            operator = caller(context, self._daemon.roster).id
+            raise RefusedError(operator, "UNKNOWN_JOB", f"no job {request.job[:64]!r} here; `staddle job list` has all")
+        return run
+
+    def _rounds(self, run: JobRun, first: int) -> Sequence[pb.ClosedRound]:
+        return [
+            pb.ClosedRound(round=number, members=members, metrics=metrics)
+            for number, members, metrics in self._daemon.rounds(run)
+            if number >= first
+        ]
+
+
+def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
+    """A job as operators see it."""
+    state = run.state
+    fields: dict[str, Any] = {name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")}
+    return pb.JobStatus(
+        job=state.job,
+        job_digest=bytes.fromhex(run.job.digest),
+        method=run.job.method_name,
+        answers=state.answers,
+        silos=state.silos,
+        cohort=state.cohort,
+        given=state.given.keys(),
+        failed=state.failed,
+        unheard=unheard,
+        **fields,
+    )

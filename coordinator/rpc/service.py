@@ -1,0 +1,318 @@
+"""The Federation service: protobuf in, checked values to the daemon, protobuf out."""
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torch import Tensor
+
+from ... import log
+from ...errors import RefusedError
+from ...proto import federation_pb2 as pb
+from ...proto import secure_pb2 as secure
+from ...proto import tensor_pb2 as tensor
+from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
+from ...proto.convert.group_key import asked_from_wire as key_asked_from_wire
+from ...proto.convert.group_key import told_to_wire as key_told_to_wire
+from ...proto.convert.mix import mixed_to_wire
+from ...proto.convert.open_sum import sum_to_wire
+from ...proto.convert.prekeys import words_to_wire
+from ...proto.convert.secagg_messages import proofs_to_wire
+from ...proto.convert.secagg_received import told_to_wire
+from ...proto.convert.secagg_sent import asked_from_wire
+from ...proto.frames import Chunk, Frame
+from ...proto.stream import TOGETHER, Digester, chunks, recut
+from ...proto.wire import delivered_items, tensor_bytes, to_wire
+from ...security.log.attestation import CHALLENGE_BYTES
+from ..blind.hidden_uploads import dumped, received
+from ..blind.mix_rows import Planned, mixed, prekey_word
+from ..daemon import Daemon
+from ..job_run import JobRun
+from ..rounds.events import Answered, Done, Failed
+from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
+from ..storage.key_contributions import relayed
+from ..storage.silo_heads import MAX_HEAD_BYTES
+from .guard import Context, caller
+from .uploads import Uploads
+
+SIGNATURE_BYTES = 64
+WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: who greets in a loop holds nobody up
+
+
+class Service:
+    """The calls of silos; identity and limits were checked by the guard."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._uploads = Uploads(daemon, self._admit)
+        self._witnessed: Counter[str] = Counter()  # silo → witness tasks since its last other one
+
+    async def Hello(self, request: pb.HelloRequest, context: Context) -> pb.HelloReply:  # noqa: N802 gRPC's name
+        """Agree on a version; open a session."""
+        silo = caller(context, self._daemon.roster).id
+        # (1) The name that is claimed is the certificate's.
+        if request.silo != silo:
+            raise RefusedError(
+                silo, "IDENTITY", f"says it is {request.silo[:64]!r}, its certificate is that of {silo!r}"
+            )
+        # (2) One version that both speak.
+        if not request.protocol_min <= PROTOCOL_MAX or not request.protocol_max >= PROTOCOL_MIN:
+            why = (
+                f"speaks protocol {request.protocol_min} to {request.protocol_max}, this coordinator {PROTOCOL_MIN} to "
+                f"{PROTOCOL_MAX}; install the same release of Staddle on both sides"
+            )
+            raise RefusedError(silo, "PROTOCOL_VERSION", why)
+        # (3) One roster.
+        if request.roster_digest != bytes.fromhex(self._daemon.receiving.roster_digest):
+            why = f"holds another roster; this coordinator has version {self._daemon.roster.version}, bring both to one"
+            raise RefusedError(silo, "ROSTER", why)
+        if len(request.challenge) != CHALLENGE_BYTES:
+            raise RefusedError(
+                silo, "MANIFEST", f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}"
+            )
+        token = secrets.token_bytes(16)
+        timing = self._daemon.config.timing
+        self._daemon.sessions[silo] = token
+        self._daemon.attesting.ask(silo, request.challenge)
+        self._daemon.saw(silo)
+        self._daemon.tell()
+        return pb.HelloReply(
+            protocol=min(request.protocol_max, PROTOCOL_MAX),
+            session=token,
+            beat_seconds=timing.beat_seconds,
+            hold_seconds=timing.hold_seconds,
+            held=self._daemon.receiving.heads.note(silo),
+        )
+
+    async def Poll(self, request: pb.PollRequest, context: Context) -> pb.Task:  # noqa: N802
+        """Wait for a task."""
+        silo = self._silo(request.session, context)
+        until = self._daemon.hold()
+        while True:
+            changed = self._daemon.changed_for(silo)
+            self._check_session(silo, request.session)  # a new one may have begun: what waits is for that
+            found = self._daemon.task_for(silo)
+            in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
+            if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
+                self._witnessed[silo] += 1
+                return pb.Task(witness=witness)
+            if found is not None:
+                self._witnessed[silo] = 0
+                return self._task(silo, *found)
+            if not await self._daemon.woken(silo, changed, until):
+                return pb.Task(nothing=pb.Nothing())
+
+    async def Attest(self, request: pb.Attestation, context: Context) -> pb.AttestReply:  # noqa: N802
+        """Pass on what a silo says that it holds of another one's ledger, if that one asked."""
+        silo = self._silo(request.session, context)
+        if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
+            raise RefusedError(silo, "MANIFEST", "its attestation has no signature, or too long a head")
+        if self._daemon.attesting.answered(silo, request):
+            more = self._daemon.attesting.wants(request.silo)  # then others are asked in place of this one
+            self._daemon.tell(None if more else [request.silo])
+        return pb.AttestReply()
+
+    async def Beat(self, request: pb.BeatRequest, context: Context) -> pb.BeatReply:  # noqa: N802
+        """Note that a silo is alive; say whether its work is wanted, and what others ask it."""
+        silo = self._silo(request.session, context)
+        found = self._daemon.task_for(silo)
+        wanted = found is not None and found[0].job.name == request.job and _round(found[1]) == request.round
+        return pb.BeatReply(wanted=wanted, asked=self._daemon.attesting.questions(silo))
+
+    async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
+        """Take an answer into the job's state; a late one changes nothing."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        code = _code(request.code)
+        match request.kind:
+            case pb.ANSWER_KIND_ACCEPT:
+                if run.job.keyed:
+                    self._daemon.contributions.check_given(run.job, silo)
+                self._daemon.apply(run, Answered(silo, None))
+            case pb.ANSWER_KIND_DECLINE:
+                self._daemon.apply(run, Answered(silo, code))
+            case pb.ANSWER_KIND_FAILED:
+                self._daemon.apply(run, Failed(silo, request.round, code))
+            case pb.ANSWER_KIND_DONE:
+                self._daemon.apply(run, Done(silo))
+            case _:
+                raise RefusedError(silo, "MANIFEST", f"answer of unknown kind {request.kind}")
+        return pb.AnswerReply()
+
+    async def Fetch(self, request: pb.FetchRequest, context: Context) -> None:  # noqa: N802
+        """Stream what is delivered to this silo at the start of its round."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        found = self._daemon.task_for(silo)
+        if found is None or found[0] is not run or _round(found[1]) != request.round:
+            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
+        self._daemon.receiving.check_delivery(run.job, silo, request.round)
+        rows = self._daemon.rows(run, request.round, silo)
+        prekeys = self._daemon.prekeys(run, request.round, silo)
+        with self._daemon.reading(run, silo):
+            sums, directed = run.sums(request.round, silo), run.directed_rows(request.round, silo)
+            kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
+            await run.check_words(kept, [planned for planned, _ in rows])
+            delivery = await run.delivery(request.round, silo)
+        items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
+        words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        sizes = [*(item.spec.nbytes for item in items), *words]
+        size = sum(sizes)
+        manifest = tensor.Manifest(
+            job=run.job.name,
+            job_digest=bytes.fromhex(run.job.digest),
+            round=request.round,
+            size=size,
+            tensors=to_wire(items),
+            rows=await asyncio.to_thread(_wired, rows) if rows else [mixed_to_wire(each.mixed()) for each in directed],
+            prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
+            sums=[sum_to_wire(each.part, each.claim) for each in sums],
+            proofs=proofs_to_wire(self._daemon.proofs(run)) if sums or directed else (),
+        )
+        try:
+            async with asyncio.timeout(transfer_seconds(size)):
+                await context.write(tensor.Frame(manifest=manifest))
+                places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
+                known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
+                known |= {len(items) + place: each.sha256 for place, each in enumerate(kept)}
+                digester = Digester(sizes, known)
+                tensors = [delivery.tensors[part][name] for part, name in places.values()]
+                behind = [*(each.words(silo) for each in kept), *(run.keyed.words(planned) for planned, _ in rows)]
+                async for chunk in _chunks(tensors, behind):
+                    digester.update(chunk.payload)
+                    self._daemon.saw(silo)
+                    await context.write(chunk)  # waits while the silo is busy: back-pressure
+                digests = digester.digests()
+                if sizes:  # before the end: what the silo has whole stands in our ledger
+                    self._daemon.delivered(run, silo, request.round, size, digests)
+                await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
+            told = {name: len(each) for name, each in (("sums", sums), ("rows", rows or directed)) if each}
+            log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told)
+        except TimeoutError:
+            raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
+
+    async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
+        """Take what a silo gives."""
+        return await self._uploads.receive(caller(context, self._daemon.roster).id, frames)
+
+    async def Standing(self, request: pb.StandingRequest, context: Context) -> pb.StandingReply:  # noqa: N802
+        """Say what has come of an upload whose connection the silo lost."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.job, request.job_digest)
+        return await self._uploads.standing(silo, run, request.round, request.part)
+
+    async def Padded(self, request: secure.PaddedGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take a silo's word on its upload of a Mix."""
+        silo = self._silo(request.session, context)
+        given = received(silo, request)
+        self._daemon.padded(self._run(silo, given.job, given.job_digest), silo, given, dumped(request))
+        return secure.SecureTaken()
+
+    async def Secure(self, request: secure.SecureGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take a message into a round's secure sum."""
+        silo = self._silo(request.session, context)
+        run = self._run(silo, request.attempt.job, request.attempt.job_digest)
+        run.sum_of(silo, request.attempt.round).give(silo, request)
+        return secure.SecureTaken()
+
+    async def SecureNext(self, request: secure.SecureAsked, context: Context) -> secure.SecureTold:  # noqa: N802
+        """Wait for the next message of a round's secure sum."""
+        silo = self._silo(request.session, context)
+        asked = asked_from_wire(silo, request)
+        run = self._run(silo, asked.job, asked.job_digest)
+        until = self._daemon.hold()
+        while True:
+            changed = self._daemon.changed_for(silo)
+            self._check_session(silo, asked.session)
+            if (told := run.told(silo, asked.round, asked.had)) is not None:
+                return told_to_wire(told)
+            if not await self._daemon.woken(silo, changed, until):
+                return told_to_wire(None)
+
+    async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
+        """Take what a silo gives to the key of a job."""
+        silo = self._silo(request.session, context)
+        self._daemon.contribute(self._run(silo, request.job, request.job_digest), silo, request)
+        return secure.SecureTaken()
+
+    async def GroupKey(self, request: secure.KeyAsked, context: Context) -> secure.KeyTold:  # noqa: N802
+        """Pass on what the other silos gave to the key of a job, once all of them did."""
+        silo = self._silo(request.session, context)
+        asked = key_asked_from_wire(silo, request)
+        bodies = self._daemon.contributions.bodies(self._run(silo, asked.job, asked.job_digest).job)
+        return key_told_to_wire(await asyncio.to_thread(relayed, bodies, silo))
+
+    def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
+        self._check_session(silo, manifest.session)
+        return self._run(silo, manifest.job, manifest.job_digest)
+
+    def _silo(self, session: bytes, context: Context) -> str:
+        silo = caller(context, self._daemon.roster).id
+        self._check_session(silo, session)
+        self._daemon.saw(silo)
+        return silo
+
+    def _check_session(self, silo: str, session: bytes) -> None:
+        self._check_stopping(silo)
+        if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
+            raise RefusedError(silo, "SESSION", "the session is not known (any more); say hello again")
+
+    def _check_stopping(self, silo: str) -> None:
+        if self._daemon.stopping:
+            raise RefusedError(silo, "STOPPING", "this coordinator is stopping; try again later")
+
+    def _run(self, silo: str, job: str, digest: bytes) -> JobRun:
+        run = next((r for r in self._daemon.runs if r.job.name == job), None)
+        if run is None or silo not in run.job.silos:
+            raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
+        if digest != bytes.fromhex(run.job.digest):
+            raise RefusedError(silo, "UNKNOWN_JOB", f"job {job!r} has digest {run.job.digest}, not {digest[:32].hex()}")
+        return run
+
+    def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
+        digest = bytes.fromhex(run.job.digest)
+        match task:
+            case OfferTask():
+                return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
+            case RoundTask(round_, cohort, counted):
+                asked = pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort, counted=counted)
+                asked.heads.extend(self._daemon.receiving.heads.others(silo, run.job.silos))
+                return pb.Task(round=asked)
+            case FinishTask(round_, completed, counted):
+                over = pb.Finish(
+                    job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted
+                )
+                return pb.Task(finish=over)
+
+
+def _wired(rows: list[tuple[Planned, dict[str, bytes]]]) -> list[secure.MixedRow]:
+    return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
+
+
+def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.PrekeyTold]:
+    return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
+
+
+async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:
+    """The bytes of tensors, then words; these are read, or a row is added up, in a thread, while they are sent."""
+    if not words:
+        for chunk in chunks(tensors):
+            yield chunk
+        return
+    made = recut(chain(map(tensor_bytes, tensors), *words))
+    while some := await asyncio.to_thread(lambda: list(islice(made, TOGETHER))):
+        for each in some:
+            yield each
+
+
+def _code(value: Any) -> str:
+    if value not in pb.ErrorCode.values():
+        return "UNSPECIFIED"
+    return pb.ErrorCode.Name(value).removeprefix("ERROR_CODE_")
+
+
+def _round(task: SiloTask) -> int:
+    return 0 if isinstance(task, OfferTask) else task.round

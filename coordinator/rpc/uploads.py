@@ -1,0 +1,204 @@
+"""What silos give: a stream is spooled, checked and accepted; what a lost connection left waits for its rest.
+
+Of an upload whose connection was lost the bytes that arrived are kept: one upload of a silo, while its round awaits it
+and this process lives. The silo asks with Standing and sends the rest; the bytes that are here are hashed again, so the
+digests are checked over the whole payload. Nothing stays of an upload that was refused or took too long.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...algorithms.exchange.parts import Mix, Part
+from ...errors import RefusedError
+from ...files.documents import MAX_SAFE_INTEGER
+from ...proto import federation_pb2 as pb
+from ...proto import tensor_pb2 as tensor
+from ...proto.channel import transfer_seconds
+from ...proto.frames import Chunk, Frame
+from ...proto.stream import Inbound
+from ...proto.wire import Item, check_manifest, given_items
+from ..blind.hidden_uploads import Hidden
+from ..daemon import Daemon, Held
+from ..job_run import JobRun
+from ..rounds.events import Failed
+from ..storage.store import Spool
+
+FAULTS_OF_THE_SILO = (
+    "MANIFEST",
+    "LENGTH",
+    "DIGEST",
+    "NOT_FINITE",
+    "WEIGHT",
+    "BOUNDS",
+    "LEDGER",
+)  # a refused upload with one of these is final
+
+Admit = Callable[[str, tensor.Manifest], JobRun]
+
+
+@dataclass
+class Arriving:
+    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the first byte."""
+
+    run: JobRun | None = None
+    round: int = 0
+    items: tuple[Item, ...] = ()
+    context: bytes = b""  # of a blind job: what it is bound to
+    part: Part | None = None  # of a blind job, where it crosses by itself
+    spool: Spool = field(init=False)
+    spooled: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the part; empty where it is all that a silo gives in its round."""
+        return "" if self.part is None else self.part.name
+
+    def write(self, chunk: memoryview) -> None:
+        """Take bytes that the manifest declared."""
+        self.spool.write(chunk)
+
+    def discard(self) -> None:
+        """Remove what arrived."""
+        if self.spooled:
+            self.spool.discard()
+
+
+class Uploads:
+    """The uploads of all silos, at most one of each at a time."""
+
+    def __init__(self, daemon: Daemon, admit: Admit) -> None:
+        """``admit`` gives the job that a manifest is of, or refuses its session or its job."""
+        self._daemon = daemon
+        self._admit = admit
+        self._running: dict[str, asyncio.Task[pb.Receipt]] = {}
+
+    async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
+        """One upload from its first frame to its receipt."""
+        if silo in self._running:
+            raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
+        running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
+        try:
+            return await running
+        except asyncio.CancelledError:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():  # the connection is lost
+                raise
+            raise RefusedError(silo, "INTERRUPTED", "the silo asked meanwhile what has arrived of it") from None
+        finally:
+            del self._running[silo]
+
+    async def standing(self, silo: str, run: JobRun, round_: int, part: str = "") -> pb.StandingReply:
+        """What has come of a silo's upload. It asks after a lost connection: one that still runs is ended first."""
+        if (running := self._running.get(silo)) is not None:
+            running.cancel()
+            await asyncio.wait({running})
+        if (receipt := self._daemon.receipt(run, round_, silo, part)) is not None:
+            return pb.StandingReply(receipt=receipt)
+        held = self._daemon.held.get(silo)
+        return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_, part) else 0)
+
+    async def _receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
+        arriving = Arriving()
+        inbound = Inbound(silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write)
+        largest = max((run.largest_upload for run in self._daemon.runs), default=0)
+        try:
+            async with asyncio.timeout(transfer_seconds(largest)):
+                async for frame in frames:
+                    inbound.feed(frame)
+                    if not isinstance(frame, Chunk) and frame.manifest.offset:
+                        await asyncio.to_thread(inbound.take_up, arriving.spool.held())
+                    self._daemon.saw(silo)
+            end, digests = inbound.finish()
+            run = arriving.run
+            if run is None or len(end.ledger_leaf) != 32 or end.ledger_seq > MAX_SAFE_INTEGER:
+                raise RefusedError(silo, "MANIFEST", "the end frame names no place in a ledger")
+            head = self._daemon.receiving.heads.check(silo, end)
+            file = await self._accepted(silo, run, arriving)
+        except asyncio.CancelledError:
+            self._keep(silo, arriving)
+            raise
+        except RefusedError as error:
+            if error.code == "INTERRUPTED":
+                self._keep(silo, arriving)
+            elif arriving.run is not None and error.code in FAULTS_OF_THE_SILO:
+                self._daemon.apply(arriving.run, Failed(silo, arriving.round, error.code))
+            raise
+        except TimeoutError:
+            raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
+        finally:
+            arriving.discard()
+        if arriving.part is not None:
+            return self._daemon.conclude_part(run, silo, arriving, file, end, digests, head)
+        return self._daemon.conclude(run, silo, arriving.round, file, end, digests, head)
+
+    async def _accepted(self, silo: str, run: JobRun, arriving: Arriving) -> str:
+        spool, round_, part = arriving.spool, arriving.round, arriving.part
+        if part is None:
+            return await run.accept(silo, round_, spool, arriving.items, arriving.context)
+        forget = partial(self._daemon.forget, run)
+        return await run.accept_part(silo, round_, spool, part, arriving.context, forget)
+
+    def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
+        """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
+        run = self._admit(silo, manifest)
+        if bool(manifest.context) != run.state.blind or (manifest.part and run.mixing is None):
+            gives = "masked words, the job is in the clear" if manifest.context else "tensors, the job's sums are blind"
+            gives = f"a part {manifest.part[:64]!r} by itself, nothing of the job does" if manifest.part else gives
+            raise RefusedError(silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for")
+        run.check_open(silo, manifest.round, manifest.context, manifest.part)
+        if manifest.offset:
+            held = self._daemon.held.get(silo)
+            fits = held is not None and held.fits(run, manifest.round, manifest.part)
+            have = held.size if held is not None and fits and held.context == manifest.context else 0
+            if manifest.offset != have:  # before `run` is set: the silo may start over
+                why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
+                raise RefusedError(silo, "MANIFEST", why)
+        arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
+        if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
+            brought = (
+                f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)} prekeys and "
+                f"{len(manifest.proofs)} proofs"
+            )
+            raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
+        if manifest.part and run.mixing is not None:
+            arriving.part, sizes = _part(silo, run, run.mixing.hidden, manifest)
+        elif manifest.context:
+            sizes = [_words(silo, manifest, run.upload_bytes(manifest.round), "masked")]
+        else:
+            arriving.items = given_items(run.job.up(manifest.round))
+            check_manifest(silo, manifest, arriving.items)
+            sizes = [item.spec.nbytes for item in arriving.items]
+        run.store.check_space(silo, manifest.size - manifest.offset)
+        self._daemon.held.pop(silo, None)
+        arriving.spool, arriving.spooled = self._daemon.spool(silo, going_on=manifest.offset > 0), True
+        return sizes
+
+    def _keep(self, silo: str, arriving: Arriving) -> None:
+        """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""
+        run = arriving.run
+        if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context, arriving.name):
+            arriving.spooled = False
+            size = arriving.spool.suspend()
+            held = Held(run, arriving.round, arriving.spool, size, arriving.context, arriving.name)
+            self._daemon.held[silo] = held
+
+
+def _part(silo: str, run: JobRun, hidden: Hidden, manifest: tensor.Manifest) -> tuple[Part, list[int]]:
+    """The part of an upload, and the sizes of what is hashed; RefusedError MANIFEST where it is declared otherwise."""
+    part = hidden.part(silo, manifest.round, manifest.part)
+    hidden.check_context(silo, manifest.round, part, manifest.context)
+    if isinstance(part.exchange, Mix):
+        return part, [_words(silo, manifest, run.upload_bytes(manifest.round, part.name), "padded")]
+    items = given_items([part])
+    check_manifest(silo, manifest, items)
+    return part, [item.spec.nbytes for item in items]
+
+
+def _words(silo: str, manifest: tensor.Manifest, due: int, form: str) -> int:
+    """How many words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
+    if manifest.tensors or manifest.size != due:
+        why = f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors, due are {due} bytes"
+        raise RefusedError(silo, "MANIFEST", why)
+    return due

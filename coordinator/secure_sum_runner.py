@@ -1,0 +1,231 @@
+"""Makes the sum of one blind round: what coordinator/blind/secure_sum.py asks for, on disk, clock and threads."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..errors import LocalError, RefusedError
+from ..proto.wire import Item, delivered_items, tensor_bytes
+from ..security.blind.plan import model_digest, round_frame, summed, sums_no_model, sums_published
+from ..security.identity import roster as rosters
+from ..security.identity.domains import SECAGG_SPEC
+from ..security.identity.keys import Keys
+from ..security.identity.signers import Signers
+from ..security.secagg.coordinator_events import Open
+from ..security.secagg.evidence import Misdealing
+from ..security.secagg.gram_pieces import SealedShare, place_of, sealed_bytes
+from ..security.secagg.spec import RoundSpec, Terms, specify
+from .blind import settled
+from .blind.secure_sum import Summing
+from .blind.secure_sum_shell import Setting
+from .blind.unmask import Keeping, open_sum
+from .config import Timing
+from .job_run import Delivery, JobRun
+from .rounds.events import Event, Failed, Gather, SumFailed, Summed
+from .storage.database import Database
+from .storage.key_contributions import Contributions
+from .storage.replay_log import Entry, dumped
+
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many in vain
+WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
+
+Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
+
+
+class Host(Protocol):
+    """What it asks of the daemon."""
+
+    def apply(self, run: JobRun, event: Event) -> None:
+        """One event into one job."""
+
+    def writing(self) -> AbstractContextManager[None]:
+        """One transaction."""
+
+    def tidy(self) -> None:
+        """Let go what no round awaits any more; wake all who wait."""
+
+    def in_turn(self, run: JobRun, round_: int, work: Callable[[], bytes]) -> Coroutine[Any, Any, bytes]:
+        """Run it where folds run; an exhausted disk is waited for."""
+
+    def start(self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]) -> None:
+        """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What sums are made with."""
+
+    timing: Timing
+    roster: rosters.Roster
+    keys: Keys
+    database: Database
+    contributions: Contributions
+
+
+class Gathering:
+    """The shell of one round's ``Summing``, which it makes from what is kept of it."""
+
+    def __init__(self, host: Host, means: Means, run: JobRun) -> None:
+        job = run.job
+        self.round = run.state.round
+        notes, shown = settled.brought([settled.loaded(row) for _, row in means.database.settled_rows(job.name)])
+        self._host, self._means, self._run = host, means, run
+        setting = Setting(
+            job=job.name,
+            job_digest=bytes.fromhex(job.digest),
+            round=self.round,
+            silos=job.silos,
+            signers=Signers.of(means.roster, job.silos),
+            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches),
+            sign=means.keys.sign,
+            together=job.together,
+            proofs=tuple(each for each in means.database.misdealings(job.name) if each.spec.round < self.round),
+            notes=notes,
+            shown=shown,
+        )
+        self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
+
+    # An attempt begins.
+
+    def gather(self, effect: Gather) -> None:
+        """Begin an attempt, unless it was begun."""
+        if self.summing.attempt < effect.attempt:
+            pause = PAUSES[min(effect.fruitless, len(PAUSES) - 1)]
+            asyncio.get_running_loop().call_later(pause, self._start, effect)
+
+    def _start(self, effect: Gather) -> None:
+        self._host.start(self._begin(effect), partial(self._begun, effect))
+
+    async def _begin(self, effect: Gather) -> None:
+        """Ask the cohort."""
+        roster, job = self._means.roster, self._run.job
+        parts, model = self._means.contributions.parts(job), await self._model(effect)
+        digest, weights = rosters.digest(roster), self._run.member_weights
+        frame = round_frame(job, self.round, roster.federation, digest, model, parts, weights)
+        spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
+        state = self._run.state  # it may have been stopped meanwhile, and resumed
+        wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
+        if wanted and self.summing.attempt < effect.attempt:
+            self.summing.begin(spec)
+            for silo, code in state.failed.items():
+                self.summing.drop(silo, code)
+
+    def _begun(self, effect: Gather, task: "asyncio.Task[None]") -> None:
+        if (error := task.exception()) is not None:
+            self._host.apply(self._run, SumFailed(self.round, effect.attempt, _told(error), final=True))
+
+    async def _model(self, effect: Gather) -> str:
+        """Digest of what each of the cohort receives; LocalError where they receive different values."""
+        job, found, hashed = self._run.job, set[str](), Hashed()
+        if sums_no_model(job, self.round):  # whatever comes down is no part of it
+            return model_digest(job, self.round, (), ())
+        for silo in effect.cohort:
+            sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]
+            delivery = await self._run.delivery(self.round, silo)
+            items = delivered_items([part for part in job.down(self.round) if part.name in delivery.tensors])
+            digests = await asyncio.to_thread(_digests, items, delivery, hashed)
+            found.add(model_digest(job, self.round, items, digests, sums))
+            if len(found) > 1:
+                raise LocalError(
+                    f"method {job.method_name!r} delivers different values to silos in round {self.round}; it cannot "
+                    "be blind yet: choose another method, or sign the job without secure_aggregation"
+                )
+        return found.pop()
+
+    # What its Summing asks for.
+
+    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes, and with new evidence."""
+        with self._host.writing():
+            self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
+            for proof in proofs:
+                self._means.database.add_misdealing(self._run.job.name, proof)
+            also()
+
+    def told(self) -> None:
+        """Wake those who wait."""
+        self._host.tidy()
+
+    def watch(self, attempt: int, stage: str) -> None:
+        """Call ``deadline`` when the time of this stage is over."""
+        whole = self._run.job.round_timeout
+        seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
+        asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
+
+    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo; RefusedError ROUND_CLOSED once their uploads are gone."""
+        found = []
+        for dealer in (each for each in survivors if each != silo):
+            try:
+                with self._run.store.masked(self.round, dealer).open("rb") as file:
+                    file.seek(place_of(spec, dealer, silo))
+                    found.append(SealedShare(dealer, file.read(sealed_bytes(spec))))
+            except FileNotFoundError:
+                why = f"job {self._run.job.name!r}: round {self.round} is over, and what silos dealt in it is gone"
+                raise RefusedError(silo, "ROUND_CLOSED", why) from None
+        return tuple(found)
+
+    def discard(self, silo: str) -> None:
+        """Remove a silo's masked words."""
+        self._run.store.discard(self.round, silo)
+
+    def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
+        """Add up the survivors' words and take these masks off, in the thread of the folds."""
+        run, job = self._run, self._run.job
+        signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
+        keep = Keeping(sums_published(job, self.round), signature)
+
+        digests = self.summing.digests
+
+        def work() -> bytes:
+            run.make_room()
+            return open_sum(run.store, summed(job.up(self.round)), spec, opening, digests, keep)
+
+        self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
+
+    def _opened(self, attempt: int, task: "asyncio.Task[bytes]") -> None:
+        if (error := task.exception()) is not None:
+            self.summing.unopened(attempt, _told(error), spoiled=isinstance(error, RefusedError))
+        else:
+            self.summing.opened(attempt, task.result())
+
+    def dropped(self, silo: str, code: str) -> None:
+        """A silo has dropped out of the attempt that goes on."""
+        self._host.apply(self._run, Failed(silo, self.round, code))
+
+    def summed(self, members: tuple[str, ...]) -> None:
+        """The sum over these silos is open."""
+        self._host.apply(self._run, Summed(self.round, members))
+
+    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
+        """An attempt is over without a sum."""
+        self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
+
+
+def _digests(items: Sequence[Item], delivery: Delivery, hashed: Hashed) -> list[bytes]:
+    """SHA-256 of each tensor; one that all silos get is hashed once."""
+    found = []
+    for item in items:
+        place = item.part, item.spec.name
+        tensor = delivery.tensors[item.part][item.spec.name]
+        digest = delivery.digests.get(place)
+        if digest is None and place in hashed and hashed[place][0] is tensor:
+            digest = hashed[place][1]
+        if digest is None:
+            digest = hashlib.sha256(tensor_bytes(tensor)).digest()
+            hashed[place] = tensor, digest
+        found.append(digest)
+    return found
+
+
+def _told(error: BaseException) -> str:
+    """Why, for the job's reason."""
+    if isinstance(error, RefusedError):
+        return error.why
+    return str(error) if isinstance(error, LocalError) else f"{type(error).__name__}: {error}"

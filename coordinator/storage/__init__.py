@@ -1,0 +1,1 @@
+"""The coordinator's disk: database, uploads, results."""

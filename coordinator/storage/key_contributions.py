@@ -1,0 +1,116 @@
+"""What silos gave to the keys that they share by job and that this coordinator, which passes it on, never has.
+
+Each contribution is checked before it is stored (security/blind/group_key.py) and durable before it is taken; a silo
+that gives the same again hears the same, one that gives another is refused. Nothing is passed on before all of the
+job's silos gave, so that a silo which asks gets all of it at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto import secure_pb2 as pb
+from ...proto.convert.group_key import Contributed, contributed_from_wire, contributed_to_wire
+from ...proto.convert.secagg_sent import ENVELOPE
+from ...security.blind.group_key import Epoch, Relayed, check_contribution, parts_of
+from ...security.blind.sealing import letter_for
+from ...security.faults import Code
+from ...security.identity import roster as rosters
+from ...security.identity.signers import Signers
+from .database import Database
+
+NO_SESSION = b"-"  # in place of one: what is kept holds none
+
+
+class Contributions:
+    """Those of all jobs, under the roster that this coordinator has."""
+
+    def __init__(self, roster: rosters.Roster, database: Database) -> None:
+        self._roster = roster
+        self._digest = rosters.digest(roster)
+        self._database = database
+
+    def fault(self, job: Job) -> str:
+        """Why a keyed job cannot go on under this roster, and what to do; "" if it can."""
+        gone = sorted(set(job.silos) - {entry.id for entry in self._roster.silos})
+        held = {kept.roster for kept in self._database.contributions(job.name).values()}
+        if not gone and held <= {self._digest}:
+            return ""
+        why = "the roster has changed since its silos gave to the key that they share"
+        if gone:
+            why = f"the roster no longer has {', '.join(gone)}, and the key that its silos share takes all of them"
+        return f"{why}; submit it again under a new name"
+
+    def check_given(self, job: Job, silo: str) -> None:
+        """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
+        if self._database.contribution(job.name, silo) is None:
+            why = f"accepts job {job.name!r} and gave nothing to the key that its silos share; call Contribute first"
+            raise RefusedError(silo, "SECURE", f"{Code.ORDER}: {why}")
+
+    def taken(self, job: Job, silo: str, message: pb.Contributed) -> bytes | None:
+        """What to keep of a contribution, None where it is kept already; the steps run in order.
+
+        RefusedError says why it cannot be taken.
+        """
+        # (1) It is well formed, and in the silo's own name.
+        try:
+            given = contributed_from_wire(silo, message)
+        except RefusedError as error:
+            if error.code == ENVELOPE:
+                raise
+            raise _refused(error) from error
+        # (2) The job has a key, and the silo gives to it once.
+        if not job.keyed:
+            raise RefusedError(silo, "SECURE", f"{Code.ORDER}: gives to a key of job {job.name!r}, which needs none")
+        body = _dumped(given)
+        kept = self._database.contribution(job.name, silo)
+        if kept is not None and kept.body == body:
+            return None
+        if kept is not None:
+            why = f"gives to the key of job {job.name!r} a second time, and not the same"
+            raise RefusedError(silo, "SECURE", f"{Code.EQUIVOCATION}: {why}")
+        # (3) It is signed for this job and roster, and has a piece for each of the others.
+        epoch = Epoch.of(self._roster, job.silos, job.digest)
+        try:
+            check_contribution(epoch, given.contribution, given.pieces, Signers.of(self._roster, job.silos))
+        except RefusedError as error:
+            raise _refused(error) from error
+        return body
+
+    def keep(self, job: Job, silo: str, body: bytes) -> None:
+        """Store what ``taken`` gave, inside of a transaction."""
+        self._database.add_contribution(job.name, silo, self._digest, body)
+
+    def bodies(self, job: Job) -> Mapping[str, bytes]:
+        """What each silo gave to the key of a job, once all of them did; nothing before."""
+        kept = self._database.contributions(job.name)
+        return {silo: kept[silo].body for silo in sorted(kept)} if kept.keys() == set(job.silos) else {}
+
+    def parts(self, job: Job) -> bytes:
+        """Of all that made the key of a job, as its silos find them; nothing where it has none."""
+        bodies = self.bodies(job) if job.keyed else {}
+        return parts_of(_loaded(silo, body).contribution for silo, body in bodies.items()) if bodies else b""
+
+
+def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:
+    """What the other silos gave, by id, each with the letter for this silo."""
+    given = [_loaded(other, body) for other, body in bodies.items() if other != silo]
+    return tuple(Relayed(each.contribution, letter_for(silo, each.pieces)) for each in given)
+
+
+def _dumped(given: Contributed) -> bytes:
+    message = contributed_to_wire(replace(given, session=NO_SESSION))
+    message.ClearField("session")
+    return message.SerializeToString(deterministic=True)
+
+
+def _loaded(silo: str, body: bytes) -> Contributed:
+    message = pb.Contributed.FromString(body)
+    message.session = NO_SESSION
+    return contributed_from_wire(silo, message)
+
+
+def _refused(error: RefusedError) -> RefusedError:
+    """With a code that may be told to a silo."""
+    return RefusedError(error.peer, "SECURE", f"{error.code}: {error.why}")

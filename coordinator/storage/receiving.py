@@ -1,0 +1,138 @@
+"""What the coordinator keeps of an upload that it takes: receipt, head of the silo's ledger, a record of its own.
+
+In this order: the record in the coordinator's ledger is durable, then the submission and the head are in the database,
+then the receipt leaves with the head of the coordinator's ledger. A crash between the first two leaves a record of an
+upload that the silo gives again: `staddle ledger reconcile` says so.
+"""
+
+from dataclasses import dataclass
+
+from ... import log
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto import federation_pb2 as pb
+from ...proto import tensor_pb2 as tensor
+from ...proto.stream import Digests
+from ...security.identity import roster as rosters
+from ...security.identity.keys import Keys
+from ...security.ledger.ingress_ledger import ReceivingLedger
+from ...security.ledger.receipt import Receipt
+from ...security.ledger.records import Payload, Received
+from .database import Database, StoredHead, Submission
+from .silo_heads import Head, Heads
+
+MOST_DELIVERIES = 100  # of one round to one silo, while this process lives: each is a record of our ledger
+
+
+@dataclass
+class Taken:
+    """An upload on its way into the state of its job."""
+
+    submission: Submission
+    job: Job
+    head: Head
+    holds: int  # records of our ledger whose head the silo holds
+    ours: bytes = b""  # proof for it that our ledger, which has this upload, grew from there
+
+    @property
+    def receipt(self) -> pb.Receipt:
+        """What the silo gets."""
+        given = self.submission
+        return pb.Receipt(
+            round=given.round,
+            size=given.size,
+            sha256=bytes.fromhex(given.sha256),
+            signature=given.receipt,
+            head=self.ours,
+        )
+
+
+class Receiving:
+    """Heads and receipts of all silos."""
+
+    def __init__(self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger) -> None:
+        self.heads = Heads(roster, database.heads(), ledger.refused)
+        self.ledger = ledger
+        self.roster_digest = rosters.digest(roster)  # once: it is over all entries
+        self._roster = roster
+        self._keys = keys
+        self._database = database
+        self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}  # (silo, job) → round, how often it was delivered
+
+    def take(
+        self,
+        job: Job,
+        silo: str,
+        round_: int,
+        file: str,
+        size: int,
+        end: tensor.End,
+        digests: Digests,
+        head: Head,
+        part: str = "",
+    ) -> Taken:
+        """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
+        sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
+        receipt = Receipt(
+            federation=self._roster.federation,
+            roster=self.roster_digest,
+            silo=silo,
+            job=job.digest,
+            round=round_,
+            size=size,
+            sha256=sha256,
+            ledger_seq=end.ledger_seq,
+            ledger_leaf=leaf,
+            ledger_root=head.checkpoint.root.hex(),
+        )
+        signature = receipt.sign(self._keys)
+        given = Submission(round_, silo, file, size, sha256, end.ledger_seq, leaf, signature, part)
+        return Taken(given, job, head, end.holds)
+
+    def record(self, taken: Taken, *, again: bool = False) -> None:
+        """Write it: our ledger first, then the rows of the transaction that is open.
+
+        ``again``: the silo may have given for this round before, in an earlier attempt at its sum, or an older version.
+        """
+        given, job = taken.submission, taken.job
+        sealed = self.ledger.received(
+            Received(
+                silo=given.silo,
+                job=job.name,
+                job_digest=job.digest,
+                round=given.round,
+                message=Payload(bytes=given.size, sha256=given.sha256),
+                ledger_seq=given.ledger_seq,
+                ledger_leaf=given.ledger_leaf,
+                checkpoint=bytes(taken.head.note).decode(),
+                receipt=given.receipt.hex(),
+            )
+        )
+        taken.ours = self.ledger.growth(taken.holds, sealed.checkpoint)
+        self._database.add_submission(job.name, given, again=again)
+        self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
+        own = StoredHead(self._keys.entry.log_key, bytes(sealed.checkpoint))
+        self._database.save_head(self._keys.entry.id, own)  # or a ledger that is put back would not be missed
+
+    def committed(self, taken: Taken) -> None:
+        """Turn to what the database has committed."""
+        given = taken.submission
+        self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
+        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
+        known = f"{given.ledger_seq}:{given.ledger_leaf}"
+        log.event("receipt", job=taken.job.name, round=given.round, silo=given.silo, bytes=given.size, known=known)
+
+    def check_delivery(self, job: Job, silo: str, round_: int) -> None:
+        """RefusedError LIMIT for a silo that fetches the same round without end."""
+        if self._times(job, silo, round_) >= MOST_DELIVERIES:
+            why = f"job {job.name!r}: round {round_} was delivered to it {MOST_DELIVERIES} times; give or fail it"
+            raise RefusedError(silo, "LIMIT", why)
+
+    def _times(self, job: Job, silo: str, round_: int) -> int:
+        last, times = self._deliveries.get((silo, job.name), (round_, 0))
+        return times if last == round_ else 0
+
+    def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
+        """A delivery was sent to its end."""
+        self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
+        self.ledger.delivered(silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex()))

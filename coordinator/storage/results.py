@@ -1,0 +1,104 @@
+"""What a job gave, read from the coordinator's folder, also while the daemon runs: files for people and programs.
+
+::
+
+    <out>/rounds.csv         round, members, then a column a sum of METRICS
+    <out>/job.json           state and rounds
+    <out>/<part>.safetensors what the last closed round published
+    <out>/result.safetensors what the method's coordinator half knew in the end, where it has such a thing
+"""
+
+import csv
+import io
+import json
+import shutil
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import LocalError
+from ...files import tensor_file
+from ...files.documents import write_atomic
+from . import table_seals
+from .database import relayed
+from .store import RESULT
+
+Round = Mapping[str, Any]  # round, members, metrics
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What there is of a job: its state, its closed rounds, files by part and, as "result", of what was known last."""
+
+    state: Mapping[str, Any]
+    rounds: Sequence[Round]
+    published: Mapping[str, Path] = field(default_factory=dict)
+    relayed: Sequence[str] = ()  # parts of which the coordinator has what silos alone can open
+
+
+def read(directory: Path, job: str) -> Kept:
+    """That of one job; LocalError where there is none."""
+    path = directory / "coordinator.sqlite"
+    if not path.exists():
+        raise LocalError(f"{path}: no such file; a coordinator with this configuration has not run yet")
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("BEGIN")  # one state of the file in all that is read
+            table_seals.check(connection, path)
+            found = connection.execute("SELECT state FROM jobs WHERE name = ?", (job,)).fetchone()
+            if found is None:
+                known = [name for (name,) in connection.execute("SELECT name FROM jobs ORDER BY position")]
+                raise LocalError(f"{path}: has no job {job!r}; it has {', '.join(known) or 'none'}")
+            rows = connection.execute("SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,))
+            rounds: list[Round] = [{"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows]
+            held = "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
+            files = {(room, part, ""): file for room, part, file in connection.execute(held, (job,))}
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise LocalError(f"{path}: cannot read it: {error}") from error
+    folder = directory / "jobs" / job
+    published = {part: folder / file for (room, part, _), file in files.items() if room == "result"}
+    if (folder / RESULT).exists():
+        published[RESULT.removesuffix(".safetensors")] = folder / RESULT
+    return Kept(json.loads(found[0]), rounds, published, relayed(files))
+
+
+def write(out: Path, kept: Kept) -> list[Path]:
+    """Write what there is into a folder; the files. Existing ones of the same name are replaced.
+
+    LocalError for tensors that the disk changed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    made = [out / "rounds.csv", out / "job.json"]
+    write_atomic(made[0], to_csv(kept.rounds).encode(), 0o644)
+    document = json.dumps({"state": kept.state, "rounds": list(kept.rounds)}, indent=1) + "\n"
+    write_atomic(made[1], document.encode(), 0o644)
+    for name, path in kept.published.items():
+        target = out / f"{name}.safetensors"
+        try:
+            shutil.copyfile(path, target)
+        except OSError as error:
+            raise LocalError(
+                f"{target}: cannot write it: {error.strerror or error}; a round may just have closed"
+            ) from error
+        try:
+            tensor_file.check(target)
+        except LocalError as error:
+            target.unlink()
+            raise LocalError(f"a copy of {path} is refused: {error}") from error
+        made.append(target)
+    return made
+
+
+def to_csv(rounds: Sequence[Round]) -> str:
+    """One line a round: number, members joined by spaces, sums."""
+    names = sorted({name for closed in rounds for name in closed["metrics"]})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["round", "members", *names])
+    for closed in rounds:
+        sums = (closed["metrics"].get(name, "") for name in names)
+        writer.writerow([closed["round"], " ".join(closed["members"]), *sums])
+    return text.getvalue()

@@ -1,0 +1,97 @@
+"""What the coordinator holds of the silos' ledgers: the last head under which an upload of theirs was taken.
+
+Each upload ends with a head that the silo signed, a proof that it grew from the one held here, and a proof that the
+upload's DIGEST record is its last. An upload under any other head is refused (LEDGER): the silo's ledger was rolled
+back, rewritten or forked. A new ledger begins with a new log key in the roster, and with nothing held.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ... import log
+from ...errors import ProofError, RefusedError
+from ...proto import tensor_pb2 as tensor
+from ...security.identity.roster import Roster
+from ...security.log import consistency
+from ...security.log import note as notes
+from ...security.log.checkpoint import Checkpoint
+from ...security.log.head import log_key
+from ...security.log.merkle import verify_inclusion
+from ...security.log.note import Note
+from .database import StoredHead
+
+MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signature
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that was checked."""
+
+    note: Note
+    checkpoint: Checkpoint
+
+
+class Heads:
+    """The heads of all silos."""
+
+    def __init__(
+        self, roster: Roster, stored: dict[str, StoredHead], refused: Callable[[str, Note, str], object]
+    ) -> None:
+        """``refused`` keeps the evidence: silo, the head that it signed, what is wrong."""
+        self._roster = roster
+        self._held = dict(stored)
+        self._refused = refused
+
+    def note(self, silo: str) -> bytes:
+        """The checkpoint that is held of a silo's ledger; empty where none is."""
+        held = self._held.get(silo)
+        return held.note if held else b""
+
+    def others(self, silo: str, silos: tuple[str, ...]) -> list[bytes]:
+        """The checkpoints of the other ones of these silos, as far as they are held."""
+        return [self._held[other].note for other in silos if other != silo and other in self._held]
+
+    def check(self, silo: str, end: tensor.End) -> Head:
+        """The head at the end of an upload; RefusedError LEDGER unless it extends what is held, up to its record."""
+        key = log_key(self._roster.federation, silo, self._roster[silo].log_key)
+        try:
+            proof = consistency.Consistency.parse(end.head)
+            if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:  # or our ledger could not keep it
+                raise ProofError(f"checkpoint has {size} bytes, more than {MAX_HEAD_BYTES}")
+        except ProofError as error:
+            raise RefusedError(silo, "LEDGER", f"the head of its ledger cannot be read: {error}") from error
+        held = self._held.get(silo)
+        anew = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
+        before = None if held is None or anew else Checkpoint.parse(notes.parse(held.note).text)
+        try:
+            after = consistency.verify_from(before, proof, key)
+            verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)
+            if len(proof.checkpoint.signatures) != 1 or after.extensions or after.size != end.ledger_seq + 1:
+                raise ProofError(f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare")
+            if before is not None and after.size == before.size:
+                raise ProofError("it has no record more, so none of this upload")
+        except ProofError as error:
+            why = f"the head of its ledger does not extend the one held here: {error}"
+            if before is not None and _signed(proof, key):
+                self._refused(silo, proof.checkpoint, why)
+            raise RefusedError(silo, "LEDGER", why) from error
+        if anew:
+            log.problem("ledger.began_anew", silo=silo, why="under another log key; the old head is in our own ledger")
+        return Head(proof.checkpoint, after)
+
+    def stored(self, silo: str, head: Head) -> StoredHead:
+        """What to keep of a head."""
+        return StoredHead(self._roster[silo].log_key, bytes(head.note))
+
+    def hold(self, silo: str, stored: StoredHead) -> None:
+        """Turn to what the database has committed."""
+        self._held[silo] = stored
+
+
+def _signed(proof: consistency.Consistency, key: notes.VerifierKey) -> bool:
+    """Whether the silo signed this head: else it is evidence of nothing."""
+    try:
+        notes.verify(proof.checkpoint, [key])
+    except ProofError:
+        return False
+    return True

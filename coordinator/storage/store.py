@@ -1,0 +1,582 @@
+"""The coordinator's tensors on its disk: uploads in flight, uploads of a round, published results, mail.
+
+::
+
+    <directory>/spool/<silo>.part                            a stream that is still coming; removed when it is refused,
+                                                             kept for its rest when its connection was lost
+    <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
+                                                             a Mix, else it goes after the fold
+    <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
+    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds but for those words that
+                                                             lie beside it, the same
+    <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they stay while they are
+                                                             the last version, or a row that was put aside is of them,
+                                                             and no longer than their job
+    <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind; they go after the fold
+    <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
+    <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published, which silos get
+    <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
+    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words; they
+                                                             go with the words
+    <directory>/jobs/<job>/<round>.<part>.<silo>.words       the words of a row that its sum gave for one silo, while it
+                                                             waits for it
+    <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
+
+Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
+did not come to its end, and are removed; so a database that does not know of whole rounds is refused before.
+
+Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are mapped, not read, so a
+fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ...algorithms.engines.aggregation import SILOS
+from ...algorithms.exchange.parts import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
+from ...algorithms.method import CoordinatorState, Post
+from ...errors import LocalError, RefusedError
+from ...files import tensor_file
+from ...files.documents import remove, sync_directory, unwritable
+from ...proto.channel import CHUNK_BYTES
+from ...proto.stream import Digester
+from ...proto.wire import Item, given_items, tensor_bytes, tensor_from
+from .database import Files, Place
+
+READERS = 4  # uploads that are read at a time
+MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+RESULT = "result.safetensors"
+ROWS, WORDS = ".rows", ".words"
+SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")  # of all that is kept
+
+
+class DamagedError(LocalError):
+    """The disk changed what these silos gave in the open round; they may be asked for it again."""
+
+    def __init__(self, why: str, silos: tuple[str, ...]) -> None:
+        super().__init__(why)
+        self.silos = silos
+
+
+class Spool:
+    """One upload in flight: bytes go to a file of their own until they are checked."""
+
+    def __init__(self, path: Path, silo: str, *, going_on: bool = False) -> None:
+        """``going_on``: behind what an interrupted upload left there."""
+        self._path = path
+        self._silo = silo
+        how = os.O_APPEND if going_on else os.O_CREAT | os.O_TRUNC
+        # Unbuffered: a full disk is met by write, not by close.
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
+
+    def write(self, chunk: memoryview) -> None:
+        """Append bytes; RefusedError STORAGE when the disk does not take them."""
+        try:
+            while chunk:
+                chunk = chunk[self._file.write(chunk) :]
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def held(self) -> Iterator[bytes]:
+        """What the file holds, piece by piece."""
+        try:
+            with self._path.open("rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def suspend(self) -> int:
+        """Close, and leave the file for the rest of its upload; how many bytes it holds."""
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.close()
+        return size
+
+    def finished(self) -> Path:
+        """Make the bytes durable; where they lie."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+        return self._path
+
+    def discard(self) -> None:
+        """Close, and remove what is still there under the temporary name; the next upload writes over it else."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class Upload:
+    """The tensors of one upload, mapped from its file when they are read and unmapped when they are let go."""
+
+    def __init__(self, path: Path, items: Sequence[Item]) -> None:
+        self._path = path
+        self._places: dict[tuple[str, str], tuple[Item, int]] = {}
+        offset = 0
+        for item in items:
+            self._places[item.part, item.spec.name] = (item, offset)
+            offset += item.spec.nbytes
+
+    def read(self, part: str, name: str) -> Tensor:
+        """One tensor, in the shape and dtype of its spec."""
+        item, offset = self._places[part, name]
+        size = item.spec.nbytes
+        if not size:
+            return tensor_from(b"", item.spec)
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            # A private writable map: the tensor shares its memory, and what is written to it stays in this process.
+            pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
+        return tensor_from(memoryview(pages), item.spec, offset - start)
+
+    def digest(self) -> str:
+        """Of the whole file as it is now, in hex, as END and a receipt have it; empty where it is cut, or gone."""
+        sizes = [item.spec.nbytes for item, _ in self._places.values()]
+        digester = Digester(sizes)
+        if not self._path.exists() or self._path.stat().st_size != sum(sizes):
+            return ""
+        with self._path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                digester.update(piece)
+        return digester.digests().total.hex()
+
+    def check_values(self, silo: str) -> None:
+        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no silo may give."""
+        for (part, name), (item, _) in self._places.items():
+            for start in range(0, item.spec.elements, REGION):  # each mapped anew: no more than one is in memory
+                values = self.read(part, name).reshape(-1)[start : start + REGION]
+                if not all_finite(values):
+                    raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+                if (fault := bounds_fault(item.spec, values)) and name == WEIGHT:
+                    raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name} {fault}")
+                if fault:
+                    raise RefusedError(silo, "BOUNDS", f"tensor {part}/{name} {fault}")
+
+
+def check_folder(folder: Path, round_: int) -> None:
+    """LocalError where a job's folder holds tensors of rounds after ``round_``, the one in which the job stands.
+
+    No crash leaves such files: the database is missing or older, and they are the only copy of these rounds. ``round_``
+    is -1 for a job that the database does not have.
+    """
+    for path in sorted(folder.glob("*")):
+        if path.suffix in SUFFIXES and _number(path) > round_:
+            known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
+            raise LocalError(
+                f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or older than this "
+                "folder; bring coordinator.sqlite back, or move the folder away"
+            )
+
+
+class JobStore:
+    """One job's tensor files: written once under a name of their own, never changed.
+
+    Which of them count is said by the places of the last committed round (database.py); the others are rubbish, left by
+    a fold that did not come to its end, or still read by somebody: they go with the round after.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        items: Callable[[int], Sequence[Item]],
+        files: Files,
+        given: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``items`` are what a silo gives in a round, in wire order; ``given`` the digests of versions, by file."""
+        self._folder = folder
+        self._items = items
+        self._files = dict(files)
+        self._given = dict(given)
+        self._sound: set[str] = set()  # files that were found unchanged since the last commit
+        self._folded: set[str] = set()  # words that the fold of the open round read, and found unchanged
+        self._mixed: Collection[str] = ()  # padded words that rows are of which were put aside
+        self._rubbish: set[str] = set()  # no longer referred to since the last commit
+        self._loading = threading.Lock()
+        self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
+        self._digests: dict[str, dict[str, bytes]] = {}  # theirs, where they were published by this process
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"{folder}: cannot make it: {unwritable(error)}") from error
+
+    def check_space(self, silo: str, size: int) -> None:
+        """RefusedError STORAGE where an upload of this size would fill the disk."""
+        free = shutil.disk_usage(self._folder).free
+        if free < size + MARGIN_BYTES:
+            raise RefusedError(silo, "STORAGE", f"the coordinator has {free} bytes free, the upload needs {size}")
+
+    # Uploads of the open round.
+
+    def keep(self, silo: str, round_: int, spooled: Path, *, masked: bool = False) -> str:
+        """Give a checked upload its name, which is returned."""
+        return self.keep_as((masked_words if masked else _upload)(round_, silo), spooled)
+
+    def keep_as(self, name: str, spooled: Path) -> str:
+        """Give a checked upload this name."""
+        spooled.replace(self._folder / name)
+        sync_directory(self._folder)
+        return name
+
+    def check_given(self, given: Mapping[str, str], round_: int) -> None:
+        """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
+        items = self._items(round_)
+        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in given}
+        with ThreadPoolExecutor(READERS) as pool:
+            found = dict(zip(uploads, pool.map(Upload.digest, uploads.values()), strict=True))
+        if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
+            files = ", ".join(_upload(round_, silo) for silo in changed)
+            raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
+        self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
+
+    def check_files(self, digests: Mapping[str, str]) -> None:
+        """LocalError where files are not as silos gave them, by their SHA-256 in hex; looked at once a round."""
+        for name, digest in digests.items():
+            self.check_once(name, partial(self._check, name, digest, partial(_sha256, self._folder / name)))
+
+    def check_once(self, name: str, check: Callable[[], None]) -> None:
+        """Run a check of a file unless it was found unchanged since the last commit."""
+        if name not in self._sound:
+            check()
+            self._sound.add(name)
+
+    def found_sound(self, name: str) -> None:
+        """The fold of a round read these words, and they are as they were written: not hashed again in the next one."""
+        self._folded.add(name)
+
+    def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
+        if digest != found():
+            raise LocalError(_changed(self._folder, name))
+
+    def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
+        """``read(part, silo, name)`` over the uploads of these silos."""
+        items = self._items(round_)
+        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in members}
+        return lambda part, silo, name: uploads[silo].read(part, name)
+
+    def rotated(self, members: Sequence[str], round_: int, parts: Sequence[Part]) -> Callable[[str, str, str], Tensor]:
+        """``read(part, silo, name)`` over the rotated vectors of these silos."""
+        uploads = {
+            (part.name, silo): Upload(self._folder / rotated_vectors(round_, silo, part.name), given_items([part]))
+            for part in parts
+            for silo in members
+        }
+        return lambda part, silo, name: uploads[part, silo].read(part, name)
+
+    def path(self, name: str) -> Path:
+        """Where a file of this job lies."""
+        return self._folder / name
+
+    def masked(self, round_: int, silo: str) -> Path:
+        """Where the masked words of a silo lie."""
+        return self._folder / masked_words(round_, silo)
+
+    def discard(self, round_: int, silo: str) -> None:
+        """Remove the masked words of a silo."""
+        remove(self.masked(round_, silo))
+
+    def sum_file(self, round_: int) -> Path:
+        """Where the open sum of a round lies."""
+        return self._folder / opened_sum(round_)
+
+    # What the last committed round left: the reading half of an archive.
+
+    def latest(self, part: str) -> dict[str, Tensor] | None:
+        """The published value of a part, or None; the same tensors for everybody who asks.
+
+        None, too, of a part that silos get in words.
+        """
+        if self.words(part) is not None:
+            return None
+        with self._loading:
+            name = self._files.get(("result", part, ""))
+            if part not in self._loaded and name is not None:
+                self._loaded[part], _ = tensor_file.read(self._folder / name)
+            return self._loaded.get(part)
+
+    def words(self, part: str) -> Path | None:
+        """Where the words of the published value of a part lie; None of one that has none."""
+        name = self._files.get(("words", part, ""))
+        return None if name is None else self._folder / name
+
+    def digests(self, delivered: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], bytes]:
+        """SHA-256 by (part, name) of those tensors of a delivery that are published values with a known digest."""
+        with self._loading:
+            return {
+                (part, name): self._digests[part][name]
+                for part, tensors in delivered.items()
+                if part in self._digests and part in self._loaded
+                for name, tensor in tensors.items()
+                if tensor is self._loaded[part].get(name)
+            }
+
+    def forget_loaded(self) -> None:
+        """Let the memory of published values go."""
+        with self._loading:
+            self._loaded.clear()
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo has given a version."""
+        return ("version", part, silo) in self._files
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version; the others are not read, but for a check of all of it once a round."""
+        file = self._files["version", part, silo]
+        upload = Upload(self._folder / file, self._items(int(file.partition(".")[0])))
+        self.check_once(file, partial(self._check, file, self._given.get(file, ""), upload.digest))
+        return upload.read(part, name)
+
+    def file(self, part: str, silo: str) -> str | None:
+        """Name of the file of a silo's version."""
+        return self._files.get(("version", part, silo))
+
+    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
+        """What was put aside for a silo, with ``@keep``; None where nothing is, or rows without their words."""
+        name = self._files.get(("mail", part, silo))
+        return None if name is None or name.endswith(ROWS) else tensor_file.read(self._folder / name)[0]
+
+    def put_aside(self, part: str, silo: str) -> bytes | None:
+        """The rows that were put aside for a silo, as a fold put them there; None where there are none."""
+        name = self._files.get(("mail", part, silo))
+        return (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
+
+    def mailed(self, silo: str | None = None) -> list[Place]:
+        """Where something is put aside for a silo, or for any."""
+        return [place for place in self._files if place[0] == "mail" and silo in (None, place[2])]
+
+    # A fold, and its commit.
+
+    def folding(
+        self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None, words: Collection[str] = ()
+    ) -> "Folding":
+        """An archive whose changes lie beside what is committed; ``words``: parts of which the sum's are there.
+
+        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
+        unless that is cleared; None where nothing is.
+        """
+        return Folding(self, round_, rows, words)
+
+    def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
+        """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
+        if state:
+            own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
+            self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
+
+    def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
+        """What lies where, once these changes are committed."""
+        changed = {**self._files, **changes}
+        return {place: name for place, name in changed.items() if name is not None}
+
+    def commit(
+        self,
+        round_: int,
+        changes: Mapping[Place, str | None],
+        digests: Mapping[str, dict[str, bytes]],
+        mixed: Collection[str] = (),
+    ) -> None:
+        """Turn to the files of a round that the database has committed; remove what nothing refers to any more.
+
+        ``mixed`` are the padded words that rows are of which were put aside.
+        """
+        with self._loading:
+            self._loaded.clear()
+            self._digests |= digests
+            before = {*self._files.values(), *self._mixed}
+            self._files, self._mixed = self.after(changes), mixed
+            self._sound, self._folded = self._folded, set()
+            self._given = {name: digest for name, digest in self._given.items() if name in self._files.values()}
+            wanted = {*self._files.values(), *mixed}
+        kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
+        uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
+        for name in self._rubbish | uploads:
+            remove(self._folder / name)
+        self._rubbish = before - wanted
+
+    def discard_hidden(self, round_: int) -> None:
+        """Remove the padded words and rotated vectors of a round that was not folded."""
+        for kind in ("padded", "rotated"):
+            for path in self._folder.glob(f"{round_}.*.{kind}"):
+                remove(path)
+
+    def expire(self) -> None:
+        """Remove versions and mail of a job that is over, and which the database does not have any more."""
+        self._files = {place: name for place, name in self._files.items() if place[0] not in ("version", "mail")}
+        over = [self._folder / name for name in (*self._mixed, *self._rubbish)]  # words of directed rows among them
+        for kind in (".padded", ".rotated", ROWS):
+            over += self._folder.glob(f"*{kind}")
+        for path in over:
+            remove(path)
+        self._mixed, self._rubbish = (), set()
+        sync_directory(self._folder)
+
+    def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:
+        """Remove every file but those that are referred to, and the given uploads of the open round.
+
+        ``mixed`` are the padded words that rows are of which were put aside.
+        """
+        self._mixed = mixed
+        wanted = {RESULT, *self._files.values(), *uploads, *mixed}
+        for path in self._folder.iterdir():
+            if path.name not in wanted and path.suffix in (*SUFFIXES, ".tmp"):
+                remove(path)
+
+    def write_aside(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file of rows or words and make it durable; OSError where the disk does not take it."""
+        path = self._folder / name
+        temporary = path.with_name(f".{name}.tmp")
+        temporary.unlink(missing_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(self._folder)
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
+        """Write a file and make it durable; OSError where the disk does not take it."""
+        path = self._folder / name
+        temporary = path.with_name(f".{name}.tmp")
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            tensor_file.write(temporary, {k: v.contiguous() for k, v in tensors.items()}, header)
+        except SafetensorError as error:  # what it raises for a full disk
+            raise OSError(errno.EIO, f"cannot write {temporary.name}: {error}") from error
+        temporary.replace(path)
+        sync_directory(self._folder)
+
+
+class Folding:
+    """The archive that a fold reads and changes; ``changes`` is what there is to commit.
+
+    It reads what is committed, so folding a round again after a crash or a full disk gives the same.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        round_: int,
+        rows: Callable[[Post, bool], bytes | None] | None = None,
+        words: Collection[str] = (),
+    ) -> None:
+        self.changes: dict[Place, str | None] = {("words", part, ""): summed_words(round_, part) for part in words}
+        self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
+        self._store = store
+        self._round = round_
+        self._rows = rows
+
+    def latest(self, part: str) -> dict[str, Tensor] | None:
+        """The published value before this round."""
+        return self._store.latest(part)
+
+    def publish(self, part: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the published value of a part; the disk writes while its tensors are hashed."""
+        with ThreadPoolExecutor(1) as beside:
+            hashing = beside.submit(_digests, tensors)
+            self._write(("result", part, ""), f"{self._round}.{part}.safetensors", tensors)
+            self.digests[part] = hashing.result()
+
+    def store(self, part: Part, silo: str, read: Read) -> None:
+        """Let a silo's upload of this round be its version of a Mix part; it stays as it is, so nothing is read."""
+        name = padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
+        self.changes["version", part.name, silo] = name
+
+    def has(self, part: str, silo: str) -> bool:
+        """Whether a silo had given a version before this round."""
+        return self._store.has(part, silo)
+
+    def version(self, part: str, silo: str, name: str) -> Tensor:
+        """One tensor of a silo's version before this round."""
+        return self._store.version(part, silo, name)
+
+    def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
+        """What was put aside for a silo before this round."""
+        return self._store.mail(part, silo)
+
+    def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
+        """Replace what is put aside for a silo, where there is a row, or may be one that only the silo can open."""
+        place: Place = ("mail", post.part, post.silo)
+        name = f"{self._round}.{post.part}.{post.silo}"
+        if tensors is not None:
+            self._write(place, f"{name}.safetensors", tensors)
+            return True
+        rows = None if self._rows is None else self._rows(post, place in self.changes)
+        if rows is not None:
+            self._store.write_aside(f"{name}{ROWS}", (rows,))
+            self.changes[place] = f"{name}{ROWS}"
+        return rows is not None
+
+    def clear_mail(self, silo: str) -> None:
+        """Remove all that is put aside for a silo."""
+        self.changes |= dict.fromkeys(self._store.mailed(silo))
+
+    def _write(self, place: Place, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self._store.write(name, tensors)
+        self.changes[place] = name
+
+
+def _changed(folder: Path, file: str) -> str:
+    return f"{folder}: the disk changed {file}; have the job signed again under a new name"
+
+
+def _sha256(path: Path) -> str:
+    """Of a file, in hex; empty where it is gone."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digests(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    return {name: sha256(tensor_bytes(tensor)).digest() for name, tensor in tensors.items()}
+
+
+def _number(path: Path) -> int:
+    """The round of a tensor file; 0 for the result, which is of the last one."""
+    number = path.name.partition(".")[0]
+    return int(number) if number.isascii() and number.isdecimal() else 0
+
+
+def masked_words(round_: int, silo: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.masked"
+
+
+def padded_words(round_: int, silo: str, part: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.{part}.padded"
+
+
+def rotated_vectors(round_: int, silo: str, part: str) -> str:
+    """Name of a file."""
+    return f"{round_}.{silo}.{part}.rotated"
+
+
+def opened_sum(round_: int) -> str:
+    """Name of a file; no part is named so."""
+    return f"{round_}.@sum.safetensors"
+
+
+def summed_words(round_: int, part: str) -> str:
+    """Name of a file; its part is no silo's upload, whose suffix differs."""
+    return f"{round_}.{part}.words"
+
+
+def _upload(round_: int, silo: str) -> str:
+    return f"{round_}.{silo}.upload"

@@ -1,0 +1,1 @@
+"""Conversions between protobuf messages and the values that they carry."""

@@ -1,0 +1,150 @@
+"""The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
+
+They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures, proofs and seals are
+for security/blind/group_key.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n bytes, a ``KeyAsked``
+166, fit for a control message (silo/egress/control.py), and a ``KeyTold`` 738 (n - 1): below the 4 MiB of a message
+(proto/channel.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...security.blind.group_key import Contribution, Relayed
+from ...security.blind.sealing import Sealed
+from ...security.faults import COORDINATOR, Code
+from ...security.identity.pairwise_keys import KEY_BYTES
+from ...security.log.merkle import HASH_BYTES
+from ...security.secagg.spec import MOST_SILOS
+from .. import secure_pb2 as pb
+from ..field_limits import Bound, check_fields
+from .sealing import (
+    letter_from_wire,
+    letter_to_wire,
+    pieces_from_wire,
+    sealed_to_wire,
+    sealing_from_wire,
+    sealing_to_wire,
+)
+from .secagg_messages import MOST_HASHES, SIGNATURE_BYTES, Sender
+from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
+
+MOST_FIELDS = 8  # of a message, its entries aside
+MOST_BYTES = 1024  # of an entry in an entry
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """What a silo gives to a job's key, and its secret sealed to each other silo of the job, by id."""
+
+    session: bytes = field(repr=False)
+    job: str
+    job_digest: bytes
+    contribution: Contribution
+    pieces: tuple[Sealed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAsked:
+    """A silo asks for what the others gave."""
+
+    session: bytes = field(repr=False)
+    job: str
+    job_digest: bytes
+
+
+def read_contributed(data: bytes, silos: int) -> pb.Contributed:
+    """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
+    check_fields(data, silos + MOST_FIELDS, {})
+    return pb.Contributed.FromString(data)
+
+
+def read_told(data: bytes, silos: int) -> pb.KeyTold:
+    """The same."""
+    letter = Bound(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
+    check_fields(data, silos, {1: Bound(MOST_FIELDS, MOST_BYTES, {2: letter})})
+    return pb.KeyTold.FromString(data)
+
+
+def contribution_to_wire(contribution: Contribution) -> pb.Contribution:
+    """What a silo signs of it."""
+    sealing = sealing_to_wire(contribution.sealing)
+    return pb.Contribution(sealing=sealing, prekey=contribution.prekey, signature=contribution.signature)
+
+
+def contribution_from_wire(peer: str, message: pb.Contribution) -> Contribution:
+    """KEYS, or SHARES for its sealing."""
+    sealing = sealing_from_wire(peer, message.sealing)
+    sent = Sender(peer, Code.KEYS)
+    prekey = sent.sized(message.prekey, KEY_BYTES, f"the prekey of {sealing.sender!r}")
+    what = f"the signature of {sealing.sender!r} over what it gives to a key"
+    return Contribution(sealing, prekey, sent.sized(message.signature, SIGNATURE_BYTES, what))
+
+
+def contributed_to_wire(contributed: Contributed) -> pb.Contributed:
+    """At the silo."""
+    return pb.Contributed(
+        session=contributed.session,
+        job=contributed.job,
+        job_digest=contributed.job_digest,
+        contribution=contribution_to_wire(contributed.contribution),
+        pieces=[sealed_to_wire(piece) for piece in contributed.pieces],
+    )
+
+
+def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
+    """At the coordinator, from the silo whose session it is; RefusedError blames it."""
+    sent = Sender(silo, ENVELOPE)
+    # (1) It names a session and a job.
+    job, digest = _named(sent, message)
+    # (2) What it holds is well formed, and in the silo's own name.
+    contribution = contribution_from_wire(silo, message.contribution)
+    sender = contribution.sealing.sender
+    Sender(silo, Code.KEYS).check(sender == silo, f"gives to a key in the name of {sender!r}")
+    made = Contributed(message.session, job, digest, contribution, pieces_from_wire(silo, message.pieces))
+    # (3) It holds nothing else.
+    sent.check(message == contributed_to_wire(made), "has fields that its protocol version does not know")
+    return made
+
+
+def asked_to_wire(asked: KeyAsked) -> pb.KeyAsked:
+    """At the silo."""
+    return pb.KeyAsked(session=asked.session, job=asked.job, job_digest=asked.job_digest)
+
+
+def asked_from_wire(silo: str, message: pb.KeyAsked) -> KeyAsked:
+    """At the coordinator; RefusedError blames the silo."""
+    sent = Sender(silo, ENVELOPE)
+    asked = KeyAsked(message.session, *_named(sent, message))
+    sent.check(message == asked_to_wire(asked), "has fields that its protocol version does not know")
+    return asked
+
+
+def told_to_wire(relayed: Sequence[Relayed]) -> pb.KeyTold:
+    """At the coordinator, ascending by silo; empty while some are missing."""
+    return pb.KeyTold(
+        relayed=[
+            pb.Relayed(contribution=contribution_to_wire(each.contribution), letter=letter_to_wire(each.letter))
+            for each in relayed
+        ]
+    )
+
+
+def told_from_wire(message: pb.KeyTold, most: int = MOST_SILOS) -> tuple[Relayed, ...]:
+    """At the silo: no more than ``most``, each silo once; RefusedError blames the coordinator."""
+    sent = Sender(COORDINATOR, Code.KEYS)
+    relayed = sent.every(
+        message.relayed, _relayed_from_wire, lambda each: each.contribution.sealing.sender, "contributions", most
+    )
+    sent.check(message == told_to_wire(relayed), "has fields that its protocol version does not know")
+    return relayed
+
+
+def _relayed_from_wire(peer: str, message: pb.Relayed) -> Relayed:
+    return Relayed(contribution_from_wire(peer, message.contribution), letter_from_wire(peer, message.letter))
+
+
+def _named(sent: Sender, message: pb.Contributed | pb.KeyAsked) -> tuple[str, bytes]:
+    size = len(message.session)
+    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    job = sent.member(message.job, "the job")
+    return job, sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")

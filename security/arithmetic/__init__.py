@@ -1,0 +1,1 @@
+"""Exact arithmetic: the prime field, fixed point, secret sharing, masks."""

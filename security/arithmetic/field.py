@@ -1,0 +1,119 @@
+"""Vectors over the prime field of p = 2^61 - 1: matrix products, uniform numbers, polynomials. All of it is exact.
+
+A number of the field is a uint64 below p. A matrix product takes both sides apart into four digits of 16 bits, as
+float64: each product of digits is an integer below 2^32, so a sum of at most 2^19 products of the four pairs of digits
+with one shift is an integer below 2^53. float64 holds it as it is, in whatever order BLAS adds. Since
+2^61 ≡ 1 mod p, the shifts are rotations of 61 bits.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import LocalError
+from .fixedpoint import Reals, Words
+
+PRIME = 2**61 - 1
+NUMBER_BYTES = 8
+LONGEST = 1 << 19  # terms of one sum of products
+_P = np.uint64(PRIME)
+_BITS = np.uint64(61)
+_DIGIT = 16  # bits of a digit
+_DIGITS = 4  # of a number of the field
+
+Integers = npt.NDArray[np.int64]
+
+
+class Source(Protocol):
+    """A stream of uniform bytes: ``masks.Keystream``."""
+
+    def fill(self, into: memoryview) -> None:
+        """Overwrite bytes with the next ones of the stream."""
+        ...
+
+
+def uniform(source: Source, shape: Sequence[int]) -> Words:
+    """Uniform numbers of the field: 61 bits of each word of the stream, and the next words in place of a p."""
+    made = np.empty(shape, "<u8")
+    source.fill(made.data.cast("B"))
+    made &= _P
+    while (again := made == _P).any():
+        fresh = np.empty(int(again.sum()), "<u8")
+        source.fill(fresh.data.cast("B"))
+        made[again] = fresh & _P
+    return made
+
+
+def from_signed(values: Integers) -> Words:
+    """The numbers of the field that stand for integers between -p/2 and p/2."""
+    return np.where(values < 0, values + PRIME, values).astype("<u8")
+
+
+def to_signed(numbers: Words) -> Integers:
+    """The integers between -p/2 and p/2 that numbers of the field stand for."""
+    values = numbers.astype(np.int64)
+    return np.where(values > PRIME // 2, values - PRIME, values)
+
+
+def is_field(numbers: Words) -> bool:
+    """Whether every word is a number of the field."""
+    return bool((numbers < _P).all())
+
+
+def add(left: Words, right: Words) -> Words:
+    """Sums mod p, element by element."""
+    return _reduced(left + right)
+
+
+def product(left: Words, right: Words) -> Words:
+    """Matrix [m, k] times matrix [k, n] mod p, [m, n]; LocalError for k over 2^19, where float64 would round."""
+    if left.shape[-1] > LONGEST:
+        raise LocalError(f"a product over {left.shape[-1]} numbers, at most {LONGEST} stay exact; compare fewer")
+    ones, others = _digits(left), _digits(right)
+    total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
+    for shift in range(2 * _DIGITS - 2, -1, -1):  # Horner, in powers of 2^16
+        pairs = [(a, shift - a) for a in range(_DIGITS) if 0 <= shift - a < _DIGITS]
+        here = sum((ones[a] @ others[b] for a, b in pairs), np.zeros(total.shape))
+        rotated = ((total << np.uint64(_DIGIT)) & _P) | (total >> (_BITS - np.uint64(_DIGIT)))
+        total = _reduced(rotated + here.astype(np.uint64))
+    return total
+
+
+def powers(points: Sequence[int], first: int, last: int) -> Words:
+    """x^first to x^last of each point x, [points, last - first + 1]: values of a polynomial are powers times it."""
+    table = [[pow(x, power, PRIME) for power in range(first, last + 1)] for x in points]
+    return np.array(table, "<u8").reshape(len(points), last - first + 1)
+
+
+def interpolation(known: Sequence[int], wanted: Sequence[int]) -> Words:
+    """Lagrange weights [wanted, known]: what a polynomial has at ``wanted`` from its values at ``known``.
+
+    LocalError for a point that comes twice.
+    """
+    if len(set(known)) != len(known):
+        raise LocalError(f"points {list(known)} are not distinct")
+    rows = []
+    for at in wanted:
+        row = []
+        for x in known:
+            above, below = 1, 1
+            for other in known:
+                if other != x:
+                    above, below = above * (at - other) % PRIME, below * (x - other) % PRIME
+            row.append(above * pow(below, -1, PRIME) % PRIME)
+        rows.append(row)
+    return np.array(rows, "<u8").reshape(len(wanted), len(known))
+
+
+def _reduced(values: Words) -> Words:
+    """Values below 2^63 mod p."""
+    folded = (values & _P) + (values >> _BITS)
+    return np.where(folded >= _P, folded - _P, folded)
+
+
+def _digits(numbers: Words) -> list[Reals]:
+    """The digits of numbers, the lowest first, as float64 of the same shape."""
+    mask = np.uint64((1 << _DIGIT) - 1)
+    return [((numbers >> np.uint64(_DIGIT * at)) & mask).astype(np.float64) for at in range(_DIGITS)]

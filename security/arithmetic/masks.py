@@ -1,0 +1,162 @@
+"""Masks: streams of uniform words that are added to what a silo sends, and that cancel in the sum.
+
+The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5), GCM's tag never being asked
+for. Plain CTR gives the same bytes, and which of the two OpenSSL makes twice as fast as the other depends on the
+processor, so a process tries both once (``_faster``). It comes in segments of 1 MiB, each under a nonce of its own, so
+any of them can be made alone; block i of segment s of group g is ::
+
+    AES-256(key, counter block)      counter block = g (4 bytes) ‖ s (8 bytes) ‖ i + 2 (4 bytes), big-endian
+
+GCM begins with 2, since 1 is its tag's and the all-zero block its hash key's: none of ours is either. A segment has
+2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not run over, and no two (group, segment) share a
+block. A key serves one attempt (its context is in the key), so segments may be numbered from 0 each time.
+
+The mask of silo u, whose ids are ordered as text::
+
+    PRG(self_u) + Σ_{v > u} PRG(pair_uv) - Σ_{v < u} PRG(pair_uv)   mod 2^b
+
+In the sum over all who dealt, each pair cancels; the coordinator removes the self masks of the survivors, and the
+survivors' half of each pair whose other silo is lost.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
+
+from ...errors import LocalError
+from .fixedpoint import WORD, Words
+
+AES_256_GCM: Literal[2] = 2  # field ``prg`` of a specification; 1 was AES-256-CTR
+KEY_BYTES = 32
+SEGMENT = 1 << 20  # bytes of a stream under one nonce
+PIECE = 1 << 18  # bytes of a stream that are made and added at a time: they stay in a core's cache
+THREADS = 4  # that take masks off an open sum
+FIRST_BLOCK = (2).to_bytes(4)  # of a segment
+_ZEROS = memoryview(bytes(PIECE))
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A key whose stream is added ``times`` times, or subtracted; printing it shows no secret."""
+
+    key: bytes = field(repr=False)
+    negative: bool = False
+    times: int = 1
+
+    def __neg__(self) -> "Term":
+        return Term(self.key, not self.negative, self.times)
+
+
+def pair_term(silo: str, other: str, key: bytes) -> Term:
+    """The term of ``silo`` for the mask that it shares with ``other``."""
+    if silo == other:
+        raise LocalError(f"{silo!r} shares no mask with itself")
+    return Term(key, negative=other < silo)
+
+
+def _ctr(nonce: bytes) -> CTR:
+    return CTR(nonce + FIRST_BLOCK)
+
+
+WAYS: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)  # to the same bytes, from a nonce of 12
+
+
+@cache
+def _faster() -> Callable[[bytes], GCM | CTR]:
+    """The way that this processor is faster at, by the best of a few pieces each."""
+    into = memoryview(bytearray(PIECE))
+    took = dict.fromkeys(WAYS, float("inf"))
+    for way in WAYS * 5:
+        encryptor = Cipher(AES(bytes(KEY_BYTES)), way(bytes(12))).encryptor()
+        began = time.perf_counter()
+        encryptor.update_into(_ZEROS, into)
+        took[way] = min(took[way], time.perf_counter() - began)
+    return min(WAYS, key=took.__getitem__)
+
+
+class Keystream:
+    """The stream of one key and group, from a byte offset on."""
+
+    def __init__(self, key: bytes, group: int, offset: int = 0) -> None:
+        if len(key) != KEY_BYTES:
+            raise LocalError(f"a key of {len(key)} bytes; a mask's has {KEY_BYTES}")
+        self._cipher = AES(key)
+        self._group = group.to_bytes(4)
+        self._segment, skipped = divmod(offset, SEGMENT)
+        self._begin()
+        self.fill(memoryview(bytearray(skipped)))
+
+    def fill(self, into: memoryview) -> None:
+        """Overwrite bytes with the next ones of the stream."""
+        while into:
+            if not self._left:
+                self._segment += 1
+                self._begin()
+            step = min(len(into), self._left, PIECE)
+            self._encryptor.update_into(_ZEROS[:step], into[:step])
+            self._left -= step
+            into = into[step:]
+
+    def _begin(self) -> None:
+        nonce = self._group + self._segment.to_bytes(8)
+        self._encryptor = Cipher(self._cipher, _faster()(nonce)).encryptor()
+        self._left = SEGMENT
+
+
+class Mask:
+    """The sum of terms over one group, from a word on; holds one piece of one stream, whatever the group's size."""
+
+    def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
+        self._dtype = np.dtype(WORD[ring])
+        offset = first * self._dtype.itemsize
+        self._streams = [(Keystream(term.key, group, offset), term.negative, term.times) for term in terms]
+        self._scratch: Words = np.empty(0, self._dtype)  # kept: new memory costs as much as a stream
+
+    def add_to(self, words: Words) -> None:
+        """Add the mask's next words to ``words`` in place, mod 2^b."""
+        if words.dtype != self._dtype:
+            raise LocalError(f"words are {words.dtype}, the mask is {self._dtype}; this is a bug in Staddle")
+        size = PIECE // self._dtype.itemsize
+        if self._scratch.size < min(size, words.size):
+            self._scratch = np.empty(min(size, words.size), self._dtype)
+        for at in range(0, words.size, size):
+            piece = words[at : at + size]
+            made = self._scratch[: piece.size]
+            view = made.data.cast("B")
+            for stream, negative, times in self._streams:
+                stream.fill(view)
+                if times != 1:
+                    np.multiply(made, self._dtype.type(times), out=made)
+                if negative:
+                    np.subtract(piece, made, out=piece)
+                else:
+                    np.add(piece, made, out=piece)
+
+
+def add_whole(terms: Sequence[Term], group: int, words: Words) -> None:
+    """Add the mask of a whole group to its words in place, in several threads: each makes some of the segments."""
+    share = -(-words.nbytes // (SEGMENT * THREADS)) * SEGMENT // words.itemsize
+    starts = range(0, words.size, max(share, 1))
+    if len(starts) <= 1:
+        Mask(terms, group, 8 * words.itemsize).add_to(words)
+        return
+    with ThreadPoolExecutor(len(starts)) as pool:
+        for done in [pool.submit(_add_share, terms, group, words, at, at + share) for at in starts]:
+            done.result()
+
+
+def _add_share(terms: Sequence[Term], group: int, words: Words, start: int, stop: int) -> None:
+    Mask(terms, group, 8 * words.itemsize, start).add_to(words[start:stop])
+
+
+def negated(terms: Sequence[Term]) -> tuple[Term, ...]:
+    """The terms that remove what these add."""
+    return tuple(-term for term in terms)

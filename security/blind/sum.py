@@ -1,0 +1,263 @@
+"""The ``Sum`` exchange as numbers of a secure sum: a part is one group, its fold the opened sum of that group.
+
+=========  =======================================  =============================  ==========================
+form       the group's elements                     weights                        ring
+=========  =======================================  =============================  ==========================
+``mean``   all tensors, one after another           public (declared counts), or   32; 64 where private weights
+                                                    private, one                   spread more than 16-fold
+``ratio``  row by row, the tensors side by side     private, one a row             the same
+``total``  all tensors, one after another           equal                          64: counts stay whole
+=========  =======================================  =============================  ==========================
+
+``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel exactly, so a simulation
+with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in mix_and_gram.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms.exchange.parts import DTYPES, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec, laid_out
+from ...algorithms.exchange.plain import PLAIN
+from ...errors import LocalError
+from ..arithmetic.fixedpoint import (
+    COORDINATOR_READS,
+    SILOS_READ,
+    WIDEST_PRIVATE,
+    Floats,
+    Group,
+    Ring,
+    Words,
+    error_bound,
+    weight_exponent,
+)
+from ..secagg.masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
+from ..secagg.spec import Frame, RoundSpec, Terms, specify
+from .mix_and_gram import Rows, compared, compared_by_shares
+
+COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
+CHUNK_BYTES = 1 << 20
+SOME_KEY = bytes(32)  # of a simulation: nothing is hidden by it
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights ``least`` to ``most``.
+
+    Weights of a ``ratio`` are never public: they would show who has which class. ``for_silos`` are the parts whose sums
+    silos alone read.
+    """
+
+    clip_exponent: int = 3
+    weights: Literal["public", "private"] = "private"
+    least: int = 1
+    most: int = 1
+    for_silos: frozenset[str] = frozenset()
+
+
+def group(part: Part, bounds: Bounds) -> Group:
+    """The group of a part; LocalError for a part that is no Sum."""
+    own = _group(part, bounds)
+    return own.model_copy(update={"reader": SILOS_READ}) if part.name in bounds.for_silos else own
+
+
+def _group(part: Part, bounds: Bounds) -> Group:
+    match part.exchange:
+        case Sum("total"):
+            counts = all(spec.dtype == "int64" for spec in part.tensors)
+            clip = COUNT_EXPONENT if counts else bounds.clip_exponent
+            return Group(name=part.name, elements=_elements(part), ring=64, clip_exponent=clip, weights="equal")
+        case Sum("mean") if bounds.weights == "public":
+            return Group(name=part.name, elements=_elements(part), clip_exponent=bounds.clip_exponent, weights="public")
+        case Sum(form, most):
+            own = most if most <= 1 else bounds.most  # a presence is 0 or 1, whatever counts the job declares
+            least = bounds.least if own > 1 else 1
+            ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
+            return Group(
+                name=part.name,
+                elements=_elements(part),
+                rows=part.tensors[0].shape[0] if form == "ratio" else 1,
+                ring=ring,
+                clip_exponent=bounds.clip_exponent,
+                weights="private",
+                weight_most=int(own),
+                weight_least=int(least),
+            )
+        case _:
+            raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is no secure sum")
+
+
+def row_name(part: str, recipient: str) -> str:
+    """Name of the group that is one recipient's row of a part; no part has a dot in its name."""
+    return f"{part}.{recipient}"
+
+
+def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
+    """The group of one recipient's row."""
+    name, clip = row_name(part.name, recipient), bounds.clip_exponent
+    return Group(name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient)
+
+
+def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
+    """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``).
+
+    Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors as they are.
+    """
+    dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
+    flat = [
+        tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False) for spec in part.tensors
+    ]
+    whole = own.rows == 1 or len(flat) == 1
+    values = tuple(each.reshape(-1) for each in flat) if whole else np.concatenate(flat, axis=1).reshape(-1)
+    if own.weights != "private":
+        return Given(values)
+    return Given(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
+
+
+def folded(part: Part, own: Group, opened: Opened, memory: Words | None = None) -> dict[str, Tensor]:
+    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight.
+
+    ``memory`` of the words, in one piece, may become that of the tensors.
+    """
+    if own.weights == "equal":
+        return _cut(part, own, opened.total, total=True)
+    weight = torch.from_numpy(opened.weight.copy())
+    mean = opened.mean(np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory)
+    ratio = isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
+    return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
+
+
+def deviation(own: Group, spec: RoundSpec, opened: Opened, largest: float) -> float:
+    """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is rounded to its dtype.
+
+    A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what rounding did to
+    private weights.
+    """
+    members = len(spec.cohort)
+    if own.weights == "equal":
+        return float(error_bound(own, members))
+    lightest = float(opened.weight[opened.weight > 0].min(initial=np.inf))
+    total = float(error_bound(own, members)) * opened.unit / lightest
+    if own.weights != "private":
+        return total
+    off = float(Fraction(members, 2 ** (weight_exponent(own.ring, members) + 1))) * own.weight_most / lightest
+    return total + largest * off / (1 - off)
+
+
+class Quantised:
+    """The exchanges of one job, from its first round on, as the numbers that cross blind; ``Each`` in the clear.
+
+    ``terms`` are what rows are mixed by. Without the job's own ``group_key`` and digest a Gram is that of another key:
+    within ``blind_mix.gram_deviation``, but not the same bits.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        counts: Mapping[str, int] | None = None,
+        terms: Terms | None = None,
+        group_key: bytes = SOME_KEY,
+        job: str = "",
+    ) -> None:
+        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
+        self._bounds = bounds
+        self._counts = tuple(sorted((counts or {}).items()))
+        terms = terms or Terms()
+        self._rows, self._min_cohort = Rows(bounds.clip_exponent, terms), terms.min_cohort
+        self._group_key, self._job = group_key, job
+        self._round = 0
+
+    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+        """All of it: it is quantised where it is summed or mixed, and sketched where it is compared."""
+        return laid_out(part, gift)
+
+    def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
+        """The result; ``members`` are at least two. LocalError for values beyond the bounds.
+
+        The metrics are the last part of each round, and so tell which round it is.
+        """
+        match part.exchange:
+            case Sum():
+                spec, opened = self.opened(part, members, read)
+                self._round += part.kind is Kind.METRIC
+                return folded(part, spec.groups[0], opened)
+            case Gram(shared=True):
+                return {"gram": compared_by_shares(part, members, read, self._bounds.clip_exponent)}
+            case Gram():
+                return {"gram": compared(part, members, read, self._group_key, self._job, self._round)}
+            case Mix(directed=False):
+                self._rows.gave(part, members, read)
+        return PLAIN.collect(part, members, read)
+
+    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+        """The row, if the recipient may have one; a directed one is over what was given in this round."""
+        if part.exchange != Mix(directed=True):
+            return self._rows.row(part, recipient, weights, read)
+        if len(weights) < 2:
+            return None
+        own = row_group(part, self._bounds, recipient)
+        spec = specify(replace(self._frame(own), rows={own.name: weights}), sorted(weights), 0)
+        if not any(spec.groups[0].counts):
+            return None
+        made = folded(part, spec.groups[0], self._sum(part, spec, read))
+        return {each.name: made[each.name] for each in part.tensors}
+
+    def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, Opened]:
+        """The specification that the members would have, and the opened sum."""
+        spec = specify(self._frame(group(part, self._bounds)), members, 0)
+        return spec, self._sum(part, spec, read)
+
+    def _sum(self, part: Part, spec: RoundSpec, read: Read) -> Opened:
+        """The sum of the one group of a specification over its cohort, without masks and pads, which cancel."""
+        own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
+        spec = spec.model_copy(update={"groups": (own,)})
+        accumulator = Accumulator(spec)
+        for silo in spec.cohort:
+            gift = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
+            check_given(spec, [gift])
+            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [gift], ()))
+        return accumulator.open((), spec.cohort)[0]
+
+    def _frame(self, own: Group) -> Frame:
+        nothing = "0" * 64  # no mask is made, so nothing is bound to it
+        return Frame(
+            federation="none",
+            roster=nothing,
+            job="none",
+            job_digest=nothing,
+            round=0,
+            exchange="sum",
+            purpose="update",
+            recipient="coordinator",
+            model_digest=nothing,
+            schema_digest=nothing,
+            groups=(own,),
+            min_cohort=self._min_cohort,
+            chunk_bytes=CHUNK_BYTES,
+            counts=self._counts,
+        )
+
+
+def _elements(part: Part) -> int:
+    return sum(spec.elements for spec in part.tensors)
+
+
+def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Tensor]:
+    """The group's elements as the part's tensors again."""
+    table, at = torch.from_numpy(values).reshape(own.rows, -1), 0
+    found = {}
+    for spec in part.tensors:
+        width = spec.elements // own.rows
+        found[spec.name] = table[:, at : at + width].reshape(spec.shape).to(_dtype(spec, total=total))
+        at += width
+    return found
+
+
+def _dtype(spec: TensorSpec, *, total: bool) -> torch.dtype:
+    """As in the clear: a total is in float64, counts stay whole."""
+    return torch.float64 if total and spec.dtype != "int64" else DTYPES[spec.dtype]

@@ -1,0 +1,1 @@
+"""Differential privacy: accounting, noise and budgets."""

@@ -1,0 +1,349 @@
+"""The privacy budget of one data set: what was spent on it, whoever asked, and never more than its owner lets be.
+
+A log of its own (security/log/append_log.py) beside the silo's ledger, with records of budget_records.py::
+
+    reserve    before anything is done with the data: job, round, purpose and steps, on disk before the first of them
+    (steps)    each takes one of the reserved ones; there is none beyond them
+    commit     afterwards: how many were taken. Without one, a crash say, all that was reserved is spent for ever
+
+All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the folder's lock. Costs
+add up as rdp.py has them; what was committed and all open reservations together cost at most the limit, or a
+reservation is refused before anything is done. That is a filter: jobs may be chosen in view of what came before, at a
+price in δ (rdp.py).
+
+An older copy of the folder would have forgotten what was spent. So the head of this log goes into the silo's own ledger
+with each reservation, and others hold that one's (witness.py): ``check_held`` compares.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ...errors import ExhaustedError, LocalError
+from ..log.append_log import AppendLog
+from ..log.chain import Line
+from ..log.checkpoint import Checkpoint
+from ..log.head import Held, Signer, stored
+from ..log.segments import segments
+from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
+from .rdp import Event, covers, epsilon, shown, spent
+
+ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Steps that may be taken: place in the log, and what they are."""
+
+    seq: int
+    events: tuple[Steps, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What one job may cost by itself, whatever is left of the limit; decimals."""
+
+    epsilon: str
+    delta: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What one job has cost a data set, and what of it is still open."""
+
+    job: str
+    job_digest: str
+    epsilon: str
+    reserved: int  # reservations without a commit
+    events: tuple[Event, ...]
+
+
+@dataclass
+class _Job:
+    """Steps by σ and q, of what was committed and of what is open."""
+
+    name: str
+    steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    open: int = 0
+
+    def events(self) -> list[Event]:
+        return [Event(sigma, q, steps) for (sigma, q), steps in self.steps.items()]
+
+
+class Budget:
+    """The writer; safe to share between threads."""
+
+    def __init__(self, dataset: str) -> None:
+        self.dataset = dataset
+        self._limit: Limit | None = None
+        self._opened: Opened | None = None
+        self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
+        self._reserved_by: dict[int, str] = {}  # seq of each reservation, committed or not → digest of its job
+        self._jobs: dict[str, _Job] = {}
+        self._mutex = threading.Lock()
+        self._log: AppendLog
+
+    @classmethod
+    def open(
+        cls, folder: Path, dataset: str, federation: str, silo: str, key: Ed25519PrivateKey, *, known: bool
+    ) -> Self:
+        """Open a data set's budget, checking all of it; ``key`` is the silo's log key.
+
+        ``known``: this silo's ledger says that something was spent on the data set, so there must be records.
+        LocalError refuses a folder that is broken, older than its checkpoint, missing, or another data set's.
+        """
+        if known and not (folder.exists() and segments(folder)):
+            raise LocalError(
+                f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it from the newest backup"
+            )
+        budget = cls(dataset)
+
+        def visit(line: Line) -> None:
+            try:
+                budget.replay(line)
+            except LocalError as error:
+                raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
+
+        origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
+        budget._log = AppendLog.open(folder, Signer(origin, key), visit)
+        try:
+            if budget._opened is None:
+                budget._append(Opened(silo=silo, dataset=dataset, unit="record"))
+        except BaseException:
+            budget.close()
+            raise
+        return budget
+
+    # What its owner lets be spent.
+
+    def set_limit(self, epsilon: str, delta: str, policy: str) -> None:
+        """From now on no more than this, whatever was spent; ``policy`` is the digest of the file that says so."""
+        with self._mutex:
+            wanted = Limit(epsilon=epsilon, delta=delta, policy=policy)
+            if wanted != self._limit:
+                self._append(wanted)
+
+    @property
+    def limit(self) -> Limit:
+        """What its owner lets be spent; LocalError before any was set."""
+        if self._limit is None:
+            raise LocalError(
+                f"data set {self.dataset!r} has no budget; set one in the policy, [dataset.{self.dataset}]"
+            )
+        return self._limit
+
+    def epsilon(self, more: Sequence[Event] = ()) -> float:
+        """What was spent and reserved so far, at the limit's δ; with ``more``, if that came to it."""
+        with self._mutex:
+            return epsilon(spent([*self._events(), *more]), float(self.limit.delta))
+
+    # Spending.
+
+    def reserve(
+        self,
+        job: str,
+        job_digest: str,
+        round_: int,
+        purpose: str,
+        events: Sequence[Steps],
+        ceiling: Ceiling | None = None,
+    ) -> Reservation:
+        """Set so much aside, durably.
+
+        ExhaustedError where the limit, or the job's own ``ceiling``, does not cover it: then nothing is written.
+        """
+        record = Reserve(job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events))
+        asked = [each.event(each.steps) for each in record.events]
+        with self._mutex:
+            what = f"{purpose} of round {round_} of job {job!r}"
+            check_covered(self.dataset, what, self._limited, self._events(), asked)
+            if ceiling:
+                own = self._jobs[job_digest].events() if job_digest in self._jobs else []
+                check_covered(self.dataset, what, ceiling, own, asked, "the job's own target")
+            return Reservation(self._append(record), record.events)
+
+    def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
+        """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
+        with self._mutex:
+            others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
+            check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
+
+    def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
+        """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
+        with self._mutex:
+            self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
+
+    # What it shows.
+
+    def paid(self, seq: int, job_digest: str) -> bool:
+        """Whether there is such a reservation, and it is of this job."""
+        with self._mutex:
+            return self._reserved_by.get(seq) == job_digest
+
+    def jobs(self) -> list[Spending]:
+        """What each job has cost, in the order in which they came."""
+        with self._mutex:
+            delta = float(self.limit.delta)
+            return [
+                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
+                for digest, job in self._jobs.items()
+            ]
+
+    def head(self) -> Checkpoint:
+        """Of all records so far, all durable: what the silo's ledger keeps of it."""
+        with self._mutex:
+            return Checkpoint.parse(self._log.checkpoint().text)
+
+    def rekey(self, key: Ed25519PrivateKey) -> None:
+        """From now on this log key of the silo signs the head."""
+        with self._mutex:
+            self._log.rekey(Signer(self._log.signer.origin, key))
+
+    def check_held(self, held: Held) -> None:
+        """LocalError where this log is older than a head that was kept of it, or another one."""
+        if why := self._log.disagreement(held):
+            raise LocalError(
+                f"{self._log.folder}: was rolled back or altered: {why}; what was spent on data set {self.dataset!r} "
+                "cannot be known from it: restore the newest copy"
+            )
+
+    def close(self) -> None:
+        """Let the folder go."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _events(self) -> list[Event]:
+        return [event for job in self._jobs.values() for event in job.events()]
+
+    @property
+    def _limited(self) -> Ceiling:
+        return Ceiling(self.limit.epsilon, self.limit.delta)
+
+    # Records, as they come and as they are read.
+
+    def _append(self, record: Opened | Limit | Reserve | Commit) -> int:
+        stored = record.model_dump(mode="json")
+        self._check(record)
+        appended = self._log.append(stored)
+        self._accept(appended.seq, record)
+        return appended.seq
+
+    def replay(self, line: Line) -> None:
+        """Take in the next record of the log, as it was read; LocalError for one that must not come next."""
+        record = parse(line)
+        if not isinstance(record, Recovery):
+            self._check(record)
+            self._accept(line.seq, record)
+
+    def _check(self, record: Opened | Limit | Reserve | Commit) -> None:
+        """LocalError for a record that must not come next."""
+        if isinstance(record, Opened) != (self._opened is None):
+            raise LocalError("a budget begins with one budget.opened")
+        match record:
+            case Opened(dataset=dataset) if dataset != self.dataset:
+                raise LocalError(f"is the budget of data set {dataset!r}, not of {self.dataset!r}")
+            case Reserve() if self._limit is None:
+                raise LocalError("something is reserved before there is a limit")
+            case Commit(ref=ref, steps=steps):
+                reserved = self._open.get(ref)
+                if reserved is None:
+                    raise LocalError(f"commit of seq {ref}, which is no open reservation")
+                most = [each.steps for each in reserved.events]
+                if len(steps) != len(most) or any(taken > all_ for taken, all_ in zip(steps, most, strict=True)):
+                    raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
+
+    def _accept(self, seq: int, record: Opened | Limit | Reserve | Commit) -> None:
+        match record:
+            case Opened():
+                self._opened = record
+            case Limit():
+                self._limit = record
+            case Reserve():
+                job = self._jobs.setdefault(record.job_digest, _Job(record.job))
+                job.open += 1
+                for each in record.events:
+                    job.steps[each.sigma, each.q] += each.steps
+                self._open[seq] = record
+                self._reserved_by[seq] = record.job_digest
+            case Commit(ref=ref, steps=steps):
+                reserved = self._open.pop(ref)
+                job = self._jobs[reserved.job_digest]
+                job.open -= 1
+                for each, taken in zip(reserved.events, steps, strict=True):
+                    job.steps[each.sigma, each.q] -= each.steps - taken
+
+
+def check_covered(
+    dataset: str,
+    what: str,
+    most: Ceiling,
+    before: Sequence[Event],
+    asked: Sequence[Event],
+    whose: str | None = None,
+) -> None:
+    """ExhaustedError where these events together cost more than the policy lets, or than what ``whose`` names."""
+    delta = float(most.delta)
+    now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
+    if not covers(most.epsilon, then):
+        over = whose or "the policy's limit"
+        fix = (
+            ""
+            if whose
+            else f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for cheaper jobs"
+        )
+        raise ExhaustedError(
+            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
+            f"delta = {most.delta}, over {over} of {most.epsilon}{fix}"
+        )
+
+
+def rekey_all(
+    folder: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey
+) -> tuple[str, ...]:
+    """The budgets below a folder go on under a new log key; their data sets. One that has it already stays."""
+    found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for path in found:
+        origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)
+        note, key = stored(path), Signer(origin, new).public
+        if note is not None and any(signature.key_id != key.key_id for signature in note.signatures):
+            with Budget.open(path, path.name, federation, silo, old, known=True) as budget:
+                budget.rekey(new)
+    return tuple(path.name for path in found)
+
+
+class Steppers:
+    """The steps of a reservation, taken one by one: what training asks before each (algorithms/training/dp_sgd.py)."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self.reservation = reservation
+        self._taken = [0] * len(reservation.events)
+        self._over = False
+        self._mutex = threading.Lock()
+
+    def take(self, event: int) -> None:
+        """One step of the event of this index; ExhaustedError where all of its steps were taken, or none may be."""
+        most = self.reservation.events[event].steps
+        with self._mutex:
+            if self._over or self._taken[event] >= most:
+                why = "is committed" if self._over else f"had {most} of these, which are taken"
+                raise ExhaustedError(
+                    f"one more step of reservation {self.reservation.seq}, which {why}; this is a bug in Staddle"
+                )
+            self._taken[event] += 1
+
+    def end(self) -> tuple[int, ...]:
+        """No more steps are taken from now on; how many were, event by event."""
+        with self._mutex:
+            self._over = True
+            return tuple(self._taken)

@@ -1,0 +1,100 @@
+"""The records of a data set's privacy budget, each with a literal example; the log adds its frame (log/chain.py)."""
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field, model_validator
+
+from ...errors import LocalError
+from ...files.documents import MAX_SAFE_INTEGER, Strict
+from ..identity.keys import Hex32
+from ..ledger.records import Number
+from ..log.chain import FRAME, Line
+from .rdp import Event
+
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Some = Field(min_length=1, max_length=64)
+
+
+class Opened(Strict):
+    """The first record: ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``."""
+
+    type: Literal["budget.opened"] = "budget.opened"
+    silo: Text
+    dataset: Text
+    unit: Literal["record"]
+
+
+class Limit(Strict):
+    """What its owner lets be spent: ``{"delta":"0.00001","epsilon":"8","policy":"e3b0…","type":"budget.limit"}``."""
+
+    type: Literal["budget.limit"] = "budget.limit"
+    epsilon: Number
+    delta: Number
+    policy: Hex32  # digest of the policy file that says so
+
+
+class Steps(Strict):
+    """Equal steps of the sampled Gaussian mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``."""
+
+    sigma: Number
+    q: Number
+    steps: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
+
+    @model_validator(mode="after")
+    def _event(self) -> "Steps":
+        try:
+            self.event(self.steps)
+        except LocalError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def event(self, steps: int) -> Event:
+        """So many of them, as the accountant has it."""
+        return Event(self.sigma, self.q, steps)
+
+
+class Reserve(Strict):
+    """Durable before the first of its steps; spent, unless a commit says that fewer were taken.
+
+    ``{"events":[{…}],"job":"lung-3","job_digest":"ab12…","purpose":"training","round":17,"type":"budget.reserve"}``
+    """
+
+    type: Literal["budget.reserve"] = "budget.reserve"
+    job: Text
+    job_digest: Hex32
+    round: Count
+    purpose: Text
+    events: Annotated[tuple[Steps, ...], Some]
+
+
+class Commit(Strict):
+    """``{"ref":12,"steps":[390],"type":"budget.commit"}``: how many steps of each event were taken, no more come."""
+
+    type: Literal["budget.commit"] = "budget.commit"
+    ref: Count
+    steps: Annotated[tuple[Count, ...], Some]
+
+
+class Recovery(Strict):
+    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
+
+    type: Literal["recovery"] = "recovery"
+    dropped_bytes: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
+    last_good_seq: Annotated[int, Field(strict=True, ge=-1, le=MAX_SAFE_INTEGER)]
+
+
+Record = Opened | Limit | Reserve | Commit | Recovery
+_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
+
+
+def parse(line: Line) -> Record:
+    """The typed record of a verified line; LocalError names its seq and what is wrong with it."""
+    body = {key: value for key, value in line.record.items() if key not in FRAME}
+    try:
+        return _RECORDS.validate_python(body)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "type"
+        raise LocalError(f"seq {line.seq}: {where}: {first['msg']}") from None

@@ -1,0 +1,69 @@
+"""What was spent of a data set's budget, read from its folder: without a lock, while the agent may be writing it."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from ...errors import LocalError
+from ..log.checkpoint import Checkpoint
+from ..log.head import Agreement, Held, stored_by
+from ..log.note import Kind, VerifierKey
+from ..log.segments import CHECKPOINT, Reading
+from .budget import ORIGIN, Budget, Spending
+from .budget_records import Limit
+from .rdp import Event, shown
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A budget as it stood when it was read."""
+
+    dataset: str
+    limit: Limit
+    spent: float  # ε at the limit's δ, of what was committed and of what is open
+    jobs: tuple[Spending, ...]
+    records: int
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Of all jobs."""
+        return tuple(event for job in self.jobs for event in job.events)
+
+    @property
+    def left(self) -> Decimal:
+        """ε up to the limit, rounded down."""
+        return max(Decimal(self.limit.epsilon) - Decimal(shown(self.spent)), Decimal(0))
+
+
+def key_of(federation: str, silo: str, dataset: str, log_key: str) -> VerifierKey:
+    """What the head of a budget is signed with, by the silo's log key in hex."""
+    origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
+    return VerifierKey(origin, Kind.ED25519, bytes.fromhex(log_key))
+
+
+def read(folder: Path, dataset: str, key: VerifierKey, known: Checkpoint | None = None) -> View:
+    """Check a budget from its first record to its last, in order; ``known`` is the head that the silo's ledger has.
+
+    LocalError for one that is broken, altered, another data set's, or older than its checkpoint or that head.
+    """
+    # (1) The checkpoint is the silo's; it is read before the records, which only grow.
+    own = stored_by(folder, key)
+    if own is None:
+        raise LocalError(f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup")
+    held = [Held("the folder itself", own)]
+    held += [Held("the silo's ledger", known)] if known else []
+    # (2) The records hold, and each may follow those before it.
+    budget, reading, agreement = Budget(dataset), Reading(folder), Agreement(held)
+    for line in reading:
+        agreement.append(line.hash)
+        try:
+            budget.replay(line)
+        except LocalError as error:
+            raise LocalError(f"{folder}: {error}; restore it from the newest backup") from None
+    # (3) They are those of the checkpoints.
+    if problems := list(agreement.problems()):
+        raise LocalError(
+            f"{folder}: was rolled back or altered: {problems[0]}; what was spent on data set {dataset!r} cannot be "
+            "known from it: restore the newest copy"
+        )
+    return View(dataset, budget.limit, budget.epsilon(), tuple(budget.jobs()), reading.count)

@@ -1,0 +1,103 @@
+"""The noise of a job: the least with which all that it releases of a silo's records stays within its target.
+
+A job takes the same steps whatever the noise σ of one is; some of its releases have noise of their own. What it costs
+falls as σ grows, so that bisection finds the least σ, in steps of 0.001, that is enough; that very σ was reckoned
+through, so the target is never exceeded. A plan is for a whole job, before its first round: noise chosen round by
+round, as if nothing had been spent before, keeps no target.
+"""
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Protocol, TypeAlias, TypeVar
+
+from ...errors import LocalError
+from .rdp import LARGEST_SIGMA, Priced, cost, covers, shown
+
+STEP = Decimal("0.001")
+BEGIN = 1024  # steps of the first σ that is tried: most are not far from 1
+
+
+class Planned(Priced, Protocol):
+    """Priced, and what it is for."""
+
+    @property
+    def purpose(self) -> str:
+        """Such as "histogram"; its noise is ``<purpose>_sigma`` in a job where it does not follow from σ."""
+        ...
+
+
+Spends: TypeAlias = Callable[[str], Sequence[Planned]]  # σ → all that the job takes with it
+T = TypeVar("T", bound=Planned)
+
+
+def least_sigma(spends: Spends, most: str, delta: float) -> str:
+    """The least σ with which all of this costs at most ε = ``most`` at δ.
+
+    LocalError says what to change where no σ does.
+    """
+
+    def enough(units: int) -> bool:
+        return covers(most, cost(spends(str(units * STEP)), delta))
+
+    top = _top(spends)
+    low, high = 0, min(BEGIN, top)  # of which low is never enough
+    while not enough(high):
+        if high == top:
+            raise LocalError(_hopeless(spends, str(top * STEP), most, delta))
+        low, high = high, min(2 * high, top)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return str(high * STEP)
+
+
+def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
+    """Why a job must not have this σ, and which one would do; empty if it costs at most ε = ``most`` at δ."""
+    found = cost(spends(sigma), delta)
+    if covers(most, found):
+        return ""
+    try:
+        fix = f"{least_sigma(spends, most, delta)!r} would do, and left out it is planned"
+    except LocalError as error:
+        fix = str(error)
+    return f"sigma = {sigma!r} costs epsilon = {shown(found)} at delta = {delta:g}, and the job may cost {most}; {fix}"
+
+
+def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
+    """The same in groups, in order."""
+    found: dict[str, list[T]] = {}
+    for one in spends:
+        found.setdefault(one.purpose, []).append(one)
+    return found
+
+
+def _fixed(spends: Spends) -> list[Planned]:
+    """What has the same noise whatever σ is."""
+    other = spends(str(2 * STEP))
+    return [one for one in spends(str(STEP)) if one in other]
+
+
+def _top(spends: Spends) -> int:
+    """The largest σ, in steps, with which no noise that follows from it is beyond what costs are reckoned for."""
+    fixed = _fixed(spends)
+    most = max((Decimal(one.sigma) for one in spends(str(STEP)) if one not in fixed), default=STEP)
+    return int(LARGEST_SIGMA / most)
+
+
+def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
+    within = f"within epsilon = {most} at delta = {delta:g}"
+    fixed = _fixed(spends)
+    alone = cost(fixed, delta)
+    if covers(most, alone):
+        least = shown(cost(spends(top), delta))
+        return f"no noise keeps the job {within}: even sigma = {top} costs {least}; raise epsilon, or take fewer steps"
+    costs = {purpose: cost(group, delta) for purpose, group in by_purpose(fixed).items()}
+    told = ", ".join(
+        f"{purpose}_sigma = {group[0].sigma} costs {shown(costs[purpose])}"
+        for purpose, group in by_purpose(fixed).items()
+    )
+    dearest = max(costs, key=lambda purpose: costs[purpose])
+    return (
+        f"no noise of its steps keeps the job {within}: what is released beside them costs {shown(alone)} by itself "
+        f"({told}); raise {dearest}_sigma, or epsilon"
+    )

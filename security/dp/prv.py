@@ -1,0 +1,98 @@
+"""What releases cost by a tighter accountant, for people to read: a budget is never enforced by it.
+
+Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical composition of differential
+privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py). But it holds for a plan that was made
+before and not for events that were chosen in view of earlier ones; it reckons with a record that is taken away, which
+for Gaussian noise costs no less than one that is added as far as anybody has found; and with many different events it
+takes minutes and gigabytes, or fails. So a process of its own answers (prv_program.py), with little time and memory,
+and no answer is a usual result. Both being upper bounds, the smaller one is told.
+"""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from ...files.documents import canonical_json
+from .rdp import Priced, cost, shown
+
+PROGRAM = Path(__file__).with_name("prv_program.py")
+SEGMENTS = 8  # different events that are put to it
+LEAST_DELTA = 1e-9  # below, what float64 loses in a Fourier transform counts
+NONE = "not within its limits"
+_ANSWER = re.compile(rb"[0-9]{1,9}\.[0-9]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What these events together cost at this δ."""
+
+    events: tuple[Priced, ...]
+    delta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all questions together may take."""
+
+    seconds: int = 30
+    memory: int = 3 * 1024**3  # bytes, beside the libraries
+
+
+def opinion(events: Iterable[Priced], delta: float, limits: Limits | None = None) -> float | None:
+    """The smaller of the two bounds on ε; None where the tighter accountant gave none within its limits."""
+    return opinions([Question(tuple(events), delta)], limits)[0]
+
+
+def opinions(questions: Sequence[Question], limits: Limits | None = None) -> list[float | None]:
+    """The same of several questions, by one process; one that runs into a limit takes the later ones with it."""
+    costs = [cost(question.events, question.delta) for question in questions]
+    segments = [_segments(question.events) for question in questions]
+    asked = [
+        number
+        for number, question in enumerate(questions)
+        if 0 < costs[number] < math.inf and len(segments[number]) <= SEGMENTS and question.delta >= LEAST_DELTA
+    ]
+    found: list[float | None] = [None if 0 < each < math.inf else each for each in costs]
+    if asked:
+        texts = [{"delta": repr(questions[number].delta), "events": segments[number]} for number in asked]
+        for number, answer in zip(asked, _answers(texts, limits or Limits()), strict=False):
+            found[number] = min(answer, costs[number]) if answer is not None else None
+    return found
+
+
+def told(value: float | None) -> str:
+    """An opinion in words."""
+    return NONE if value is None else shown(value)
+
+
+def _segments(events: Iterable[Priced]) -> list[list[object]]:
+    """Steps of each noise and rate, however they are written."""
+    steps: Counter[tuple[Decimal, Decimal]] = Counter()
+    for one in events:
+        steps[Decimal(one.sigma), Decimal(one.q)] += one.steps
+    return [[str(sigma), str(q), taken] for (sigma, q), taken in steps.items() if taken]
+
+
+def _answers(questions: Sequence[object], limits: Limits) -> list[float | None]:
+    """As far as the process came, line by line; what was cut short has too few digits for an answer."""
+    asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
+    try:
+        out = subprocess.run(  # noqa: S603 our own interpreter and program
+            [sys.executable, "-P", "-W", "ignore", str(PROGRAM)],
+            input=canonical_json(asked),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limits.seconds,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout or b""
+    return [float(line) if _ANSWER.fullmatch(line) else None for line in out.splitlines()]

@@ -1,0 +1,45 @@
+"""A program of its own for prv.py: costs by Opacus's PRV accountant, under limits that end it.
+
+Questions come on standard input as JSON; for each a line goes to standard output, ε in decimals or ``none``. It imports
+nothing of ours, so that it runs wherever its file lies.
+"""
+
+import json
+import math
+import resource
+import sys
+from pathlib import Path
+
+from opacus.accountants import PRVAccountant
+
+
+def limit(seconds: int, memory: int) -> None:
+    """End with a signal after so much time on a processor; refuse memory beyond this, the libraries aside."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    libraries = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (libraries + memory, libraries + memory))
+
+
+def answer(delta: float, events: list[tuple[float, float, int]]) -> str:
+    """What they cost together; ``none`` where it cannot be told."""
+    accountant = PRVAccountant()
+    accountant.history = events
+    try:
+        found = float(accountant.get_epsilon(delta))
+    except (ArithmeticError, IndexError, MemoryError, RuntimeError, ValueError):
+        return "none"  # it does so for noise that is very weak or very strong
+    return f"{found:.12f}" if 0 <= found < math.inf else "none"
+
+
+def main() -> None:
+    """Answer what is asked."""
+    asked = json.load(sys.stdin)
+    limit(asked["seconds"], asked["memory"])
+    for question in asked["questions"]:
+        events = [(float(sigma), float(q), steps) for sigma, q, steps in question["events"]]
+        sys.stdout.write(answer(float(question["delta"]), events) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What a series of noisy releases costs: Rényi differential privacy of the sampled Gaussian mechanism.
+
+An event is a number of equal steps, each a sum over records of which every one is drawn with probability q (Poisson),
+bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S. Neighbours differ by one record
+that is there or not. A step at order α costs ρ(α; σ, q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the
+sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At any one order they do
+so too where later events were chosen in view of earlier releases, as long as their sum stays below a bound that was set
+before (a filter; Feldman, Zrnic, "Individual privacy accounting via a Rényi filter", 2021)::
+
+    ε(δ) = min over α of  ρ(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
+
+(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential privacy", 2020). Which α
+that is may then depend on the releases. Split by it, all that can come out is as many parts as there are ORDERS, each
+within e^ε and δ: so what is proven of events that were so chosen is ε at len(ORDERS) · δ. The functions are Opacus's.
+Every figure is rounded up: a step's ρ by SLACK for what float64 loses, an ε to four digits. Noise of 0 costs infinity.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from opacus.accountants.analysis import rdp as analysis
+
+from ...errors import LocalError
+from ..arithmetic.fixedpoint import Reals
+
+ORDERS = (*(1 + step / 10 for step in range(1, 100)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512)
+DIGITS = Decimal("0.0001")  # of an ε that is shown
+LARGEST_SIGMA = 100_000
+MOST_STEPS = 10**9
+MOST_EXPONENT = 700  # of e in float64
+SLACK, LEAST = 1e-9, 1e-14  # relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Equal steps of the sampled Gaussian mechanism; ``sigma`` and ``q`` are decimals, so that a ledger holds them."""
+
+    sigma: str  # standard deviation of the noise, in units of the sensitivity
+    q: str  # probability that a record is drawn; "1" for all
+    steps: int
+
+    def __post_init__(self) -> None:
+        sigma, q = _decimal(self.sigma), _decimal(self.q)
+        if not (sigma is not None and 0 <= sigma <= LARGEST_SIGMA):
+            raise LocalError(f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}")
+        if not (q is not None and 0 < q <= 1):
+            raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
+        if not 0 <= self.steps <= MOST_STEPS:
+            raise LocalError(f"an event of {self.steps} steps; give 0 to {MOST_STEPS}")
+
+
+class Priced(Protocol):
+    """What has the numbers of an event, whatever else it says: what a job plans, what a budget has recorded."""
+
+    @property
+    def sigma(self) -> str:
+        """As an event's."""
+        ...
+
+    @property
+    def q(self) -> str:
+        """As an event's."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """As an event's."""
+        ...
+
+
+def cost(priced: Iterable[Priced], delta: float) -> float:
+    """The ε at δ of all of these together."""
+    return epsilon(spent([Event(one.sigma, one.q, one.steps) for one in priced]), delta)
+
+
+def group(value: float, delta: float, records: int) -> tuple[float, float]:
+    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if nothing is kept.
+
+    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan, "The complexity of
+    differential privacy", 2017, lemma 2.2.
+    """
+    exponent = (records - 1) * value
+    return records * value, records * delta * math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
+
+
+def covers(most: str, value: float) -> bool:
+    """Whether an ε is at most this decimal."""
+    return Decimal(value) <= Decimal(most)
+
+
+def spent(events: Sequence[Event]) -> Reals:
+    """ρ of all events together, order by order [orders]; infinity where one has no noise."""
+    total = np.zeros(len(ORDERS))
+    for event in events:
+        if event.steps:
+            total += event.steps * _step(event.sigma, event.q)
+    return total
+
+
+def epsilon(rho: Reals, delta: float) -> float:
+    """The ε at δ of what was spent, 0 for nothing; ``math.inf`` where there is none."""
+    if not 0 < delta < 1:
+        raise LocalError(f"delta = {delta:g}; give a number between 0 and 1")
+    if not rho.any():
+        return 0.0
+    orders = np.array(ORDERS)
+    bounds = rho + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(float(bounds.min()), 0.0)
+
+
+def shown(value: float) -> str:
+    """An ε in decimals, rounded up; "inf" where there is none."""
+    if math.isinf(value):
+        return "inf"
+    return str(Decimal(value).quantize(DIGITS, ROUND_CEILING))
+
+
+@lru_cache(maxsize=4096)
+def _step(sigma: str, q: str) -> Reals:
+    """ρ of one step, order by order."""
+    if not Decimal(sigma):
+        return np.full(len(ORDERS), np.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        made = analysis.compute_rdp(q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS))
+    rho = np.maximum(np.asarray(made, np.float64), 0) * (1 + SLACK) + LEAST
+    rho.setflags(write=False)
+    return rho
+
+
+def _decimal(text: str) -> Decimal | None:
+    try:
+        value = Decimal(text)
+    except ArithmeticError:
+        return None
+    return value if value.is_finite() else None

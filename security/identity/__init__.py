@@ -1,0 +1,1 @@
+"""Keys, certificates, the roster, and signatures over documents."""

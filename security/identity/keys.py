@@ -1,0 +1,256 @@
+r"""A member's keys: four private keys that never leave the folder, and one public entry for the roster.
+
+::
+
+    hospital-a/            0700
+      tls.key              0600  P-256, PKCS8 PEM: the TLS handshake
+      tls.crt              0644  self-signed, CA:FALSE, SAN hospital-a.staddle
+      protocol.key         0600  Ed25519: rosters, jobs, protocol messages
+      log.key              0600  Ed25519: ledger heads
+      exchange.key         0600  X25519: what other silos seal to this one
+      entry.json           0644  the public half, below
+
+The entry is canonical JSON, signed by the protocol key (proof of possession); one line, here broken::
+
+    {"certificate":"-----BEGIN CERTIFICATE-----\\n…","exchange_key":"8f40…","host_operator":"General Hospital",
+     "id":"hospital-a","log_key":"d75a…","organisation":"General Hospital","protocol_key":"3d40…","role":"silo",
+     "signature":"92a0…","spki_sha256":"6e34…"}
+"""
+
+import base64
+import hashlib
+import re
+import stat
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from pydantic import AfterValidator, Field, model_validator
+
+from ...errors import LocalError
+from ...files.documents import (
+    Strict,
+    canonical_json,
+    parse_canonical,
+    read_bytes,
+    sync_directory,
+    validate,
+    write_new,
+)
+from .certificate import check_certificate, self_signed, subject_key
+from .domains import ENTRY, framed
+
+PrivateKey = EllipticCurvePrivateKey | Ed25519PrivateKey | X25519PrivateKey
+
+TLS_KEY, TLS_CERTIFICATE, ENTRY_FILE = "tls.key", "tls.crt", "entry.json"
+PROTOCOL_KEY, LOG_KEY, EXCHANGE_KEY = "protocol.key", "log.key", "exchange.key"
+
+
+class Role(StrEnum):
+    """What a member is in its federation."""
+
+    COORDINATOR = "coordinator"
+    SILO = "silo"
+    OPERATOR = "operator"
+    FOUNDER = "founder"
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():  # it is shown on terminals
+        raise ValueError("holds control characters")
+    return text
+
+
+ID_PATTERN = r"^[a-z0-9-]{1,64}$"
+Id = Annotated[str, Field(pattern=ID_PATTERN)]
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # a SHA-256 or a raw public key
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # an Ed25519 signature
+Title = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+
+
+class Entry(Strict):
+    """The public half of a member; an instance has been checked, signature and certificate included."""
+
+    id: Id
+    role: Role
+    organisation: Title
+    host_operator: Title  # the organisation that runs the member's host: SECURITY.md rules 11 and 12
+    certificate: Annotated[str, Field(max_length=8192)]
+    spki_sha256: Hex32
+    protocol_key: Hex32
+    log_key: Hex32
+    exchange_key: Hex32
+    signature: Hex64
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """ValueError names the first step that fails; pydantic hands it on as a LocalError."""
+        # (1) The certificate is the member's own and nothing more.
+        check_certificate(self.id, self.certificate)
+        # (2) The fingerprint that calls are checked against is that certificate's.
+        if hashlib.sha256(subject_key(self.certificate)).hexdigest() != self.spki_sha256:
+            raise ValueError(f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}")
+        # (3) One key, one use; and no X25519 point with which every exchange gives zero.
+        if self.protocol_key == self.log_key:
+            raise ValueError(f"protocol_key and log_key of {self.id!r} are the same key")
+        try:
+            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.exchange_key)))
+        except ValueError as error:
+            raise ValueError(f"exchange_key of {self.id!r} is a point of low order") from error
+        # (4) All of it is signed by the protocol key.
+        if not self.has_signed(ENTRY, entry_payload(self.model_dump(mode="json")), bytes.fromhex(self.signature)):
+            raise ValueError(f"signature of entry {self.id!r} does not fit; the entry was changed after it was made")
+        return self
+
+    def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
+        """Whether ``signature`` is this member's, by its protocol key, over ``framed(label, payload)``."""
+        try:
+            key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
+            key.verify(signature, framed(label, payload))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    @property
+    def tls_fingerprint(self) -> str:
+        """Of the TLS key, for people."""
+        return _shown(bytes.fromhex(self.spki_sha256))
+
+    @property
+    def protocol_fingerprint(self) -> str:
+        """Of the protocol key, for people and for pins."""
+        return fingerprint(bytes.fromhex(self.protocol_key))
+
+
+def entry_payload(document: dict[str, Any]) -> bytes:
+    """What the protocol key signs: the canonical entry without its signature."""
+    return canonical_json({key: value for key, value in document.items() if key != "signature"})
+
+
+def fingerprint(public: bytes) -> str:
+    """Fingerprint for people of an SPKI (DER) or a raw public key, as OpenSSH writes it: ``SHA256:47DEQpj8HB…``."""
+    return _shown(hashlib.sha256(public).digest())
+
+
+def _shown(digest: bytes) -> str:
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A member's private keys beside its entry; printing it shows no secret."""
+
+    entry: Entry
+    tls_key: bytes = field(repr=False)  # PEM, as gRPC wants it
+    protocol: Ed25519PrivateKey = field(repr=False)
+    log: Ed25519PrivateKey = field(repr=False)
+    exchange: X25519PrivateKey = field(repr=False)
+
+    def sign(self, label: bytes, payload: bytes) -> bytes:
+        """Ed25519 by the protocol key over ``framed(label, payload)``, 64 bytes."""
+        return self.protocol.sign(framed(label, payload))
+
+
+def create_keys(folder: Path, member: str, role: Role, organisation: str, host_operator: str = "") -> Entry:
+    """Make a member's folder of fresh keys and return its public entry.
+
+    ``host_operator`` is the organisation that runs the host, by default ``organisation`` itself. LocalError if the
+    folder holds anything already.
+    """
+    if not re.fullmatch(ID_PATTERN, member):
+        raise LocalError(f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as 'hospital-a'")
+    tls = generate_private_key(SECP256R1())
+    protocol, log, exchange = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+    certificate = self_signed(member, tls)
+    document: dict[str, Any] = {
+        "id": member,
+        "role": str(role),
+        "organisation": organisation,
+        "host_operator": host_operator or organisation,
+        "certificate": certificate,
+        "spki_sha256": hashlib.sha256(subject_key(certificate)).hexdigest(),
+        "protocol_key": protocol.public_key().public_bytes_raw().hex(),
+        "log_key": log.public_key().public_bytes_raw().hex(),
+        "exchange_key": exchange.public_key().public_bytes_raw().hex(),
+    }
+    document["signature"] = protocol.sign(framed(ENTRY, entry_payload(document))).hex()
+    entry = validate(document, Entry, f"entry of {member!r}")
+    _make_folder(folder)
+    private: dict[str, PrivateKey] = {TLS_KEY: tls, PROTOCOL_KEY: protocol, LOG_KEY: log, EXCHANGE_KEY: exchange}
+    for name, key in private.items():
+        write_new(folder / name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_new(folder / TLS_CERTIFICATE, certificate.encode(), 0o644)
+    write_new(folder / ENTRY_FILE, canonical_json(document) + b"\n", 0o644)  # last: a folder without it is unfinished
+    return entry
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise LocalError(f"{folder}: holds files already; choose an empty folder, so that no key is overwritten")
+        folder.chmod(0o700)
+        sync_directory(folder.parent)
+    except OSError as error:
+        raise LocalError(f"{folder}: cannot make this folder: {error.strerror or error}") from error
+
+
+def load_entry(path: Path) -> Entry:
+    """Read and check a public entry."""
+    return parse_canonical(read_bytes(path), Entry, str(path))
+
+
+def load_keys(folder: Path) -> Keys:
+    """Read a member's folder; LocalError if others can read a private key, or if one is not that of its entry."""
+    entry = load_entry(folder / ENTRY_FILE)
+    tls_pem = _read_private(folder / TLS_KEY)
+    tls: EllipticCurvePrivateKey = _private_key(folder / TLS_KEY, EllipticCurvePrivateKey)
+    protocol: Ed25519PrivateKey = _private_key(folder / PROTOCOL_KEY, Ed25519PrivateKey)
+    log: Ed25519PrivateKey = _private_key(folder / LOG_KEY, Ed25519PrivateKey)
+    exchange: X25519PrivateKey = _private_key(folder / EXCHANGE_KEY, X25519PrivateKey)
+    tls_public = tls.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    found = {
+        TLS_KEY: (hashlib.sha256(tls_public).hexdigest(), entry.spki_sha256),
+        PROTOCOL_KEY: (protocol.public_key().public_bytes_raw().hex(), entry.protocol_key),
+        LOG_KEY: (log.public_key().public_bytes_raw().hex(), entry.log_key),
+        EXCHANGE_KEY: (exchange.public_key().public_bytes_raw().hex(), entry.exchange_key),
+        TLS_CERTIFICATE: (read_bytes(folder / TLS_CERTIFICATE).decode(errors="replace"), entry.certificate),
+    }
+    for name, (here, declared) in found.items():
+        if here != declared:
+            raise LocalError(f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one backup")
+    return Keys(entry, tls_pem, protocol, log, exchange)
+
+
+def _read_private(path: Path) -> bytes:
+    """A private file that only its owner can read."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+    if mode & 0o077:
+        raise LocalError(f"{path}: mode {mode:04o} lets others at this private key; run: chmod 600 {path}")
+    return read_bytes(path)
+
+
+def _private_key(path: Path, kind: type) -> Any:
+    """The private key of this kind in a private file."""
+    try:
+        key = load_pem_private_key(_read_private(path), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise LocalError(f"{path}: is no unencrypted PKCS8 private key; restore it from your backup") from error
+    if not isinstance(key, kind):
+        raise LocalError(f"{path}: holds a {type(key).__name__}, not a {kind.__name__}; restore it from your backup")
+    return key

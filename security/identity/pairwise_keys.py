@@ -1,0 +1,82 @@
+"""Keys of one attempt at a secure sum: what two silos agree on, and the sealing of shares between them.
+
+A silo draws fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares with (c), one for
+each dealer that seals to it (r, security/secagg/receiving_keys.py), one to agree on masks with (s). From the agreed 32
+bytes HKDF-SHA256 (RFC 5869) derives keys of one use each::
+
+    seal key, u to v   HKDF(X25519(c_u, r_vu), salt = ctx, info = framed(SEAL, u, v))
+    pair key, u and v  HKDF(X25519(s_u, s_v), salt = ctx, info = framed(PAIR, prg, min(u, v), max(u, v), H(U2)))
+    self key, u        HKDF(b_u,              salt = ctx, info = framed(SELF, prg, u, H(U2)))
+
+Shares travel under ChaCha20-Poly1305 with nonce 0: a seal key seals one message, in one direction.
+"""
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ...errors import RefusedError
+from ..faults import Code
+from .domains import SECAGG_PAIR, SECAGG_SEAL, SECAGG_SELF, framed
+
+KEY_BYTES = 32
+NONCE = bytes(12)
+TAG_BYTES = 16
+
+
+def private_key(seed: bytes) -> X25519PrivateKey:
+    """The X25519 key of a 32-byte seed (RFC 7748 section 5 clamps it)."""
+    return X25519PrivateKey.from_private_bytes(seed)
+
+
+def public_key(seed: bytes) -> bytes:
+    """The public half, 32 bytes."""
+    return private_key(seed).public_key().public_bytes_raw()
+
+
+def agree(seed: bytes, public: bytes, peer: str) -> bytes:
+    """The 32 bytes that both sides compute; RefusedError if the peer's key is none, or gives zero with every key."""
+    try:
+        return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise RefusedError(peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key") from None
+
+
+def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """HKDF-SHA256, 32 bytes."""
+    return HKDF(SHA256(), KEY_BYTES, salt, info).derive(secret)
+
+
+def seal_key(agreed: bytes, ctx: bytes, sender: str, receiver: str) -> bytes:
+    """For the one message of shares from sender to receiver."""
+    return derive(agreed, ctx, framed(SECAGG_SEAL, sender.encode(), receiver.encode()))
+
+
+def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: bytes) -> bytes:
+    """For the mask that two silos share; the same from both sides."""
+    low, high = sorted((one, other))
+    return derive(agreed, ctx, framed(SECAGG_PAIR, prg.to_bytes(1), low.encode(), high.encode(), h_u2))
+
+
+def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes:
+    """For the mask that a silo has to itself, from its self-mask seed b."""
+    return derive(seed, ctx, framed(SECAGG_SELF, prg.to_bytes(1), silo.encode(), h_u2))
+
+
+def seal(key: bytes, ctx: bytes, sender: str, receiver: str, plain: bytes) -> bytes:
+    """Ciphertext, 16 bytes longer; never twice with one key."""
+    return ChaCha20Poly1305(key).encrypt(NONCE, plain, _associated(ctx, sender, receiver))
+
+
+def unseal(key: bytes, ctx: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
+    """The plain bytes; RefusedError blames the sender, who signed the ciphertext."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, _associated(ctx, sender, receiver))
+    except InvalidTag:
+        raise RefusedError(sender, Code.SHARES, f"what it sealed for {receiver!r} does not open") from None
+
+
+def _associated(ctx: bytes, sender: str, receiver: str) -> bytes:
+    return framed(SECAGG_SEAL, ctx, sender.encode(), receiver.encode())

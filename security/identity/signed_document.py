@@ -1,0 +1,63 @@
+"""A signed document: what an operator hands to silos that do not trust the coordinator which carries it.
+
+Canonical JSON, here with line breaks; the signature is over everything else in it, so it names its signer and
+the roster under which it was made::
+
+    {"document":{"method":"fedavg","rounds":20},"roster":"9f86d0…","signature":"a1b2…","signer":"operator-1"}
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import LocalError, PeerError
+from ...files.documents import Strict, canonical_json, validate
+from . import roster as rosters
+from .keys import Hex32, Hex64, Id, Keys, Role
+
+
+class Envelope(Strict):
+    """A document, who signed it, and under which roster."""
+
+    document: dict[str, Any]
+    signer: Id
+    roster: Hex32
+    signature: Hex64
+
+    def payload(self) -> bytes:
+        """What is signed, behind the label."""
+        return canonical_json(self.model_dump(exclude={"signature"}))
+
+
+def sign_document(document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes) -> dict[str, Any]:
+    """Sign a document under a roster that knows these keys."""
+    signer = keys.entry
+    if signer.id not in roster or roster[signer.id] != signer:
+        raise LocalError(
+            f"{signer.id!r} with these keys is not in roster version {roster.version}; have it added first"
+        )
+    envelope = Envelope(document=dict(document), signer=signer.id, roster=rosters.digest(roster), signature="0" * 128)
+    return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}
+
+
+def verify_document(signed: Any, roster: rosters.Roster, role: Role, label: bytes) -> dict[str, Any]:
+    """Check a signed document, as parsed, and return what was signed; the steps run in order.
+
+    ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError what is no envelope.
+    """
+    # (1) It is an envelope.
+    envelope = validate(signed, Envelope, "signed document")
+    # (2) A member signed it, whose role may.
+    signer = roster[envelope.signer]
+    if signer.role is not role:
+        raise PeerError(signer.id, f"has role {signer.role}, and only a member of role {role} may sign this document")
+    # (3) It was made under the roster that we hold.
+    if envelope.roster != rosters.digest(roster):
+        raise PeerError(
+            signer.id,
+            f"signed under roster {envelope.roster[:12]}…, we hold {rosters.digest(roster)[:12]}… "
+            f"(version {roster.version}); bring both to one roster and sign again",
+        )
+    # (4) The signature holds, over these bytes and for this purpose.
+    if not signer.has_signed(label, envelope.payload(), bytes.fromhex(envelope.signature)):
+        raise PeerError(signer.id, "its signature does not fit the document; it was changed after it was signed")
+    return envelope.document

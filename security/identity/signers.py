@@ -1,0 +1,44 @@
+"""Whose signatures count in a secure sum: the protocol keys of one roster's coordinator and silos."""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from .domains import framed
+from .roster import Roster
+
+Sign: TypeAlias = Callable[[bytes, bytes], bytes]  # (label, payload) -> 64 bytes: ``Keys.sign`` of a member
+
+
+@dataclass(frozen=True, slots=True)
+class Signers:
+    """Raw Ed25519 keys, 32 bytes each; nobody else's signature holds."""
+
+    coordinator: bytes
+    silos: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, roster: Roster, among: Container[str] | None = None) -> "Signers":
+        """Those of a verified, complete roster; of its silos only those ``among``, such as a job's, if given."""
+        chosen = [entry for entry in roster.silos if among is None or entry.id in among]
+        silos = {entry.id: bytes.fromhex(entry.protocol_key) for entry in chosen}
+        return cls(bytes.fromhex(roster.coordinator.protocol_key), silos)
+
+    def by_coordinator(self, label: bytes, payload: bytes, signature: bytes) -> bool:
+        """Whether the coordinator signed ``framed(label, payload)``."""
+        return _holds(self.coordinator, label, payload, signature)
+
+    def by_silo(self, silo: str, label: bytes, payload: bytes, signature: bytes) -> bool:
+        """Whether this silo did; False for a stranger."""
+        return silo in self.silos and _holds(self.silos[silo], label, payload, signature)
+
+
+def _holds(public: bytes, label: bytes, payload: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, framed(label, payload))
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The ledgers of what left a silo and what arrived: records, rules, audits."""

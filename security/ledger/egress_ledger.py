@@ -1,0 +1,473 @@
+"""The egress ledger of a silo: exactly what left its door, written before it leaves.
+
+``<silo>/ledger/`` (security/log/segments.py) is an append-only hash chain of the records in records.py, under
+checkpoints that the silo's log key signs. One message that leaves is up to three records: ``egress.intent`` is durable
+before the first byte, ``egress.digest`` before the frame that makes the message count, ``egress.outcome`` says how it
+ended.
+
+What it proves: the records were not edited, and they are consistent. Records behind the last checkpoint that another
+party holds can be cut off or rewritten by whoever has the log key; and the ledger cannot prove what the software chose
+not to write.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ...errors import LocalError
+from ..faults import Code
+from ..log.append_log import Appended, AppendLog, Sealed
+from ..log.chain import Line
+from ..log.checkpoint import Checkpoint
+from ..log.consistency import Consistency
+from ..log.head import Held, Signer
+from ..log.merkle import Hashes
+from ..log.note import Note, VerifierKey
+from ..policy.release import Release
+from .fast_decoder import well_formed
+from .parsing import Record, checked, parse_record
+from .protocol_records import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened, SumSigned
+from .records import (
+    Applied,
+    ControlClose,
+    ControlOpen,
+    Deny,
+    Digest,
+    Hidden,
+    Ingress,
+    Intent,
+    JobAccept,
+    JobDecline,
+    KeyRotate,
+    Outcome,
+    Paid,
+    Payload,
+    Peer,
+    PolicyChange,
+    PrivacyHead,
+    Secagg,
+    Size,
+    Start,
+    Stop,
+    Tensor,
+    TensorDigest,
+    Witness,
+)
+from .rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A message without outcome so far, and its digest with the place of that record, if it came to it."""
+
+    seq: int
+    intent: Intent
+    digest: Digest | None = None
+    place: Appended | None = None
+
+
+class Ledger:
+    """The writer; safe to share between threads. Every method returns once its record is durable, or raises."""
+
+    def __init__(self, silo: str) -> None:
+        self.silo = silo
+        self._rules = Rules(silo)
+        self._sent: Counter[tuple[str, int]] = Counter()
+        self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
+        self._contributed: set[str] = set()  # and of those to whose key something was given
+        self._signed: list[SumSigned] = []
+        self._summed: set[str] = set()  # digests of jobs of which a sum was signed, or opened
+        self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
+        self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
+        self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
+        self._past: list[VerifierKey] = []  # keys that signed before the one that does
+        self._mutex = threading.Lock()
+        self._log: AppendLog
+
+    @classmethod
+    def open(cls, folder: Path, silo: str, federation: str, key: Ed25519PrivateKey) -> Self:
+        """Open a silo's ledger, checking all of it; ``key`` is the silo's log key.
+
+        LocalError refuses one that breaks its chain or its rules, or is not the one that its checkpoint speaks of.
+        """
+        ledger = cls(silo)
+
+        def visit(line: Line) -> None:
+            evidence = "keep it as evidence, move it away, begin anew"
+            try:
+                record = checked(line)
+            except LocalError as error:
+                raise LocalError(f"{folder}: {error}; {evidence}") from error
+            if problem := ledger._rules.check(record) or _foreign(record, silo):
+                raise LocalError(f"{folder}: seq {line.seq}: {problem}; {evidence}")
+            ledger._rules.accept(line.seq, record)
+            ledger._note(line)
+
+        ledger._log = AppendLog.open(folder, Signer.of(federation, silo, key), visit, well_formed)
+        return ledger
+
+    def start(self, software: str, roster: str, policy: str) -> Appended:
+        """The agent has started, with this software, roster digest and policy digest."""
+        return self._append(Start(silo=self.silo, software=software, roster=roster, policy=policy))
+
+    def put_in_force(self, digest: str, text: str) -> Appended | None:
+        """From now on this policy decides; None where it is the one in force already."""
+        before = self._rules.policy
+        return self._append(PolicyChange(before=before, after=digest, text=text)) if digest != before else None
+
+    def stop(self, reason: str) -> Appended:
+        """The agent stops in good order."""
+        return self._append(Stop(reason=reason))
+
+    def job_accept(self, job: str, job_digest: str, signer: str) -> Appended:
+        """The silo takes part in a job that ``signer`` signed."""
+        return self._append(JobAccept(job=job, job_digest=job_digest, signer=signer))
+
+    def job_decline(self, job: str, job_digest: str, signer: str, reasons: Sequence[str]) -> Appended:
+        """The silo does not take part."""
+        return self._append(JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons)))
+
+    def intent(
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        method: str,
+        round_number: int,
+        attempt: int,
+        purpose: str,
+        rpc: str,
+        recipient: Peer,
+        readers: Sequence[str],
+        form: str,
+        policy: Applied,
+        releases: Sequence[Release],
+        message_bytes: int,
+        offset: int = 0,
+        cohort: Sequence[str] = (),
+        secagg: Secagg | None = None,
+        hidden: Hidden | None = None,
+        dataset: str = "",
+    ) -> Appended:
+        """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
+
+        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
+        ids of the round's silos, sorted; ``secagg`` is of a masked message, ``hidden`` of a padded or rotated one.
+        ``dataset`` is the one whose budget paid for releases that are dp.
+        """
+        ids = sorted({paid for release in releases for paid in release.ledger_ids})
+        tensors = tuple(
+            Tensor(
+                part=r.part,
+                kind=r.kind,
+                name=r.name,
+                dtype=r.dtype,
+                shape=r.shape,
+                bytes=r.nbytes,
+                taint=r.taint,
+                readers=() if set(r.readers) == set(readers) else r.readers,  # of the message, unless its own
+            )
+            for r in releases
+        )
+        return self._append(
+            Intent(
+                silo=self.silo,
+                job=job,
+                job_digest=job_digest,
+                method=method,
+                round=round_number,
+                attempt=attempt,
+                purpose=purpose,
+                rpc=rpc,
+                recipient=recipient,
+                readers=tuple(readers),
+                form=form,
+                policy=policy,
+                tensors=tensors,
+                message=Size(bytes=message_bytes),
+                offset=offset,
+                cohort=tuple(cohort),
+                secagg=secagg,
+                hidden=hidden,
+                dp=Paid(dataset=dataset, ids=tuple(ids)) if ids else None,
+            )
+        )
+
+    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Sealed:
+        """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others.
+
+        Of a masked, padded or rotated message ``tensors`` is empty.
+        """
+        record = Digest(ref=ref, tensors=tuple(tensors), message=message)
+        stored = record.model_dump(mode="json")
+        with self._mutex:
+            self._check(stored)
+            sealed = self._log.seal(stored)
+            self._accept(sealed.place, stored)
+            return sealed
+
+    def outcome(
+        self, ref: int, status: Literal["sent", "failed", "unknown"], bytes_sent: int, receipt: str | None = None
+    ) -> Appended:
+        """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
+        return self._append(Outcome(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False)
+
+    def protocol_message(
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        ctx: str,
+        kind: ProtocolKind,
+        rpc: str,
+        recipient: Peer,
+        message: Payload,
+    ) -> Appended:
+        """A message of the protocol of a secure sum or a mix is about to leave, and counts as left."""
+        return self._append(
+            ProtocolMessage(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                kind=kind,
+                rpc=rpc,
+                recipient=recipient,
+                message=message,
+            )
+        )
+
+    def secagg_end(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, code: str, blame: str, why: str
+    ) -> Appended:
+        """An attempt at a secure sum is over without a sum, with a ``Code``; of a long reason what fits."""
+        return self._append(
+            SumEnd(
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                code=Code(code),
+                blame=blame,
+                why=why[:MOST_WHY],
+            )
+        )
+
+    def secagg_sum(
+        self, *, job: str, job_digest: str, round_number: int, ctx: str, survivors: Sequence[str], sha256: str
+    ) -> Appended:
+        """A secure sum was opened, over ``survivors``, sorted; this is the digest of what came down."""
+        return self._append(
+            SumOpened(
+                job=job, job_digest=job_digest, round=round_number, ctx=ctx, survivors=tuple(survivors), sha256=sha256
+            )
+        )
+
+    def secagg_signed(self, record: SumSigned) -> None:
+        """The survivors of a sum are about to be signed; recorded where no record says so of this job and set yet."""
+        if not any(_same_set(record, known) for known in self.signed):
+            self._append(record)
+
+    @property
+    def signed(self) -> tuple[SumSigned, ...]:
+        """The sets of silos with whose sums this silo agreed, of all jobs, restarts included."""
+        with self._mutex:
+            return tuple(self._signed)
+
+    def summed(self, job_digest: str) -> bool:
+        """Whether a sum of this job was signed or opened, restarts included."""
+        with self._mutex:
+            return job_digest in self._summed
+
+    def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
+        """A session of polls and heartbeats begins, under these caps."""
+        return self._append(
+            ControlOpen(session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes)
+        )
+
+    def control_close(self, ref: int, messages: int, bytes_sent: int) -> Appended:
+        """The session that ``control_open`` began at ``ref`` is over; these are its totals."""
+        return self._append(ControlClose(ref=ref, messages=messages, bytes=bytes_sent))
+
+    def ingress(
+        self, *, job: str, round_number: int, purpose: str, rpc: str, sender: Peer, message: Payload
+    ) -> Appended:
+        """A message came in."""
+        return self._append(
+            Ingress(job=job, round=round_number, purpose=purpose, rpc=rpc, sender=sender, message=message)
+        )
+
+    def policy_deny(
+        self, *, job: str, round_number: int, purpose: str, policy: str, reasons: Sequence[str]
+    ) -> Appended:
+        """The policy held a message back; nothing left."""
+        return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
+
+    def privacy_head(self, dataset: str, head: Checkpoint, *, epsilon: str, delta: str, limit: str) -> Appended:
+        """The privacy budget of a data set has come to this head, with so much spent and reserved of its limit."""
+        return self._append(
+            PrivacyHead(
+                dataset=dataset, size=head.size, root=head.root.hex(), epsilon=epsilon, delta=delta, limit=limit
+            )
+        )
+
+    @property
+    def privacy_heads(self) -> Mapping[str, PrivacyHead]:
+        """The last head of each data set's privacy budget; a data set that is not there was never spent on."""
+        with self._mutex:
+            return dict(self._budgets)
+
+    def witness(self, by: str, held: Checkpoint) -> Appended:
+        """A member says that it holds this head of this ledger; durable with the next record."""
+        return self._append(Witness(by=by, size=held.size, root=held.root.hex()), durable=False)
+
+    @property
+    def head(self) -> Appended | None:
+        """The last record."""
+        return self._log.head
+
+    def sent(self, job_digest: str, round_number: int) -> int:
+        """Bytes of all intents and protocol messages of a round, whatever became of them, restarts included."""
+        with self._mutex:
+            return self._sent[job_digest, round_number]
+
+    def attempts(self, job_digest: str, round_number: int, part: str) -> int:
+        """How many intents a message of a round has had, whatever became of them, restarts included.
+
+        ``part`` is that of a padded or rotated message; empty for the one of a round that is neither.
+        """
+        with self._mutex:
+            return self._attempts[job_digest, round_number, part]
+
+    def entered(self, job_digest: str) -> bool:
+        """Whether keys were given into a secure sum of this job, restarts included."""
+        with self._mutex:
+            return job_digest in self._entered
+
+    def contributed(self, job_digest: str) -> bool:
+        """Whether something was given to the key that the silos of this job share, restarts included."""
+        with self._mutex:
+            return job_digest in self._contributed
+
+    @property
+    def open_intents(self) -> tuple[int, ...]:
+        """Intents without outcome, such as a crash leaves: they count as left."""
+        return tuple(message.seq for message in self.unsettled)
+
+    @property
+    def unsettled(self) -> tuple[Unsettled, ...]:
+        """What the intents without outcome said, oldest first: the recipient may be asked what became of them."""
+        with self._mutex:
+            return tuple(_message(lines) for lines in self._unsettled.values())
+
+    def checkpoint(self) -> Note:
+        """The signed head of all records so far, which are durable then; others may hold it against us."""
+        return self._log.checkpoint()
+
+    def growth(self, held: int, to: Note) -> Consistency:
+        """Proof for who holds the head of ``held`` records, 0 for none, that it only grew until ``to``."""
+        return self._log.growth(held, to)
+
+    def inclusion(self, seq: int, size: int) -> Hashes:
+        """RFC 6962 section 2.1.1: that record ``seq`` is in the ledger of ``size`` records."""
+        return self._log.inclusion(seq, size)
+
+    def disagreement(self, held: Held) -> str:
+        """Why this is not the ledger that somebody's checkpoint was signed for; empty if it is, or grew from it."""
+        return self._log.disagreement(held)
+
+    def root(self, size: int) -> bytes:
+        """Root of the first ``size`` records."""
+        return self._log.root(size)
+
+    @property
+    def keys(self) -> tuple[VerifierKey, ...]:
+        """The log's public key, and those before it."""
+        return (self._log.signer.public, *self._past)
+
+    def rekey(self, key: Ed25519PrivateKey) -> Appended:
+        """From now on this log key signs; the old one signs a checkpoint that says so."""
+        old = self._log.signer
+        new = Signer(old.origin, key)
+        appended = self._append(KeyRotate(old=str(old.public), new=str(new.public)))
+        self._log.rekey(new)
+        return appended
+
+    def close(self) -> None:
+        """Make everything durable and let the lock go."""
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _append(self, record: Record, *, durable: bool = True) -> Appended:
+        stored = record.model_dump(mode="json")
+        with self._mutex:
+            self._check(stored)
+            appended = self._log.append(stored, durable=durable)
+            self._accept(appended, stored)
+            return appended
+
+    def _check(self, stored: Mapping[str, Any]) -> None:
+        if problem := self._rules.check(stored):
+            raise LocalError(f"ledger of {self.silo!r}: {problem}")
+
+    def _accept(self, appended: Appended, stored: dict[str, Any]) -> None:
+        self._rules.accept(appended.seq, stored)
+        self._note(Line(appended.seq, bytes.fromhex(appended.leaf), stored))
+
+    def _note(self, line: Line) -> None:
+        record = line.record
+        match record["type"]:
+            case "egress.intent":
+                self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                part = record["tensors"][0]["part"] if record.get("hidden") else ""
+                self._attempts[record["job_digest"], record["round"], part] += 1
+                self._unsettled[line.seq] = [line]
+            case "egress.protocol":
+                self._sent[record["job_digest"], record["round"]] += record["message"]["bytes"]
+                if record["kind"] == "keys":
+                    self._entered.add(record["job_digest"])
+                if record["kind"] == "contribution":
+                    self._contributed.add(record["job_digest"])
+            case "secagg.signed":
+                self._signed.append(parse_record(line, SumSigned))
+                self._summed.add(record["job_digest"])
+            case "secagg.sum":
+                self._summed.add(record["job_digest"])
+            case "egress.digest":
+                self._unsettled[record["ref"]].append(line)
+            case "egress.outcome":
+                del self._unsettled[record["ref"]]
+            case "privacy.head":
+                self._budgets[record["dataset"]] = parse_record(line, PrivacyHead)
+            case "key.rotate":
+                self._past.append(VerifierKey.parse(record["old"]))
+
+
+def _message(lines: list[Line]) -> Unsettled:
+    intent, *digests = lines
+    found = Unsettled(intent.seq, parse_record(intent, Intent))
+    for line in digests:
+        found = Unsettled(intent.seq, found.intent, parse_record(line, Digest), Appended(line.seq, line.leaf))
+    return found
+
+
+def _same_set(one: SumSigned, other: SumSigned) -> bool:
+    """Whether two say the same but for the attempt in which."""
+    return one.model_copy(update={"round": other.round, "ctx": other.ctx}) == other
+
+
+def _foreign(record: Mapping[str, Any], silo: str) -> str:
+    named = record["silo"] if record["type"] in ("start", "egress.intent") else silo
+    return "" if named == silo else f"the record is of silo {named!r}, this is {silo!r}"

@@ -1,0 +1,236 @@
+"""What a ledger says, gathered in one walk for those who report on it: messages, sessions, decisions, totals.
+
+The view is a pure function of what ``verify`` found and of the records. It adds up as ``ledger_audit.summary`` does,
+in finer rows: by who could read what, and by what became of it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from ...errors import LocalError
+from ..log.chain import Line
+from .audit import Verified
+from .messages import CONTROL, MESSAGE, PROTOCOL, Message, Totals
+from .parsing import Record
+from .protocol_records import ProtocolMessage, SumEnd, SumOpened
+from .records import (
+    ControlClose,
+    ControlOpen,
+    Deny,
+    Digest,
+    Ingress,
+    Intent,
+    JobAccept,
+    JobDecline,
+    KeyRotate,
+    Outcome,
+    PolicyChange,
+    PrivacyHead,
+    Recovery,
+    Start,
+    Stop,
+    Witness,
+)
+
+EventT = TypeVar("EventT", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class At(Generic[EventT]):
+    """A record that stands for itself, and where it stands."""
+
+    seq: int
+    time: str
+    record: EventT
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Control messages of one session; not closed, it counts with its caps."""
+
+    seq: int
+    time: str
+    opened: ControlOpen
+    closed: ControlClose | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """Messages and bytes that left, or may have."""
+        if self.closed is None:
+            most = self.opened.max_bytes
+            return Totals(messages=self.opened.max_messages, bytes=most, assumed=most)
+        return Totals(messages=self.closed.messages, bytes=self.closed.bytes)
+
+
+@dataclass(slots=True)
+class View:
+    """A ledger that holds; everything in the order of its records."""
+
+    verified: Verified
+    first: str = ""  # times of the first and the last record, by the silo's own clock
+    last: str = ""
+    starts: list[At[Start]] = field(default_factory=list)
+    events: list[At[Start] | At[Stop] | At[Recovery] | At[KeyRotate]] = field(default_factory=list)  # starts among them
+    policies: list[At[Start] | At[PolicyChange]] = field(default_factory=list)  # what names a policy in force
+    decisions: list[At[JobAccept] | At[JobDecline]] = field(default_factory=list)
+    denials: list[At[Deny]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    protocol: list[At[ProtocolMessage]] = field(default_factory=list)
+    sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)  # how attempts at secure sums ended
+    received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
+    witnesses: dict[str, At[Witness]] = field(default_factory=dict)  # by member: the last head that it said to hold
+    budgets: list[At[PrivacyHead]] = field(default_factory=list)  # heads of privacy budgets, of all jobs together
+
+    @property
+    def silo(self) -> str:
+        """Whose ledger it is; empty where no record says so."""
+        if self.starts:
+            return self.starts[0].record.silo
+        return self.messages[0].intent.silo if self.messages else ""
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Names of all jobs that any record is of."""
+        said = [at.record.job for at in (*self.decisions, *self.denials)]
+        gave = [message.intent.job for message in self.messages]
+        summed = [at.record.job for at in (*self.protocol, *self.sums)]
+        return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
+
+    def of(self, job: str) -> "View":
+        """What the records say of one job; starts, sessions and budgets are of all jobs, and stay."""
+        messages = [message for message in self.messages if message.intent.job == job]
+        return replace(
+            self,
+            decisions=[decision for decision in self.decisions if decision.record.job == job],
+            denials=[denial for denial in self.denials if denial.record.job == job],
+            messages=messages,
+            protocol=[sent for sent in self.protocol if sent.record.job == job],
+            sums=[end for end in self.sums if end.record.job == job],
+            received={name: rounds for name, rounds in self.received.items() if name == job},
+        )
+
+
+def view(verified: Verified, records: Iterable[tuple[Line, Record]]) -> View:
+    """What the records say up to the head that was verified; LocalError unless they are just those."""
+    found = View(verified)
+    messages: dict[int, Message] = {}
+    sessions: dict[int, Session] = {}
+    head: str | None = None
+    for line, record in records:
+        if line.seq == verified.records:  # written since
+            break
+        _take(found, messages, sessions, line, record)
+        head = line.leaf
+    if head != verified.head:
+        raise LocalError("the ledger was exchanged while it was read; leave it alone and try again")
+    found.messages, found.sessions = list(messages.values()), list(sessions.values())
+    return found
+
+
+_LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for themselves, and in which lists of a view
+    Start: ("starts", "policies", "events"),
+    Stop: ("events",),
+    KeyRotate: ("events",),
+    Recovery: ("events",),
+    PolicyChange: ("policies",),
+    JobAccept: ("decisions",),
+    JobDecline: ("decisions",),
+    Deny: ("denials",),
+    ProtocolMessage: ("protocol",),
+    SumEnd: ("sums",),
+    SumOpened: ("sums",),
+    PrivacyHead: ("budgets",),
+}
+
+
+def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session], line: Line, record: Record) -> None:
+    seq, time = line.seq, line.record["time"]
+    found.first, found.last = found.first or time, time
+    for name in _LISTS.get(type(record), ()):
+        getattr(found, name).append(At(seq, time, record))
+    match record:
+        case Witness():
+            found.witnesses[record.by] = At(seq, time, record)
+        case Intent():
+            messages[seq] = Message(seq, time, record, False, "no outcome", None)
+        case ControlOpen():
+            sessions[seq] = Session(seq, time, record)
+        case Ingress():
+            found.received.setdefault(record.job, Counter())[record.round] += record.message.bytes
+        case Digest() | Outcome() | ControlClose():
+            _follow(messages, sessions, record)
+
+
+def _follow(
+    messages: dict[int, Message], sessions: dict[int, Session], record: Digest | Outcome | ControlClose
+) -> None:
+    """What became of a message or a session."""
+    match record:
+        case Digest():
+            messages[record.ref] = replace(messages[record.ref], digested=True)
+        case Outcome():
+            messages[record.ref] = replace(messages[record.ref], status=record.status, receipt=record.receipt)
+        case ControlClose():
+            sessions[record.ref] = replace(sessions[record.ref], closed=record)
+
+
+# What left, added up.
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Bytes of one part and kind to one recipient, which the same readers can open, with the same end."""
+
+    job: str
+    part: str
+    kind: str  # of its tensors, or of the protocol's message; empty for bytes that are of none
+    recipient: str
+    readers: tuple[str, ...]
+    form: str
+    status: str
+
+
+def flows(view: View) -> dict[Flow, Totals]:
+    """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
+    found: dict[Flow, Totals] = {}
+    for message in view.messages:
+        intent = message.intent
+        for (part, kind, readers), totals in _pieces(message):
+            flow = Flow(intent.job, part, kind, intent.recipient.id, readers, intent.form, message.status)
+            found.setdefault(flow, Totals()).add(totals)
+    for sent in view.protocol:
+        record = sent.record
+        peer = record.recipient.id
+        flow = Flow(record.job, PROTOCOL, record.kind, peer, (peer,), "plain", "no outcome")
+        found.setdefault(flow, Totals()).add(Totals(messages=1, bytes=record.message.bytes))
+    for session in view.sessions:
+        peer = session.opened.recipient.id
+        flow = Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", "sent" if session.closed else "no outcome")
+        found.setdefault(flow, Totals()).add(session.totals)
+    return found
+
+
+def _pieces(message: Message) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
+    """A message by part, kind and readers; what is of no tensor under ``(message)``."""
+    pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
+    whole = message.intent.readers
+    for tensor, size in message.intent.leaving:
+        piece = pieces.setdefault((tensor.part, tensor.kind, tensor.readers or whole), Totals(messages=1))
+        piece.add(Totals(0, 1, tensor.elements, size))
+    rest = message.intent.message.bytes - sum(piece.bytes for piece in pieces.values())
+    if rest or not message.intent.tensors:
+        pieces.setdefault((MESSAGE, "", whole), Totals(messages=1)).add(Totals(bytes=rest))
+    for piece in pieces.values():
+        piece.assumed = 0 if message.digested else piece.bytes
+    yield from pieces.items()
+
+
+def parts(message: Message) -> Counter[str]:
+    """Bytes of a message by part."""
+    found: Counter[str] = Counter()
+    for (part, *_), totals in _pieces(message):
+        found[part] += totals.bytes
+    return found

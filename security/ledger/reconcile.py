@@ -1,0 +1,257 @@
+"""Do a silo's ledger and the coordinator's say the same? Read from both folders, beside whoever writes them.
+
+Uploads are joined by the place of their DIGEST record, deliveries by what they were. A *difference* is what no crash
+and no lost connection explains: one of the two was altered, or does not record. A *gap* is what they do explain:
+
+===================================================  ==========  ==========================================
+found                                                is a        because
+===================================================  ==========  ==========================================
+received, and the silo has no such record            difference  DIGEST is durable before END leaves
+received, and the silo has other bytes or job there  difference
+received under a head that is not of this ledger     difference  the silo signed it
+a receipt in the silo's ledger, nothing received     difference  the record is durable before the receipt
+two receipts that differ, or one that does not hold  difference
+one record of the silo's received twice              difference  each attempt has a record of its own
+a refused head that is not of this ledger            difference  it was rolled back or forked, or nobody signed it
+the coordinator's ledger lacks what a silo holds     difference  it signed that head
+a refused head that is of this ledger                gap         the proof was from another head than the one held
+received from a ledger under another log key         gap         the silo began anew, under a roster with a new key
+received, and the silo has no receipt                gap         the connection broke before it came
+digested, and not received                           gap         refused, or the connection broke before END
+intended, and not digested                           gap         cut short
+delivered, and not noted by the silo, or reversed    gap         killed or cut between the bytes and the record
+===================================================  ==========  ==========================================
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import LocalError, PeerError, ProofError
+from ..identity import roster as rosters
+from ..identity.roster import Roster
+from ..log import checkpoint as checkpoints
+from ..log import note as notes
+from ..log.checkpoint import Checkpoint
+from ..log.head import Held, disagreement, log_key
+from .receipt import Receipt
+from .reconcile_sides import CoordinatorSide, SiloSide, Upload
+from .records import HeadRefused, Intent, Received
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What two ledgers say together. They agree exactly when ``differences`` is empty."""
+
+    silo: str
+    coordinator: str
+    uploads: int  # that both have
+    bytes: int  # of these
+    deliveries: int  # that both have
+    unchecked: int  # receipts of these uploads under other rosters than the one given
+    gaps: tuple[str, ...]
+    differences: tuple[str, ...]
+
+
+def reconcile(
+    silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[Checkpoint] = ()
+) -> Reconciled:
+    """Compare two ledgers' folders; with a roster receipts and heads are checked as well.
+
+    ``held`` are heads of the coordinator's ledger that the silo keeps. LocalError for a ledger that does not hold
+    (``staddle ledger verify``), or is not what it is said to be.
+    """
+    # Both may grow meanwhile: who has a receipt now was received by then, what was received by then has a digest later.
+    before = SiloSide(silo)
+    if not before.name:
+        raise LocalError(f"{silo}: names no silo; is it a silo's ledger, and has its agent run?")
+    theirs, ours = CoordinatorSide(coordinator, before.name), SiloSide(silo)
+    if not theirs.name:
+        raise LocalError(f"{coordinator}: is no coordinator's ledger; name the folder of the coordinator's state")
+    earlier = _earlier(ours, theirs, roster)
+    both = [(seq, record, ours.uploads[record.ledger_seq]) for seq, record in theirs.received if _same(ours, record)]
+    matched = {record.ledger_seq for _, record, _ in both}
+    differences = [
+        *_strange(ours, theirs, earlier),
+        *_refused(ours, theirs, coordinator, roster, earlier),
+        *_altered(ours, both, roster),
+        *(
+            f"record {seq}: the silo has a receipt, and the coordinator received no such upload ({_of(upload)})"
+            for seq, upload in ours.uploads.items()
+            if seq not in matched and before.has_receipt(seq)
+        ),
+        *(
+            f"the coordinator's ledger: {problem}"
+            for head in held
+            if (problem := disagreement(theirs.tree, Held(ours.name, head)))
+        ),
+    ]
+    return Reconciled(
+        silo=ours.name,
+        coordinator=theirs.name,
+        uploads=len(matched),
+        bytes=sum(ours.uploads[seq].message.bytes for seq in matched),
+        deliveries=sum((ours.deliveries & theirs.deliveries).values()),
+        unchecked=sum(roster is not None and upload.roster != rosters.digest(roster) for _, _, upload in both),
+        gaps=tuple(_gaps(ours, theirs, both, earlier, roster)),
+        differences=tuple(differences),
+    )
+
+
+def _same(ours: SiloSide, record: Received) -> bool:
+    """Whether the silo's ledger has this upload in the place that it was received under."""
+    upload = ours.uploads.get(record.ledger_seq)
+    return upload is not None and (upload.leaf, upload.intent.job_digest, upload.intent.round, upload.message) == (
+        record.ledger_leaf,
+        record.job_digest,
+        record.round,
+        record.message,
+    )
+
+
+def _earlier(ours: SiloSide, theirs: CoordinatorSide, roster: Roster | None) -> set[int]:
+    """Records of the coordinator's that are of a ledger under a log key that this one never had."""
+    if roster is None:
+        return set()
+    strange = [(seq, record.checkpoint) for seq, record in theirs.received if not _same(ours, record)]
+    refused = [(seq, record.checkpoint) for seq, record in theirs.refused]
+    return {seq for seq, text in strange + refused if _under_another_key(ours, text, roster)}
+
+
+def _under_another_key(ours: SiloSide, text: str, roster: Roster) -> bool:
+    try:
+        return not _key_ids(text) & ours.keys(roster).keys()
+    except ProofError:  # no head of any ledger
+        return False
+
+
+def _key_ids(text: str) -> set[bytes]:
+    return {signature.key_id for signature in notes.parse(text.encode()).signatures}
+
+
+def _strange(ours: SiloSide, theirs: CoordinatorSide, earlier: set[int]) -> Iterator[str]:
+    for seq, record in theirs.received:
+        if not _same(ours, record) and seq not in earlier:
+            at = ours.uploads.get(record.ledger_seq)
+            here = f"has there {_of(at)}" if at else "has no such record"
+            what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
+            yield (
+                f"the coordinator received {what}, from record {record.ledger_seq} of the silo's ledger (its own "
+                f"record {seq}), which {here}"
+            )
+    for at_ours, times in Counter(record.ledger_seq for _, record in theirs.received if _same(ours, record)).items():
+        if times > 1:
+            yield f"record {at_ours}: the coordinator's ledger has {times} times that it received it"
+
+
+def _refused(
+    ours: SiloSide, theirs: CoordinatorSide, folder: Path, roster: Roster | None, earlier: set[int]
+) -> Iterator[str]:
+    for seq, refused in theirs.refused:
+        if seq not in earlier and (why := _not_of(ours, theirs, refused, roster)):
+            yield f"{why}, in record {seq} of {folder}: {refused.why}"
+
+
+def _not_of(ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None) -> str:
+    """What a refused head shows; nothing where it is of this ledger."""
+    try:
+        head = _head(ours, refused.checkpoint, roster)
+    except ProofError as error:
+        return f"the coordinator says that it refused a head, which the silo did not sign ({error})"
+    if disagreement(ours.tree, Held(theirs.name, head)):
+        return "the silo signed a head that the coordinator refused and that is not of this ledger"
+    return ""
+
+
+def _altered(ours: SiloSide, both: list[tuple[int, Received, Upload]], roster: Roster | None) -> Iterator[str]:
+    for _, record, upload in both:
+        where = f"record {record.ledger_seq}"
+        root = ours.tree.root(record.ledger_seq + 1)
+        if fault := _head_fault(ours, record, root, roster):
+            yield f"{where}: {fault}"
+        receipt = upload.outcome.receipt if upload.outcome else None
+        if receipt not in (None, record.receipt):
+            yield f"{where}: the receipt in the silo's ledger is not the one that the coordinator recorded"
+        if roster is not None and (fault := _receipt_fault(ours.name, record, upload, root, roster)):
+            yield f"{where}: {fault}"
+
+
+def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | None) -> str:
+    try:
+        head = _head(ours, record.checkpoint, roster)
+    except ProofError as error:
+        return f"the head that the coordinator holds is not the silo's: {error}"
+    if (head.size, head.root) != (record.ledger_seq + 1, root):
+        return "the silo signed another head for the coordinator than its ledger has up to there: it was written anew"
+    return ""
+
+
+def _head(ours: SiloSide, text: str, roster: Roster | None) -> Checkpoint:
+    """What the silo signed; with a roster ProofError unless one of this ledger's keys did."""
+    note = notes.parse(text.encode())
+    if roster is not None:
+        keys = ours.keys(roster)
+        now = log_key(roster.federation, ours.name, roster[ours.name].log_key)
+        checkpoints.verify(note, next((keys[known] for known in _key_ids(text) & keys.keys()), now))
+    return Checkpoint.parse(note.text)
+
+
+def _receipt_fault(silo: str, record: Received, upload: Upload, root: bytes, roster: Roster) -> str:
+    if upload.roster != rosters.digest(roster):
+        return ""  # of another version: give that one
+    receipt = Receipt(
+        federation=roster.federation,
+        roster=upload.roster,
+        silo=silo,
+        job=record.job_digest,
+        round=record.round,
+        size=record.message.bytes,
+        sha256=record.message.sha256,
+        ledger_seq=record.ledger_seq,
+        ledger_leaf=record.ledger_leaf,
+        ledger_root=root.hex(),
+    )
+    try:
+        receipt.verify(roster.coordinator, bytes.fromhex(record.receipt))
+    except PeerError as error:
+        return str(error)
+    return ""
+
+
+def _gaps(
+    ours: SiloSide,
+    theirs: CoordinatorSide,
+    both: list[tuple[int, Received, Upload]],
+    earlier: set[int],
+    roster: Roster | None,
+) -> Iterator[str]:
+    if earlier:
+        yield f"{len(earlier)} records of the coordinator are of a ledger under another log key; compare that one too"
+    matched = {record.ledger_seq: upload for _, record, upload in both}
+    for seq, refused in theirs.refused:
+        if seq not in earlier and not _not_of(ours, theirs, refused, roster):
+            yield f"a head of this ledger was refused: {refused.why}"
+    for seq, upload in matched.items():
+        if upload.outcome is None or upload.outcome.receipt is None:
+            yield f"record {seq}: received, and the silo has no receipt ({_of(upload)})"
+    for seq, upload in ours.uploads.items():
+        if seq not in matched and (upload.outcome is None or upload.outcome.receipt is None):
+            yield f"record {seq}: not received ({_of(upload)})"
+    for seq, intent in ours.undigested.items():
+        yield f"record {seq}: cut short, counts as left ({_place(intent)})"
+    for (job, round_, size, _), count in (theirs.deliveries - ours.deliveries).items():
+        yield f"{count} × {size} bytes of job {job!r}, round {round_}: delivered, and the silo has not noted it"
+    for (job, round_, size, _), count in (ours.deliveries - theirs.deliveries).items():
+        yield f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the coordinator"
+
+
+def _of(upload: Upload) -> str:
+    status = upload.outcome.status if upload.outcome else "without outcome"
+    return f"{upload.message.bytes} bytes of {_place(upload.intent)}, {status}"
+
+
+def _place(intent: Intent) -> str:
+    """Which message of a job it is; a padded or rotated part is one of its own."""
+    own = f", {intent.form} part {intent.part!r}" if intent.part else ""
+    return f"job {intent.job!r}, round {intent.round}{own}"

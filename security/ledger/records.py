@@ -1,0 +1,393 @@
+"""The records of a silo's egress ledger, each with a literal example.
+
+The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each (security/log/chain.py); ``ref`` is
+the ``seq`` of an earlier record. Those of secure sums are in protocol_records.py, how any is read in parsing.py, and
+what may follow what in rules.py.
+"""
+
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ...files.documents import MAX_SAFE_INTEGER, Strict
+from ..identity.keys import Hex32, Hex64
+from ..policy.policy import MAX_FILE
+
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
+Text = Annotated[str, Field(max_length=1024)]
+Number = Annotated[str, Field(pattern=r"^[0-9]{1,10}(\.[0-9]{1,40})?$")]  # a decimal
+
+
+class Peer(Strict):
+    """``{"id":"coordinator","spki":"9f86…"}``: a member and the TLS key that it showed."""
+
+    id: Text
+    spki: Hex32
+
+
+class Tensor(Strict):
+    """One tensor that leaves; ``bytes`` are those on the wire.
+
+    ``readers`` are those who can open it, where they are not all who can open something of its message.
+
+    ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone","readers":[],
+    "shape":[6,3,5,5],"taint":"private"}``
+    """
+
+    part: Text
+    kind: Text
+    name: Text
+    dtype: Text
+    shape: tuple[Count, ...]
+    bytes: Count
+    taint: Literal["public", "dp", "private"]
+    readers: tuple[Text, ...] = ()  # older records have none
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+class TensorDigest(Strict):
+    """``{"name":"features.0.weight","part":"backbone","sha256":"2c26…"}``: over the bytes on the wire."""
+
+    part: Text
+    name: Text
+    sha256: Hex32
+
+
+class Size(Strict):
+    """``{"bytes":248112}``: a payload; its header is not counted (rule 27)."""
+
+    bytes: Count
+
+
+class Payload(Size):
+    """``{"bytes":248112,"sha256":"fcde…"}``."""
+
+    sha256: Hex32
+
+
+class Applied(Strict):
+    """``{"decision":"allow","file":"e3b0…","rule":"round-update"}``: the policy file's digest and its rule."""
+
+    file: Hex32
+    rule: Text
+    decision: Literal["allow"]
+
+
+class Secagg(Strict):
+    """What a masked message is a part of: one attempt at a secure sum, as the silo knew it when it masked.
+
+    ``{"attempt":0,"clipped":0,"colluders":1,"ctx":"5c1f…","members":["hospital-a","hospital-b",…],"threshold":3}``
+    """
+
+    ctx: Hex32  # of the attempt's specification: security/secagg/spec.py
+    attempt: Count
+    members: tuple[Text, ...]  # U2, sorted: with whom it was masked
+    threshold: Count  # shares that open it
+    colluders: Count  # silos that may side with the coordinator, as the specification assumes
+    clipped: Count  # values that were cut to the group's bound
+
+
+class Hidden(Strict):
+    """What a padded or rotated message is bound to: ``{"ctx":"5c1f…","number":4}``.
+
+    ``ctx`` is of the version of a padded one (security/blind/mix_context.py), ``number`` counts these; of the use of a
+    rotated one (security/blind/rotation.py), and its number is 0.
+    """
+
+    ctx: Hex32
+    number: Count
+
+
+class Paid(Strict):
+    """What paid for the tensors of a message that are ``dp``: ``{"dataset":"cxr-2024","ids":[12,19]}``.
+
+    ``ids`` are reservations of the data set's privacy budget, by their seq in its log (security/dp/budget.py).
+    """
+
+    dataset: Text
+    ids: tuple[Count, ...]  # in order, each once
+
+
+class Start(Strict):
+    """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle 0.1.0","type":"start"}``."""
+
+    type: Literal["start"] = "start"
+    silo: Text
+    software: Text
+    roster: Hex32
+    policy: Hex32
+
+
+class Stop(Strict):
+    """``{"reason":"asked to stop","type":"stop"}``."""
+
+    type: Literal["stop"] = "stop"
+    reason: Text
+
+
+class Recovery(Strict):
+    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
+
+    type: Literal["recovery"] = "recovery"
+    dropped_bytes: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
+    last_good_seq: Annotated[int, Field(strict=True, ge=-1, le=MAX_SAFE_INTEGER)]
+
+
+class KeyRotate(Strict):
+    """``{"new":"staddle.example/…+1f0c…","old":"staddle.example/…+34b4…","type":"key.rotate"}``: who signs from now on.
+
+    The old key signs one more checkpoint, which has this record.
+    """
+
+    type: Literal["key.rotate"] = "key.rotate"
+    old: Text
+    new: Text
+
+
+class JobAccept(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","signer":"operator-1","type":"job.accept"}``."""
+
+    type: Literal["job.accept"] = "job.accept"
+    job: Text
+    job_digest: Hex32
+    signer: Text
+
+
+class JobDecline(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","reasons":["…"],"signer":"operator-1","type":"job.decline"}``."""
+
+    type: Literal["job.decline"] = "job.decline"
+    job: Text
+    job_digest: Hex32
+    signer: Text
+    reasons: tuple[str, ...]
+
+
+class PolicyChange(Strict):
+    """Durable before anything leaves under the policy; ``before`` is null where the ledger has none before it.
+
+    ``{"after":"e3b0…","before":null,"text":"version = 1 …","type":"policy.change"}``: digests and text of the file.
+    """
+
+    type: Literal["policy.change"] = "policy.change"
+    before: Hex32 | None
+    after: Hex32
+    text: Annotated[str, Field(max_length=MAX_FILE)]
+
+
+class Intent(Strict):
+    """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
+
+    ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
+    the recipient has from an attempt whose connection broke (0: everything goes). Of a masked message ``tensors`` are
+    those that are summed, in words on the wire, and the rest are canaries among them (security/secagg/masked_sum.py). A
+    padded or rotated one is of one part, whose tensors are all of it.
+
+    ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dp":null,"form":"plain","hidden":null,"job":"lung-3",
+    "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow",
+    "file":"e3b0…","rule":"round-update"},"purpose":"update","readers":["coordinator"],"recipient":{"id":"coordinator",
+    "spki":"9f86…"},"round":17,"rpc":"/staddle.Federation/Upload","secagg":null,"silo":"hospital-a","tensors":[{…}],
+    "type":"egress.intent"}``
+    """
+
+    type: Literal["egress.intent"] = "egress.intent"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    method: Text
+    round: Count
+    attempt: Count
+    purpose: Text
+    rpc: Text
+    recipient: Peer
+    readers: tuple[Text, ...]  # all who can open the payload, and under which collusion (rule 31)
+    form: Text
+    policy: Applied
+    tensors: tuple[Tensor, ...]
+    message: Size
+    offset: Count = 0
+    cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
+    secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
+    hidden: Hidden | None = None  # of a padded or rotated message, and of no other; older records have none
+    dp: Paid | None = None  # of a message with tensors that are dp, and of no other; older records have none
+
+    @property
+    def part(self) -> str:
+        """Whose upload of its own a padded or rotated message is; empty for any other."""
+        return self.tensors[0].part if self.hidden else ""
+
+    @property
+    def leaving(self) -> tuple[tuple[Tensor, int], ...]:
+        """The tensors of which something goes now, and how many bytes of each.
+
+        Where canaries lie among them is not recorded: they count as the first bytes, and so the tensors in full.
+        """
+        whole = self.offset + self.message.bytes
+        found, end = [], whole - sum(tensor.bytes for tensor in self.tensors) if self.secagg else 0
+        for tensor in self.tensors:
+            end += tensor.bytes
+            left = min(tensor.bytes, max(0, end - self.offset))
+            if left or not self.offset:
+                found.append((tensor, left))
+        return tuple(found)
+
+
+class Digest(Strict):
+    """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
+
+    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a masked, padded or
+    rotated message no tensor has a hash: with the hash of a plain tensor guesses could be compared.
+    """
+
+    type: Literal["egress.digest"] = "egress.digest"
+    ref: Count
+    tensors: tuple[TensorDigest, ...]
+    message: Payload
+
+
+class Outcome(Strict):
+    """``{"bytes_sent":1800,"receipt":"5c1f…","ref":412,"status":"sent","type":"egress.outcome"}``.
+
+    ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient signed, in hex.
+    """
+
+    type: Literal["egress.outcome"] = "egress.outcome"
+    ref: Count
+    status: Literal["sent", "failed", "unknown"]
+    bytes_sent: Count
+    receipt: Annotated[str, Field(max_length=4096)] | None
+
+
+class ControlOpen(Strict):
+    """Polls and heartbeats of one session under one cap (rule 32).
+
+    ``{"max_bytes":65536,"max_messages":10000,"recipient":{…},"session":"7f3a…","type":"control.open"}``
+    """
+
+    type: Literal["control.open"] = "control.open"
+    session: Text
+    recipient: Peer
+    max_messages: Count
+    max_bytes: Count
+
+
+class ControlClose(Strict):
+    """``{"bytes":5120,"messages":80,"ref":3,"type":"control.close"}``."""
+
+    type: Literal["control.close"] = "control.close"
+    ref: Count
+    messages: Count
+    bytes: Count
+
+
+class PrivacyHead(Strict):
+    """Head of a data set's privacy budget, durable before anything is done with its records.
+
+    ``size`` and ``root`` are of the budget's own log; who puts an older copy of it back is found by them. ``epsilon``
+    is what was spent and reserved until then at ``delta``, rounded up, and ``limit`` what its owner lets be spent.
+
+    ``{"dataset":"cxr-2024","delta":"0.00001","epsilon":"3.4120","limit":"8","root":"4b2f…","size":13,
+    "type":"privacy.head"}``
+    """
+
+    type: Literal["privacy.head"] = "privacy.head"
+    dataset: Text
+    size: Count
+    root: Hex32
+    epsilon: Number
+    delta: Number
+    limit: Number
+
+
+class Witness(Strict):
+    """Another member holds this head of this ledger: ``{"by":"b","root":"4b2f…","size":413,"type":"witness"}``.
+
+    The coordinator says so at each greeting; a silo signs it (rule 30). The ledger has grown from there.
+    """
+
+    type: Literal["witness"] = "witness"
+    by: Text
+    size: Count
+    root: Hex32
+
+
+class Ingress(Strict):
+    """``{"job":"lung-3","message":{…},"purpose":"deliver","round":17,"rpc":"…","sender":{…},"type":"ingress"}``."""
+
+    type: Literal["ingress"] = "ingress"
+    job: Text
+    round: Count
+    purpose: Text
+    rpc: Text
+    sender: Peer
+    message: Payload
+
+
+class Deny(Strict):
+    """``{"job":"lung-3","policy":"e3b0…","purpose":"update","reasons":["…"],"round":17,"type":"policy.deny"}``."""
+
+    type: Literal["policy.deny"] = "policy.deny"
+    job: Text
+    round: Count
+    purpose: Text
+    policy: Hex32
+    reasons: tuple[str, ...]
+
+
+# Of the coordinator's ledger, which has ``stop``, ``recovery`` and ``key.rotate`` besides.
+
+
+class Serving(Strict):
+    """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it has started."""
+
+    type: Literal["serving"] = "serving"
+    coordinator: Text
+    software: Text
+    roster: Hex32
+
+
+class Received(Strict):
+    """Durable before its receipt leaves; ``checkpoint`` is what the silo signed of its own ledger (rule 30).
+
+    ``{"checkpoint":"staddle.example/…","job":"lung-3","job_digest":"ab12…","ledger_leaf":"9a0b…","ledger_seq":412,
+    "message":{…},"receipt":"5c1f…","round":17,"silo":"hospital-a","type":"received"}``
+    """
+
+    type: Literal["received"] = "received"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    round: Count
+    message: Payload
+    ledger_seq: Count
+    ledger_leaf: Hex32
+    checkpoint: Annotated[str, Field(max_length=4096)]
+    receipt: Hex64
+
+
+class Delivered(Strict):
+    """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``."""
+
+    type: Literal["delivered"] = "delivered"
+    silo: Text
+    job: Text
+    job_digest: Hex32
+    round: Count
+    message: Payload
+
+
+class HeadRefused(Strict):
+    """A silo signed a head that does not extend the one that the coordinator holds: evidence, kept whole.
+
+    ``{"checkpoint":"staddle.example/…","silo":"hospital-a","type":"head.refused","why":"…"}``
+    """
+
+    type: Literal["head.refused"] = "head.refused"
+    silo: Text
+    checkpoint: Annotated[str, Field(max_length=4096)]
+    why: Text

@@ -1,0 +1,265 @@
+"""What may follow what in a ledger, the same for the writer and for the verifier.
+
+Pure functions of records as they are stored; records.py has their form.
+
+====================  ==========================================================================
+record                may come
+====================  ==========================================================================
+``policy.change``     any time; its text has its digest, and it goes from the policy that is in force
+``policy.deny``       any time, by the policy in force
+``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
+                      offset, and these were declared by an earlier intent of that round, or of that attempt at
+                      a sum, version or use; a tensor's readers, where it names some, are among its own; its
+                      cohort, if it has one, is sorted and has this silo; it is what its form asks for
+                      (form_rules.py), and a padded one a version of its part that is newer than all before, or
+                      the last once more; with tensors that are dp it names what paid for them, reservations that
+                      the last head of that data set's budget covers, and without it names none
+``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
+                      masked, padded or rotated one without any tensor
+``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
+``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
+``control.close``     for the open session, within its caps
+``secagg.sum``        any time; its survivors are sorted and have this silo
+``secagg.signed``     the same; and none of those absent, sorted too, survived
+``privacy.head``      any time; of a data set's budget that has not shrunk since the last one, and of as many records
+                      is the same
+all others            any time
+====================  ==========================================================================
+
+A ledger from before policies were recorded has none in force until the first ``policy.change``; any may decide there.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from ..policy.release import PADDED
+from .form_rules import ASTRAY, UNHASHED, astray, form_fault, strays, stream
+
+
+@dataclass(slots=True)
+class OpenIntent:
+    """An intent without outcome so far."""
+
+    tensors: list[tuple[str, str]]  # (part, name) of those that its digest names
+    bytes: int  # that go now
+    offset: int  # bytes of the payload before them
+    digested: bool = False
+
+
+class _Read(NamedTuple):
+    """What the tensors of an intent say together."""
+
+    names: list[tuple[str, str]]
+    twice: str  # those that come twice
+    bytes: int
+    readers: set[str]  # that single tensors name
+    dp: bool  # whether one is
+
+
+class Rules:
+    """Follows a ledger record by record; ``check`` before ``accept``. Both take records whose form is right."""
+
+    def __init__(self, silo: str = "") -> None:
+        self.silo = silo  # whose ledger it is; by default as its records say
+        self.intents: dict[int, OpenIntent] = {}
+        self.control: tuple[int, Mapping[str, Any]] | None = None
+        self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
+        # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so far.
+        self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
+        self.versions: dict[tuple[str, str], tuple[int, str]] = {}  # (job digest, padded part) → number and ctx
+        self.heads: dict[str, Mapping[str, Any]] = {}  # data set → the last head of its privacy budget
+        self._tensors: tuple[object, _Read] = (None, _Read([], "", 0, set(), False))
+
+    def check(self, record: Mapping[str, Any]) -> str:
+        """Why this record must not come next; empty if it may."""
+        match record["type"]:
+            case "egress.intent":
+                return self._check_intent(record)
+            case "policy.change":
+                return self._check_change(record)
+            case "policy.deny":
+                return self._check_policy(record["policy"])
+            case "egress.digest":
+                return self._check_digest(record)
+            case "egress.outcome":
+                return self._check_outcome(record)
+            case "control.open" if self.control:
+                return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
+            case "control.close":
+                return self._check_close(record)
+            case "privacy.head":
+                return self._check_head(record)
+            case "secagg.sum" | "secagg.signed" if astray(record["survivors"], self.silo):
+                return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
+            case "secagg.signed" if strays(record["absent"], record["survivors"]):
+                return f"sum has absent {', '.join(record['absent'])}, which is not sorted, or has a survivor"
+        return ""
+
+    def accept(self, seq: int, record: Mapping[str, Any]) -> None:
+        """Take note of a record that ``check`` lets pass."""
+        match record["type"]:
+            case "start":
+                self.silo = self.silo or record["silo"]
+                self.control = None
+            case "policy.change":
+                self.policy = record["after"]
+            case "egress.intent":
+                offset, size = record.get("offset", 0), record["message"]["bytes"]
+                named = self._read(record["tensors"]).names if record["form"] not in UNHASHED else []
+                self.intents[seq] = OpenIntent(named, size, offset)
+                declared, own = self.declared[record["job_digest"]], stream(record)
+                declared[own] = max(offset + size, declared.get(own, 0))
+                if record["form"] == PADDED:
+                    self.versions[_part(record)] = _version(record)
+                self.silo = self.silo or record["silo"]
+            case "privacy.head":
+                self.heads[record["dataset"]] = record
+            case "egress.digest":
+                self.intents[record["ref"]].digested = True
+            case "egress.outcome":
+                del self.intents[record["ref"]]
+            case "control.open":
+                self.control = (seq, record)
+            case "control.close":
+                self.control = None
+
+    def _check_change(self, record: Mapping[str, Any]) -> str:
+        if record["before"] != self.policy:
+            return f"policy.change goes from policy {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+        if record["after"] != (digest := sha256(record["text"].encode()).hexdigest()):
+            return f"policy.change has a text of digest {digest}, and names {record['after']}"
+        return ""
+
+    def _check_policy(self, digest: str) -> str:
+        if self.policy in (None, digest):
+            return ""
+        return f"decided by policy {digest}, in force is {self.policy}"
+
+    def _check_intent(self, record: Mapping[str, Any]) -> str:
+        if why := self._check_policy(record["policy"]["file"]):
+            return why
+        read = self._read(record["tensors"])
+        if read.twice:
+            return f"intent names a tensor twice: {read.twice}"
+        offset, size = record.get("offset", 0), record["message"]["bytes"]
+        if read.bytes > offset + size:
+            behind = f" behind {offset}" if offset else ""
+            return f"tensors of {read.bytes} bytes do not fit into the intent's message of {size} bytes{behind}"
+        if not record["readers"]:
+            return "intent names no reader; name at least its recipient"
+        if strange := sorted(read.readers - set(record["readers"])):
+            return f"intent has readers {', '.join(record['readers'])}, and a tensor of it also {', '.join(strange)}"
+        if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
+            return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
+        if why := form_fault(record) or self._check_version(record) or self._check_paid(record, read.dp):
+            return why
+        before = self.declared[record["job_digest"]].get(stream(record), 0)
+        if offset > before:
+            return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
+        return ""
+
+    def _check_version(self, record: Mapping[str, Any]) -> str:
+        """A number stands for one version: a pad that is used for a second one hides neither."""
+        if record["form"] != PADDED:
+            return ""
+        last, before = self.versions.get(_part(record), (-1, ""))
+        number, ctx = _version(record)
+        if (number > last and ctx != before) or (number, ctx) == (last, before):
+            return ""
+        part = _part(record)[1]
+        return f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with {before}"
+
+    def _check_paid(self, record: Mapping[str, Any], dp: bool) -> str:
+        """What is differentially private was paid for before, out of a budget whose head stands here."""
+        paid = record.get("dp")
+        if (paid is not None) != dp:
+            named = "what" if paid else "nothing that"
+            return f"intent has {'a' if dp else 'no'} tensor that is dp, and names {named} paid for it"
+        if paid is None:
+            return ""
+        ids, head = paid["ids"], self.heads.get(paid["dataset"])
+        if not ids or ids != sorted(set(ids)):
+            return f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in order, each once"
+        size = head["size"] if head else 0
+        if ids[-1] >= size:
+            return f"intent is paid by {ids[-1]} of data set {paid['dataset']!r}, whose last head has {size} records"
+        return ""
+
+    def _check_head(self, record: Mapping[str, Any]) -> str:
+        last = self.heads.get(record["dataset"])
+        if last is None or record["size"] > last["size"]:
+            return ""
+        if (record["size"], record["root"]) == (last["size"], last["root"]):
+            return ""
+        return (
+            f"budget of data set {record['dataset']!r} has head {record['size']} {record['root']}, after "
+            f"{last['size']} {last['root']}: it was rolled back or rewritten"
+        )
+
+    def _read(self, tensors: Sequence[Mapping[str, Any]]) -> "_Read":
+        """What one list says, kept, since it is read at least twice (fast_decoder.py)."""
+        if tensors is not self._tensors[0]:
+            names = _named(tensors)
+            twice = _listed(names) if len(set(names)) != len(names) else ""
+            readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
+            dp = any(tensor["taint"] == "dp" for tensor in tensors)
+            self._tensors = (tensors, _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, dp))
+        return self._tensors[1]
+
+    def _check_digest(self, record: Mapping[str, Any]) -> str:
+        ref, size = record["ref"], record["message"]["bytes"]
+        intent = self.intents.get(ref)
+        if intent is None:
+            return f"digest refers to seq {ref}, which is no open intent"
+        if intent.digested:
+            return f"second digest for intent {ref}"
+        names = _named(record["tensors"])
+        if names != intent.tensors:
+            return f"digest of intent {ref} has tensors {_listed(names)}, the intent {_listed(intent.tensors)}"
+        whole = intent.offset + intent.bytes
+        if size != whole:
+            return f"digest of intent {ref} has {size} bytes, the intent {whole}"
+        return ""
+
+    def _check_outcome(self, record: Mapping[str, Any]) -> str:
+        ref, status, sent = record["ref"], record["status"], record["bytes_sent"]
+        intent = self.intents.get(ref)
+        if intent is None:
+            return f"outcome refers to seq {ref}, which is no open intent"
+        if sent > intent.bytes:
+            return f"outcome of intent {ref} sent {sent} bytes, the intent has {intent.bytes}"
+        if status == "sent" and not intent.digested:
+            return f"outcome of intent {ref} is 'sent' without a digest"
+        if status == "sent" and sent != intent.bytes:
+            return f"outcome of intent {ref} is 'sent' with {sent} of {intent.bytes} bytes"
+        return ""
+
+    def _check_close(self, record: Mapping[str, Any]) -> str:
+        if self.control is None or self.control[0] != record["ref"]:
+            return f"control.close refers to seq {record['ref']}, which is no open control session"
+        cap = self.control[1]
+        if record["messages"] > cap["max_messages"] or record["bytes"] > cap["max_bytes"]:
+            return (
+                f"control session {cap['session']!r} closed with {record['messages']} messages and {record['bytes']} "
+                f"bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
+            )
+        return ""
+
+
+def _part(record: Mapping[str, Any]) -> tuple[str, str]:
+    return record["job_digest"], record["tensors"][0]["part"]
+
+
+def _version(record: Mapping[str, Any]) -> tuple[int, str]:
+    return record["hidden"]["number"], record["hidden"]["ctx"]
+
+
+def _named(tensors: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    return [(tensor["part"], tensor["name"]) for tensor in tensors]
+
+
+def _listed(names: list[tuple[str, str]]) -> str:
+    return ", ".join("/".join(name) for name in names) or "none"

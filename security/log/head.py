@@ -1,0 +1,139 @@
+"""The signed head of a ledger: who signs it, and whether records agree with heads that were signed earlier.
+
+``<ledger>/checkpoint`` is a checkpoint (checkpoint.py) of all records, or of all but the last few: the log signs one of
+no records before it takes the first, then one every 64 records and whenever it is asked to. So records without a
+checkpoint, and fewer records than the checkpoint has, are never what a crash leaves: somebody put them there, or put
+an old copy back. Records behind the checkpoint, which a crash does leave, show by their nonces that the log key wrote
+them (chain.py); who has it not can cut them off at most.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ...errors import LocalError, ProofError
+from ...files.documents import read_bytes
+from ..identity.domains import LEDGER_RECORD, framed
+from ..identity.keys import ENTRY_FILE, load_entry
+from ..identity.pairwise_keys import derive
+from ..identity.roster import Roster
+from . import checkpoint as checkpoints
+from . import note as notes
+from .checkpoint import Checkpoint
+from .merkle import Tree
+from .note import Kind, Note, VerifierKey
+from .segments import CHECKPOINT
+
+EVERY = 64  # records from one checkpoint to the next
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Signs the heads of one ledger; printing it shows no secret."""
+
+    origin: str
+    key: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def of(cls, federation: str, silo: str, key: Ed25519PrivateKey) -> "Signer":
+        """The signer of a silo's egress ledger; ``key`` is its log key."""
+        return cls(checkpoints.origin(federation, silo), key)
+
+    @property
+    def public(self) -> VerifierKey:
+        """What others check the signatures with."""
+        return VerifierKey(self.origin, Kind.ED25519, self.key.public_key().public_bytes_raw())
+
+    def record_key(self) -> bytes:
+        """Key of the nonces of records (chain.py): who lacks the log key can write none."""
+        return derive(self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode()))
+
+    def sign(self, size: int, root: bytes) -> Note:
+        """The head of our own log."""
+        return checkpoints.issue(Checkpoint(self.origin, size, root), self.key)
+
+
+def log_key(federation: str, silo: str, public: str) -> VerifierKey:
+    """Key of a silo's egress ledger, from the ``log_key`` of its roster entry."""
+    return VerifierKey(checkpoints.origin(federation, silo), Kind.ED25519, bytes.fromhex(public))
+
+
+def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
+    """The key that a checkpoint of one of the roster's silos must be signed with, by the origin that it claims."""
+    federation, silo = checkpoints.owner(Checkpoint.parse(note.text).origin)
+    if federation != roster.federation:
+        raise ProofError(f"checkpoint is of federation {federation!r}, the roster of {roster.federation!r}")
+    return log_key(federation, silo, roster[silo].log_key)
+
+
+def own_log_key(federation: str, keys: Path) -> VerifierKey:
+    """The same from a silo's own folder of keys, of which the public entry is read alone."""
+    entry = load_entry(keys / ENTRY_FILE)
+    return log_key(federation, entry.id, entry.log_key)
+
+
+def stored(folder: Path) -> Note | None:
+    """The checkpoint of a ledger's folder, whoever signed it; None where there is none."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        return notes.parse(read_bytes(path))
+    except ProofError as error:
+        raise LocalError(f"{path}: {error}; restore it from the newest copy of the folder") from error
+
+
+def stored_by(folder: Path, key: VerifierKey) -> Checkpoint | None:
+    """The checkpoint of a folder; LocalError unless this key signed it, and nothing but origin, size and root."""
+    note = stored(folder)
+    if note is None:
+        return None
+    path = folder / CHECKPOINT
+    try:
+        found = checkpoints.verify(note, key).checkpoint
+    except ProofError as error:
+        raise LocalError(f"{path}: {error}; use the keys that it was signed with, or restore it") from error
+    if found.extensions or len(note.signatures) != 1:
+        raise LocalError(f"{path}: holds more than a log writes there; restore it from the newest copy of the folder")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A checkpoint that the log signed once, and who holds it: ``the coordinator``, ``the folder itself``."""
+
+    holder: str
+    checkpoint: Checkpoint
+
+
+class Agreement:
+    """Compares a ledger with heads that were signed earlier, while its records are read one after another."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.tree = Tree()
+        self._held = held
+
+    def append(self, leaf: bytes) -> None:
+        """Take in the leaf hash of the next record."""
+        self.tree.append(leaf)
+
+    def problems(self) -> Iterable[str]:
+        """What does not agree, once all records are in."""
+        for each in self._held:
+            if problem := disagreement(self.tree, each):
+                yield problem
+
+
+def disagreement(tree: Tree, held: Held) -> str:
+    """Why a ledger with these leaves did not grow from the one that a checkpoint was signed for; empty if it did."""
+    size, count = held.checkpoint.size, len(tree)
+    if size > count:
+        return f"records were cut off: there are {count}, and {held.holder} holds a signed checkpoint of {size}"
+    if tree.root(size) != held.checkpoint.root:
+        return (
+            f"records were rewritten: {held.holder} holds a signed checkpoint of {size}, to which the first "
+            f"{size} of these {count} records do not lead"
+        )
+    return ""

@@ -1,0 +1,70 @@
+"""One process a state folder, one writer a ledger."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import LocalError, UnwritableError
+from ...files.documents import unwritable
+
+TRIES, WAIT = 10, 0.05  # somebody who asks whether the lock is held has it for an instant
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``<folder>/LOCK`` while the block runs; LocalError if another process holds it.
+
+    UnwritableError where the disk does not take it.
+    """
+    try:
+        descriptor = os.open(folder / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UnwritableError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
+    try:
+        for _ in range(TRIES):
+            if _taken(descriptor, fcntl.LOCK_EX):
+                break
+            time.sleep(WAIT)
+        else:
+            raise LocalError(f"{folder}: another process runs with this folder; stop it first")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def hold(path: Path) -> int:
+    """Descriptor that holds this lock until it is closed, or its process dies; LocalError where another holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if _taken(descriptor, fcntl.LOCK_EX):
+            return descriptor
+    except OSError:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    raise LocalError(f"{path}: another process writes this ledger; stop it, then start this one again")
+
+
+def held(folder: Path) -> bool:
+    """Whether a process holds ``<folder>/LOCK`` now; who asks never keeps a process from taking it."""
+    try:
+        descriptor = os.open(folder / "LOCK", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise LocalError(f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner") from error
+    try:
+        return not _taken(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

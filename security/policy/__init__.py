@@ -1,0 +1,1 @@
+"""A silo's policy: what may leave, for which jobs."""

@@ -1,0 +1,216 @@
+"""The file of an egress policy: its tables, and what one rule has against a tensor.
+
+::
+
+    version = 1
+
+    [limits]
+    max_bytes_per_round = "512MiB"
+    max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those that broke off
+    max_step = 3.0                  # how far what comes down may move a part of the model, in the longest step of this
+                                    # silo's own training; left out: any
+    max_parallel = 2                # rows of a layer that comes down that may be multiples of others; left out: any
+
+    [control]                       # polls and heartbeats, per session
+    max_messages = 100_000
+    max_bytes = "16MiB"
+
+    [[allow]]
+    name = "round-update"
+    methods = ["fedavg", "fedprox"]
+    parts = ["model"]
+    kinds = ["whole_model"]
+    tensors = ["features.**", "@weight"]
+    never = ["**.running_*"]
+    dtypes = ["float32", "float64"]
+    max_elements = 12_000_000       # of one tensor
+    max_norm = 50.0                 # Euclidean, of a part's tensors together; left out: any
+    recipients = ["coordinator"]
+    readers = ["coordinator"]
+    forms = ["plain"]
+
+    [secure_aggregation]            # left out: these
+    required = false                # true: nothing leaves in the form "plain"
+    min_cohort = 3                  # silos of a blind sum at least
+    min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
+    assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
+    min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
+    min_difference = 3              # fewest silos of which the sums of all jobs over this data set may tell how many
+                                    # records they have; 1: any. Left out: min_honest + assumed_colluders
+    dropouts = "batches"            # "any": sums may be over whichever silos are left, which over many rounds tells
+                                    # what single ones gave
+    public_counts = false           # true: how many records this silo has, by class too, may stand in a job
+    trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
+                                    # only while the coordinator is in league with no silo of the job
+
+    [dataset.cxr-2024]              # what jobs may cost a data set, all of them together; its name: the silo's
+    unit = "record"                 # configuration has dataset = "cxr-2024"
+    epsilon = 8.0
+    delta = 1e-5
+    required = true                 # nothing leaves that is computed from its records without noise; left out: false
+    min_sigma = 0.5                 # least noise of a job's steps, in clips; left out: what its epsilon asks
+    records_per_person = 1          # at most; for the report of what a person's records cost together
+
+Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
+"""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from ...files.documents import Strict
+from .globs import check_glob, matches
+from .release import Release
+
+MOST_DIFFERENCE = 8  # to look for so few silos among many takes seconds; for more it would take hours
+UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+
+Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
+Form = Literal["plain", "masked", "padded", "rotated"]
+KindName = Literal[  # exchange.Kind in lower case; a test compares the two
+    "whole_model",
+    "backbone",
+    "inter_learning_model",
+    "header_rows",
+    "prototypes",
+    "canonical_models",
+    "classifier_rows",
+    "membership",
+    "counts",
+    "metric",
+    "sketch",
+    "key",
+    "share",
+]
+
+
+def _bytes(value: object) -> object:
+    """``"512MiB"`` to 536870912; integers pass."""
+    if not isinstance(value, str):
+        return value
+    for unit, factor in reversed(UNITS.items()):
+        number = value.removesuffix(unit).strip()
+        if value.endswith(unit) and number.isascii() and number.isdecimal():
+            return int(number) * factor
+    raise ValueError("is no size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
+
+
+def _decimal(value: object) -> object:
+    """A TOML number as the decimal that was written, or the next one to it that is a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("is no number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
+    return Decimal(repr(value))
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), Field(strict=True, ge=0)]
+Real = Annotated[Decimal, BeforeValidator(_decimal)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+DatasetName = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+Glob = Annotated[str, AfterValidator(check_glob)]
+Some = Field(min_length=1)
+
+
+class Limits(Strict):
+    """``[limits]``."""
+
+    max_bytes_per_round: Bytes
+    max_attempts_per_round: Annotated[int, Field(strict=True, ge=1)] = 100
+    max_step: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    max_parallel: Count | None = None
+
+
+class Control(Strict):
+    """``[control]``: caps on one session of polls and heartbeats."""
+
+    max_messages: Count
+    max_bytes: Bytes
+
+
+class SecureAggregation(Strict):
+    """``[secure_aggregation]``: what this silo asks of jobs, and of every blind sum."""
+
+    required: Annotated[bool, Field(strict=True)] = False
+    min_cohort: Annotated[int, Field(strict=True, ge=2)] = 3
+    min_honest: Annotated[int, Field(strict=True, ge=1)] = 2
+    assumed_colluders: Count = 1
+    min_holders: Annotated[int, Field(strict=True, ge=2)] | None = None
+    min_difference: Annotated[int, Field(strict=True, ge=1, le=MOST_DIFFERENCE)] | None = None
+    dropouts: Literal["batches", "any"] = "batches"
+    public_counts: Annotated[bool, Field(strict=True)] = False
+    trust: Literal["none", "non-colluding-coordinator"] = "none"
+
+    @property
+    def least_difference(self) -> int:
+        """``min_difference``, or what is asked of a single sum."""
+        return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
+
+
+class Dataset(Strict):
+    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether each must spend."""
+
+    unit: Literal["record"]
+    epsilon: Annotated[Real, Field(gt=0, le=1000)]
+    delta: Annotated[Real, Field(ge=Decimal("1e-20"), lt=1)]
+    required: Annotated[bool, Field(strict=True)] = False
+    min_sigma: Annotated[Real, Field(gt=0, le=100_000)] | None = None
+    records_per_person: Annotated[int, Field(strict=True, ge=1)] = 1
+
+
+class Rule(Strict):
+    """One ``[[allow]]``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
+    methods: Annotated[tuple[str, ...], Some]
+    parts: Annotated[tuple[str, ...], Some]
+    kinds: Annotated[tuple[KindName, ...], Some]
+    tensors: Annotated[tuple[Glob, ...], Some]
+    never: tuple[Glob, ...] = ()
+    dtypes: Annotated[tuple[Dtype, ...], Some]
+    max_elements: Count
+    max_norm: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    recipients: Annotated[tuple[str, ...], Some]
+    readers: Annotated[tuple[str, ...], Some]
+    forms: Annotated[tuple[Form, ...], Some] = ("plain",)
+
+    def refusals(self, release: Release, recipient: str, readers: Sequence[str]) -> Iterator[str]:
+        """Every reason why this rule lets a tensor not pass, each with its fix."""
+        if not any(matches(glob, release.name) for glob in self.tensors):
+            yield f"no glob of tensors = {list(self.tensors)} matches; add one if it may leave"
+        for glob in self.never:
+            if matches(glob, release.name):
+                yield f"never has {glob!r}; keep it out of the job's part"
+        yield from _outside("kinds", (release.kind,), self.kinds)
+        yield from _outside("dtypes", (release.dtype,), self.dtypes)
+        yield from _outside("forms", (release.form,), self.forms)
+        if release.elements > self.max_elements:
+            yield f"{release.elements} elements are over max_elements = {self.max_elements}; raise it if they may leave"
+        yield from _outside("recipients", (recipient,), self.recipients)
+        yield from _outside("readers", readers, self.readers)
+        if not readers:
+            yield "nobody says who can read it; name its readers"
+
+
+class PolicyFile(Strict):
+    """The whole file."""
+
+    version: Literal[1]
+    limits: Limits
+    control: Control
+    allow: tuple[Rule, ...] = ()
+    secure_aggregation: SecureAggregation = SecureAggregation()
+    dataset: dict[DatasetName, Dataset] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        names = [rule.name for rule in self.allow]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one")
+        return self
+
+
+def _outside(key: str, values: Sequence[str], allowed: Sequence[str]) -> Iterator[str]:
+    for value in values:
+        if value not in allowed:
+            yield f"{value!r} is not in {key} = {list(allowed)}; add it if it may be"

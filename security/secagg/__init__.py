@@ -1,0 +1,1 @@
+"""Secure aggregation: the state machines of silo and coordinator, and their messages."""

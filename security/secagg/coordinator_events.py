@@ -1,0 +1,228 @@
+"""What happens at the coordinator of a secure sum, and what it has to do."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..arithmetic.masks import Term
+from ..faults import Code
+from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .evidence import Complaint
+from .messages import Abandon, Header, Reveal, Survival
+from .receiving_keys import KeyDelivery, ReceivingKey
+
+
+@dataclass(frozen=True)
+class KeysGiven:
+    """A silo gave its keys."""
+
+    bundle: KeyBundle
+    keys: tuple[ReceivingKey, ...]
+
+
+@dataclass(frozen=True)
+class SharesGiven:
+    """A silo dealt its shares."""
+
+    dealing: Dealing
+    portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class ComplaintGiven:
+    """A silo shows that a dealer sealed rubbish to it."""
+
+    complaint: Complaint
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """A silo's upload is spooled whole; ``length`` and ``sha256`` are of the bytes that arrived."""
+
+    header: Header
+    length: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class SurvivalGiven:
+    """A survivor signed."""
+
+    survival: Survival
+
+
+@dataclass(frozen=True)
+class RevealGiven:
+    """A survivor revealed its shares."""
+
+    reveal: Reveal
+
+
+@dataclass(frozen=True)
+class AbandonGiven:
+    """A silo gave this attempt up for good."""
+
+    note: Abandon
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A silo cannot take part any more: it said so, it was lost, or what it sent was malformed."""
+
+    silo: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Time is up for a stage; for any other it is stale and changes nothing."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The sum was opened and published; SHA-256 of what the silos will get."""
+
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class OpenFailed:
+    """The masks came off, and what was left is no sum of values: ``spoiled``; or it could not be opened at all."""
+
+    why: str
+    spoiled: bool = False
+
+
+Event: TypeAlias = (
+    KeysGiven
+    | SharesGiven
+    | ComplaintGiven
+    | Uploaded
+    | SurvivalGiven
+    | RevealGiven
+    | AbandonGiven
+    | Failed
+    | Deadline
+    | Opened
+    | OpenFailed
+)
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Send the signed specification to these silos."""
+
+    silos: tuple[str, ...]
+    document: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class TellKeys:
+    """Send one member of U1 the keys of all, and those to which it seals."""
+
+    silo: str
+    bundles: tuple[KeyBundle, ...]
+    keys: tuple[KeyDelivery, ...]
+
+
+@dataclass(frozen=True)
+class TellShares:
+    """Send one member of U2 what was dealt to it."""
+
+    silo: str
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True)
+class TellSurvivors:
+    """Send the headers of U3 to its members."""
+
+    silos: tuple[str, ...]
+    headers: tuple[Header, ...]
+
+
+@dataclass(frozen=True)
+class TellNotes:
+    """Send survivors' signatures to these survivors, who have signed themselves."""
+
+    silos: tuple[str, ...]
+    survivals: tuple[Survival, ...]
+
+
+@dataclass(frozen=True)
+class TellResult:
+    """Send the digest of the result, and the survivors' tags together, to the survivors."""
+
+    silos: tuple[str, ...]
+    sha256: bytes
+    tags: bytes
+
+
+@dataclass(frozen=True)
+class AskAbandon:
+    """Ask these silos to give the attempt up for good, so that another can follow."""
+
+    silos: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Forget a silo's upload: it is not in the sum."""
+
+    silo: str
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Raise Deadline(stage) when the time of this stage is over."""
+
+    stage: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Refuse a silo's message; it drops out of the attempt unless it is a late or repeated one."""
+
+    silo: str
+    code: Code
+    why: str
+
+
+@dataclass(frozen=True)
+class Open:
+    """Fold the survivors' uploads in this order, take these masks off, check canaries; then Opened or OpenFailed."""
+
+    terms: tuple[Term, ...]
+    survivors: tuple[str, ...]
+    tags: bytes = b""  # of all survivors together, where there are some
+    products: bytes = b""  # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over without a sum; ``blame`` is a silo, or empty where nobody broke a rule."""
+
+    code: Code
+    blame: str
+    why: str
+
+
+Effect: TypeAlias = (
+    Ask
+    | TellKeys
+    | TellShares
+    | TellSurvivors
+    | TellNotes
+    | TellResult
+    | AskAbandon
+    | Discard
+    | Watch
+    | Refuse
+    | Open
+    | End
+)

@@ -1,0 +1,182 @@
+"""What happens to a silo in a secure sum, and what it has to do: events into ``secagg_silo.advance``, effects out."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..arithmetic.masks import Term
+from ..faults import Code
+from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .evidence import Complaint
+from .gram_pieces import GramKeys, SealedShare
+from .memory import Memory
+from .messages import Abandon, Header, Reveal, Survival
+from .receiving_keys import KeyDelivery, ReceivingKey
+
+
+@dataclass(frozen=True)
+class KeysTold:
+    """The coordinator passed on the keys of U1, and those to which we seal, one of each other member."""
+
+    bundles: tuple[KeyBundle, ...]
+    keys: tuple[KeyDelivery, ...]
+
+
+@dataclass(frozen=True)
+class SharesTold:
+    """The coordinator passed on what the members of U2 dealt to us, our own dealing among it."""
+
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The whole upload was made: its length and SHA-256, and the linear tags, padded, where there are some.
+
+    ``kept`` is the share of its own compared vectors that this silo keeps, where it dealt some (gram_pieces.py).
+    """
+
+    length: int
+    sha256: bytes
+    tags: bytes = b""
+    kept: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True)
+class SurvivorsTold:
+    """The coordinator passed on the headers of U3, and what the others of it sealed to us of compared vectors."""
+
+    headers: tuple[Header, ...]
+    shares: tuple[SealedShare, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotesTold:
+    """The coordinator passed on survivors' signatures."""
+
+    survivals: tuple[Survival, ...]
+
+
+@dataclass(frozen=True)
+class ResultTold:
+    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are some."""
+
+    sha256: bytes
+    tags: bytes = b""
+
+
+@dataclass(frozen=True)
+class AbandonAsked:
+    """Give this attempt up for good: the coordinator asks, or this silo has nothing to send."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo holds it back."""
+
+    why: str
+    code: Code = Code.STOPPED
+
+
+Event: TypeAlias = KeysTold | SharesTold | Streamed | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Stopped
+
+
+# Effects.
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Make this durable before any later effect."""
+
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class SendKeys:
+    """To the coordinator, for all; of ``keys`` each dealer gets its own."""
+
+    bundle: KeyBundle
+    keys: tuple[ReceivingKey, ...]
+
+
+@dataclass(frozen=True)
+class SendShares:
+    """To the coordinator, for all."""
+
+    dealing: Dealing
+    portions: tuple[Portion, ...]
+
+
+@dataclass(frozen=True)
+class SendComplaint:
+    """To the coordinator, as evidence."""
+
+    complaint: Complaint
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Quantise, mask with these terms and stream the values; deal vectors under ``hiding``; then Streamed."""
+
+    terms: tuple[Term, ...]
+    hiding: GramKeys | None = None
+
+
+@dataclass(frozen=True)
+class SendHeader:
+    """To the coordinator, for all; it ends the upload."""
+
+    header: Header
+
+
+@dataclass(frozen=True)
+class SendSurvival:
+    """To the coordinator, for all."""
+
+    survival: Survival
+
+
+@dataclass(frozen=True)
+class SendReveal:
+    """To the coordinator alone."""
+
+    reveal: Reveal
+
+
+@dataclass(frozen=True)
+class SendAbandon:
+    """To the coordinator, for all."""
+
+    note: Abandon
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and survivors the integers."""
+
+    sha256: bytes
+    tags: bytes
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """The attempt is over without a sum: for the ledger, and its code for the coordinator."""
+
+    code: Code
+    blame: str
+    why: str
+
+
+Effect: TypeAlias = (
+    Remember
+    | SendKeys
+    | SendShares
+    | SendComplaint
+    | Upload
+    | SendHeader
+    | SendSurvival
+    | SendReveal
+    | SendAbandon
+    | Finish
+    | End
+)

@@ -1,0 +1,1 @@
+"""Which jobs a silo accepts: policy, budget and earlier sums."""

@@ -1,0 +1,101 @@
+"""The privacy budget of this silo's data set, while its agent runs (security/dp/budget.py).
+
+``<directory>/privacy/<data set>/`` beside the silo's ledger, which has a ``privacy.head`` of it for each reservation.
+The agent opens it at its start, where the policy has a table for the data set: the head in the ledger says whether the
+folder was lost or an older copy of it put back, and others hold the head of the ledger (silo/egress/witness.py). What
+the policy lets be spent is set then, too; a policy that says something else is a record.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...algorithms.job.job import Job
+from ...algorithms.job.privacy import Spend
+from ...errors import LocalError
+from ...security.dp.budget import ORIGIN, Budget, Ceiling, Steppers
+from ...security.dp.budget_records import Steps
+from ...security.dp.rdp import Event, shown
+from ...security.identity.keys import Keys
+from ...security.ledger.egress_ledger import Ledger
+from ...security.log.checkpoint import Checkpoint
+from ...security.log.head import Held
+from ...security.policy.policy import Policy
+
+FOLDER = "privacy"
+
+
+class DatasetBudget:
+    """The budget, and the ledger that keeps its head; safe to share between threads."""
+
+    def __init__(self, budget: Budget, ledger: Ledger) -> None:
+        self._budget = budget
+        self._ledger = ledger
+        self._open: dict[str, Steppers] = {}  # by job, of this process: one is trained at a time
+        self._mutex = threading.Lock()  # heads come into the ledger in their order
+
+    def check_room(self, job: Job, planned: Sequence[Spend]) -> None:
+        """ExhaustedError, with the numbers, where what is left does not cover all that a job is to spend."""
+        self._budget.check_room(job.name, job.digest, [Event(each.sigma, each.q, each.steps) for each in planned])
+
+    def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
+        """Set steps aside, durably in the budget and then in the ledger; ExhaustedError where they are not covered.
+
+        A try of the job that this process began before is over: what it had not taken is free again.
+        """
+        events = [Steps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
+        purpose, budget = ", ".join(each.purpose for each in spends), self._budget
+        with self._mutex:
+            self._let_go(job.digest)
+            reservation = budget.reserve(job.name, job.digest, round_, purpose, events, ceiling)
+            limit, spent = budget.limit, shown(budget.epsilon())
+            self._ledger.privacy_head(
+                budget.dataset, budget.head(), epsilon=spent, delta=limit.delta, limit=limit.epsilon
+            )
+            self._open[job.digest] = Steppers(reservation)
+            return self._open[job.digest]
+
+    def commit(self, job: Job, reservation: int) -> None:
+        """What came of the job's reservation is durable, and no more of its steps are taken."""
+        with self._mutex:
+            steppers = self._open.get(job.digest)
+            if steppers is None or steppers.reservation.seq != reservation:
+                raise LocalError(f"commit of reservation {reservation}, which is not open; this is a bug in Staddle")
+            self._let_go(job.digest)
+
+    def close(self) -> None:
+        """Nothing trains any more: steps that were not taken are free again."""
+        with self._mutex:
+            for digest in tuple(self._open):
+                self._let_go(digest)
+
+    def _let_go(self, job_digest: str) -> None:
+        steppers = self._open.pop(job_digest, None)
+        if steppers is not None:
+            self._budget.commit(steppers.reservation, steppers.end())
+
+    def paid(self, reservation: int, job_digest: str) -> bool:
+        """Whether there is such a reservation, and it is of this job: the gate asks before anything leaves."""
+        return self._budget.paid(reservation, job_digest)
+
+
+@contextlib.contextmanager
+def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, keys: Keys) -> Iterator[DatasetBudget]:
+    """The budget of the policy's data set, closed at the end.
+
+    LocalError where it is not the one that the ledger last had a head of: gone, rolled back, altered.
+    """
+    asked, dataset, silo = policy.budget, policy.dataset, keys.entry.id
+    if asked is None:
+        raise LocalError(f"the policy has no [dataset.{dataset}]; this is a bug in Staddle")
+    head = ledger.privacy_heads.get(dataset)
+    folder = directory / FOLDER / dataset
+    with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
+        if head is not None:
+            origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
+            budget.check_held(Held("the silo's ledger", Checkpoint(origin, head.size, bytes.fromhex(head.root))))
+        budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
+        ours = DatasetBudget(budget, ledger)
+        yield ours
+        ours.close()

@@ -1,0 +1,181 @@
+"""Over which silos this silo lets sums be opened, beside all sums that it signed on the same data set before.
+
+The memory is the ledger: ``secagg.signed`` is durable before a signature over survivors leaves. What it tells in all is
+asked of security/ledger/sum_history.py, when a job is offered and again of the survivors of each round.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from ...algorithms.exchange.parts import Sum
+from ...algorithms.job.batches import Batches, without
+from ...algorithms.job.job import Job
+from ...algorithms.method import METRICS
+from ...errors import LocalError
+from ...files import checked_file
+from ...files.documents import canonical_json, parse_json, read_bytes
+from ...proto.convert.secagg_sent import Attempt
+from ...security.blind.plan import summed
+from ...security.identity.roster import Roster
+from ...security.identity.signers import Signers
+from ...security.ledger.egress_ledger import Ledger
+from ...security.ledger.protocol_records import SumSigned
+from ...security.ledger.sum_history import SignedSet, Told, choices, signed_sets, told
+from ...security.policy.policy import Policy
+from ...security.secagg.evidence import Misdealing, proven
+from ...security.secagg.memory import Memory
+
+MOST_CHOICES = 100_000  # of silos, that are looked at for one sum: seconds
+SHOWN = 12  # silos of a set that an error names
+
+
+class SignedSets:
+    """Those of one silo."""
+
+    def __init__(self, ledger: Ledger, roster: Roster, policy: Policy) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._policy = policy
+
+    def objection_to(self, job: Job) -> str:
+        """Why sums of a job that is offered may not be opened over its silos; empty if they may."""
+        return objection_to(job, self._ledger.silo, self._ledger.signed, self._roster, self._policy)
+
+    def objection(self, job: Job, silos: Collection[str], proven: Collection[str] = ()) -> str:
+        """Why no sum of this job may be opened over these silos; empty if it may.
+
+        Silos that are ``proven`` to have misdealt in it count as if they had left the federation.
+        """
+        return objection(job, silos, self._ledger.signed, self._roster, self._policy, proven)
+
+    def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
+        """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
+        signers = Signers.of(self._roster, job.silos)
+        return proven(proofs, self._roster.federation, job.digest, signers)
+
+    async def sign(self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()) -> None:
+        """Record that a sum over these may be open from now on; durable when it returns."""
+        record = SumSigned(
+            job=job.name,
+            job_digest=job.digest,
+            round=attempt.round,
+            ctx=attempt.ctx.hex(),
+            dataset=self._policy.dataset,
+            survivors=tuple(survivors),
+            absent=tuple(sorted(_members(self._roster) - set(survivors))),
+            values="fixed" if tells_fixed(job) else "varying",
+            batches=tuple(",".join(sorted(batch)) for batch in _batches(job, proven)),
+        )
+        await asyncio.to_thread(self._ledger.secagg_signed, record)
+
+
+def tells_fixed(job: Job) -> bool:
+    """Whether sums of a job tell of a silo what those of another job tell too: counts of records, or classes.
+
+    Not where all has noise. Nor where a job that declares its counts, and sums nothing by class, has ``dropouts =
+    "any"``: sums over changing silos tell more than test counts, and the policy allows that or does not.
+    """
+    if not job.security.required or job.privacy is not None:
+        return False
+    parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
+    means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
+    return not (means and job.security.weights == "public" and job.security.dropouts == "any")
+
+
+def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roster, policy: Policy) -> str:
+    """What is against the sets of silos that a job draws with this one in each, in turn; empty for nothing."""
+    if not tells_fixed(job):
+        return ""
+    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
+    own = [cohort for cohort in job.cohorts() if silo in cohort]
+    for cohort in dict.fromkeys((*own, *_batches(job))):
+        if why := _against(job, cohort, history, members, policy):
+            return why
+        history.append(SignedSet(job.name, frozenset(cohort), members))
+    return ""
+
+
+def objection(
+    job: Job,
+    silos: Collection[str],
+    signed: Iterable[SumSigned],
+    roster: Roster,
+    policy: Policy,
+    proven: Collection[str] = (),
+) -> str:
+    """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
+    if not tells_fixed(job):
+        return ""
+    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
+    for each in (silos, *_batches(job, proven)):
+        if why := _against(job, each, history, members.difference(proven), policy):
+            return why
+        history.append(SignedSet(job.name, frozenset(each), members))
+    return ""
+
+
+def _batches(job: Job, proven: Collection[str] = ()) -> Batches:
+    """Those of which each may be summed without the others, and without silos that are proven to have misdealt."""
+    return without(job.batches, proven, job.least_batch) if len(job.batches) > 1 else ()
+
+
+def _against(
+    job: Job, silos: Collection[str], history: Sequence[SignedSet], members: Collection[str], policy: Policy
+) -> str:
+    least = policy.file.secure_aggregation.least_difference
+    if choices(history, silos, least) > MOST_CHOICES:
+        return (
+            f"sums over {_listed(silos)} and {len(history)} other sets on data set {policy.dataset!r} are too many to "
+            f"say what they tell of fewer than {least} silos; lower secure_aggregation.min_difference, or take the "
+            "same silos in all jobs"
+        )
+    found = told(history, silos, members, least)
+    return "" if found is None else _said(job, silos, found, policy, least)
+
+
+def _said(job: Job, silos: Collection[str], found: Told, policy: Policy, least: int) -> str:
+    asked = policy.file.secure_aggregation
+    of, sums = ", ".join(found.silos), " and ".join(map(_named, found.by))
+    default = "" if asked.min_difference else " (left out: min_honest and assumed_colluders together)"
+    gone = [silo for silo in found.silos if silo not in silos]
+    left = f"if {', '.join(gone)} left the federation, have its founders sign a roster without; " if gone else ""
+    return (
+        f"sums of job {job.name!r} over {_listed(silos)}, beside those of {sums} on data set {policy.dataset!r}, would "
+        f"tell what {of} {'have together' if len(found.silos) > 1 else 'alone has'}: records, and of which classes; "
+        f"secure_aggregation.min_difference = {least}{default}. Have the job signed for the same silos as then, or for "
+        f"such that more of them differ; {left}or lower min_difference if it is no secret"
+    )
+
+
+def _named(each: SignedSet) -> str:
+    return f"job {each.job!r} over {_listed(each.silos)}"
+
+
+def _listed(silos: Collection[str]) -> str:
+    names = sorted(silos)
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _members(roster: Roster) -> frozenset[str]:
+    return frozenset(entry.id for entry in roster.silos)
+
+
+def check_remembered(jobs: Path, ledger: Ledger) -> None:
+    """LocalError where a job's folder has that a sum was signed, and the ledger has nothing of it.
+
+    Whoever puts an older ledger back, or removes it, would make this silo forget over whom its sums were opened.
+    """
+    for path in sorted(jobs.glob("*/secagg-*.json")):
+        signed = path.parent / "job.json"
+        if not checked_file.read_json(path, Memory).signed_ctx or not signed.exists():
+            continue
+        document = parse_json(read_bytes(signed), str(signed))["document"]
+        if not ledger.summed(sha256(canonical_json(document)).hexdigest()):
+            raise LocalError(
+                f"{path}: this silo signed a sum of job {path.parent.name!r}, of which its ledger knows nothing: the "
+                "ledger was removed, or put back to an older copy, and with it what this silo remembers of the silos "
+                "over which sums were opened. Restore the newest copy of the whole state folder; if there is none, "
+                f"move {path.parent} away, and take part only in jobs for the silos of those before"
+            )

@@ -1,0 +1,198 @@
+"""The parts of a blind round that leave one by one, before its secure sum: padded for a Mix, rotated for a Gram.
+
+A padded upload, in order, each step durable before the next::
+
+    begun       VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
+    uploaded    the coordinator has all bytes, as its receipt says
+    signed      our next prekey; the signed word on the upload, with the seed sealed to the job's other silos, and the
+                prekey's public half beside it; VersionMemory: signed
+    given       the coordinator has the word
+
+A lost connection goes on with the same version, whose bytes are the same. A process that starts anew has lost the seed:
+it begins a new version, unless one was signed in this round, whose word it gives again as it was. A rotated upload is
+the same for the same vectors, and goes on after a restart too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from ... import log
+from ...algorithms.exchange.parts import Mix, Part
+from ...errors import LocalError
+from ...proto import secure_pb2 as pb
+from ...proto.convert.mix import Padded, padded_to_wire, upload_from_wire
+from ...security.blind.mix_context import Version
+from ...security.blind.padded_mix import make_upload
+from ...security.blind.plan import use_of
+from ...security.blind.rotation import digest_of
+from ...security.blind.sealing import SECRET_BYTES
+from ...security.identity.pairwise_keys import KEY_BYTES
+from ..egress.hidden_messages import Padding, Rotating, Sent, sent_of
+from ..ingress.keyed_job import Sharing
+from ..ingress.mix_memory import Rotations
+from ..parts.declared import Declared
+from ..parts.gifts import Bundle
+from ..parts.tensors import exactly, vectors_of
+
+
+class Door(Protocol):
+    """What these uploads want of the gate."""
+
+    async def give_padded(
+        self, declared: Declared, round_: int, bundle: Bundle, padding: Padding, cohort: Sequence[str]
+    ) -> Sent:
+        """Give the padded words of a part."""
+        ...
+
+    async def give_rotated(
+        self, declared: Declared, round_: int, bundle: Bundle, rotating: Rotating, cohort: Sequence[str]
+    ) -> None:
+        """Give the rotated vectors of a part."""
+        ...
+
+    async def padded(self, ctx: bytes, message: pb.PaddedGiven) -> None:
+        """Give the word on a padded upload."""
+        ...
+
+    def has_left(self, declared: Declared, round_: int, part: str) -> bool:
+        """Whether anything of the part has left in this round, as the ledger has it."""
+        ...
+
+
+class HiddenUploads:
+    """Those of one round; ``give`` may be called again after a lost connection, and goes on."""
+
+    def __init__(
+        self,
+        door: Door,
+        sharing: Sharing,
+        declared: Declared,
+        round_: int,
+        cohort: Sequence[str],
+        accepted: set[bytes],
+    ) -> None:
+        """``accepted`` are the contexts of uploads that the coordinator has, as it said; it may grow."""
+        self._door = door
+        self._sharing = sharing
+        self._declared = declared
+        self._round = round_
+        self._cohort = tuple(cohort)
+        self._accepted = accepted
+        self._begun: dict[str, Padding] = {}
+        self._given: set[str] = set()
+
+    async def give(self, bundle: Bundle) -> None:
+        """Until the coordinator has all of them, in the order of the job's parts."""
+        for part in self._declared.hidden(self._round):
+            if part.name in self._given:
+                continue
+            if isinstance(part.exchange, Mix):
+                await self._give_padded(part, bundle)
+            else:
+                await self._give_rotated(part, bundle)
+            self._given.add(part.name)
+            log.event("round.part_given", job=self._sharing.job.name, round=self._round, part=part.name)
+
+    # Padded.
+
+    async def _give_padded(self, part: Part, bundle: Bundle) -> None:
+        message = await asyncio.to_thread(self._signed, part)
+        if message is None:
+            if part.name not in self._begun:
+                self._begun[part.name] = await asyncio.to_thread(self._begin, part)
+            padding = self._begun[part.name]
+            sent = await self._upload(part, bundle, padding)
+            message = await asyncio.to_thread(self._sign, part, padding, sent)
+        version = upload_from_wire(self._sharing.silo, message.upload).version
+        await self._door.padded(version.context(self._sharing.line(part)), message)
+
+    def _signed(self, part: Part) -> pb.PaddedGiven | None:
+        """The word that was signed in this round, if one was; LocalError where it was and its file is lost."""
+        memory = self._sharing.memory
+        message, versions = memory.signed(part.name), memory.versions(part.name)
+        if message is None or message.upload.round != self._round:
+            if versions.signed_round == self._round:
+                raise LocalError(
+                    f"{memory.word(part.name)}: gone or an old one, and with it the word that this silo signed in "
+                    f"round {self._round}: restore its folder; no other upload of this round is signed"
+                )
+            return None
+        if versions.signed_round < self._round:  # the process died between the two
+            memory.save_versions(part.name, versions.signed())
+        return message
+
+    def _begin(self, part: Part) -> Padding:
+        """A new version, remembered; RefusedError where one was signed in this round or a later one.
+
+        LocalError where the memory of those before is lost.
+        """
+        sharing = self._sharing
+        memory = sharing.memory.versions(part.name)
+        self._check_kept(part, memory.round)
+        version = Version(silo=sharing.silo, round=self._round, attempt=0, number=memory.number + 1)
+        sharing.memory.save_versions(part.name, memory.began(version))
+        return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
+
+    async def _upload(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
+        ctx = padding.version.context(padding.line)
+        if ctx in self._accepted:  # its receipt was lost with the connection
+            return await asyncio.to_thread(self._sent, part, bundle, padding)
+        sent = await self._door.give_padded(self._declared, self._round, bundle, padding, self._cohort)
+        self._accepted.add(ctx)
+        return sent
+
+    def _sent(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
+        items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
+        return sent_of(part, exactly(items, {part.name: bundle.tensors[part.name]}), padding)
+
+    def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedGiven:
+        sharing, line, version = self._sharing, padding.line, padding.version
+        known, ephemeral = sharing.prekeys.known(), sharing.draw(KEY_BYTES)
+        sealed = padding.seed, ephemeral, known.keys(), sharing.sign, known.generations()
+        upload, pieces = make_upload(line, version, sent.sha256, sent.tag, *sealed)
+        prekey = sharing.prekeys.publish(line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign)
+        digest = bytes.fromhex(sharing.job.digest)
+        message = padded_to_wire(Padded(b"", sharing.job.name, digest, part.name, upload, pieces, prekey))
+        sharing.memory.save_signed(part.name, message)
+        sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
+        return message
+
+    def _check_kept(self, part: Part, newest: int) -> None:
+        """LocalError where the ledger has more of a part than its memory, whose newest round is given: it was lost."""
+        if newest < self._round and self._door.has_left(self._declared, self._round, part.name):
+            job = self._sharing.job.name
+            raise LocalError(
+                f"what this silo remembers of part {part.name!r} of job {job!r} ends with round {newest}, and the "
+                f"ledger has it in round {self._round}: its folder was lost or is an old one; restore the latest, "
+                "or have the job signed under a new name"
+            )
+
+    # Rotated.
+
+    async def _give_rotated(self, part: Part, bundle: Bundle) -> None:
+        ctx = self._sharing.rotation(part, self._round)
+        if await asyncio.to_thread(self._remember, part, bundle, ctx):
+            return
+        if ctx not in self._accepted:
+            use = use_of(self._sharing.job, part, self._round)
+            rotating = Rotating(use, ctx, self._sharing.key)
+            await self._door.give_rotated(self._declared, self._round, bundle, rotating, self._cohort)
+        await asyncio.to_thread(self._accept, part, ctx)
+
+    def _remember(self, part: Part, bundle: Bundle, ctx: bytes) -> bool:
+        """Remember these vectors before they leave; whether the coordinator has them.
+
+        RefusedError or LocalError where others were rotated for this round.
+        """
+        (spec,) = part.tensors
+        kept = self._sharing.memory.rotations(part.name)
+        self._check_kept(part, kept.memory.round)
+        memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, bundle.tensors[part.name][spec.name])))
+        if memory != kept.memory:
+            self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=kept.given))
+        return kept.given == ctx.hex()
+
+    def _accept(self, part: Part, ctx: bytes) -> None:
+        memory = self._sharing.memory.rotations(part.name).memory
+        self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=ctx.hex()))

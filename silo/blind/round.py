@@ -1,0 +1,365 @@
+"""A blind round at this silo: the secure sum beside the training, from the coordinator's messages to the opened sum.
+
+Its state machine is security/secagg/silo.py; here its effects are run, one after another, each once. An effect that met
+a lost connection is run again after the next greeting, by the same object: it lives as long as the process, and the
+secrets of an attempt with it. A process that starts anew is a dropout in the attempt that it was in (rule 18).
+
+The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives, and until the parts
+that leave one by one were accepted (hidden_uploads.py).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ... import log
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto.convert.secagg_received import SignedSpec, Told
+from ...proto.convert.secagg_sent import Attempt, GivenBody, Over
+from ...security.arithmetic.masks import Term
+from ...security.faults import COORDINATOR, Code, check
+from ...security.secagg.memory import Keeper
+from ...security.secagg.messages import Header
+from ...security.secagg.silo import Party, SiloState, abandon_remembered, advance, begin
+from ...security.secagg.silo_events import (
+    AbandonAsked,
+    Effect,
+    End,
+    Event,
+    Finish,
+    Remember,
+    SendAbandon,
+    SendComplaint,
+    SendHeader,
+    SendKeys,
+    SendReveal,
+    SendShares,
+    SendSurvival,
+    Stopped,
+    Streamed,
+    SurvivorsTold,
+    Upload,
+)
+from ...security.secagg.spec import Frame, RoundSpec
+from ..admission.signed_sets import SignedSets
+from ..egress.gate import DeniedError, TurnedAwayError
+from ..egress.messages import Masking, streamed_of
+from ..egress.protocol_records import SecureRecords
+from ..parts.declared import Declared
+from ..parts.gifts import Bundle
+
+Pads = Callable[[RoundSpec], Mapping[int, Term]]
+PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
+MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
+MOST_AGAIN = 8  # that enter another attempt, end one or give one up: silos die, and the next attempt is for us to begin
+LEADING_ON = SendShares | SendComplaint | Upload | SendSurvival | SendReveal | Finish
+REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
+CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
+
+
+class Door(Protocol):
+    """What a blind round wants of the gate."""
+
+    secure_records: SecureRecords
+    signed_sets: SignedSets
+
+    async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
+        """The next message; None where none came."""
+        ...
+
+    async def secure(self, attempt: Attempt, body: GivenBody) -> None:
+        """Give a message."""
+        ...
+
+    async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
+        """Give the masked upload."""
+        ...
+
+
+class Before(Protocol):
+    """What leaves before the masked upload."""
+
+    async def give(self, bundle: Bundle) -> None:
+        """Until the coordinator has all of it; what it has is not given again."""
+        ...
+
+
+def no_pads(_: RoundSpec) -> Mapping[int, Term]:
+    """Those of a sum that the coordinator reads all of."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Doing:
+    """An effect, and the attempt that it is of."""
+
+    attempt: Attempt
+    effect: Effect | Over
+
+
+class BlindRound:
+    """The sums of one round; ``training`` gives what the round gives."""
+
+    def __init__(
+        self,
+        door: Door,
+        party: Party,
+        frame: Frame,
+        keeper: Keeper,
+        job: Job,
+        declared: Declared,
+        training: "asyncio.Task[Bundle]",
+        before: Before | None = None,
+        key: bytes = b"",
+        pads: Pads = no_pads,
+        start: int = 0,
+    ) -> None:
+        """``before`` gives the parts that leave one by one; None where there are none.
+
+        ``start``: how many rounds are behind the state that this silo trains from (security/secagg/memory.py).
+
+        ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group of an attempt, hide
+        what the coordinator is not to read of its sum.
+        """
+        self.job = job
+        self.round = frame.round
+        self.summed = False
+        self._door = door
+        self._party = party
+        self._frame = frame
+        self._keeper = keeper
+        self._declared = declared
+        self._training = training
+        self._before = before
+        self._key = key
+        self._pads = pads
+        self._start = start
+        self._had = self._again = self._idle = 0
+        self._state: SiloState | None = None
+        self._todo: deque[Doing] = deque()
+        self._uploaded = b""  # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
+
+    async def run(self) -> None:
+        """Until the sum is open; whatever else ends it is raised, and after a lost connection it may be run again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._todo:
+                await self._do(self._todo[0])
+                self._todo.popleft()
+            if self.summed:
+                return
+            asked = loop.time()
+            try:
+                told = await self._door.secure_next(self.job, self.round, self._had)
+                if told is not None:
+                    await self._take(told)
+            except TurnedAwayError:
+                raise
+            except RefusedError as error:
+                await self._misled(error)
+                raise
+            if told is None:
+                if loop.time() - asked < PAUSE_SECONDS:
+                    await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            self._had += 1
+            if not self._paced():
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """Let the training go, if it still runs."""
+        self._training.cancel()
+        await asyncio.wait({self._training})
+        if not self._training.cancelled():
+            self._training.exception()  # nobody waits for it any more; asking keeps asyncio from complaining
+
+    def _paced(self) -> bool:
+        """Whether what was told leads on; a coordinator does not set our pace, nor how fast our ledger grows."""
+        effects = [doing.effect for doing in self._todo]
+        if not effects:  # after an interruption, all that the round has had is told again
+            self._idle += 1
+            return self._idle <= MOST_IDLE
+        if any(isinstance(effect, LEADING_ON) for effect in effects):
+            return True
+        self._again += 1
+        return self._again <= MOST_AGAIN
+
+    def accepted(self, ctx: bytes) -> None:
+        """The coordinator has the upload that was bound to this, whose connection broke."""
+        self._uploaded = ctx
+
+    def _attempt(self, state: SiloState) -> Attempt:
+        return Attempt(self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx)
+
+    # Messages.
+
+    async def _take(self, told: Told) -> None:
+        attempt, body = told.attempt, told.body
+        ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (self.job.name, self.job.digest, self.round)
+        check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
+        state = self._state
+        current = state is not None and attempt.ctx == state.ctx
+        match body:
+            case SignedSpec():
+                await self._begin(attempt, body)
+            case Over(code) if current:
+                self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
+            case AbandonAsked() if not current:
+                await self._abandon_remembered(attempt)
+            case SurvivorsTold(headers) if current and (why := self._objection(state, headers)):
+                self._advance(Stopped(why, Code.POLICY))
+            case _ if current and not isinstance(body, Over):
+                self._advance(body)
+            case _:  # of an attempt that this process is not in
+                log.event("secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt)
+
+    async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:
+        """Enter an attempt, or say that we do not."""
+        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        if self._state is None and memory.ctx == attempt.ctx.hex():
+            why = (
+                "this silo entered the attempt before its process began anew or its round failed; the secrets are gone"
+            )
+            self._todo += [Doing(attempt, End(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
+            return
+        if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
+            return  # told from the first on, after an interruption
+        try:
+            if (self.round, self._start) != (memory.signed_round, memory.start):  # else `begin` asks for evidence
+                memory = memory.starting(self._start)
+            excused = self._door.signed_sets.proven(self.job, told.proofs)
+            party = replace(self._party, terms=replace(self._party.terms, excused=excused))
+            evidence = next((each for each in told.proofs if each.is_of(memory.signed_ctx)), None)
+            brought = told.document, told.signature, memory, told.notes, evidence, told.shown
+            state, effects = begin(party, self._frame, *brought)
+        except RefusedError as error:
+            self._state = None
+            self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))
+            return
+        members = ",".join(state.spec.cohort)
+        shown = {"proven": ",".join(sorted(excused))} if excused else {}  # to have misdealt: sums may lack them
+        log.event(
+            "secagg.entered", job=self.job.name, round=self.round, attempt=attempt.attempt, cohort=members, **shown
+        )
+        self._take_step(state, effects)
+
+    async def _abandon_remembered(self, attempt: Attempt) -> None:
+        memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
+        try:
+            memory, note = abandon_remembered(self._party, memory, attempt.ctx)
+        except RefusedError as error:
+            log.problem("secagg.not_abandoned", job=self.job.name, round=self.round, why=error.why)
+            return
+        self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
+
+    def _objection(self, state: SiloState | None, headers: Sequence[Header]) -> str:
+        """What this silo has against a sum over these, beside all that it signed before; empty for nothing.
+
+        Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for that (_advance).
+        """
+        survivors = [header.silo for header in headers]
+        if state is None or state.party.terms.whole(state.spec, survivors) != tuple(survivors):
+            return ""
+        return self._door.signed_sets.objection(self.job, survivors, state.party.terms.excused)
+
+    def _advance(self, event: Event) -> None:
+        if self._state is not None:
+            self._take_step(*advance(self._state, event))
+
+    def _take_step(self, state: SiloState, effects: tuple[Effect, ...]) -> None:
+        self._state = state
+        self._todo += [Doing(self._attempt(state), effect) for effect in effects]
+
+    # Effects.
+
+    async def _do(self, doing: Doing) -> None:
+        attempt, effect = doing.attempt, doing.effect
+        match effect:
+            case Remember(memory):
+                if memory.signed_ctx == attempt.ctx.hex():
+                    await self._note_signed(attempt)
+                await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
+            case Upload():
+                try:
+                    await self._upload(attempt, effect)
+                except DeniedError as error:
+                    self._advance(Stopped(str(error), Code.POLICY))
+            case Finish():
+                await self._door.secure_records.summed(attempt, effect)
+                log.event("secagg.summed", job=self.job.name, round=self.round, survivors=",".join(effect.survivors))
+                self.summed = True
+            case End(code):
+                await self._end(attempt, effect)
+                if code is not Code.STOPPED:
+                    await self._give(attempt, Over(code))
+            case SendKeys() | SendShares() | SendComplaint() | SendHeader() | SendSurvival() | SendReveal():
+                await self._give(attempt, effect)
+            case SendAbandon() | Over():
+                await self._give(attempt, effect)
+
+    async def _note_signed(self, attempt: Attempt) -> None:
+        """In the ledger before the file that says that it was signed: who removes the ledger is found by the file."""
+        if self._state is not None:
+            survivors = [header.silo for header in self._state.headers]
+            await self._door.signed_sets.sign(self.job, attempt, survivors, self._state.party.terms.excused)
+
+    async def _misled(self, error: RefusedError) -> None:
+        """What was told is no message of this round's sums: the round is over for us, and with it the attempt."""
+        state = self._state
+        if state is not None and state.stage not in ("done", "ended"):
+            code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
+            await self._end(self._attempt(state), End(code, error.peer, error.why))
+
+    async def _end(self, attempt: Attempt, ended: End) -> None:
+        log.problem(
+            "secagg.ended",
+            job=self.job.name,
+            round=self.round,
+            attempt=attempt.attempt,
+            code=ended.code.value,
+            blame=ended.blame,
+            why=ended.why,
+        )
+        await self._door.secure_records.ended(attempt, ended)
+
+    async def _give(self, attempt: Attempt, body: GivenBody) -> None:
+        """Give a message; where it is refused, the attempt is over for us.
+
+        One that comes too late for its round is not: t silos open a sum, and who is slow asks what came of it.
+        """
+        try:
+            await self._door.secure(attempt, body)
+        except RefusedError as error:
+            if error.code == CLOSED:
+                log.event("secagg.late", job=self.job.name, round=self.round, attempt=attempt.attempt)
+                return
+            if error.code != REFUSED:
+                raise
+            if self._state is not None and self._state.ctx == attempt.ctx and not isinstance(body, Over):
+                self._advance(Stopped(f"the coordinator refused our {type(body).__name__}: {error.why}"))
+
+    async def _upload(self, attempt: Attempt, upload: Upload) -> None:
+        state = self._state
+        if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
+            return  # it ended meanwhile
+        bundle = await asyncio.shield(self._training)
+        if self._before is not None:
+            await self._before.give(bundle)
+        members = tuple(dealing.dealer for dealing in state.dealings)
+        pads = self._pads(state.spec)
+        records = self._declared.records.train if self._declared.records else None
+        masking = Masking(state.spec, state.silo, upload.terms, members, records, self._key, pads, upload.hiding)
+        if self._uploaded == attempt.ctx:
+            streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, bundle, masking)
+        else:
+            try:
+                streamed = await self._door.give_masked(self._declared, self.round, bundle, masking)
+            except RefusedError as error:
+                if error.code not in (REFUSED, CLOSED):
+                    raise
+                self._advance(Stopped(f"the coordinator refused our upload: {error.why}"))
+                return
+        self._advance(streamed)

@@ -1,0 +1,204 @@
+"""The blind round that this silo is in, kept while its connection is lost and found again."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...security.blind.plan import (
+    instance_of,
+    model_digest,
+    round_frame,
+    round_terms,
+    summed_before,
+    sums_down,
+    sums_metrics_alone,
+    uploaded,
+)
+from ...security.faults import COORDINATOR, Code
+from ...security.identity import roster as rosters
+from ...security.identity.domains import SECAGG_CONTEXT, framed
+from ...security.identity.keys import Keys
+from ...security.identity.roster import Roster
+from ...security.identity.signers import Signers
+from ...security.policy.policy import Policy
+from ...security.secagg.memory import NO_STATE, Memory
+from ...security.secagg.silo import Party
+from ..admission.checks import Admitted, asked_of_rows
+from ..egress.gate import Gate, TurnedAwayError, UnreachableError
+from ..egress.outcomes import Settled
+from ..ingress.delivery import Delivered
+from ..ingress.directed_rows import AnyRows, DirectedRows
+from ..ingress.keyed_job import Sharing
+from ..ingress.mix_rows import Own, Rows, expected_rows
+from ..ingress.open_sums import Refusal, Sums
+from ..parts.gifts import Bundle
+from .group_keys import GroupKeys
+from .hidden_uploads import HiddenUploads
+from .round import BlindRound, Pads, no_pads
+from .secagg_files import MemoryFiles
+
+Train = Callable[[Delivered], Coroutine[Any, Any, Bundle]]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
+
+    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last that counts.
+    """
+
+    folder: Path
+    counted: int
+    own: Own
+
+
+class BlindRounds:
+    """One at a time."""
+
+    def __init__(self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys) -> None:
+        """``keys`` are the silo's own."""
+        self._silo = keys.entry.id
+        self._roster = roster
+        self._policy = policy
+        self._gate = gate
+        self._keys = keys
+        self._group_keys = group_keys
+        self._now: BlindRound | None = None
+        self._accepted: dict[tuple[str, int], set[bytes]] = {}  # (job, round): contexts of uploads that are there
+
+    def goes_on(self, job_digest: str, round_: int) -> bool:
+        """Whether it is in this round already, with its training; what that leaves on disk says nothing then."""
+        return self._now is not None and (self._now.job.digest, self._now.round) == (job_digest, round_)
+
+    async def take_part(
+        self,
+        admitted: Admitted,
+        round_: int,
+        cohort: tuple[str, ...],
+        local: Local,
+        train: Train,
+        waiting: tuple[str, ...],
+    ) -> None:
+        """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
+        job = admitted.job
+        if self._now is None or not self.goes_on(job.digest, round_):
+            await self.leave()
+            self._now = await self._enter(admitted, round_, cohort, local, train)
+        goes_on = False
+        try:
+            await self._now.run()
+        except UnreachableError:
+            goes_on = True
+            raise
+        except TurnedAwayError as error:
+            goes_on = error.code in waiting
+            raise
+        finally:
+            if not goes_on:
+                await self.leave()
+
+    async def fetch(self, job: Job, round_: int, local: Local) -> Delivered:
+        """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened.
+
+        RefusedError for a coordinator that sets this silo back, or that hides a sum which was opened (rule 34).
+        """
+        folder, own = local.folder, local.own
+        memory = await self._remembered(job, round_, local)
+        sums = None
+        rows: AnyRows | None = None
+        if expected_rows(job, round_):
+            sharing, asked = await self._sharing(job, folder), asked_of_rows(job, self._policy)
+            directed = job.security.mix == "directed"
+            counted = DirectedRows(sharing, round_, asked, local.counted) if directed else None
+            rows = counted or Rows(sharing, round_, asked, own)
+        if sums_down(job, round_):
+            sums = Sums(await self._sharing(job, folder), round_, memory)
+        delivered = await self._gate.fetch(job, round_, rows, sums)
+        missing = [name for name in summed_before(job, round_) if name not in delivered.tensors]
+        if missing:
+            why = f"delivers round {round_} without {', '.join(missing)}, of which an earlier round opened a sum"
+            await self._refuse(job, round_, RefusedError(COORDINATOR, Code.SUM, why))
+        if sums is not None and sums.memory != memory:
+            await asyncio.to_thread(self._keeper(job, folder).save, instance_of(job), sums.memory)
+        return delivered
+
+    async def _remembered(self, job: Job, round_: int, local: Local) -> Memory:
+        """What this silo remembers of the job's sums; RefusedError where the coordinator sets it back."""
+        memory = await asyncio.to_thread(self._keeper(job, local.folder).load, instance_of(job))
+        if memory.signed_round == round_:  # it goes on after an interruption, and no second sum of it is entered
+            return memory
+        try:
+            return memory.starting(local.counted)
+        except RefusedError as error:
+            await self._refuse(job, memory.signed_round, error)
+
+    async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
+        """Record who is to blame, then refuse."""
+        nothing = hashlib.sha256(framed(SECAGG_CONTEXT, b"")).digest()
+        await self._gate.secure_records.refused(job.name, job.digest, Refusal(round_, nothing, error))
+        raise error
+
+    def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
+        return MemoryFiles(folder, lambda: self._gate.entered(job))
+
+    async def _enter(
+        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, train: Train
+    ) -> BlindRound:
+        job = admitted.job
+        before, key, parts = None, b"", b""
+        pads: Pads = no_pads
+        if job.keyed:
+            sharing = await self._sharing(job, local.folder)
+            key, parts, pads = sharing.key, sharing.parts, sharing.pads
+            if uploaded(job.up(round_)):
+                accepted = self._accepted_in(job.name, round_)
+                before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, accepted)
+        delivered = await self.fetch(job, round_, local)
+        model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
+        frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model, parts)
+        terms = round_terms(job, self._policy.terms)
+        signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
+        party = Party(self._silo, signers, terms, self._keys.sign, os.urandom, others)
+        training = asyncio.create_task(train(delivered))
+        return BlindRound(
+            self._gate,
+            party,
+            frame,
+            self._keeper(job, local.folder),
+            job,
+            admitted.declared,
+            training,
+            before,
+            key,
+            pads,
+            NO_STATE if sums_metrics_alone(job, round_) else local.counted,
+        )
+
+    async def _sharing(self, job: Job, folder: Path) -> Sharing:
+        return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)
+
+    def settled(self, upload: Settled) -> None:
+        """Take note of what became of an upload whose connection broke."""
+        if upload.status != "sent" or not upload.ctx:
+            return
+        ctx, now = bytes.fromhex(upload.ctx), self._now
+        self._accepted.setdefault((upload.job, upload.round), set()).add(ctx)
+        if now and (upload.job, upload.round) == (now.job.name, now.round):
+            now.accepted(ctx)
+
+    def _accepted_in(self, job: str, round_: int) -> set[bytes]:
+        """Contexts of the uploads of a round that the coordinator has, which may grow; other rounds are forgotten."""
+        self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
+        return self._accepted[job, round_]
+
+    async def leave(self) -> None:
+        """Let the round go, and its training."""
+        now, self._now = self._now, None
+        if now is not None:
+            await now.close()

@@ -1,0 +1,97 @@
+"""Can this silo reach its coordinator? Three steps, which tell apart what a failed call alone does not.
+
+Nothing of ours goes out but TLS and one call of the standard health service with an empty message, which is no control
+message and leaves the session of a running agent as it is; the serialiser below can give nothing else. The egress gate
+is the door for everything that has content.
+"""
+
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from ..errors import PeerError
+from ..proto.channel import OPTIONS
+from ..security.identity.certificate import DOMAIN
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Entry, Keys
+
+SECONDS = 10.0
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+def connect(address: str, coordinator: Entry) -> tuple[bool, str]:
+    """(1) Something listens there."""
+    try:
+        with _connected(address):
+            return True, f"something listens on {address}"
+    except socket.gaierror as error:
+        raise PeerError(
+            coordinator.id, f"no host has the name in {address}; correct it, or ask your network"
+        ) from error
+    except TimeoutError as error:
+        raise PeerError(
+            coordinator.id, f"{address} did not answer in {SECONDS:g} s; a firewall may be in between"
+        ) from error
+    except OSError as error:
+        raise PeerError(
+            coordinator.id, f"{address}: {error.strerror or error}; does the coordinator run, on this port?"
+        ) from error
+
+
+def handshake(address: str, folder: Path, coordinator: Entry) -> tuple[bool, str]:
+    """(2) It shows the certificate that the roster has for the coordinator, and takes ours."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["h2"])
+    context.load_verify_locations(cadata=coordinator.certificate)
+    context.load_cert_chain(folder / TLS_CERTIFICATE, folder / TLS_KEY)
+    name = f"{coordinator.id}.{DOMAIN}"
+    try:
+        with _connected(address) as connection, context.wrap_socket(connection, server_hostname=name) as channel:
+            taken = channel.recv(9)  # under TLS 1.3 a refusal of our certificate comes after the handshake
+    except ssl.SSLCertVerificationError as error:
+        raise PeerError(
+            coordinator.id,
+            f"{address} shows another certificate than the roster has for it ({error.verify_message}); take the newest "
+            "roster, or find out who answers there",
+        ) from error
+    except OSError as error:
+        raise _refused(coordinator, address) from error
+    if not taken:
+        raise _refused(coordinator, address)
+    return True, f"TLS 1.3 with {coordinator.id}, key {coordinator.tls_fingerprint}; it takes our certificate"
+
+
+def _refused(coordinator: Entry, address: str) -> PeerError:
+    return PeerError(
+        coordinator.id,
+        f"{address} ended the handshake; its roster may not have our key: compare staddle roster show on both sides, "
+        "and the clocks",
+    )
+
+
+def health(address: str, keys: Keys, coordinator: Entry) -> tuple[bool, str]:
+    """(3) The coordinator says that it serves."""
+    root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
+    options = (*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.{DOMAIN}"))
+    with grpc.secure_channel(address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options) as channel:
+        ask: grpc.UnaryUnaryMultiCallable[None, Any] = channel.unary_unary(
+            HEALTH,
+            request_serializer=lambda _: b"",
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            status = ask(None, timeout=SECONDS).status
+        except grpc.RpcError as error:
+            raise PeerError(coordinator.id, f"health service: {error.code().name}: {error.details()}") from error
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        raise PeerError(coordinator.id, "answers, but does not serve; it may be stopping")
+    return True, f"{coordinator.id} serves"
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), SECONDS)

@@ -1,0 +1,1 @@
+"""The gate: everything that leaves a silo passes here."""

@@ -1,0 +1,191 @@
+"""The silo's end of the channel: raw calls, errors in our own words. Only ``gate.py`` may import this module."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+
+from ...errors import PeerError, RefusedError
+from ...proto import federation_pb2 as pb
+from ...proto import secure_pb2
+from ...proto.channel import (
+    ERROR_METADATA,
+    FETCH,
+    GROUP_KEY,
+    OPTIONS,
+    SECURE_NEXT,
+    UPLOAD,
+    require_tls13,
+    transfer_seconds,
+)
+from ...proto.convert import group_key as group_messages
+from ...proto.convert.secagg_received import read_told
+from ...proto.federation_pb2_grpc import FederationStub
+from ...proto.frames import Frame, decode, encode
+
+CALL_SECONDS = 20.0
+RECONNECT_MS = (500, 10_000)  # first and longest wait between two attempts of the channel
+HOLD_GRACE_SECONDS = 15.0  # on top of the coordinator's hold time
+
+
+class UnreachableError(PeerError):
+    """The coordinator did not answer; trying again later may help."""
+
+
+class TurnedAwayError(RefusedError):
+    """The coordinator refused a call of ours, with a code."""
+
+
+class Client:
+    """One channel to one coordinator, whose certificate is pinned by the roster."""
+
+    def __init__(
+        self, address: str, coordinator: str, certificates: tuple[bytes, bytes, bytes], hint: str, silos: int
+    ) -> None:
+        """``certificates``: the coordinator's certificate, our private key, our certificate, all PEM.
+
+        No message is read that is of more than so many ``silos``.
+
+        ``hint`` says who we are (key fingerprint, roster version), for the text of a failed handshake.
+        """
+        require_tls13()
+        root, key, own = certificates
+        self._peer = coordinator
+        self._address = address
+        self._hint = hint
+        self._channel = grpc.aio.secure_channel(
+            address,
+            grpc.ssl_channel_credentials(root, key, own),
+            options=[
+                *OPTIONS,
+                ("grpc.ssl_target_name_override", f"{coordinator}.staddle"),
+                ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS[0]),
+                ("grpc.min_reconnect_backoff_ms", RECONNECT_MS[0]),
+                ("grpc.max_reconnect_backoff_ms", RECONNECT_MS[1]),
+            ],
+        )
+        self._stub = cast("Any", FederationStub)(self._channel)
+        # With codecs of their own in place of the stub's.
+        self._fetch: Any = self._channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, decode)
+        self._secure_next: Any = self._channel.unary_unary(
+            SECURE_NEXT, secure_pb2.SecureAsked.SerializeToString, lambda data: read_told(data, silos)
+        )
+        self._group_key: Any = self._channel.unary_unary(
+            GROUP_KEY, secure_pb2.KeyAsked.SerializeToString, lambda data: group_messages.read_told(data, silos)
+        )
+        self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
+
+    async def hello(self, request: pb.HelloRequest) -> pb.HelloReply:
+        """Open a session."""
+        return cast("pb.HelloReply", await self._unary(self._stub.Hello, request, CALL_SECONDS))
+
+    async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
+        """Wait for a task, at most about ``hold`` seconds."""
+        return cast("pb.Task", await self._unary(self._stub.Poll, request, hold + HOLD_GRACE_SECONDS))
+
+    async def beat(self, request: pb.BeatRequest) -> pb.BeatReply:
+        """Say that we are alive."""
+        return cast("pb.BeatReply", await self._unary(self._stub.Beat, request, CALL_SECONDS))
+
+    async def answer(self, request: pb.AnswerRequest) -> pb.AnswerReply:
+        """Answer a task."""
+        return cast("pb.AnswerReply", await self._unary(self._stub.Answer, request, CALL_SECONDS))
+
+    async def standing(self, request: pb.StandingRequest) -> pb.StandingReply:
+        """Ask what has come of an upload."""
+        return cast("pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS))
+
+    async def attest(self, said: pb.Attestation) -> None:
+        """Say what we hold of another silo's ledger."""
+        await self._unary(self._stub.Attest, said, CALL_SECONDS)
+
+    async def secure(self, given: secure_pb2.SecureGiven) -> None:
+        """Give a message of a secure sum."""
+        await self._unary(self._stub.Secure, given, CALL_SECONDS)
+
+    async def secure_next(self, asked: secure_pb2.SecureAsked, hold: float) -> secure_pb2.SecureTold:
+        """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
+        return cast("secure_pb2.SecureTold", await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS))
+
+    async def contribute(self, given: secure_pb2.Contributed) -> None:
+        """Give what this silo has for the key of a job."""
+        await self._unary(self._stub.Contribute, given, CALL_SECONDS)
+
+    async def group_key(self, asked: secure_pb2.KeyAsked) -> secure_pb2.KeyTold:
+        """What the other silos gave to the key of a job."""
+        return cast("secure_pb2.KeyTold", await self._unary(self._group_key, asked, CALL_SECONDS))
+
+    async def padded(self, given: secure_pb2.PaddedGiven) -> None:
+        """Give the word on a padded upload."""
+        await self._unary(self._stub.Padded, given, CALL_SECONDS)
+
+    async def fetch(self, request: pb.FetchRequest, largest: int) -> AsyncIterator[Frame]:
+        """Frames of a delivery of at most ``largest`` bytes."""
+        try:
+            async for frame in self._fetch(request, timeout=transfer_seconds(largest)):
+                yield self._present(frame)
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+
+    async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
+        """Stream frames up; the receipt. An error raised by ``frames`` ends the call and is raised here."""
+        call = self._upload(timeout=transfer_seconds(size))
+        try:
+            async for frame in frames:
+                await call.write(frame)  # waits while the coordinator is busy: back-pressure
+            await call.done_writing()
+            return cast("pb.Receipt", self._present(await call))
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):  # the call ended before all was written
+            raise self._ended(await self._final_status(call)) from None
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    async def _unary(self, method: Any, request: Any, seconds: float) -> Any:
+        try:
+            return self._present(await method(request, timeout=seconds))
+        except grpc.aio.AioRpcError as error:
+            raise self._explained(error) from None
+
+    def _present(self, message: Any) -> Any:
+        """What arrived; gRPC gives None for bytes that are no such message, or for none at all."""
+        if message is None:
+            raise UnreachableError(self._peer, "answered with bytes that are no message of this protocol")
+        return message
+
+    async def _final_status(self, call: Any) -> tuple[Any, str, str]:
+        trailing = dict(await call.trailing_metadata() or ())
+        return await call.code(), await call.details() or "", str(trailing.get(ERROR_METADATA, ""))
+
+    def _explained(self, error: grpc.aio.AioRpcError) -> PeerError:
+        code = str(dict(error.trailing_metadata() or ()).get(ERROR_METADATA, ""))
+        return self._ended((error.code(), error.details() or "", code))
+
+    def _ended(self, status: tuple[Any, str, str]) -> PeerError:
+        """A refusal keeps its code; everything else is a coordinator that cannot be reached."""
+        grpc_code, details, code = status
+        if code in {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}:  # noqa: SIM118 an enum wrapper
+            return TurnedAwayError(self._peer, code, details)
+        if "Connection refused" in details:
+            return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
+        if "Domain name not found" in details or "DNS resolution failed" in details:
+            return UnreachableError(self._peer, f"no host has the name in {self._address}; trying again")
+        why = f"no answer from {self._address} ({grpc_code.name}: {details}); trying again"
+        if grpc_code is grpc.StatusCode.UNAVAILABLE:
+            why += f". If it runs, the handshake may have failed: {self._hint}"
+        return UnreachableError(self._peer, why)
+
+
+def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> str:
+    """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
+    return (
+        f"our key is {fingerprint}, our roster is version {roster_version}. The coordinator accepts us only if its "
+        f"roster has this key and ours has the certificate that {coordinator} uses; compare `staddle roster show` on "
+        "both sides, and the clocks"
+    )

@@ -1,0 +1,122 @@
+"""A part of a Mix or a Gram as a message of its own: padded words (security/blind/padded_mix.py), or rotated vectors.
+
+Both are hidden from the coordinator by a key that it lacks; whoever has that key and these bytes has the values.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms.exchange.parts import DTYPES, Part, all_finite
+from ...errors import LocalError
+from ...proto.frames import Chunk
+from ...proto.stream import Digester, Digests, chunks, recut
+from ...proto.wire import given_items, to_wire
+from ...security.arithmetic.fixedpoint import Flat, check_values
+from ...security.blind.mix_context import Line, Version
+from ...security.blind.padded_mix import hidden_pieces, tagger_of
+from ...security.blind.rotated_sketch import hidden_each
+from ...security.blind.rotation import Use
+from ...security.ledger.records import Hidden
+from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED
+from ..parts.tensors import padded_releases, rotated_releases, vectors_of
+from .messages import Outgoing
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What hides a part of a Mix: line and version, a fresh seed, and the key that the job's silos share."""
+
+    line: Line
+    version: Version
+    seed: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+
+class PaddedPart:
+    """One part of a Mix as it leaves."""
+
+    def __init__(self, part: Part, values: Sequence[Tensor], padding: Padding) -> None:
+        """``values`` are those of the part's tensors; LocalError for one beyond the bounds that the job declares."""
+        self._padding, self._values = padding, flat(values)
+        check_values(padding.line.group, self._values)
+        ctx = padding.version.context(padding.line)
+        self._tag = b""
+        self.outgoing = Outgoing(
+            form=PADDED,
+            readers=(MIX_READER,),
+            releases=padded_releases(part),
+            sizes=(padding.line.nbytes,),
+            headers=(),
+            chunks=self._chunks,
+            hashes=lambda _: (),
+            hidden=Hidden(ctx=ctx.hex(), number=padding.version.number),
+            part=part.name,
+        )
+
+    def sent(self, digests: Digests) -> "Sent":
+        """What left, once all chunks were made."""
+        return Sent(digests.tensors[0], self._tag)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        padding = self._padding
+        tagger = tagger_of(padding.line, padding.key)
+        words = hidden_pieces(padding.line, padding.version, padding.seed, self._values, tagger)
+        yield from recut(each.data.cast("B") for each in words)
+        self._tag = tagger.padded(padding.key, padding.version.context(padding.line), padding.version.silo)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """SHA-256 of a padded upload's bytes, and its padded tag: what its silo signs."""
+
+    sha256: bytes
+    tag: bytes
+
+
+def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
+    """What the padded upload of these values is, without sending it."""
+    made = PaddedPart(part, values, padding)
+    digester = Digester(made.outgoing.sizes)
+    for chunk in made.outgoing.chunks():
+        digester.update(chunk.payload)
+    return made.sent(digester.digests())
+
+
+def flat(values: Sequence[Tensor]) -> Flat:
+    """The tensors one after another, float64 unless all are float32; float tensors' own memory."""
+    dtype = np.float32 if all(value.dtype == torch.float32 for value in values) else np.float64
+    return tuple(value.detach().reshape(-1).numpy().astype(dtype, copy=False) for value in values)
+
+
+@dataclass(frozen=True)
+class Rotating:
+    """What hides a part of a Gram: its use and the key that the job's silos share; ``context`` is of the use."""
+
+    use: Use
+    context: bytes
+    key: bytes = field(repr=False)
+
+
+def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
+    """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in the wire's dtype."""
+    (item,), (value,) = given_items((part,)), values
+    vectors, size = vectors_of(part, value), part.sketch
+    keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
+    given = torch.from_numpy(hidden_each(vectors, size, keys)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)
+    if not all_finite(given):
+        raise LocalError(f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged")
+    return Outgoing(
+        form=ROTATED,
+        readers=(GRAM_READER,),
+        releases=rotated_releases(part),
+        sizes=(item.spec.nbytes,),
+        headers=tuple(to_wire((item,))),
+        chunks=lambda: chunks([given]),
+        hashes=lambda _: (),
+        hidden=Hidden(ctx=rotating.context.hex(), number=0),
+        part=part.name,
+    )

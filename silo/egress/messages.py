@@ -1,0 +1,228 @@
+"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its bytes are made.
+
+=======  ===========================================  =====================================  ======================
+form     tensors                                      bytes on the wire                      hashes in the ledger
+=======  ===========================================  =====================================  ======================
+plain    as the job's schema has them                 the tensors, one after another         of each tensor, of all
+masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all: a hash of values
+         with those of all rows of a part as one      canaries, under masks                  could be guessed
+padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
+                                                      stream of its own
+rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
+                                                      under a secret rotation
+=======  ===========================================  =====================================  ======================
+
+The last two are made in hidden_messages.py.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from torch import Tensor
+
+from ...algorithms.exchange.parts import WEIGHT, Gram, Part
+from ...errors import LocalError
+from ...proto import tensor_pb2 as tensor
+from ...proto.frames import Chunk
+from ...proto.stream import Digester, Digests, chunks, recut
+from ...proto.wire import Item, to_wire
+from ...security.arithmetic.fixedpoint import Words
+from ...security.arithmetic.masks import Term
+from ...security.blind.directed_mix import is_row
+from ...security.blind.silo_pads import silo_pads
+from ...security.blind.sum import given
+from ...security.ledger.records import Hidden, Secagg, TensorDigest
+from ...security.policy.release import Release
+from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
+from ...security.secagg.linear_tags import Tagger
+from ...security.secagg.masked_sum import Given, check_given, masked_chunks
+from ...security.secagg.shared_gram import quantise
+from ...security.secagg.silo_events import Streamed
+from ...security.secagg.spec import RoundSpec
+from ..parts.declared import Declared
+from ..parts.gifts import Bundle
+from ..parts.tensors import exactly, masked_releases, readers_of_each, release_of, shared_releases, vectors_of
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What is about to leave."""
+
+    form: str
+    readers: tuple[str, ...]  # all who can open some of it
+    releases: tuple[Release, ...]
+    sizes: tuple[int, ...]  # of what is hashed, one after another
+    headers: tuple[tensor.TensorHeader, ...]  # of the manifest
+    chunks: Callable[[], Iterator[Chunk]]  # the same each time
+    hashes: Callable[[Digests], tuple[TensorDigest, ...]]  # for the ledger
+    secagg: Secagg | None = None
+    hidden: Hidden | None = None
+    part: str = ""  # of what leaves part by part, padded or rotated
+    tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
+    kept: bytes = field(default=b"", repr=False)  # what this silo keeps of the shares that it deals
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole payload."""
+        return sum(self.sizes)
+
+    @property
+    def context(self) -> bytes:
+        """Ctx of the attempt at a secure sum, or of a hidden message; empty for a plain one."""
+        bound = self.secagg or self.hidden
+        return bytes.fromhex(bound.ctx) if bound else b""
+
+    @property
+    def attempt(self) -> int:
+        """Number of that attempt."""
+        return self.secagg.attempt if self.secagg else 0
+
+
+def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, ...]) -> Outgoing:
+    """The values as they are, for ``readers``."""
+
+    def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
+        named = zip(items, digests.tensors, strict=True)
+        return tuple(TensorDigest(part=item.part, name=item.spec.name, sha256=digest.hex()) for item, digest in named)
+
+    return Outgoing(
+        form="plain",
+        readers=readers,
+        releases=tuple(release_of(item) for item in items),
+        sizes=tuple(item.spec.nbytes for item in items),
+        headers=tuple(to_wire(items)),
+        chunks=lambda: chunks(values),
+        hashes=hashes,
+    )
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What a secure sum does to the values of a round.
+
+    Its specification, the masks of this silo, the members of U2, how many training records this silo has, None in a
+    private job, and in a keyed job the key that its silos share.
+    """
+
+    spec: RoundSpec
+    silo: str
+    terms: tuple[Term, ...]
+    members: tuple[str, ...]
+    records: int | None
+    key: bytes = field(default=b"", repr=False)
+    pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
+    hiding: GramKeys | None = field(default=None, repr=False)  # of vectors that are compared by shares
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The silos that get rows of the sum, in the order of their groups."""
+        return tuple(dict.fromkeys(group.reader for group in self.spec.groups if is_row(group)))
+
+
+class _Tagging:
+    """The linear tags of a masked upload, which are made anew each time that its chunks are."""
+
+    def __init__(self, masking: Masking) -> None:
+        self._masking = masking
+        self._padded = b""
+
+    def chunks(self, gifts: Sequence[Given]) -> Iterator[Words]:
+        """The masked words; once the last is taken, ``tags`` has what they add up to."""
+        masking, spec = self._masking, self._masking.spec
+        if not spec.tagged:
+            yield from masked_chunks(spec, masking.silo, gifts, masking.terms, pads=masking.pads)
+            return
+        if not masking.key:
+            raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
+        ctx = spec.context()
+        tagger = Tagger(masking.key, ctx, len(spec.groups))
+        pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
+        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger, pads)
+        own = {index: pad.key for index, pad in masking.pads.items()}
+        self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
+
+    def tags(self) -> bytes:
+        """Those of the chunks that were made to the last."""
+        if self._masking.spec.tagged and not self._padded:
+            raise LocalError("tags of an upload that was not made to its end; this is a bug in Staddle")
+        return self._padded
+
+
+def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking) -> Outgoing:
+    """The values as a secure sum takes them; LocalError for one beyond the bounds that the job declares."""
+    spec = masking.spec
+    by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
+    gifts: list[Given] = []
+    for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
+        tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
+        if own.weights == "public" and not is_row(own) and masking.records is not None:
+            _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
+        gifts.append(given(part, own, tensors))
+    clipped = check_given(spec, gifts)
+    tagging = _Tagging(masking)
+    sealed, kept, releases = _dealt(items, values, masking)
+
+    def pieces() -> Iterator[Chunk]:
+        words = (words.data.cast("B") for words in tagging.chunks(gifts))
+        return recut(chain(words, map(memoryview, sealed)))
+
+    secagg = Secagg(
+        ctx=spec.context().hex(),
+        attempt=spec.attempt,
+        members=masking.members,
+        threshold=spec.threshold,
+        colluders=spec.colluders,
+        clipped=sum(clipped),
+    )
+    releases = (*masked_releases(parts, spec.groups), *releases)
+    return Outgoing(
+        form="masked",
+        readers=readers_of_each(releases),
+        releases=releases,
+        sizes=(payload_bytes(spec),),
+        headers=(),
+        chunks=pieces,
+        hashes=lambda _: (),
+        secagg=secagg,
+        tags=tagging.tags,
+        kept=kept,
+    )
+
+
+def _dealt(
+    items: Sequence[Item], values: Sequence[Tensor], masking: Masking
+) -> tuple[list[bytes], bytes, tuple[Release, ...]]:
+    """Shares of what is compared by shares: those sealed to the others, our own, and what policy and ledger read."""
+    spec = masking.spec
+    if spec.compared is None:
+        return [], b"", ()
+    if masking.hiding is None:
+        raise LocalError(f"part {spec.compared.name!r} without keys to seal its shares; this is a bug in Staddle")
+    ((item, value),) = (pair for pair in zip(items, values, strict=True) if pair[0].part == spec.compared.name)
+    part = Part(item.part, item.kind, Gram(shared=True), (item.spec,))
+    vectors = vectors_of(part, value)
+    sealed, kept = deal_sealed(spec, masking.silo, quantise(spec.compared, vectors), masking.hiding)
+    return sealed, kept, shared_releases(part, len(spec.cohort))
+
+
+def _check_declared(part: str, weight: float, records: int) -> None:
+    """A sum by public weights takes the declared counts of records in place of the method's own: they are of one kind.
+
+    A count may be declared rounded, so it need not be the very number. The method of a private job knows a noisy one.
+    """
+    if weight != records:
+        raise LocalError(
+            f"part {part!r}: the method weights it by {weight:g}, not by the {records} training records of this silo, "
+            'so that declared counts cannot stand for it; have the job signed with security.weights = "private"'
+        )
+
+
+def streamed_of(declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
+    """What the masked upload of these values is, without sending it."""
+    items = declared.items(round_)
+    outgoing = masked(declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking)
+    digester = Digester(outgoing.sizes)
+    for chunk in outgoing.chunks():
+        digester.update(chunk.payload)
+    return Streamed(outgoing.size, digester.digests().tensors[0], outgoing.tags(), outgoing.kept)

@@ -1,0 +1,265 @@
+"""What this silo holds of others' ledgers, and what others hold of its own (rules 29 and 30).
+
+Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody else holds a head
+that was signed before. So the silo stops, and nothing more leaves, where a head that it signed is not of this ledger:
+
+- the coordinator returns, at each greeting, the head under which it took our last upload;
+- other silos sign, for a challenge of this session, what they hold of us. The coordinator passes that on and can keep
+  it back; it can neither forge it nor show an old one again: the challenge is new, and is signed. It comes with a later
+  poll, so a round may have been given before, but none of a private job: those wait for it (``answered``).
+
+In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator passed on, and that of
+the coordinator's own ledger, which must have grown from the one before.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from ... import log
+from ...errors import LocalError, PeerError, ProofError
+from ...files import checked_file
+from ...files.documents import Strict
+from ...proto import federation_pb2 as pb
+from ...security.identity import roster as rosters
+from ...security.identity.keys import Id, Keys, Role
+from ...security.ledger.egress_ledger import Ledger
+from ...security.log import checkpoint as checkpoints
+from ...security.log import consistency
+from ...security.log import note as notes
+from ...security.log.append_log import Sealed
+from ...security.log.attestation import CHALLENGE_BYTES, Attestation
+from ...security.log.checkpoint import Checkpoint
+from ...security.log.head import Held, log_key
+from ...security.log.note import Note, VerifierKey
+
+HEADS = "heads.json"  # in the silo's state
+MAX_HEAD_BYTES = 4096  # of a checkpoint that somebody passes on: an origin, two numbers and one signature
+
+
+class Heads(Strict):
+    """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it was signed.
+
+    ``forks`` has a second one, of the same size or later, that does not extend it: with the first, the evidence of a
+    ledger that was altered. Under a new log key a member's head replaces the one before, whatever its size.
+    """
+
+    heads: dict[Id, str] = Field(default_factory=dict)
+    forks: dict[Id, str] = Field(default_factory=dict)
+
+
+class Witness:
+    """The two directions of one silo; used by the gate alone."""
+
+    def __init__(self, ledger: Ledger, roster: rosters.Roster, keys: Keys, path: Path) -> None:
+        self._ledger = ledger
+        self._roster = roster
+        self._keys = keys
+        self._path = path
+        self._heads = checked_file.read_json(path, Heads) if path.exists() else Heads()
+        self._kept = self._heads  # as it lies on the disk
+        for member in self._heads.heads:
+            if member in roster:
+                self._held(member)
+        self._by_coordinator = 0  # records of our ledger whose head the coordinator holds
+        self.challenge = b""
+        self.told: set[str] = set()  # silos that said in this session what they hold of us
+
+    # What others hold of our ledger.
+
+    def begin(self, challenge: bytes) -> None:
+        """A new session, under this challenge."""
+        self.challenge, self.told = challenge, set()
+
+    async def greeted(self, held: bytes) -> None:
+        """The coordinator says what it holds; LocalError if we signed that and it is no head of this ledger."""
+        coordinator = self._roster.coordinator.id
+        try:
+            head = self._own(held)
+        except ProofError as error:  # of a ledger that was begun anew under another key, or nobody's
+            log.problem("head.ignored", holder=coordinator, why=str(error))
+            head = None
+        await self._check(coordinator, head)
+        self._by_coordinator = head.size if head else 0
+
+    async def attested(self, said: pb.Attestation) -> None:
+        """Another silo says what it holds; PeerError where it did not, LocalError as of ``greeted``."""
+        coordinator = self._roster.coordinator.id
+        if said.by not in self._silos() or said.silo != self._ledger.silo or said.challenge != self.challenge:
+            why = f"passed on what {said.by[:64]!r} says of another ledger, or to another challenge"
+            raise PeerError(coordinator, why)
+        if said.by in self.told:  # once a session: each is a record
+            return
+        try:
+            attestation = self._attestation(said.by, said.silo, said.challenge, said.held)
+            attestation.verify(self._roster[said.by], said.signature)
+            head = self._own(said.held)
+        except (PeerError, ProofError) as error:
+            log.problem("head.ignored", holder=said.by, why=str(error))
+            return
+        await self._check(said.by, head)
+        self.told.add(said.by)
+
+    async def _check(self, holder: str, head: Checkpoint | None) -> None:
+        if head is None:
+            return
+        if problem := self._ledger.disagreement(Held(holder, head)):
+            raise LocalError(
+                f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem}; nothing more leaves. "
+                "Restore the newest copy of the whole folder; if there is none, keep this one as evidence and begin a "
+                "new ledger under new keys (docs/operate.md)"
+            )
+        await asyncio.to_thread(self._ledger.witness, holder, head)
+
+    def _own(self, data: bytes) -> Checkpoint | None:
+        """A head that we signed; None for none, ProofError for anything else."""
+        if not data:
+            return None
+        note = _parsed(data)
+        keys = {(key.name, key.key_id): key for key in self._ledger.keys}
+        signer = keys.get((note.signatures[0].name, note.signatures[0].key_id))
+        if signer is None:
+            raise ProofError("the checkpoint is signed by no key that this ledger has had")
+        return checkpoints.verify(note, signer).checkpoint
+
+    @property
+    def answered(self) -> bool:
+        """Whether another silo has signed in this session what it holds of our ledger, though it be nothing.
+
+        What differential privacy has cost stands in the ledger, so nothing is spent under a copy that no other silo was
+        asked about. The coordinator's word is not enough: it may agree with whoever put an older copy back.
+        """
+        return bool(self.told & self.independent)
+
+    @property
+    def independent(self) -> frozenset[str]:
+        """The other silos, but for those that whoever runs the coordinator runs too."""
+        return frozenset(self._silos() - {entry.id for entry in self._roster.in_one_hand})
+
+    # The head that goes with an upload.
+
+    def proof(self, sealed: Sealed) -> tuple[bytes, tuple[bytes, ...]]:
+        """For END: that our ledger grew from the head that the coordinator holds, and that it ends with the record."""
+        growth = self._ledger.growth(self._by_coordinator, sealed.checkpoint)
+        return bytes(growth), self._ledger.inclusion(sealed.place.seq, sealed.place.seq + 1)
+
+    def accepted(self, seq: int) -> None:
+        """The coordinator has taken an upload whose DIGEST is this record, and holds the head that ends with it."""
+        self._by_coordinator = max(self._by_coordinator, seq + 1)
+
+    # What we hold of others' ledgers.
+
+    @property
+    def holds(self) -> int:
+        """Records of the coordinator's ledger whose head we hold."""
+        held = self._held(self._roster.coordinator.id)
+        return held.size if held else 0
+
+    async def coordinator_head(self, data: bytes) -> None:
+        """The coordinator's ledger has grown; what does not extend the head that we hold is kept beside it."""
+        coordinator = self._roster.coordinator.id
+        key = self._key(coordinator)
+        try:
+            proof = consistency.Consistency.parse(data)
+            note = _parsed(bytes(proof.checkpoint))
+            checkpoints.verify(note, key)
+        except ProofError as error:
+            log.problem("head.ignored", holder=coordinator, why=str(error))
+            return
+        try:
+            consistency.verify_from(self._held(coordinator), proof, key)
+        except ProofError as error:
+            log.problem("ledger.forked", member=coordinator, why=f"its ledger was rolled back or altered: {error}")
+            if coordinator not in self._heads.forks:  # the first one is evidence, and stays
+                await self._keep(forks={coordinator: bytes(note).decode()})
+            return
+        await self._keep(heads={coordinator: bytes(note).decode()})
+
+    async def relayed(self, heads: Sequence[bytes]) -> None:
+        """Heads of other silos; the largest of each is kept, and the evidence where two are of one size and differ."""
+        larger: dict[str, str] = {}
+        forks: dict[str, str] = {}
+        for data in heads[: len(self._roster.entries)]:
+            try:
+                note = _parsed(data)
+                _, silo = checkpoints.owner(Checkpoint.parse(note.text).origin)
+                if silo not in self._silos():
+                    raise ProofError(f"checkpoint is of {silo!r}, which is no other silo of the roster")
+                new = checkpoints.verify(note, self._key(silo)).checkpoint
+            except ProofError as error:
+                log.problem("head.ignored", holder=self._roster.coordinator.id, why=str(error))
+                continue
+            old = self._held(silo)
+            if old is None or new.size > old.size:
+                larger[silo] = bytes(note).decode()
+            elif new.size == old.size and new.root != old.root and silo not in self._heads.forks:
+                log.problem("ledger.forked", member=silo, why=f"it signed two heads of {new.size} records")
+                forks[silo] = bytes(note).decode()
+        if forks:
+            await self._keep(larger, forks)
+        else:  # on the disk with the coordinator's next head, or at the end
+            self._heads = Heads(heads=self._heads.heads | larger, forks=self._heads.forks)
+
+    def attest(self, asked: pb.Challenge, session: bytes) -> pb.Attestation:
+        """Say, signed, what we hold of another silo's ledger; PeerError for a question that nobody may ask."""
+        if asked.silo not in self._silos() or len(asked.challenge) != CHALLENGE_BYTES:
+            raise PeerError(self._roster.coordinator.id, f"asks what we hold of {asked.silo[:64]!r}, no other silo")
+        held = self._heads.heads.get(asked.silo, "").encode()
+        statement = self._attestation(self._ledger.silo, asked.silo, asked.challenge, held)
+        return pb.Attestation(
+            session=session,
+            by=self._ledger.silo,
+            silo=asked.silo,
+            challenge=asked.challenge,
+            held=held,
+            signature=statement.sign(self._keys),
+        )
+
+    def _attestation(self, by: str, silo: str, challenge: bytes, head: bytes) -> Attestation:
+        try:
+            text = head.decode()
+        except UnicodeDecodeError as error:
+            raise ProofError(f"checkpoint is not UTF-8: {error.reason} at byte {error.start}") from None
+        roster = rosters.digest(self._roster)
+        return Attestation(self._roster.federation, roster, by, silo, challenge.hex(), text)
+
+    def _silos(self) -> set[str]:
+        """The other silos."""
+        return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {self._ledger.silo}
+
+    def _held(self, member: str) -> Checkpoint | None:
+        """The head that we hold of a ledger under the member's key of now: a new key may have a new ledger."""
+        text = self._heads.heads.get(member)
+        if text is None:
+            return None
+        try:
+            note = notes.parse(text.encode())
+            return Checkpoint.parse(note.text) if note.signatures[0].key_id == self._key(member).key_id else None
+        except ProofError as error:
+            raise LocalError(f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it") from error
+
+    def _key(self, member: str) -> VerifierKey:
+        return log_key(self._roster.federation, member, self._roster[member].log_key)
+
+    async def flush(self) -> None:
+        """Bring what was passed on last to the disk."""
+        if self._heads != self._kept:
+            await self._keep()
+
+    async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
+        self._heads = Heads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
+        kept = self._heads
+        await asyncio.to_thread(checked_file.write_json, self._path, kept)
+        self._kept = kept
+
+
+def _parsed(data: bytes) -> Note:
+    """A checkpoint with one signature and nothing below its root, as our logs write them; ProofError otherwise."""
+    if len(data) > MAX_HEAD_BYTES:
+        raise ProofError(f"checkpoint has {len(data)} bytes, more than {MAX_HEAD_BYTES}")
+    note = notes.parse(data)
+    if len(note.signatures) != 1 or Checkpoint.parse(note.text).extensions:
+        raise ProofError("checkpoint has more than one signature, or lines below its root")
+    return note

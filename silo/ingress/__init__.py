@@ -1,0 +1,1 @@
+"""What arrives at a silo, checked before it is used."""

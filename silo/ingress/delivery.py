@@ -1,0 +1,178 @@
+"""What the coordinator delivers at the start of a round: checked against the job, and recorded as ingress.
+
+Open sums come behind the plain tensors and are checked (open_sums.py); rows of a Mix come last and are opened as they
+come (mix_rows.py).
+
+Nothing leaves from here: the gate hands in the frames of the call that it made.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto import tensor_pb2 as tensor
+from ...proto.channel import FETCH
+from ...proto.convert.secagg_messages import MOST_PROOF_BYTES, proofs_from_wire, proofs_to_wire
+from ...proto.frames import Chunk, Frame
+from ...proto.stream import TOGETHER, Digests, Inbound
+from ...proto.wire import Item, delivered_items
+from ...security.blind.plan import in_words
+from ...security.ledger.egress_ledger import Ledger
+from ...security.ledger.records import Payload, Peer
+from ..parts.tensors import Buffer, announced, unpack
+from .directed_rows import AnyRows, DirectedRows
+from .mix_rows import expected_rows, largest_rows
+from .open_sums import Sums, largest_sums
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What came down: tensors by part and name; of the plain ones what they were declared as, and the SHA-256 of each.
+
+    ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire order.
+    """
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    items: Sequence[Item]
+    digests: Sequence[bytes]
+    sums: Sequence[tuple[str, bytes]] = ()
+
+
+def largest(job: Job, round_: int) -> int:
+    """Bytes of the largest delivery that a round can have."""
+    otherwise = {*expected_rows(job, round_), *in_words(job, round_)}
+    plain = sum(
+        item.spec.nbytes for item in delivered_items([part for part in job.down(round_) if part.name not in otherwise])
+    )
+    return plain + largest_sums(job, round_) + largest_rows(job, round_)
+
+
+async def take(
+    ledger: Ledger,
+    sender: Peer,
+    job: Job,
+    round_: int,
+    frames: AsyncIterator[Frame],
+    rows: AnyRows | None = None,
+    sums: Sums | None = None,
+) -> Delivered:
+    """Take a delivery in; RefusedError for anything that the job's schema does not have in this round.
+
+    ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one or
+    the other there may be none.
+    """
+    taking = _Taking(sender.id, job, round_, rows, sums)
+    inbound = Inbound(sender.id, taking.check, taking.write)
+    waiting: list[Frame] = []
+    async for frame in frames:
+        if rows is None and sums is None:
+            inbound.feed(frame)
+            continue
+        waiting.append(frame)
+        if len(waiting) == TOGETHER or not isinstance(frame, Chunk):
+            await asyncio.to_thread(_feed, inbound, waiting)
+            waiting = []
+    if waiting:  # of a stream that stopped before its end
+        await asyncio.to_thread(_feed, inbound, waiting)
+    _, digests = inbound.finish()
+    delivered = taking.delivered()
+    if delivered:
+        await asyncio.to_thread(_record, ledger, sender, job, round_, taking.size, digests)
+    plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
+    named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
+    return Delivered(delivered, taking.items, plain, named)
+
+
+def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
+    for frame in frames:
+        inbound.feed(frame)
+
+
+class _Taking:
+    """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
+
+    def __init__(self, sender: str, job: Job, round_: int, rows: AnyRows | None, sums: Sums | None) -> None:
+        self.items: Sequence[Item] = ()
+        self.size = 0
+        self._sender, self._job, self._round, self._rows, self._sums = sender, job, round_, rows, sums
+        self._buffer = Buffer()
+        self._left = 0  # bytes of plain tensors
+        self._summed = 0  # bytes of the words of sums
+
+    def check(self, manifest: tensor.Manifest) -> Sequence[int]:
+        """The sizes of what is hashed. Nothing is allocated before all of the manifest is what it may be."""
+        self._check_words({header.part for header in manifest.tensors})
+        words: list[int] = []
+        summed: list[int] = []
+        if self._sums is not None:
+            summed = self._sums.announced(self._sender, manifest.sums)
+        elif manifest.sums:
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.sums)} sums where there are none")
+        if self._rows is not None:
+            words = self._rows.announced(self._sender, manifest.rows, manifest.prekeys)
+        elif brought := len(manifest.rows) + len(manifest.prekeys):
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none")
+        self.items = announced(self._sender, self._job, self._round, manifest, [*summed, *words])
+        self._show(manifest)
+        if self._sums is not None:
+            self._sums.admit()
+        if self._rows is not None:
+            self._rows.admit()
+        self.size, self._summed = manifest.size, sum(summed)
+        self._left = manifest.size - self._summed - sum(words)
+        self._buffer.reserve(self._left)
+        return [*(item.spec.nbytes for item in self.items), *summed, *words]
+
+    def _show(self, manifest: tensor.Manifest) -> None:
+        """Evidence against dealers goes to whatever checks who is in a sum; RefusedError where nothing does."""
+        checks = [each for each in (self._sums, self._rows) if isinstance(each, Sums | DirectedRows)]
+        proofs = proofs_from_wire(self._sender, manifest.proofs)
+        if proofs and not checks:
+            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum")
+        if proofs_to_wire(proofs) != list(manifest.proofs):
+            why = f"delivers proofs of more than {MOST_PROOF_BYTES} bytes, or of another protocol version"
+            raise RefusedError(self._sender, "MANIFEST", why)
+        for each in checks:
+            each.proofs = proofs
+
+    def _check_words(self, parts: set[str]) -> None:
+        """RefusedError for a part that comes as tensors, where nothing would show that they are its sum."""
+        for name in in_words(self._job, self._round):
+            if name in parts:
+                why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
+                if self._sums is not None:
+                    self._sums.refuse_tensors(self._sender, name, why)
+                raise RefusedError(self._sender, "MANIFEST", why)
+
+    def write(self, chunk: memoryview) -> None:
+        """Bytes of any of them."""
+        plain, behind = chunk[: self._left], chunk[self._left :]
+        self._left -= len(plain)
+        self._buffer.write(plain)
+        summed, behind = behind[: self._summed], behind[self._summed :]
+        self._summed -= len(summed)
+        if self._sums is not None and summed:
+            self._sums.write(summed)
+        if self._rows is not None and behind:
+            self._rows.write(behind)
+
+    def delivered(self) -> dict[str, dict[str, Tensor]]:
+        """Once all is there."""
+        plain = unpack(self._sender, self.items, self._buffer.bytes)
+        found = [each.delivered() for each in (self._sums, self._rows) if each is not None]
+        return {name: tensors for delivered in (plain, *found) for name, tensors in delivered.items()}
+
+
+def _record(ledger: Ledger, sender: Peer, job: Job, round_: int, size: int, digests: Digests) -> None:
+    ledger.ingress(
+        job=job.name,
+        round_number=round_,
+        purpose="delivery",
+        rpc=FETCH,
+        sender=sender,
+        message=Payload(bytes=size, sha256=digests.total.hex()),
+    )

@@ -1,0 +1,159 @@
+"""The open sums of one delivery: checked as their words come, and made into the tensors of their parts.
+
+A part that is published as it was summed comes down in the words of its sum, never as tensors (``in_words`` of
+security/blind/plan.py). By the silos' linear tags nobody but they could have made them (security/blind/open_sum.py),
+and they are of the one round that can be meant: that which summed the part last. An older sum, handed down again, is
+refused like an altered one. So is a sum of an attempt other than the one whose survivors this silo signed in that
+round.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...algorithms.job.job import Job
+from ...errors import RefusedError
+from ...proto import secure_pb2 as pb
+from ...proto.convert.open_sum import sums_from_wire
+from ...security.arithmetic.fixedpoint import Group, Words
+from ...security.blind.open_sum import Claim, check_claim, open_group
+from ...security.blind.plan import SumDown, round_frame, round_terms, row_terms, sums_down
+from ...security.blind.sum import folded
+from ...security.faults import COORDINATOR, Code, check
+from ...security.identity.domains import SECAGG_CONTEXT, framed
+from ...security.secagg.evidence import Misdealing
+from ...security.secagg.memory import NO_STATE, Memory
+from ...security.secagg.spec import Frame, RoundSpec, Terms
+from .keyed_job import Sharing
+from .word_reader import ComingWords
+
+NO_MODEL = "0" * 64  # of a round in which this silo need not have been
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the ledger is told of a sum that was refused: whose round's, what its attempt is said to be, and why."""
+
+    round: int
+    ctx: bytes
+    error: RefusedError
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """A sum whose words are awaited."""
+
+    place: SumDown
+    claim: Claim
+    spec: RoundSpec
+
+    @property
+    def group(self) -> Group:
+        """That of its words."""
+        return self.spec.groups[self.place.group]
+
+
+class Sums:
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+
+    def __init__(self, sharing: Sharing, round_: int, memory: Memory) -> None:
+        """``memory`` is what this silo remembers of the job's sums; afterwards it knows those that came down."""
+        self.refused: Refusal | None = None
+        self.memory = memory
+        self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
+        self._sharing = sharing
+        self._down = {part.name: part for part in sharing.job.down(round_)}
+        self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
+        self._claims: dict[str, Claim] = {}
+        self._words = ComingWords(self._finish)
+        self._made: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts that were announced, in the order of their words."""
+        return tuple(self._claims)
+
+    def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
+        """The bytes of each sum's words; RefusedError for sums that there cannot be."""
+        self._claims = sums_from_wire(peer, messages, tuple(self._expected))
+        places = [self._expected[name] for name in self._claims]
+        return [self._frame(place.round).groups[place.group].nbytes for place in places]
+
+    def admit(self) -> None:
+        """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
+        coming: list[_Coming] = []
+        for name, claim in self._claims.items():
+            place = self._expected[name]
+            try:
+                coming.append(_Coming(place, claim, self._checked(place, claim)))
+            except RefusedError as error:
+                self._refuse(place, claim.document, error)
+                raise
+        self._words.begin((each, each.group) for each in coming)
+
+    def refuse_tensors(self, peer: str, name: str, why: str) -> None:
+        """A part comes as tensors: recorded as a sum without a specification, where there is one that could come."""
+        if name in self._expected:
+            self._refuse(self._expected[name], b"", RefusedError(peer, Code.SUM, why))
+
+    def write(self, chunk: memoryview) -> None:
+        """The next bytes of the words, in order; not more than were announced. RefusedError for a sum that is none."""
+        self._words.write(chunk)
+
+    def delivered(self) -> dict[str, dict[str, Tensor]]:
+        """What the sums came to, part by part."""
+        return self._made
+
+    def _frame(self, round_: int) -> Frame:
+        sharing = self._sharing
+        return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
+
+    @property
+    def _terms(self) -> Terms:
+        """By which sums of the job are opened, also such as this silo is not in."""
+        job = self._sharing.job
+        return round_terms(job, row_terms(job), self._sharing.proven(self.proofs))
+
+    def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
+        job, terms = self._sharing.job, self._terms
+        spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
+        # Beyond that, its cohort was drawn for that round.
+        drawn = set(spec.cohort) <= set(job.cohort(place.round))
+        check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
+        # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34), or
+        # one of other batches, which was made without this silo's.
+        without = terms.regroups(spec) and self._sharing.silo not in claim.survivors
+        why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
+        held = without or self.memory.may_be_opened(place.round, spec.context())
+        check(held, COORDINATOR, Code.SUM, why)
+        # And where this silo's values are in it, that round counts.
+        start = self.memory.start
+        counts = self._sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
+        why = f"delivers a sum of round {place.round} with values of this silo, and does not count the round for it"
+        check(counts, COORDINATOR, Code.SUM, why)
+        return spec
+
+    def _finish(self, coming: _Coming, words: Words) -> None:
+        place, own = coming.place, coming.group
+        try:
+            opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, words)
+        except RefusedError as error:
+            self._refuse(place, coming.claim.document, error)
+            raise
+        ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
+        alone = not self._terms.regroups(coming.spec)
+        self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo, alone=alone)
+        made = folded(place.part, own, opened, words)
+        self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
+
+    def _refuse(self, place: SumDown, document: bytes, error: RefusedError) -> None:
+        ctx = hashlib.sha256(framed(SECAGG_CONTEXT, document)).digest()
+        self.refused = Refusal(place.round, ctx, error)
+
+
+def largest_sums(job: Job, round_: int) -> int:
+    """Bytes of all words that a round's delivery can have."""
+    frames = [(each, round_frame(job, each.round, "none", NO_MODEL, NO_MODEL)) for each in sums_down(job, round_)]
+    return sum(frame.groups[each.group].nbytes for each, frame in frames)

@@ -1,0 +1,47 @@
+"""Words of several vectors that come one after another, cut anywhere: memory for one vector at a time."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from ...security.arithmetic.fixedpoint import WORD, Group, Words
+
+Each = TypeVar("Each")
+
+
+class ComingWords(Generic[Each]):
+    """The numbers of groups, without canaries, in order: ``begin``, then ``write`` until all are there."""
+
+    def __init__(self, take: Callable[[Each, Words], None]) -> None:
+        """``take`` is called with each vector once it is whole; it may raise, and then nothing goes on."""
+        self._take = take
+        self._coming: deque[tuple[Each, Group]] = deque()
+        self._words: Words = np.empty(0, WORD[32])  # of the first of them
+        self._filled = 0  # bytes of it that are here
+
+    def begin(self, coming: Iterable[tuple[Each, Group]]) -> None:
+        """What comes, and the group that each is the numbers of."""
+        self._coming = deque(coming)
+        self._reserve()
+
+    def write(self, chunk: memoryview) -> None:
+        """The next bytes; not more than all vectors have."""
+        view = chunk
+        while view:
+            whole = self._words.data.cast("B")
+            here, view = view[: len(whole) - self._filled], view[len(whole) - self._filled :]
+            whole[self._filled : self._filled + len(here)] = here
+            self._filled += len(here)
+            if self._filled == len(whole):
+                each, _ = self._coming.popleft()
+                self._take(each, self._words)
+                self._reserve()
+
+    def _reserve(self) -> None:
+        """Memory for the words that come next; none where there are no more."""
+        self._filled, self._words = 0, np.empty(0, WORD[32])
+        if self._coming:
+            _, group = self._coming[0]
+            self._words = np.empty(group.body, WORD[group.ring])

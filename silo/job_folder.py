@@ -1,0 +1,217 @@
+"""What a silo keeps on its own disk, per job; nothing here ever leaves.
+
+::
+
+    <directory>/jobs/<job>/job.json                 the job as its operator signed it
+    <directory>/jobs/<job>/state-<n>.safetensors    personal parts after round n - 1: of the last round that was trained
+                                                    here, and of the one before it that counted
+    <directory>/jobs/<job>/counted                  the most rounds that the coordinator ever said to count
+    <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
+                                                    (silo/parts/gifts.py)
+    <directory>/jobs/<job>/counts.json              of a private job: silo/admission/accountant.py
+    <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
+    <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
+    <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
+    <directory>/jobs/<job>/group.*                  keys that it shares with the job's silos, until the job ends:
+                                                    silo/blind/group_keys.py
+    <directory>/split.key                           secret of the train/test split
+
+Every file is replaced as a whole, and shows whether a disk changed it: tensors by tensor_file.py, ``job.json`` by its
+operator's signature, all others by files/checked_file.py. The outbox is written before the state: a crash between the
+two costs a training.
+
+A round counts once the coordinator has folded what this silo gave. One that did not (the connection broke, the deadline
+passed) is as if the silo had been away: the next begins from the state before it, as in a simulation without the silo.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pydantic import NonNegativeInt
+
+from ..algorithms.method import SiloState
+from ..algorithms.training.silo_round import Report, state_from_bytes, state_to_bytes
+from ..errors import LocalError, UnwritableError
+from ..files import checked_file
+from ..files.documents import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
+from .parts import gifts as bundle
+from .parts.gifts import Bundle
+
+
+class Counted(Strict):
+    """The file ``counted``."""
+
+    counted: NonNegativeInt
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """One job's files."""
+
+    path: Path
+
+    def check_new(self, signed: bytes) -> None:
+        """LocalError if another job of this name was taken part in, or if this one has been trained in already.
+
+        One signature is good for one run: whoever repeats rounds asks a silo about models of the asker's choice.
+        """
+        kept = self.signed()
+        if kept is not None and kept != signed:
+            raise LocalError(f"{self.path}: another job has this name; the operator must sign it under a new one")
+        if self.rounds_done or self.finished:
+            raise LocalError(
+                f"{self.path}: this job was run here before, {self.rounds_done} rounds of it; the operator must sign "
+                "it again under a new name, for the same silos"
+            )
+
+    def accept(self, signed: bytes) -> None:
+        """Keep the signed job; UnwritableError where the disk does not take it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnwritableError(f"{self.path}: cannot make it: {unwritable(error)}") from error
+        write_atomic(self.path / "job.json", signed)
+        remove(self.path / "failed")
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of the next round: all before it are over for this silo."""
+        numbers = (path.stem.partition("-")[2] for path in self.path.glob("state-*.safetensors"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended here."""
+        return (self.path / "model.safetensors").exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job has ended without its result, as the coordinator told."""
+        return (self.path / "failed").exists()
+
+    def fail(self) -> None:
+        """Note that it has; nothing of a job that was not accepted here."""
+        if self.signed() is not None:
+            write_atomic(self.path / "failed", b"")
+
+    def signed(self) -> bytes | None:
+        """The job that was accepted, or None."""
+        kept = self.path / "job.json"
+        return read_bytes(kept) if kept.exists() else None
+
+    def save_round(self, round_: int, counted: int, state: SiloState, given: Bundle) -> None:
+        """Keep what a round trained and gives, and the state that it began from; all other states go."""
+        outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
+        if counted > self._confirmed():  # before older states go
+            checked_file.write_json(self.path / "counted", Counted(counted=counted))
+        write_atomic(outbox, bundle.to_bytes(replace(given, start=counted)))
+        write_atomic(kept, state_to_bytes(state))
+        for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
+            if path not in (outbox, kept, self._state(counted)):
+                remove(path)
+
+    def save_model(self, state: SiloState) -> None:
+        """Keep the model that the job ends with."""
+        write_atomic(self.path / "model.safetensors", state_to_bytes(state))
+
+    def state(self, counted: int) -> SiloState | None:
+        """Personal parts after round ``counted`` - 1, the last that counted; None before the first.
+
+        LocalError for a round before one that counted already: the coordinator cannot take a round back.
+        """
+        path, done = self._state(counted), self.rounds_done
+        if counted < (confirmed := self._confirmed()):
+            raise LocalError(
+                f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to {confirmed - 1} "
+                "before; a round that counted is not taken back: ask its operator"
+            )
+        if not counted:
+            return None
+        if counted > done:
+            raise LocalError(
+                f"{self.path}: the coordinator counts our round {counted - 1}, the last that was trained here is "
+                f"{done - 1}: an old state was put back; restore the latest, or have the job signed under a new name"
+            )
+        if not path.exists():
+            raise LocalError(
+                f"{path}: gone; the coordinator says that our last round to count is {counted - 1}, and it had counted "
+                "a later one before; ask its operator, or have the job signed under a new name"
+            )
+        try:
+            return state_from_bytes(path.read_bytes(), str(path))
+        except OSError as error:
+            raise LocalError(f"{path}: cannot read it: {error.strerror or error}; restore it from a backup") from error
+
+    def outbox(self, round_: int) -> Bundle | None:
+        """What this round gives, if it is the one that was trained last."""
+        path = self._outbox(round_ + 1)
+        if not (path.exists() and self._state(round_ + 1).exists()):
+            return None
+        return bundle.read(path)
+
+    def forget(self, round_: int) -> None:
+        """Let the round be trained again from the state before it; nothing of it has left."""
+        remove(self._state(round_ + 1))  # first: an outbox counts beside its state alone
+        remove(self._outbox(round_ + 1))
+
+    def _confirmed(self) -> int:
+        """The most rounds that the coordinator ever said to count."""
+        path = self.path / "counted"
+        return checked_file.read_json(path, Counted).counted if path.exists() else 0
+
+    def _state(self, rounds: int) -> Path:
+        return self.path / f"state-{rounds}.safetensors"
+
+    def _outbox(self, rounds: int) -> Path:
+        return self.path / f"outbox-{rounds}.safetensors"
+
+    # The silo's own report.
+
+    def report(self) -> dict[str, Any]:
+        """The report so far."""
+        path = self.path / "report.json"
+        if not path.exists():
+            return {"rounds": [], "final": None}
+        document = parse_json(read_bytes(path), str(path))
+        said = document.pop(checked_file.DIGEST, "") if isinstance(document, dict) else ""
+        if said and said != _digest(document):
+            raise LocalError(f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it away")
+        rounds = document.get("rounds") if isinstance(document, dict) else None
+        if not isinstance(rounds, list) or not all(isinstance(entry, dict) and "round" in entry for entry in rounds):
+            raise LocalError(f"{path}: not a report as the silo writes it; move it away")
+        return {**document}
+
+    def add_round(self, report: Report, facts: Mapping[str, object]) -> None:
+        """Append a round; repeating one replaces it."""
+        document = self.report()
+        rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
+        self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
+
+    def finish(self, report: Report, facts: Mapping[str, object]) -> None:
+        """Add the final evaluation."""
+        self._write({**self.report(), **facts, "final": asdict(report)})
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        sealed = {**document, checked_file.DIGEST: _digest(document)}
+        write_atomic(self.path / "report.json", (json.dumps(sealed, indent=1) + "\n").encode())
+
+
+def _digest(report: Mapping[str, Any]) -> str:
+    """Of a report without its digest; its numbers are no integers, so it is no canonical JSON."""
+    return sha256(json.dumps(report).encode()).hexdigest()
+
+
+def split_key(directory: Path) -> bytes:
+    """The secret that assigns records to training and test; made once, never sent."""
+    path = directory / "split.key"
+    if not path.exists():
+        write_new(path, checked_file.to_bytes(secrets.token_bytes(32)))
+    kept = read_bytes(path)
+    if len(kept) not in (32, 64):  # an earlier release wrote no digest behind it
+        raise LocalError(f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split")
+    return kept if len(kept) == 32 else checked_file.read_bytes(path)

@@ -1,0 +1,1 @@
+"""The parts that a silo shares in a round: declared, computed, encoded."""

@@ -1,0 +1,276 @@
+"""What a round gives, and what comes down, as declared tensors: pure functions that the gate calls."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms.exchange.parts import WEIGHT, Kind, Mix, Part, TensorSpec, all_finite
+from ...algorithms.job.job import Job
+from ...algorithms.method import METRICS
+from ...errors import LocalError, RefusedError
+from ...files.documents import MAX_SAFE_INTEGER
+from ...proto.tensor_pb2 import Manifest
+from ...proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
+from ...security.arithmetic.fixedpoint import COORDINATOR_READS, SILOS_READ, Group, Reals
+from ...security.blind.directed_mix import is_row
+from ...security.blind.plan import bounds, shared, sum_groups, uploaded
+from ...security.blind.rotation import check_kind, check_vectors
+from ...security.identity.roster import Roster
+from ...security.policy.release import (
+    GRAM_READER,
+    MASKED,
+    MIX_READER,
+    PADDED,
+    ROTATED,
+    SILOS_READER,
+    SUM_READER,
+    Release,
+)
+from .declared import Records
+
+SUMS = {COORDINATOR_READS: SUM_READER, SILOS_READ: SILOS_READER}  # by who reads a group
+
+
+class Buffer:
+    """The bytes of a delivery, in memory that is taken once."""
+
+    def __init__(self) -> None:
+        self.bytes = memoryview(b"")
+        self._filled = 0
+
+    def reserve(self, size: int) -> None:
+        """Make room for exactly this many bytes."""
+        self.bytes = np.empty(size, np.uint8).data  # not filled with zeros first
+
+    def write(self, chunk: memoryview) -> None:
+        """Append bytes, of which no more come than there is room for."""
+        end = self._filled + len(chunk)
+        self.bytes[self._filled : end] = chunk
+        self._filled = end
+
+
+def release_of(item: Item) -> Release:
+    """What policy and ledger read about one tensor."""
+    spec = item.spec
+    return Release(item.part, item.kind.name.lower(), spec.name, spec.dtype, spec.shape)
+
+
+def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
+    """What policy and ledger read about a masked round: a release for each tensor, weights only where private.
+
+    ``groups`` are those of the parts, in their order. All rows of a part are one release, stacked, for who reads them.
+    """
+    found: list[Release] = []
+    for part, pairs in groupby(zip(parts, groups, strict=True), key=lambda pair: pair[0]):
+        own = [group for _, group in pairs]
+        rows = tuple(group.reader for group in own if is_row(group))
+        readers = rows or (SUMS[own[0].reader],)
+        for spec in part.wire if own[0].weights == "private" else part.tensors:
+            shape = (len(rows), *spec.shape) if rows else spec.shape
+            kind, dtype = part.kind.name.lower(), f"uint{own[0].ring}"
+            found.append(Release(part.name, kind, spec.name, dtype, shape, MASKED, readers=readers))
+    return tuple(found)
+
+
+def padded_releases(part: Part) -> tuple[Release, ...]:
+    """What policy and ledger read about a part that leaves padded: a release for each tensor."""
+    return tuple(_hidden(part, spec, "uint64", PADDED, MIX_READER) for spec in part.tensors)
+
+
+def rotated_releases(part: Part) -> tuple[Release, ...]:
+    """What they read about a part whose vectors leave rotated."""
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.wire)
+
+
+def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
+    """What they read about a part of which shares leave, in a cohort of so many silos: the numbers dealt to the others.
+
+    Those are the shares of its vectors, and of as many zeros as there are silos.
+    """
+    (spec,) = part.tensors
+    groups, width = spec.shape
+    numbers = TensorSpec(spec.name, "float64", (cohort - 1, groups, width + cohort))
+    return (_hidden(part, numbers, "uint64", MASKED, GRAM_READER),)
+
+
+def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
+    """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as, and by whom."""
+    return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
+
+
+def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
+    """All that a silo gives in a round, in the form and the order in which it leaves.
+
+    Who gets rows is another matter in each round: they are for any of the job's silos. Of a private job it is as it is
+    meant to be, differentially private; what paid for it, and that it is so, is known in the round alone.
+    """
+    releases = _given(job, round_)
+    return tuple(replace(each, taint="dp") for each in releases) if job.privacy else releases
+
+
+def _given(job: Job, round_: int) -> tuple[Release, ...]:
+    parts = job.up(round_)
+    if not job.security.required:
+        return tuple(release_of(item) for item in given_items(parts))
+    hidden = [
+        release
+        for part in uploaded(parts)
+        for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
+    ]
+    masked = masked_releases(*sum_groups(parts, bounds(job), job.row_readers(round_)))
+    cohort = len(job.cohort(round_))
+    masked += tuple(release for part in shared(parts) for release in shared_releases(part, cohort))
+    return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
+
+
+def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
+    """Payload bytes of a bundle behind an offset, by kind of part."""
+    sizes: Counter[str] = Counter()
+    for release in releases:
+        skipped = min(offset, release.nbytes)
+        sizes[release.kind] += release.nbytes - skipped
+        offset -= skipped
+    return dict(sizes)
+
+
+def readers_of_message(releases: Sequence[Release], roster: Roster) -> tuple[str, ...]:
+    """Who can open something of a message of one form."""
+    return readers_of_each(releases) or readers_of(roster)
+
+
+def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
+    """The readers that a message's tensors name themselves."""
+    return tuple(dict.fromkeys(reader for release in releases for reader in release.readers))
+
+
+def readers_of(roster: Roster) -> tuple[str, ...]:
+    """Who can open what a silo gives in the clear: the coordinator. The other silos see only folded results."""
+    return (roster.coordinator.id,)
+
+
+def vectors_of(part: Part, value: Tensor) -> Reals:
+    """The vectors of a Gram part's one tensor, [rows, d] float64; LocalError where their Gram would disclose them."""
+    check_kind(part.name, part.kind)
+    vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
+    check_vectors(part.name, vectors)
+    return vectors
+
+
+def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
+    """Copies of the values in wire order, which nobody else holds; LocalError for anything missing, unknown or other.
+
+    Tensors of a subclass are refused: they may compute their values anew each time they are read.
+    """
+    given = {(part, name): value for part, values in payload.items() for name, value in values.items()}
+    declared = {(item.part, item.spec.name) for item in items}
+    for part, name in sorted(given.keys() - declared, key=repr):
+        raise LocalError(f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is refused")
+    return [_own(item, given.get((item.part, item.spec.name))) for item in items]
+
+
+def _own(item: Item, value: Tensor | None) -> Tensor:
+    """A copy, row-major, on the CPU; of a view the elements that it shows and nothing of what lies behind it."""
+    spec = item.spec
+    found = _found(value)
+    if value is None or found != f"{spec.dtype} {list(spec.shape)}":
+        raise LocalError(
+            f"tensor {item.part}/{spec.name} is {found}, the job's schema says {spec.dtype} {list(spec.shape)}; the "
+            "message is refused"
+        )
+    try:
+        with torch.no_grad():
+            # Memory of NumPy's, which asks for large pages: a fifth of the time.
+            return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
+    except RuntimeError as error:  # such as a tensor of vmap that outlived it
+        raise LocalError(f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused") from error
+
+
+def _found(value: object) -> str:
+    if value is None:
+        return "missing"
+    if type(value) is not Tensor:
+        return f"no plain tensor but {type(value).__name__}"
+    dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
+    where = "" if value.layout is torch.strided and not value.is_meta else f" {value.layout} on {value.device}"
+    return f"{dtype} {shape}{where}"
+
+
+def _shown(name: object) -> str:
+    """A name that is in no schema, as an error may show it: one short line."""
+    text = str(name)[:64]
+    return text if text.isascii() and text.isprintable() else ascii(text)
+
+
+def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: Records | None) -> str:
+    """Which value counts what this silo does not have; empty if none does.
+
+    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records. In a
+    private job, which has no ``records``, they are noisy: whole numbers that canonical JSON can hold.
+    """
+    known = records or Records(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
+    noisy = "" if records else " at most: the job is private, and its counts are noisy"
+    metrics: dict[str, int] = {}
+    for item, value in zip(items, values, strict=True):
+        name = f"{item.part}/{item.spec.name}"
+        if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
+            whole = value.double()
+            if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()):
+                return f"{name} is no whole number from 0 to {known.train}, the training records of this silo{noisy}"
+        elif item.part == METRICS.name:
+            metrics[item.spec.name] = int(value)
+    tested = metrics.get("tested", 0)
+    if not 0 <= tested <= known.test:
+        return f"{METRICS.name}/tested is {tested}, this silo has {known.test} test records{noisy}"
+    for name, count in metrics.items():
+        if not 0 <= count <= tested:
+            return f"{METRICS.name}/{name} is {count}, of {tested} that were tested"
+    return ""
+
+
+def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
+    """Euclidean norm of each part's tensors together, in float64, weights left out."""
+    squares: dict[str, float] = {}
+    for item, value in zip(items, values, strict=True):
+        own = value if value.is_floating_point() else value.double()
+        norm = 0.0 if item.spec.name == WEIGHT else float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        squares[item.part] = squares.get(item.part, 0.0) + norm * norm
+    return {part: sqrt(square) for part, square in squares.items()}
+
+
+def announced(peer: str, job: Job, round_: int, manifest: Manifest, words: Sequence[int] = ()) -> tuple[Item, ...]:
+    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring.
+
+    ``words`` are the bytes of the open sums and of the rows of a Mix behind the tensors; of a keyed job what comes so
+    never comes as tensors.
+    """
+    if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
+        raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
+    if manifest.offset:
+        raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
+    parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
+    named = list(dict.fromkeys(header.part for header in manifest.tensors))
+    unknown = [name for name in named if name not in parts]
+    if unknown:
+        raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
+    items = delivered_items([parts[name] for name in named])
+    check_manifest(peer, manifest, items, sum(words))
+    return items
+
+
+def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, dict[str, Tensor]]:
+    """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
+    delivered: dict[str, dict[str, Tensor]] = {}
+    offset = 0
+    for item in items:
+        value = tensor_from(buffer, item.spec, offset)
+        if not all_finite(value):
+            raise RefusedError(peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity")
+        delivered.setdefault(item.part, {})[item.spec.name] = value
+        offset += item.spec.nbytes
+    return delivered

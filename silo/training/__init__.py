@@ -1,0 +1,1 @@
+"""Training of one round in a process of its own."""

@@ -1,0 +1,127 @@
+"""What a round of an admitted job does at this silo beside the network: deliver, train, keep; blocking, in the trainer.
+
+All of it begins from the state after the last round that counted; the coordinator says which that is
+(silo/job_folder.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...algorithms.exchange.parts import Part, fits, laid_out
+from ...algorithms.exchange.plain import PLAIN
+from ...algorithms.leaks.traps import Caution
+from ...algorithms.method import SiloState, initial_state
+from ...algorithms.training.accountant import PrivateSilo
+from ...algorithms.training.silo_round import final_round, local_round
+from ...errors import LocalError
+from ...security.arithmetic.fixedpoint import Flat
+from ..admission.checks import Admitted
+from ..egress.hidden_messages import flat
+from ..job_folder import JobFolder
+from ..parts.gifts import Bundle
+from .device import Place
+
+Delivered = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One job at one silo."""
+
+    admitted: Admitted
+    folder: JobFolder
+    silo: str
+    threads: int
+    cancelled: Callable[[], bool]
+    private: PrivateSilo | None = None  # what pays for a private job
+    place: Place = field(default_factory=Place)
+    caution: Caution = field(default_factory=Caution)
+
+    def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
+        """Train a round and keep what came of it; what it gives."""
+        torch.set_num_threads(self.threads)
+        job, method = self.admitted.job, self.admitted.job.method()
+        here, state = self.place.of(self.admitted), self._state(counted)
+        outcome = local_round(
+            method,
+            job,
+            state,
+            round_,
+            delivered,
+            here.train,
+            here.test,
+            self.silo,
+            way=here.way,
+            cancelled=self.cancelled,
+            private=self.private,
+            device=here.device,
+            caution=self.caution,
+        )
+        parts = {part.name: part for part in job.up(round_)}
+        give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
+        given = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        bundle = Bundle(given, outcome.taints)
+        if self.private is None:
+            self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, it is trained again
+            self.folder.save_round(round_, counted, outcome.state, bundle)
+            return bundle
+        self.folder.save_round(round_, counted, outcome.state, bundle)  # first: what was paid for is not trained again
+        if outcome.spending is not None:
+            self.private.account.commit(outcome.spending)
+        self.folder.add_round(outcome.report, self._facts())
+        return bundle
+
+    def finish(self, counted: int, delivered: Delivered) -> None:
+        """Take the last results, evaluate, keep the model."""
+        torch.set_num_threads(self.threads)
+        job, here, state = self.admitted.job, self.place.of(self.admitted), self._state(counted)
+        outcome = final_round(
+            job.method(),
+            job,
+            state,
+            delivered,
+            here.train,
+            here.test,
+            self.silo,
+            trained=counted > 0,
+            private=self.private,
+            device=here.device,
+        )
+        self.folder.save_model(outcome.state)
+        self.folder.finish(outcome.report, self._facts())
+
+    def own(self, counted: int, part: Part) -> Flat:
+        """What this silo gave of a Mix part in the last round that counted, as its state has it."""
+        state = self._state(counted)
+        values = []
+        for spec in part.tensors:
+            module, _, leaf = spec.name.partition(".")
+            value = state.parts.get(module, {}).get(leaf)
+            if value is None or not fits(spec, value):
+                raise LocalError(
+                    f"part {part.name!r}: tensor {spec.name!r} is none of this silo's state, so its share of a row is "
+                    "not known; the method must name what it mixes by its own parameters"
+                )
+            values.append(value)
+        return flat(values)
+
+    def _state(self, counted: int) -> SiloState:
+        if (kept := self.folder.state(counted)) is not None:
+            return kept
+        public = None if self.private is None else self.admitted.public
+        return initial_state(self.admitted.job.method(), self.silo, self.admitted.weights, public)
+
+    def _facts(self) -> dict[str, object]:
+        """What the silo's own report says about the job and its data."""
+        job, train = self.admitted.job, self.admitted.train
+        return {
+            "silo": self.silo,
+            "job": job.name,
+            "method": job.method_name,
+            "product": job.method().product,
+            "samples": len(train),
+            "classes": torch.bincount(train.y, minlength=job.model.classes).tolist(),
+        }

@@ -1,0 +1,1 @@
+"""The engine for a simulation, its worker processes and their shared memory."""

@@ -1,0 +1,203 @@
+"""Silos trained side by side in worker processes on this machine, a thread each: the engine for a CPU.
+
+A ``Crew`` is the processes, begun once with the records of all silos; a ``Workers`` is the engine of one job on them. A
+worker is given a silo whenever it has none, the one with the most records first, so that no long one begins last. It
+trains it with the engine ``Serial``, at one thread. So all results are those of ``Serial`` at one thread, bit for bit.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Self, cast
+
+import torch
+
+from ...algorithms.engines.engine import Records, Work
+from ...algorithms.job.job import Job
+from ...algorithms.numerics.devices import CPU
+from ...algorithms.training.silo_round import Look, Outcome
+from ...errors import LocalError
+from .shared_memory import Descriptor, written
+from .worker import Line, Order, Task, receive, send, serve
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: BaseProcess
+    line: Line
+    job: Job | None = None  # of the order before
+    silo: str | None = None  # that it has now
+
+
+class Crew:
+    """Worker processes that hold the records of all silos; end them with ``close``, or use it as a context manager."""
+
+    def __init__(self, records: Mapping[str, Records], count: int) -> None:
+        """Begin ``count`` processes, or one for each silo where there are fewer of these."""
+        self._sizes = {silo: len(own.train) for silo, own in records.items()}
+        self._workers: list[_Worker] = []
+        self._context = multiprocessing.get_context("forkserver")  # torch is loaded once, and no lock of it is held
+        self._context.set_forkserver_preload([serve.__module__])
+        file, table = written(records)
+        with file, _interrupts_held():
+            for _ in range(min(count, len(records))):
+                self._begin(Descriptor(file.fileno()), table)
+
+    def _begin(self, *arguments: Any) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(theirs, *arguments), daemon=True)
+        try:
+            process.start()
+        except OSError as error:
+            begun = len(self._workers)
+            self.close()
+            raise LocalError(
+                f"worker process {begun + 1} cannot be started: {error.strerror or error}; use {begun or 1} workers"
+            ) from error
+        theirs.close()  # the worker alone has it now: the line ends when the worker does
+        self._workers.append(_Worker(process, ours))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes that run."""
+        return tuple(worker.process.pid or 0 for worker in self._workers)
+
+    def close(self) -> None:
+        """End all processes at once, whatever they are doing."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.line.close()
+        self._workers = []
+
+    def engine(self, job: Job) -> "Workers":
+        """The engine of a job, one of several that may take turns; its ``close`` leaves the processes as they are."""
+        if job.privacy is not None:
+            raise LocalError(
+                f"job {job.name!r} has a [privacy] table, and its silos train in one process; use one worker"
+            )
+        return Workers(self, job)
+
+    def run(
+        self, job: Job, task: Task, round_: int, work: Sequence[Work], done: Callable[[], None]
+    ) -> dict[str, Outcome | Look]:
+        """The answers of all silos, in the order of ``work``.
+
+        LocalError of the first of them that has one: no other silo is begun then. Where anything else ends the call,
+        an interrupt or a worker that died, it ends all processes too.
+        """
+        if not self._workers:
+            raise LocalError("the worker processes have ended; start the run again")
+        waiting = sorted(work, key=lambda one: self._sizes[one.silo])  # the largest is taken first, from the end
+        answers: dict[str, Outcome | Look] = {}
+        faults: dict[str, LocalError] = {}
+        complete = False
+        try:
+            idle = list(self._workers)
+            while waiting or len(idle) < len(self._workers):
+                while waiting and idle:
+                    self._give(idle.pop(), job, task, round_, waiting.pop())
+                for worker in self._answering():
+                    silo, answer = self._taken(worker)
+                    idle.append(worker)
+                    if isinstance(answer, LocalError):
+                        faults[silo] = answer
+                        waiting.clear()
+                    else:
+                        answers[silo] = answer
+                        done()
+            complete = True
+        finally:
+            if not complete:
+                self.close()
+        for one in work:
+            if one.silo in faults:
+                raise faults[one.silo]
+        return {one.silo: answers[one.silo] for one in work}
+
+    def _give(self, worker: _Worker, job: Job, task: Task, round_: int, one: Work) -> None:
+        sent = None if worker.job is job else replace(job)  # a fresh one: what a job has cached does not cross
+        worker.job, worker.silo = job, one.silo
+        try:
+            send(worker.line, Order(sent, task, round_, one))
+        except ConnectionError as error:
+            raise self._dead(worker) from error
+
+    def _answering(self) -> list[_Worker]:
+        """Wait for the workers that have something to say, or have ended."""
+        lines = wait([worker.line for worker in self._workers if worker.silo is not None])
+        return [worker for worker in self._workers if worker.line in lines]
+
+    def _taken(self, worker: _Worker) -> tuple[str, Any]:
+        """Which silo a worker is done with, and its answer."""
+        try:
+            answer = receive(worker.line)
+        except (EOFError, OSError) as error:
+            raise self._dead(worker) from error
+        silo, worker.silo = str(worker.silo), None
+        return silo, answer
+
+    def _dead(self, worker: _Worker) -> LocalError:
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        if code >= 0:
+            why = f"ended with code {code}; what it printed before says why"
+        else:
+            name = signal.Signals(-code).name
+            why = f"was ended by {name}"
+            if name == "SIGKILL":
+                why += ", as Linux does where memory runs out; free memory, or use fewer workers"
+        return LocalError(f"silo {worker.silo!r}: the worker process that had it {why}")
+
+
+class Workers:
+    """An engine that trains the silos of a job on a crew."""
+
+    def __init__(self, crew: Crew, job: Job) -> None:
+        self._crew, self._job = crew, job
+
+    @property
+    def device(self) -> torch.device:
+        """The processor."""
+        return CPU
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+        """``local_round`` of each, as many at a time as there are workers."""
+        return cast(Mapping[str, Outcome], self._crew.run(self._job, "train", round_, work, done))
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+        """``local_round.look`` at each, as many at a time as there are workers."""
+        return cast(Mapping[str, Look], self._crew.run(self._job, "look", round_, work, done))
+
+    def close(self) -> None:
+        """Nothing of its own was begun: the processes are the crew's."""
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes that start within never see Ctrl-C, which goes to all at once: this one sees it, and ends them."""
+    resource_tracker.ensure_running()  # which would let them through again, begun with the first process
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,109 @@
+"""The silos' records in memory that several processes read: held once, whatever their number.
+
+On Linux that is memory without a name (memfd): /dev/shm does not limit it, and it is gone with the last process that
+has it, however that ends. Elsewhere it is a temporary file without a name. In it x (float32) and y (int64) of each side
+of each silo follow one another, each from a multiple of 64 bytes, and then a table in JSON of where they begin:
+
+    {"hospital-a": {"train": [0, 614400, [50, 3, 32, 32]], "test": [614848, 737728, [10, 3, 32, 32]]}}
+
+Ids, groups and names stay behind: nothing that trains looks at them.
+"""
+
+import json
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...algorithms.data.dataset import Dataset
+from ...algorithms.engines.engine import Records
+from ...errors import LocalError
+
+ALIGNED = 64  # bytes, as torch aligns its own tensors
+SIDES = ("train", "test", "validation")
+
+Place: TypeAlias = tuple[int, int, tuple[int, ...]]  # the bytes at which x and y begin, and the shape of x
+
+
+class Descriptor(int):
+    """The number of an open file, handed to a process that is being started, where it may be another."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (DupFd(int(self)),)
+
+
+def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
+    """Memory that holds these records, and where its table begins; LocalError where there is not enough."""
+    file = _memory()
+    try:
+        places = _write(file, records)
+        table = file.tell()
+        file.write(json.dumps(places).encode())
+        file.flush()
+    except OSError as error:
+        size = sum(data.x.nbytes + data.y.nbytes for own in records.values() for _, data in _sides(own))
+        raise LocalError(
+            f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more for the worker "
+            f"processes: {error.strerror or error}; free memory, or use one worker"
+        ) from error
+    return file, table
+
+
+def mapped(descriptor: int, table: int) -> dict[str, Records]:
+    """The records behind a descriptor, which this closes. What a process writes to them, no other sees."""
+    memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    os.close(descriptor)
+    return {
+        silo: Records(**{side: _dataset(memory, *place) for side, place in sides.items()})
+        for silo, sides in json.loads(memory[table:]).items()
+    }
+
+
+def _received(duplicate: Any) -> int:
+    return int(duplicate.detach())
+
+
+def _memory() -> BinaryIO:
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("staddle-records"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _write(file: BinaryIO, records: Mapping[str, Records]) -> dict[str, dict[str, Place]]:
+    known: dict[int, Place] = {}  # several silos may be tested on the same records
+    places: dict[str, dict[str, Place]] = {}
+    for silo, own in records.items():
+        places[silo] = {}
+        for side, data in _sides(own):
+            if id(data) not in known:
+                known[id(data)] = _put(file, data.x), _put(file, data.y), tuple(data.x.shape)
+            places[silo][side] = known[id(data)]
+    return places
+
+
+def _put(file: BinaryIO, tensor: Tensor) -> int:
+    file.write(bytes(-file.tell() % ALIGNED))
+    start = file.tell()
+    file.write(tensor.contiguous().numpy().reshape(-1).view(np.uint8).data)
+    return start
+
+
+def _dataset(memory: mmap.mmap, at_x: int, at_y: int, shape: Sequence[int]) -> Dataset:
+    x: NDArray[np.float32] = np.ndarray(shape, np.float32, memory, at_x)
+    y: NDArray[np.int64] = np.ndarray(shape[:1], np.int64, memory, at_y)
+    return Dataset(torch.from_numpy(x), torch.from_numpy(y))
+
+
+def _sides(own: Records) -> Iterator[tuple[str, Dataset]]:
+    for side in SIDES:
+        data = getattr(own, side)
+        if data is not None:
+            yield side, data

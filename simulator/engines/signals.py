@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM: silos that train are let go of at once, and what is kept between rounds is left whole."""
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+import torch
+
+from ...algorithms.engines.engine import Engine, Work
+from ...algorithms.training.silo_round import Look, Outcome
+from ...errors import CancelledError
+
+T = TypeVar("T")
+
+
+class Stop:
+    """Whether this process was asked to end."""
+
+    def __init__(self) -> None:
+        self._asked, self._open = False, False
+
+    def ask(self) -> None:
+        """CancelledError at once where a guarded call runs, otherwise where the next one begins."""
+        self._asked = True
+        if self._open:
+            self._open = False
+            raise CancelledError("stopped")
+
+    def guard(self, call: Callable[[], T]) -> T:
+        """What may be given up halfway."""
+        self._open = True
+        try:
+            if self._asked:
+                raise CancelledError("stopped")
+            return call()
+        finally:
+            self._open = False
+
+
+@contextmanager
+def stopping(*numbers: signal.Signals) -> Iterator[Stop]:
+    """While the block runs, these signals ask to end."""
+    stop = Stop()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        stop.ask()
+
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Stoppable:
+    """An engine whose work is given up when its process is asked to end; nothing is left of a round given up."""
+
+    def __init__(self, engine: Engine, stop: Stop) -> None:
+        self._engine, self._stop = engine, stop
+
+    @property
+    def device(self) -> torch.device:
+        """The engine's."""
+        return self._engine.device
+
+    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+        """As the engine's."""
+        return self._stop.guard(lambda: self._engine.train(round_, work, done))
+
+    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+        """As the engine's."""
+        return self._stop.guard(lambda: self._engine.look(round_, work, done))
+
+    def close(self) -> None:
+        """As the engine's."""
+        self._engine.close()

@@ -1,0 +1,1 @@
+"""Experiment files and the runs that they describe."""

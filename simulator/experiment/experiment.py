@@ -1,0 +1,241 @@
+"""The file of a simulation: a job file with a few more tables, for several methods and seeds.
+
+::
+
+    version = 1
+    name = "digits"
+    seeds = [1, 2]                    # or seed = 1
+    rounds = 20
+    participation = 0.5
+    # silos = ["clinic-a", …]         # names of the partition's clients, in its order; left out, it names them
+
+    [data]                            # as in a silo's configuration, or kind = "synthetic"; paths start at this file
+    kind = "bundled"
+    name = "digits"
+
+    [partition]                       # or file = "partition.json", with format = "ppfl" where PPFL published it
+    kind = "dirichlet"
+    silos = 10
+    alpha = 0.5
+    seed = 0                          # of its own: all runs have the same partition
+
+    [split]                           # or kind = "apart", with validation = true or false
+    kind = "merged"
+    ratio = "75/25"
+
+    [model]
+    name = "cnn-digits"
+    classes = 10
+
+    [training]
+    epochs = 1
+    batch_size = 32
+    lr = 0.1
+
+    [[methods]]                       # or one [method]
+    name = "fedavg"
+
+    [[methods]]
+    name = "pfedsim"
+    label = "pfedsim-early"           # of its folder and curve; left out, the method's name
+    options = { rho = 0.3 }
+    training = { lr = 0.05 }          # and model, rounds: what is different for this method
+
+    [simulation]
+    look_every = 1                    # rounds after which all silos are evaluated
+    checkpoint_every = 10             # rounds after which it can be gone on from
+
+A job file with [data] and [partition] is such a file too. What [security] says stays in the jobs: a simulation adds up
+in the clear, withholds what a blind job withholds, and refuses what it refuses, such as silos that change from round to
+round under private weights. The counts that it declares of its silos may be left out, since here they are known.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import BeforeValidator, Field
+
+from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
+from ...algorithms.job.security import SecurityTable
+from ...algorithms.models.build import ModelOptions, input_shape
+from ...algorithms.partition import options as partition_table
+from ...errors import LocalError
+from ...files.documents import Strict, read_toml, validate
+from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
+from .plan import Schedule
+from .silo_names import numbered
+
+FEWEST = 2  # silos of a job
+
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}$")]  # the name of a folder
+
+
+def _no_privacy(value: Any) -> None:
+    if value is not None:
+        raise ValueError(
+            "a simulation keeps no privacy budget; take the table out, or run the job by staddle demo --private, or in "
+            "a federation"
+        )
+
+
+class ChosenMethod(MethodTable):
+    """A method, and what is different for it."""
+
+    label: Label | None = None
+    """Names it in folders, tables and curves; left out, the method's name."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Keys of [training] that replace the file's."""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Keys of [model] that replace the file's; all methods take the same records."""
+    rounds: Rounds | None = None
+
+    @property
+    def title(self) -> str:
+        """Its label."""
+        return self.label or self.name
+
+
+class SimulationTable(Strict):
+    """The [simulation] table."""
+
+    look_every: Count = 1
+    """Rounds after which all silos are evaluated."""
+    checkpoint_every: Count = 10
+    """Rounds after which it is kept how far a run has come."""
+
+
+class ExperimentFile(JobSettings):
+    """The file."""
+
+    seed: Seed | None = None
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] | None = None
+    silos: Silos | None = None
+    method: ChosenMethod | None = None
+    methods: Annotated[tuple[ChosenMethod, ...], Field(min_length=1)] | None = None
+    privacy: Annotated[None, BeforeValidator(_no_privacy)] = None
+    data: Data
+    partition: Partition | None = None
+    split: Split | None = None
+    simulation: SimulationTable = SimulationTable()
+
+    @pydantic.model_validator(mode="after")
+    def _one_of_two(self) -> "ExperimentFile":
+        for one, several, shown in (("seed", "seeds", "seeds = [1, 2]"), ("method", "methods", "[[methods]]")):
+            if (getattr(self, one) is None) == (getattr(self, several) is None):
+                found = "neither" if getattr(self, one) is None else "both"
+                raise ValueError(f"{found} of {one} and {several}; give {one}, or several as {shown}")
+        _once("seeds", [str(seed) for seed in self.all_seeds], "keep one of each")
+        titles = [method.title.lower() for method in self.all_methods]  # some disks tell no case apart
+        _once("methods", titles, 'give each a label = "…" of its own')
+        _once("silos", self.silos or (), "keep one of each")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _dealt_out_once(self) -> "ExperimentFile":
+        match self.data, self.partition:
+            case Synthetic(), None:
+                if self.split is not None:
+                    raise ValueError("split: synthetic records are drawn for a side; take it out")
+            case Synthetic(), _:
+                raise ValueError("partition: synthetic records are drawn silo by silo; take it out")
+            case _, None:
+                raise ValueError("missing key 'partition'; add it: it says which silo holds which records")
+            case _, PartitionFromFile() if self.split is not None:
+                raise ValueError("split: the partition's file says which side a record is on; take it out")
+        return self
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """One or several."""
+        return self.seeds or (() if self.seed is None else (self.seed,))
+
+    @property
+    def all_methods(self) -> tuple[ChosenMethod, ...]:
+        """One or several."""
+        return self.methods or (() if self.method is None else (self.method,))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A file that was read, its paths relative to it."""
+
+    path: Path
+    file: ExperimentFile
+
+    @property
+    def name(self) -> str:
+        """The file's name for it."""
+        return self.file.name
+
+    @property
+    def schedule(self) -> Schedule:
+        """The [simulation] table."""
+        return Schedule(self.file.simulation.look_every, self.file.simulation.checkpoint_every)
+
+
+def read(path: Path) -> Experiment:
+    """Read the file; LocalError names file, key, value and the fix, of what each method changes too."""
+    return checked(path, read_toml(path, ExperimentFile), path.parent)
+
+
+def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
+    """What a file says, whose paths start at a folder; LocalError, which names ``path``, where a method cannot work."""
+    data, partition = below(file.data, file.partition, folder)
+    experiment = Experiment(path, file.model_copy(update={"data": data, "partition": partition}))
+    silos = file.silos or numbered(_announced(file))
+    for method in file.all_methods:
+        model = job_of(experiment, method, 0, silos, SecurityTable()).model
+        if fault := _records_fault(file.model, model):
+            raise LocalError(f"{path}, method {method.title!r}: {fault}")
+    return experiment
+
+
+def job_of(
+    experiment: Experiment, method: ChosenMethod, seed: int, silos: Sequence[str], security: SecurityTable
+) -> Job:
+    """The job of a method with a seed; LocalError names the method and what is wrong with it."""
+    file, origin = experiment.file, f"{experiment.path}, method {method.title!r}"
+    document = file.model_dump(include=set(JobSettings.model_fields), exclude_unset=True)
+    document |= {"seed": seed, "silos": tuple(silos), "security": security.model_dump(exclude_unset=True)}
+    document["method"] = method.model_dump(include=set(MethodTable.model_fields), exclude_unset=True)
+    document["training"] |= method.training
+    document["model"] |= method.model
+    document["rounds"] = file.rounds if method.rounds is None else method.rounds
+    return Job.from_file(validate(document, JobFile, origin), origin)
+
+
+def _records_fault(here: ModelOptions, there: ModelOptions) -> str:
+    """Why a method's model does not take the records that the file's takes; empty if it does."""
+    pairs = {
+        "input": (input_shape(here), input_shape(there)),
+        "classes": (here.classes, there.classes),
+        "class_names": (here.class_names, there.class_names),
+    }
+    for key, (own, other) in pairs.items():
+        if own != other:
+            return f"its model has {key} {other}, [model] of the file {own}; all methods take the same records"
+    return ""
+
+
+def _announced(file: ExperimentFile) -> int:
+    """How many silos there will be, as far as the file says so before any record is read."""
+    match file.data, file.partition:
+        case Synthetic(silos=count), _:
+            return count
+        case _, partition_table.Table(keep=int(count)) | PartitionFromFile(keep=int(count)):
+            return count
+        case _, partition_table.Sources(silos=by_source):
+            return sum(by_source.values())
+        case _, partition_table.Column() | PartitionFromFile() | None:
+            return max(file.min_cohort, FEWEST)
+        case _, table:
+            return table.silos
+
+
+def _once(key: str, values: Sequence[str], fix: str) -> None:
+    if twice := sorted(value for value, times in Counter(values).items() if times > 1):
+        raise ValueError(f"{key} has {', '.join(twice)} more than once; {fix}")

@@ -1,0 +1,102 @@
+"""The tables [data], [partition] and [split] of a simulation's file: which records there are, and who gets which."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+from pydantic import Field, PlainValidator
+
+from ...algorithms.data import registry as sources
+from ...algorithms.data.options import Shared
+from ...algorithms.data.sources.synthetic import LARGEST, PUBLISHED_SILOS
+from ...algorithms.data.tagged import of_kind
+from ...algorithms.job.job import Seed
+from ...algorithms.partition import options as partition_table
+from ...algorithms.partition.split import Ratio
+from ...files.documents import Strict
+
+Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class Synthetic(Strict):
+    """``kind = "synthetic"``: ``synthetic.population``, which needs no partition."""
+
+    kind: Literal["synthetic"]
+    silos: Annotated[int, Field(strict=True, ge=2, le=10_000)] = PUBLISHED_SILOS
+    components: Count = 3
+    dimension: Count = 150
+    alpha: Positive = 0.4
+    noise: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.1
+    seed: Seed = 12345
+    tests: Count = 100
+    """Test records of each silo."""
+    largest: Count = LARGEST
+    """Training records of the largest silo."""
+
+
+class PartitionFromFile(Strict):
+    """``file = …``: who holds which records, and on which side, made by this software or by another."""
+
+    kind: Literal["file"] = "file"
+    file: Path
+    format: Literal["staddle", "ppfl"] = "staddle"
+    keep: Count | None = None
+    """So many of its clients take part, spread evenly over all in their order; all if left out."""
+
+    @pydantic.model_validator(mode="after")
+    def _format_of_its_name(self) -> "PartitionFromFile":
+        if (self.file.suffix == ".npz") != (self.format == "ppfl"):
+            raise ValueError(f'{self.file}: format = "ppfl" is for .npz files, others are format = "staddle"')
+        return self
+
+
+class Merged(Strict):
+    """``kind = "merged"``: each silo's records, of the official parts together, on the sides of a ratio."""
+
+    kind: Literal["merged"] = "merged"
+    ratio: Ratio = "75/25"
+
+
+class Apart(Strict):
+    """``kind = "apart"``: the official training records partitioned, the official test records dealt alike."""
+
+    kind: Literal["apart"]
+    validation: Annotated[bool, Field(strict=True)] = False
+    """Whether one in nine training records validates."""
+
+
+DATA: dict[str, type[Strict]] = {**sources.KINDS, "synthetic": Synthetic}
+PARTITIONS: dict[str, type[Strict]] = {**partition_table.KINDS, "file": PartitionFromFile}
+SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
+
+
+def _data(value: Any) -> Strict:
+    table = of_kind(value, DATA, "npz")
+    if "test_fraction" in table.model_fields_set:
+        raise ValueError("test_fraction is of a silo's configuration; take it out, [split] says what is tested on")
+    if isinstance(table, Shared) and table.share is not None:
+        raise ValueError("share is of a silo's configuration; take it out, [partition] deals out the records")
+    return table
+
+
+def _partition(value: Any) -> Strict:
+    return of_kind(value, PARTITIONS, "file" if isinstance(value, dict) and "file" in value else None)
+
+
+def _split(value: Any) -> Strict:
+    return of_kind(value, SPLITS, "merged")
+
+
+Data: TypeAlias = Annotated[sources.Source | Synthetic, PlainValidator(_data)]
+Partition: TypeAlias = Annotated[partition_table.Partition | PartitionFromFile, PlainValidator(_partition)]
+Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
+
+
+def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
+    """The same, with paths that start at a folder."""
+    if not isinstance(data, Synthetic):
+        data = sources.below(data, folder)
+    if isinstance(partition, PartitionFromFile):
+        partition = partition.model_copy(update={"file": folder / partition.file})
+    return data, partition

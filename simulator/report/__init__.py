@@ -1,0 +1,1 @@
+"""Reports on finished simulations: tables, curves, heatmaps."""

@@ -1,0 +1,93 @@
+"""The runs that an output folder holds, read back: for summaries, pictures and people's own programs."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from ...algorithms.catalog import method_class
+from ...algorithms.exchange.parts import Tensors
+from ...algorithms.method import SiloState
+from ...algorithms.training.silo_round import state_from_bytes
+from ...errors import LocalError
+from ...files import tensor_file
+from ..run import history_file
+from ..run import manifest as identity
+from ..run.checkpoint import read_index
+from ..run.export import COORDINATOR, model_file
+from ..run.folder import HISTORY
+from ..run.history import Measured
+from ..run.history_file import BEGIN_ANEW
+from ..run.manifest import RUN, Identity, SiloRecords
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run, finished or not; ``rounds`` are all that it trains. Models and coordinator are of a finished one.
+
+    ``seconds`` is how long processes were at it, up to its last checkpoint; None before the first.
+    """
+
+    folder: Path
+    label: str
+    seed: int
+    method: str
+    rounds: int
+    silos: tuple[SiloRecords, ...]
+    history: tuple[Measured, ...]
+    finished: bool
+    identity: Identity
+    seconds: float | None
+
+    @property
+    def product(self) -> Literal["delivered", "trained"]:
+        """Which model the method's silos keep in the end."""
+        return method_class(self.method, str(self.folder)).product
+
+    def model(self, silo: str) -> SiloState:
+        """The model that a silo keeps."""
+        path = model_file(self.folder, silo)
+        return state_from_bytes(_read(path), str(path))
+
+    def coordinator(self) -> Tensors:
+        """What the coordinator half knew in the end; empty where the method has no such thing."""
+        path = self.folder / COORDINATOR
+        if self.finished and not path.exists():
+            return {}
+        return tensor_file.from_bytes(_read(path), str(path))[0]
+
+
+def load_runs(out: Path) -> tuple[Recorded, ...]:
+    """All runs of an output folder, by label and seed; a run that another process is at as far as it is."""
+    runs = [_recorded(path.parent) for path in out.glob(f"*/seed-*/{RUN}")]
+    return tuple(sorted(runs, key=lambda run: (run.label, run.seed)))
+
+
+def _recorded(folder: Path) -> Recorded:
+    found, index = identity.read(folder), read_index(folder)
+    over = index.finished if index else None
+    path = folder / HISTORY
+    if index is not None and sha256(found.to_bytes()).hexdigest() != index.run:
+        raise LocalError(f"{folder / RUN}: is not what the checkpoint beside it was written for; {BEGIN_ANEW}")
+    if index is not None:
+        history_file.check(path, index.history)
+    history = history_file.read(path, over.history if over else None) if path.exists() else ()
+    return Recorded(
+        folder,
+        found.label,
+        found.seed,
+        found.job["method"]["name"],
+        found.job["rounds"],
+        found.silos,
+        history,
+        over is not None,
+        found,
+        index.milliseconds / 1000 if index else None,
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}; run the same again") from error

@@ -1,0 +1,1 @@
+"""Experiments of the papers, and how close our results come."""

@@ -1,0 +1,367 @@
+"""The papers' tables: what was published, under which settings, and by which of our methods; ``tables/<paper>.toml``.
+
+::
+
+    citation = "Author, Author, 'Title', venue, arXiv:…"
+    seeds = 5                             # that the paper ran; left out where it does not say
+    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]      # how Local and FedRep run where no row has them
+
+    [common]                              # what settings have in common; a setting's own keys replace these
+    rounds = 200
+    participation = 0.1
+
+    [settings.cifar10-dir01]              # an experiment (simulator/experiment/experiment.py) without name, seeds and
+    methods title = "CIFAR-10, Dir(0.1)"
+    without = ["fedrep"]                  # methods that do not run beside its others, since they cannot work there
+    data = { kind = "torchvision", name = "CIFAR10" }      # paths start at the folder that a person names
+    partition = { kind = "dirichlet", silos = 100, alpha = 0.1 }
+    model = { name = "lenet5", classes = 10 }
+    training = { lr = 0.01 }
+
+    [[tables]]
+    name = "table3"
+    title = "Average model accuracy"
+    unit = "percent"                      # or "share", of values such as .863
+    deviation = "seeds"                   # or "silos": of what the published ± is a deviation
+    score = { measure = "all/trained", average = "micro", choice = "last" }      # which of ours the number is
+    columns = [{ setting = "cifar10-dir01" }]              # and name, title, silos where they differ; no setting
+    notes = ["[R] …"]                     #   where we cannot run it
+
+    [[tables.rows]]
+    title = "pFedSim (Ours)"              # as printed
+    method = { name = "pfedsim", options = { rho = 0.5 } } # and label, training, model, rounds; none where we lack it
+    score = { … }                         # where it is another than the table's
+    own = { cifar10-dir01 = { options = { rho = 0.3 } } }  # different in a setting; false: it does not run there
+    published = ["86.76 (0.84)"]          # a column each, as printed: mean, or mean and deviation; "?": it is lost
+
+Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our choice. A row that
+names a method which the catalog has not shows what was published, and no more.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+from pydantic import Field
+
+from ...algorithms.catalog import METHODS
+from ...algorithms.job.job import Rounds
+from ...algorithms.job.security import Name
+from ...errors import LocalError
+from ...files.documents import Strict, parse_toml
+from ..experiment.experiment import ChosenMethod
+from ..experiment.options import Count
+from ..run.history import Measure
+from ..run.scores import Average, Choice, Named
+
+MARKS = ("[P] ", "[C] ", "[D] ", "[R] ")
+LOST, FAILED = "?", "-"  # a value that no copy of the paper has; one that the paper prints so, of what did not converge
+PRINTED = re.compile(r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?")
+NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs beside the others
+
+Unit = Literal["percent", "share"]
+Of = Literal["seeds", "silos"]
+Document: TypeAlias = Mapping[str, Any]
+
+
+class ScoreTable(Strict):
+    """Which of our numbers a paper's is."""
+
+    measure: Measure
+    average: Average
+    choice: Choice
+
+    @property
+    def named(self) -> Named:
+        """As scores are named."""
+        return self.measure, self.average, self.choice
+
+
+class OwnTable(Strict):
+    """What is different for a method in one setting."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
+    model: dict[str, Any] = Field(default_factory=dict)
+    rounds: Rounds | None = None
+
+    def of(self, method: ChosenMethod) -> ChosenMethod:
+        """The method in this setting."""
+        changed = {key: getattr(method, key) | getattr(self, key) for key in ("options", "training", "model")}
+        return method.model_copy(update={**changed, "rounds": method.rounds if self.rounds is None else self.rounds})
+
+
+class RowTable(Strict):
+    """One row."""
+
+    title: str
+    method: ChosenMethod | None = None
+    score: ScoreTable | None = None
+    own: dict[Name, OwnTable | Literal[False]] = Field(default_factory=dict)
+    published: tuple[str, ...]
+
+
+class ColumnTable(Strict):
+    """One column: a setting, all of its silos or those whose names begin so."""
+
+    setting: Name | None = None
+    name: Name | None = None
+    title: str | None = None
+    silos: str = ""
+
+    @pydantic.model_validator(mode="after")
+    def _named(self) -> "ColumnTable":
+        if self.setting is None and (self.name is None or self.title is None):
+            raise ValueError("a column without a setting needs a name and a title")
+        return self
+
+
+class TableTable(Strict):
+    """One table."""
+
+    name: Name
+    title: str
+    unit: Unit
+    deviation: Of = "seeds"
+    score: ScoreTable
+    columns: Annotated[tuple[ColumnTable, ...], Field(min_length=1)]
+    rows: Annotated[tuple[RowTable, ...], Field(min_length=1)]
+    notes: tuple[str, ...] = ()
+
+    @pydantic.model_validator(mode="after")
+    def _as_wide_as_its_columns(self) -> "TableTable":
+        for row in self.rows:
+            if len(row.published) != len(self.columns):
+                raise ValueError(
+                    f"{self.name}, row {row.title!r} has {len(row.published)} values for {len(self.columns)} columns"
+                )
+            for text in row.published:
+                if text not in (LOST, FAILED) and not PRINTED.fullmatch(text):
+                    raise ValueError(f"{self.name}, row {row.title!r}: {text!r} is no mean with or without deviation")
+        if unmarked := [note for note in self.notes if not note.startswith(MARKS)]:
+            raise ValueError(f"{self.name}: begin the note {unmarked[0]!r} with one of {', '.join(MARKS)}")
+        return self
+
+
+class PaperFile(Strict):
+    """One file."""
+
+    citation: str
+    seeds: Count | None = None
+    beside: tuple[ChosenMethod, ...] = ()
+    common: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[Name, dict[str, Any]]
+    tables: Annotated[tuple[TableTable, ...], Field(min_length=1)]
+
+    @pydantic.field_validator("beside")
+    @classmethod
+    def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
+        if others := sorted({method.name for method in methods} - set(NEXT_TO_IT)):
+            raise ValueError(f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)} alone")
+        return methods
+
+
+@dataclass(frozen=True)
+class Value:
+    """A published number as printed, and in 0…1; ``mean`` is None where it is lost or the paper has none.
+
+    ``digits`` are those that it has behind the point in percent.
+    """
+
+    text: str
+    mean: float | None = None
+    deviation: float | None = None
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a column was measured in: a document of ``experiment.ExperimentFile`` less name, seeds and methods."""
+
+    name: str
+    title: str
+    document: Document
+    without: frozenset[str] = frozenset()  # methods of NEXT_TO_IT that cannot work in it
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting of a table; of the silos whose names begin so, all for none. Without a setting it is not ours."""
+
+    name: str
+    title: str
+    setting: Setting | None
+    silos: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as printed, its values by column, and our method by setting: none where the catalog has it not."""
+
+    title: str
+    values: tuple[Value, ...]
+    score: Named
+    methods: Mapping[str, ChosenMethod] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
+
+    ``beside`` are methods of NEXT_TO_IT in settings in which no row has them, as the paper's other tables have them.
+    """
+
+    paper: str
+    name: str
+    title: str
+    citation: str
+    seeds: int | None
+    deviation: Of
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    beside: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """``pfedsim/table3``."""
+        return f"{self.paper}/{self.name}"
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Those of its columns, each once."""
+        found = {column.setting.name: column.setting for column in self.columns if column.setting is not None}
+        return tuple(found.values())
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """Those of the paper, then those that run beside."""
+        return (*self.rows, *self.beside)
+
+
+@cache
+def published() -> tuple[Table, ...]:
+    """All tables, paper by paper."""
+    folder = resources.files(__package__) / "tables"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    return tuple(table for file in files for table in parse(file.name.removesuffix(".toml"), file.read_bytes()))
+
+
+def parse(paper: str, data: bytes) -> tuple[Table, ...]:
+    """The tables of a file; LocalError names what is wrong with it."""
+    origin = f"{paper}.toml"
+    file = parse_toml(data, PaperFile, origin)
+    settings = {name: _setting(name, file.common, own) for name, own in file.settings.items()}
+    rows = {table.name: tuple(_row(row, table, settings, origin) for row in table.rows) for table in file.tables}
+    everyone = [row for own in rows.values() for row in own]
+    _check_labels(everyone, origin)
+    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {method.name: method for method in file.beside}
+    return tuple(
+        Table(
+            paper,
+            table.name,
+            table.title,
+            file.citation,
+            file.seeds,
+            table.deviation,
+            columns := tuple(_column(column, settings, f"{origin}, {table.name}") for column in table.columns),
+            rows[table.name],
+            _beside(rows[table.name], everyone, columns, table.score.named, besides),
+            table.notes,
+        )
+        for table in file.tables
+    )
+
+
+def find(path: str) -> Table:
+    """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest."""
+    known = {table.path: table for table in published()}
+    if path not in known:
+        near = difflib.get_close_matches(path, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        raise LocalError(f"{path}: no such table; {hint}")
+    return known[path]
+
+
+def _setting(name: str, common: Document, own: Document) -> Setting:
+    document = {**common, **own}
+    for key, value in common.items():
+        if isinstance(value, dict) and isinstance(own.get(key), dict):
+            document[key] = value | own[key]
+    title, without = document.pop("title", name), document.pop("without", ())
+    return Setting(name, title, document, frozenset(without))
+
+
+def _column(table: ColumnTable, settings: Mapping[str, Setting], origin: str) -> Column:
+    if table.setting is not None and table.setting not in settings:
+        raise LocalError(f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}")
+    setting = None if table.setting is None else settings[table.setting]
+    name, title = (setting.name, setting.title) if setting else ("", "")
+    return Column(table.name or name, table.title or title, setting, table.silos)
+
+
+def _row(row: RowTable, table: TableTable, settings: Mapping[str, Setting], origin: str) -> Row:
+    if unknown := set(row.own) - set(settings):
+        raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is no setting of the file")
+    methods = {}
+    if row.method is not None and row.method.name in METHODS:
+        for name in dict.fromkeys(column.setting for column in table.columns if column.setting is not None):
+            own = row.own.get(name, OwnTable())
+            if isinstance(own, OwnTable):
+                methods[name] = own.of(row.method)
+    values = tuple(_value(text, table.unit) for text in row.published)
+    return Row(row.title, values, (row.score or table.score).named, methods)
+
+
+def _value(text: str, unit: Unit) -> Value:
+    if not (printed := PRINTED.fullmatch(text)):
+        return Value(text)
+    whole = Decimal(100 if unit == "percent" else 1)
+    deviation = printed["std"] or printed["spread"]
+    digits = len(printed["mean"].partition(".")[2]) - (0 if unit == "percent" else 2)
+    mean, over = (None if number is None else float(Decimal(number) / whole) for number in (printed["mean"], deviation))
+    return Value(text, mean, over, max(digits, 0))
+
+
+def _check_labels(rows: Sequence[Row], origin: str) -> None:
+    """One label is one method in a setting, in all tables of a paper: they share its runs."""
+    first: dict[tuple[str, str], ChosenMethod] = {}
+    for row in rows:
+        for setting, method in row.methods.items():
+            if first.setdefault((setting, method.title.lower()), method) != method:
+                raise LocalError(
+                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a label of its own"
+                )
+
+
+def _beside(
+    rows: Sequence[Row],
+    everyone: Sequence[Row],
+    columns: Sequence[Column],
+    score: Named,
+    besides: Mapping[str, ChosenMethod],
+) -> tuple[Row, ...]:
+    settings = {column.setting.name: column.setting for column in columns if column.setting is not None}
+    nothing = tuple(Value("") for _ in columns)
+    found = []
+    for name, method in besides.items():
+        methods = {}
+        for setting in settings.values() if name in METHODS else ():
+            if name not in setting.without and not _having(rows, setting, name):
+                there = _having(everyone, setting, name)
+                methods[setting.name] = there[0] if there else method
+        if methods:
+            found.append(Row(name, nothing, score, methods))
+    return tuple(found)
+
+
+def _having(rows: Sequence[Row], setting: Setting, name: str) -> list[ChosenMethod]:
+    """What rows have of a method in a setting."""
+    methods = (row.methods.get(setting.name) for row in rows)
+    return [method for method in methods if method is not None and method.name == name]

@@ -1,0 +1,1 @@
+"""One run's folder: snapshots, history, results; and its progress."""

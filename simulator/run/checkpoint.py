@@ -1,0 +1,299 @@
+"""Where a simulation is between two rounds, on disk: written often, whole after kill -9 at any instruction.
+
+::
+
+    <folder>/checkpoint.json                index: the next round, how much of the history belongs to it, and files
+    <folder>/checkpoint/00000012.safetensors    states of silos, parts on the shelf, the coordinator's state
+    (tensor_file.py)
+
+A file is written once, under a number of its own, before the index that names it first; the index is replaced as a
+whole; then goes what it no longer names. Only what changed since the last index is written: what a simulation keeps is
+replaced, never altered, so what is the same object is the same. A file of which more than half was replaced since is
+written anew without that, so the files hold at most twice what they must, and a checkpoint costs as much as the round
+changed.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from ...algorithms.engines.aggregation import Shelved
+from ...algorithms.engines.simulation import Snapshot
+from ...algorithms.exchange.parts import Tensors
+from ...algorithms.leaks.taint import taints_from_text, taints_to_text
+from ...algorithms.method import SiloState
+from ...errors import LocalError, UnwritableError
+from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, unwritable, write_atomic
+from .history_file import BEGIN_ANEW, Prefix
+from .tensor_file import Entry, Key, pack, unpack
+
+INDEX, FOLDER = "checkpoint.json", "checkpoint"
+PACK_BYTES = 64 * 1024 * 1024  # a file takes no more entries than reach this: a multiple of it is in memory
+OURS = re.compile(r"[0-9]{8,}\.safetensors")
+ONE = ""  # the room of what is no silo's state
+
+Source: TypeAlias = SiloState | Tensors
+
+
+class File(Strict):
+    """A file of a checkpoint, and what in it counts; the rest was replaced since."""
+
+    name: str
+    bytes: int
+    sha256: str
+    holds: tuple[Key, ...]
+
+
+class Finished(Strict):
+    """A run that is over: its whole history, and the files of its results."""
+
+    history: Prefix
+    results: tuple[str, ...]
+
+
+class Index(Strict):
+    """What stands in checkpoint.json, beside a SHA-256 of it: ``run`` is that of run.json.
+
+    ``milliseconds`` is how long processes were at the run by then; what one did after its last checkpoint is lost.
+    """
+
+    version: Literal[1] = 1
+    run: str
+    round: int
+    milliseconds: Annotated[int, Field(ge=0)]
+    trained: tuple[str, ...]
+    history: Prefix
+    files: tuple[File, ...]
+    finished: Finished | None = None
+
+
+class _Sealed(Strict):
+    index: Index
+    sha256: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    """In which file an object is."""
+
+    source: Source
+    weight: int
+    file: str
+
+
+@dataclass(frozen=True)
+class _Written:
+    bytes: int
+    sha256: str
+    weight: int  # of all that was written into it
+
+
+class Checkpoint:
+    """The checkpoints of one run, one replacing the other; one process writes them."""
+
+    def __init__(self, folder: Path, run: str, clock: Callable[[], float] = monotonic) -> None:
+        self._folder, self._path, self._run = folder / FOLDER, folder / INDEX, run
+        self._clock, self._begun = clock, clock()
+        self._index = read_index(folder)
+        self._earlier = self._index.milliseconds if self._index else 0
+        if self._index is not None and self._index.run != run:
+            raise LocalError(f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}")
+        self._placed: dict[Key, _Placed] = {}
+        self._written: dict[str, _Written] = {}
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UnwritableError(f"{self._folder}: cannot make it: {unwritable(error)}") from error
+        self._sweep()
+
+    @property
+    def index(self) -> Index | None:
+        """Of the last checkpoint; None before the first."""
+        return self._index
+
+    def load(self) -> Snapshot | None:
+        """The last checkpoint; None before the first. LocalError names the file that is not as it was written."""
+        if self._index is None:
+            return None
+        for file in self._index.files:
+            entries = unpack(_intact(self._folder / file.name, file), str(self._folder / file.name))
+            weight = sum(_weight(entry) for entry in entries.values())
+            self._written[file.name] = _Written(file.bytes, file.sha256, weight)
+            for key in file.holds:
+                self._placed[key] = _Placed(_source(key, entries[key]), _weight(entries[key]), file.name)
+        return _snapshot(self._index, {key: placed.source for key, placed in self._placed.items()})
+
+    def write(self, snapshot: Snapshot, history: Prefix) -> None:
+        """Replace the checkpoint; ``history`` is durable already. Another run of the same code finds it whole."""
+        sources = _sources(snapshot)
+        placed = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
+        live = _live(placed.values())
+        thin = {name for name, file in self._written.items() if 2 * live[name] < file.weight}
+        placed = {key: old for key, old in placed.items() if old.file not in thin}
+        written = dict(self._written)
+        number = max((int(path.stem) for path in self._ours()), default=-1)
+        fresh = {key: source for key, source in sources.items() if key not in placed}
+        for number, entries in enumerate(_batches(fresh), number + 1):  # noqa: B020 - goes on counting
+            name = f"{number:08d}.safetensors"
+            data = pack(entries)
+            write_atomic(self._folder / name, data)
+            weights = {key: _weight(entry) for key, entry in entries.items()}
+            written[name] = _Written(len(data), hashlib.sha256(data).hexdigest(), sum(weights.values()))
+            placed |= {key: _Placed(fresh[key], weight, name) for key, weight in weights.items()}
+        live = _live(placed.values())
+        written = {name: file for name, file in written.items() if name in live}
+        self._replace(
+            Index(
+                run=self._run,
+                round=snapshot.round,
+                milliseconds=self._milliseconds,
+                trained=tuple(sorted(snapshot.trained)),
+                history=history,
+                files=tuple(_files(placed, written)),
+            )
+        )
+        self._placed, self._written = placed, written
+        self._sweep()
+
+    def finish(self, finished: Finished) -> None:
+        """Let the run be over."""
+        if self._index is None:
+            raise LocalError(
+                f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in Staddle"
+            )
+        self._replace(self._index.model_copy(update={"finished": finished, "milliseconds": self._milliseconds}))
+
+    @property
+    def _milliseconds(self) -> int:
+        return self._earlier + round(1000 * (self._clock() - self._begun))
+
+    def _replace(self, index: Index) -> None:
+        document = index.model_dump()
+        sealed = {"index": document, "sha256": hashlib.sha256(canonical_json(document)).hexdigest()}
+        write_atomic(self._path, canonical_json(sealed) + b"\n")
+        self._index = index
+
+    def _ours(self) -> list[Path]:
+        """Files of checkpoints, whether the index names them or not: a write that failed may have replaced it."""
+        return [path for path in self._folder.iterdir() if OURS.fullmatch(path.name)]
+
+    def _sweep(self) -> None:
+        """Remove what the index does not name: what was replaced, or written by a process that died before it."""
+        named = {file.name for file in self._index.files} if self._index else set()
+        try:
+            for path in self._ours():
+                if path.name not in named:
+                    path.unlink()
+        except OSError as error:
+            raise UnwritableError(f"{self._folder}: cannot tidy it: {unwritable(error)}") from error
+
+
+def read_index(folder: Path) -> Index | None:
+    """The index of a run's last checkpoint; None before the first. LocalError where it is not as it was written."""
+    path = folder / INDEX
+    if not path.exists():
+        return None
+    try:
+        sealed = parse_canonical(read_bytes(path), _Sealed, str(path))
+    except LocalError as error:
+        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
+    if hashlib.sha256(canonical_json(sealed.index.model_dump())).hexdigest() != sealed.sha256:
+        raise LocalError(f"{path}: is not as it was written; {BEGIN_ANEW}")
+    return sealed.index
+
+
+def _intact(path: Path, file: File) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LocalError(f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}") from error
+    if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise LocalError(f"{path}: is not as it was written ({len(data)} of {file.bytes} bytes); {BEGIN_ANEW}")
+    return data
+
+
+def _sources(snapshot: Snapshot) -> dict[Key, Source]:
+    """All that a snapshot holds, each under a key."""
+    shelved = snapshot.shelved
+    found: dict[Key, Source] = {("state", silo): state for silo, state in snapshot.states.items()}
+    found[("coordinator",)] = snapshot.coordinator
+    found |= {("published", part): tensors for part, tensors in shelved.published.items()}
+    found |= {("version", *of): tensors for of, tensors in shelved.versions.items()}
+    return found | {("mail", *of): tensors for of, tensors in shelved.mail.items()}
+
+
+def _snapshot(index: Index, found: Mapping[Key, Source]) -> Snapshot:
+    states: dict[str, SiloState] = {}
+    coordinator: Tensors = {}
+    published: dict[str, Tensors] = {}
+    versions: dict[tuple[str, str], Tensors] = {}
+    mail: dict[tuple[str, str], Tensors] = {}
+    for key, source in found.items():
+        match key, source:
+            case ("state", silo), SiloState():
+                states[silo] = source
+            case ("coordinator",), Mapping():
+                coordinator = source
+            case ("published", part), Mapping():
+                published[part] = source
+            case ("version", part, silo), Mapping():
+                versions[part, silo] = source
+            case ("mail", part, silo), Mapping():
+                mail[part, silo] = source
+    return Snapshot(index.round, states, frozenset(index.trained), coordinator, Shelved(published, versions, mail))
+
+
+def _entry(source: Source) -> Entry:
+    if isinstance(source, SiloState):
+        rooms = {f"part/{part}": tensors for part, tensors in source.parts.items()}
+        return Entry({**rooms, "extra": source.extra}, taints_to_text(source.taints))
+    return Entry({ONE: source})
+
+
+def _source(key: Key, entry: Entry) -> Source:
+    if key[0] != "state":
+        return entry.rooms[ONE]
+    parts = {room.removeprefix("part/"): held for room, held in entry.rooms.items() if room != "extra"}
+    return SiloState(parts, entry.rooms["extra"], taints_from_text(entry.note))
+
+
+def _weight(entry: Entry) -> int:
+    return max(entry.nbytes, 1)
+
+
+def _live(placed: Iterable[_Placed]) -> Counter[str]:
+    """Of each file, the weight of what counts."""
+    live: Counter[str] = Counter()
+    for one in placed:
+        live[one.file] += one.weight
+    return live
+
+
+def _files(placed: Mapping[Key, _Placed], written: Mapping[str, _Written]) -> Iterator[File]:
+    """What the index says of each file."""
+    holds: dict[str, list[Key]] = {name: [] for name in written}
+    for key, one in placed.items():
+        holds[one.file].append(key)
+    for name, file in written.items():
+        yield File(name=name, bytes=file.bytes, sha256=file.sha256, holds=tuple(holds[name]))
+
+
+def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, Entry]]:
+    """What is to be written, file by file."""
+    batch: dict[Key, Entry] = {}
+    size = 0
+    for key, source in fresh.items():
+        batch[key] = _entry(source)
+        size += batch[key].nbytes
+        if size >= PACK_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch

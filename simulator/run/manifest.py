@@ -1,0 +1,144 @@
+"""What a run's folder is of: run.json, written before anything else and compared whenever the run goes on.
+
+::
+
+    {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"device":"cpu","staddle":"0.1.0","torch":"2.13.0"},
+     "population":"5f2a…","seed":1,"silos":[{"name":"clinic-a","test":71,"train":284,"validation":null},…],"version":1}
+
+``job`` is the document of the job (job.py). How often a checkpoint is written is not here: it changes no result.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import torch
+from pydantic import Field
+
+from ...algorithms.job.job import DERIVED
+from ...errors import LocalError
+from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes
+from ..experiment.plan import Population, Run, Schedule
+from .history_file import BEGIN_ANEW
+
+RUN = "run.json"
+MOST_TOLD = 5  # differences that an error names
+
+# What trains, such as "cuda (NVIDIA H200, 140 GiB), bf16"; if nothing else is said, silos are stacked, in float32.
+Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda \([^\n]{1,100}\)(, one by one)?(, (tf32|bf16))?)$")]
+
+
+class SiloRecords(Strict):
+    """How many records of each side a silo has."""
+
+    name: str
+    train: int
+    test: int
+    validation: int | None
+
+
+class MadeWith(Strict):
+    """On what the bits of a run depend, beside all that it is."""
+
+    device: Device
+    staddle: str
+    torch: str
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"on {self.device} with Staddle {self.staddle} and torch {self.torch}"
+
+
+class Identity(Strict):
+    """What stands in run.json; ``population`` is the digest of the records and their partition."""
+
+    version: Literal[1] = 1
+    label: str
+    seed: int
+    job: dict[str, Any]
+    population: str
+    silos: tuple[SiloRecords, ...]
+    look_every: int
+    made_with: MadeWith
+
+    def with_seed(self, seed: int) -> "Identity":
+        """Of the same run with another seed."""
+        return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON and a newline."""
+        return canonical_json(self.model_dump()) + b"\n"
+
+
+def identity(run: Run, population: Population, schedule: Schedule, device: Device = "cpu") -> Identity:
+    """Of a run that begins here and now, and trains on such a device."""
+    sides = {silo: population.records[silo] for silo in run.job.silos}
+    return Identity(
+        label=run.label,
+        seed=run.seed,
+        job=run.job.document(),
+        population=population.digest,
+        silos=tuple(
+            SiloRecords(
+                name=silo,
+                train=len(own.train),
+                test=len(own.test),
+                validation=None if own.validation is None else len(own.validation),
+            )
+            for silo, own in sides.items()
+        ),
+        look_every=schedule.look_every,
+        made_with=MadeWith(device=device, staddle=version("staddle"), torch=torch.__version__),
+    )
+
+
+def read(folder: Path) -> Identity:
+    """That of a run's folder; LocalError where it is not as it was written."""
+    path = folder / RUN
+    try:
+        return parse_canonical(read_bytes(path), Identity, str(path))
+    except LocalError as error:
+        raise LocalError(f"{error}; {BEGIN_ANEW}") from error
+
+
+def check_same(folder: Path, there: Identity, here: Identity) -> None:
+    """LocalError where the folder is of another run; releases and device count only where a run is gone on with."""
+    if told := differences(there, here):
+        raise LocalError(f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
+
+
+def differences(there: Identity, here: Identity) -> list[str]:
+    """In what two runs differ, releases aside: "training.lr is 0.1 there and 0.05 here"."""
+    found = list(_differences(_written(there), _written(here), ""))
+    if there.silos != here.silos:
+        found.append("the silos have other numbers of records")
+    elif there.population != here.population:
+        found.append("the records, or who holds which, are others")
+    if there.job != here.job and not found:
+        found.append(f"this release has another {there.job['method']['name']}, or another model")
+    more = len(found) - MOST_TOLD
+    return [*found[:MOST_TOLD], f"and {more} more"] if more > 0 else found
+
+
+def _written(one: Identity) -> dict[str, Any]:
+    """What a person wrote of it."""
+    job = {key: value for key, value in one.job.items() if key not in DERIVED}
+    return {**job, "label": one.label, "look_every": one.look_every}
+
+
+def _differences(there: Any, here: Any, where: str) -> Iterator[str]:
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in dict.fromkeys([*there, *here]):
+            yield from _differences(there.get(key), here.get(key), f"{where}.{key}".lstrip("."))
+    elif isinstance(there, list) and isinstance(here, list) and len(there) != len(here):
+        yield f"{where} are {len(there)} there and {len(here)} here"
+    elif isinstance(there, list) and isinstance(here, list):
+        for number, (one, other) in enumerate(zip(there, here, strict=True)):
+            yield from _differences(one, other, f"{where}[{number}]")
+    elif there != here:
+        yield f"{where} is {_told(there)} there and {_told(here)} here"
+
+
+def _told(value: Any) -> str:
+    return "left out" if value is None else str(value)

@@ -1,0 +1,114 @@
+"""One run from where its folder says it is to its end."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from ...algorithms.engines.engine import Engine
+from ...algorithms.engines.simulation import Simulation
+from ...algorithms.job.job import Job
+from ...errors import CancelledError
+from ..engines.signals import Stop, Stoppable
+from ..experiment.plan import Population, Run, Schedule
+from .folder import RunFolder, opened
+from .history import Measured, of_look, of_round
+from .manifest import Device
+from .progress import Watch
+from .tensorboard import Board
+
+
+def complete(
+    out: Path,
+    run: Run,
+    population: Population,
+    schedule: Schedule,
+    engine: Callable[[Job], Engine],
+    watch: Watch,
+    stop: Stop,
+    *,
+    device: Device = "cpu",
+    events: bool = False,
+) -> None:
+    """Run what is left of a run, all of it where its folder is new, nothing where it is finished.
+
+    ``device`` is the engine's; ``events`` are written for TensorBoard where they are asked for. CancelledError where
+    ``stop`` was asked to; the rounds that were whole by then are in the checkpoint.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(opened(out, run, population, schedule, device))
+        board = stack.enter_context(closing(Board(folder.path, folder.history))) if events else None
+        if folder.finished:
+            watch.begin(run, run.job.rounds)
+            return
+        trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
+        simulation = Simulation(run.job, trainer, begun=folder.begun())
+        watch.begin(run, min(run.job.rounds_before(simulation.round), run.job.rounds - 1))  # the last ends with a look
+        _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
+
+
+class _Rounds:
+    def __init__(
+        self,
+        run: Run,
+        simulation: Simulation,
+        folder: RunFolder,
+        schedule: Schedule,
+        watch: Watch,
+        board: Board | None,
+    ) -> None:
+        self._run, self._job, self._simulation = run, run.job, simulation
+        self._folder, self._schedule, self._watch, self._board = folder, schedule, watch, board
+
+    def to_the_end(self) -> None:
+        whole, kept = self._simulation.snapshot(), self._simulation.round
+        try:
+            while self._simulation.round < self._job.length:
+                self._next()
+                whole = self._simulation.snapshot()
+                rounds = self._job.rounds_before(whole.round)
+                if rounds % self._schedule.checkpoint_every == 0 or whole.round == self._job.length:
+                    self._folder.checkpoint(whole)
+                    kept = whole.round
+            self._finish()
+        except CancelledError:
+            if whole.round > kept:
+                self._folder.checkpoint(whole)
+            rounds = self._job.rounds_before(whole.round)
+            raise CancelledError(
+                f"{self._run.label}, seed {self._run.seed}: stopped; the same command goes on after round {rounds} of "
+                f"{self._job.rounds}"
+            ) from None
+
+    def _next(self) -> None:
+        """A round, and what it measures; the look after the last is of ``_finish``."""
+        job, round_ = self._job, self._simulation.round
+        before, rounds = job.rounds_before(round_), job.rounds_before(round_ + 1)
+        self._watch.work("training", len(job.cohort(round_)))
+        reports = self._simulation.step(self._watch.silo).reports
+        if rounds == before:
+            return  # a census, or what tunes after the last round
+        measured = of_round(rounds, reports)
+        if rounds % self._schedule.look_every == 0 and rounds < job.rounds:
+            measured += self._look()
+        self._folder.record(measured)
+        self._show(measured)
+        if rounds < job.rounds:
+            self._watch.round(rounds, measured)
+
+    def _finish(self) -> None:
+        self._watch.work("looking", len(self._job.silos))
+        last = self._simulation.look(self._watch.silo)
+        measured = of_look(self._job.rounds, last)
+        self._simulation.finish(last)
+        self._folder.finish(measured, self._simulation.states, self._simulation.coordinator)
+        self._show(measured)
+        self._watch.round(self._job.rounds, measured)
+
+    def _show(self, measured: tuple[Measured, ...]) -> None:
+        if self._board is not None:
+            self._board.add(measured)
+
+    def _look(self) -> tuple[Measured, ...]:
+        self._watch.work("looking", len(self._job.silos))
+        rounds = self._job.rounds_before(self._simulation.round)
+        return of_look(rounds, self._simulation.look(self._watch.silo))

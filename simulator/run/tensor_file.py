@@ -1,0 +1,73 @@
+r"""Many silos' tensors in one safetensors file, bit for bit, whatever their names.
+
+The tensors are numbered; the file's metadata says in JSON what they are, entry by entry::
+
+    {"staddle.pack": "[[[\"state\",\"a\"],{\"part/classifier\":{\"weight\":0,\"bias\":1},\"extra\":{}},\"\"]]"}
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ...algorithms.exchange.parts import Tensors
+from ...errors import LocalError
+from ...files.tensor_file import metadata_of
+
+TABLE = "staddle.pack"
+
+Key: TypeAlias = tuple[str, ...]
+Rooms: TypeAlias = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Tensors by room and name, and a text; a room may be empty."""
+
+    rooms: Mapping[str, Tensors]
+    note: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.nbytes for tensors in self.rooms.values() for tensor in tensors.values())
+
+
+_TABLE = msgspec.json.Decoder(list[tuple[Key, dict[str, dict[str, int]], str]])
+
+
+def pack(entries: Mapping[Key, Entry]) -> bytes:
+    """One file of these entries; tensors may share memory, and lie on any device."""
+    tensors: dict[str, Tensor] = {}
+
+    def number(tensor: Tensor) -> int:
+        place = len(tensors)
+        tensors[str(place)] = tensor.detach().cpu().clone().contiguous()
+        return place
+
+    def numbered(entry: Entry) -> Rooms:
+        return {room: {name: number(t) for name, t in held.items()} for room, held in entry.rooms.items()}
+
+    table = [(key, numbered(entry), entry.note) for key, entry in entries.items()]
+    return bytes(save(tensors, {TABLE: msgspec.json.encode(table).decode()}))
+
+
+def unpack(data: bytes, origin: str) -> dict[Key, Entry]:
+    """The entries of what ``pack`` made, on the CPU; ``origin`` names it in errors."""
+    try:
+        tensors = load(data)
+        table = _TABLE.decode(metadata_of(data)[TABLE])
+        return {
+            key: Entry(
+                {room: {n: tensors[str(i)].clone() for n, i in held.items()} for room, held in rooms.items()}, note
+            )
+            for key, rooms, note in table
+        }  # cloned into torch's own memory: how fast and in which order a kernel adds up may depend on where values lie
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise LocalError(
+            f"{origin}: not a file of a checkpoint: {error}; remove the run's folder to begin anew"
+        ) from error

@@ -1,0 +1,63 @@
+"""A run's measures for TensorBoard, while it goes; written where the extra ``staddle[tensorboard]`` is installed.
+
+A tag a measure and average, such as ``all/trained/macro``, with the rounds as steps. Whoever goes on with a run writes
+its events anew from the history that is kept, and removes those of before: what a killed process measured after its
+last checkpoint is measured again, and would otherwise stand there twice.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ...errors import LocalError, UnwritableError
+from ...files.documents import unwritable
+from .history import Measured
+from .measures import AVERAGES
+
+EVENTS = "tensorboard"  # folder in that of a run
+ANEW = 0  # step from which on a TensorBoard that is open drops what it has read
+
+
+class Board:
+    """The one writer of a run's events."""
+
+    def __init__(self, folder: Path, history: Iterable[Measured]) -> None:
+        """``folder`` is that of the run. LocalError where TensorBoard is not installed."""
+        place = folder / EVENTS
+        writer = _writer_class()
+        try:
+            for old in place.glob("events.out.tfevents.*"):
+                old.unlink()
+            self._writer = writer(str(place), purge_step=ANEW)
+        except OSError as error:
+            raise UnwritableError(f"{place}: cannot write there: {unwritable(error)}") from error
+        self.add(history)
+
+    def add(self, measures: Iterable[Measured]) -> None:
+        """Write what was measured, so that an open TensorBoard sees it."""
+        for measured in measures:
+            for average in AVERAGES:
+                self._writer.add_scalar(f"{measured.measure}/{average}", getattr(measured, average), measured.rounds)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._writer.close()
+
+
+def check_installed() -> None:
+    """LocalError, before anything runs, where TensorBoard is not installed."""
+    _writer_class()
+
+
+def _writer_class() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - an extra
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "tensorboard":
+            raise
+        raise LocalError(
+            "events for TensorBoard need its package, which is not installed; pip install 'staddle[tensorboard]', or "
+            "leave the option out"
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,98 @@
+from math import log
+
+import pytest
+import torch
+from support.two_row_model import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model
+
+from staddle.algorithms.baselines.apfl import Mixture
+from staddle.algorithms.method import Change, Facts, SiloState, Survey
+from staddle.algorithms.methods.common.second_model import MODEL
+from staddle.errors import LocalError
+
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
+
+
+def parts_of(v, w=(0.0, 0.0), alpha=0.5):
+    return {**line(*w), **line(*v, name="own_"), "mixture": Mixture(alpha)}
+
+
+def test_the_gradients_of_both_models_by_hand(make_job):
+    """w = (0, 0), v = (2a, -2a), α = 1/2: v̄ = (a, -a), where the gradient is (-1/4, 1/4); of it v takes a half."""
+    parts = parts_of((2 * HALF, -2 * HALF))
+    method = make_job("apfl").method()
+    losses = method.both(parts, *ONE, {})
+    assert losses.tolist() == pytest.approx([log(2) + log(4 / 3)])
+    assert gradient_of(losses, parts["classifier"]) == pytest.approx([-1 / 2, 1 / 2])
+    losses = method.both(parts, *ONE, {})
+    assert gradient_of(losses, parts["own_classifier"]) == pytest.approx([-1 / 8, 1 / 8])
+    assert method.predict(parts, ONE[0]).flatten().tolist() == pytest.approx([HALF, -HALF])
+
+
+@pytest.mark.parametrize(("lr", "expected"), [(0.1, 0.5 + 0.1 * HALF), (10.0, 1.0)])
+def test_a_step_of_alpha_by_hand(make_job, lr, expected):
+    """⟨(-1/4, 1/4), (2a, -2a)⟩ = -a for each of two records: α rises by lr a, and never above 1."""
+    method = make_job("apfl", training={"lr": lr}).method()
+    parts = parts_of((2 * HALF, -2 * HALF))
+    x, y = torch.ones(2, 1), torch.tensor([0, 0])
+    survey, change, both = method.stages(SiloState({}), Facts("a", 0, 2, torch.tensor([2, 0])))
+    assert isinstance(survey, Survey)
+    assert isinstance(change, Change)
+    with torch.no_grad():
+        sums = {name: value.double() for name, value in survey.measure(parts, x, y).items()}
+    assert sums["slope"].item() == pytest.approx(-2 * HALF)
+    state = SiloState({"mixture": dict(parts["mixture"].state_dict())})
+    after = change.change(state, Facts("a", 0, 2, torch.tensor([2, 0]), sums)).parts["mixture"]["alpha"]
+    assert after.item() == pytest.approx(expected)
+    assert after.dtype == torch.float32
+    assert "mixture" not in both.trains
+
+
+def test_at_alpha_0_it_is_fedavg_and_at_1_local_training_bit_for_bit(make_job, make_shards):
+    model = {"norm": "batch"}
+    averages, alone = make_job("fedavg", {}, model, rounds=2), make_job("local", {}, model, rounds=2)
+    (trained, delivered), (local, _) = (played(job, make_shards(job)) for job in (averages, alone))
+    for alpha in (0, 1):
+        job = make_job("apfl", {"alpha": alpha, "adaptive": False}, model, rounds=2)
+        states, last = played(job, make_shards(job))
+        assert all(same_model(states[silo], trained[silo]) for silo in job.silos)  # whatever α is
+        assert all(same_model(last[silo], delivered[silo]) for silo in job.silos)
+        for silo in job.silos:
+            for part in MODEL:
+                for name, value in local[silo].parts[part].items():
+                    own = states[silo].parts[f"own_{part}"][name]
+                    assert alpha == 0 or torch.equal(own, value)
+
+
+def test_alpha_goes_its_own_way_at_each_silo_and_stays_there(make_job, make_shards):
+    job = make_job("apfl", {}, LINEAR, rounds=3)
+    assert job.method().up(0) == make_job("fedavg", {}, LINEAR).method().up(0)
+    states, _ = played(job, make_shards(job))
+    found = {state.parts["mixture"]["alpha"].item() for state in states.values()}
+    assert len(found) == 3
+    assert all(0 < alpha < 1 for alpha in found)
+    still = make_job("apfl", {"adaptive": False, "alpha": 0.3}, LINEAR, rounds=2)
+    states, _ = played(still, make_shards(still))
+    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {torch.tensor(0.3).item()}
+
+
+def test_in_the_first_round_both_models_are_one_and_alpha_stays(make_job, make_shards):
+    job = make_job("apfl", {}, LINEAR, rounds=1)
+    states, _ = played(job, make_shards(job))
+    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {0.5}
+
+
+def test_running_statistics_of_w_and_of_the_mixture_are_their_own(make_job, make_shards):
+    job = make_job("apfl", {"adaptive": False}, {"norm": "batch"}, rounds=1)
+    states, _ = played(job, make_shards(job))
+    of_w, of_mixture = (states["a"].parts[f"{p}extractor"] for p in ("", "own_"))
+    assert of_w["norm1.num_batches_tracked"] == of_mixture["norm1.num_batches_tracked"] == 3  # batches of 24 records
+    assert not torch.equal(of_w["norm2.running_mean"], of_mixture["norm2.running_mean"])
+
+
+def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):
+    job = make_job("apfl", {}, LINEAR)
+    assert accuracy(job) > 0.8  # of three classes
+    blind = make_job("apfl", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
+    assert blind.document()["schema"]
+    with pytest.raises(LocalError, match="method 'apfl': it takes gradients at a mixture of two models"):
+        make_job("apfl", privacy=PRIVACY).document()

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from support.two_row_model import LINEAR, ONE, accuracy, line, played, same_model, values_of
+
+from staddle.algorithms.method import Effort, Facts, SiloState, initial_state
+from staddle.algorithms.methods.common.second_model import BEGUN, MODEL
+from staddle.algorithms.training.loop import PLAIN
+
+OWN = ("own_extractor", "own_classifier")
+FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
+
+
+def test_a_step_of_v_by_hand(make_job):
+    """Eq. 2 with lr 1 and λ = 1/2, from v = (0, 0) with w^t = (2, -2): the gradient of the record is (-1/2, 1/2), that
+    of the pull 1/2 (0 - 2, 0 + 2) = (-1, 1), so v becomes (3/2, -3/2). Without the pull it is (1/2, -1/2)."""
+    for lam, expected in ((0.5, [1.5, -1.5]), (0, [0.5, -0.5])):
+        method = make_job("ditto", {"lam": lam}, training={"lr": 1.0}).method()
+        own, shared = line(0.0, 0.0, name="own_"), line(2.0, -2.0)
+        state = SiloState(values_of({**own, **shared}), method.initial_extra("a"))
+        _, stage = method.stages(state, FACTS)
+        assert (stage.trains, stage.reads) == (OWN, ())
+        PLAIN.begin(own, stage)(*ONE)
+        assert own["own_classifier"].weight.flatten().tolist() == pytest.approx(expected)
+
+
+def test_v_is_pulled_to_w_as_it_came_down(make_job):
+    job = make_job("ditto")
+    method, state = job.method(), initial_state(job.method(), "a")
+    came = {"model": {name: value + 1 for name, value in method.flat(state, *MODEL).items()}}
+    _, stage = method.stages(method.deliver(state, came, FACTS), FACTS)
+    assert {name.removeprefix("own_") for name in stage.context} == came["model"].keys()
+    assert all(torch.equal(stage.context[f"own_{name}"], value) for name, value in came["model"].items())
+
+
+@pytest.mark.parametrize("buffers", ["local", "global"])
+def test_w_is_that_of_fedavg_bit_for_bit_whatever_lambda_is(make_job, make_shards, buffers):
+    model = {"norm": "batch", "buffers": buffers}
+    average, *jobs = [
+        make_job("fedavg", {}, model, rounds=2),
+        *(make_job("ditto", {"lam": lam}, model, rounds=2) for lam in (0, 3.0)),
+    ]
+    trained, delivered = played(average, make_shards(average))
+    for job in jobs:
+        own, last = played(job, make_shards(job))
+        assert all(same_model(own[silo], trained[silo]) for silo in job.silos)
+        assert all(same_model(last[silo], delivered[silo]) for silo in job.silos)
+
+
+def test_without_a_pull_v_is_local_training(make_job, make_shards):
+    """With all records in each batch, so that it does not matter how they are shuffled."""
+    whole = {"batch_size": 100, "epochs": 2, "momentum": 0.5}
+    job, alone = make_job("ditto", {"lam": 0}, LINEAR, whole), make_job("local", {}, LINEAR, whole)
+    (own, _), (local, _) = played(job, make_shards(job)), played(alone, make_shards(alone))
+    for silo in job.silos:
+        for mine, part in zip(OWN, MODEL, strict=True):
+            for name, value in local[silo].parts[part].items():
+                assert torch.allclose(own[silo].parts[mine][name], value, atol=1e-5)
+
+
+def test_v_never_crosses_and_begins_at_the_w_that_first_comes(make_job, make_shards):
+    job = make_job("ditto", {}, LINEAR, silos=["a", "b", "c", "d"], participation=0.5, rounds=1)
+    method = job.method()
+    assert [part.name for round_ in (0, 1) for part in (*method.up(round_), *method.down(round_))] == ["model"] * 4
+    assert method.up(0) == make_job("fedavg", {}, LINEAR).method().up(0)
+    trained, delivered = played(job, make_shards(job))
+    (away, _) = [silo for silo in job.silos if silo not in job.cohort(0)]
+    assert not trained[away].extra[BEGUN]
+    for mine, part in zip(OWN, MODEL, strict=True):  # who never trained predicts by w
+        for name, value in delivered[away].parts[part].items():
+            assert torch.equal(delivered[away].parts[mine][name], value)
+    (here, _) = job.cohort(0)
+    assert torch.equal(
+        delivered[here].parts["own_classifier"]["bias"], trained[here].parts["own_classifier"]["bias"]
+    )  # what comes down changes no v that has begun
+
+
+def test_a_silo_predicts_by_v(make_job):
+    parts = {**line(1.0, 0.0, 0.0), **line(0.0, 0.0, 1.0, name="own_")}
+    assert make_job("ditto").method().predict(parts, ONE[0]).tolist() == [[0, 0, 1]]
+
+
+def test_it_learns_and_a_blind_job_takes_it(make_job):
+    job = make_job("ditto", {}, LINEAR)
+    assert accuracy(job) > 0.8  # of three classes
+    blind = make_job("ditto", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
+    assert blind.document()["schema"]
+    assert make_job("ditto", training={"epochs": 3}).method().effort(0) == Effort(epochs=6)

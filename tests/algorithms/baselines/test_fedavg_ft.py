@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.method import METRICS, Effort, initial_state
+from staddle.algorithms.training.silo_round import local_round, state_to_bytes
+from staddle.security.blind.plan import simulated
+
+
+def test_its_rounds_and_what_crosses(make_job):
+    job = make_job("fedavg-ft", {"tuning_epochs": 7}, rounds=2, participation=0.34, min_cohort=1)
+    assert [[part.name for part in job.up(round_)] for round_ in range(3)] == [
+        ["model", METRICS.name],
+        ["model", METRICS.name],
+        [METRICS.name],
+    ]
+    assert [len(job.cohort(round_)) for round_ in range(3)] == [1, 1, 3]
+    assert [job.method().effort(round_) for round_ in range(3)] == [Effort(epochs=n) for n in (1, 1, 7)]
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "equal"}])
+def test_it_is_fedavg_and_then_local_training_of_its_model(make_job, make_shards, options):
+    """Bit for bit: FedAvg's model of 2 rounds, then a third of local training, of as many epochs as tuning takes."""
+    job, average = (
+        make_job("fedavg-ft", {"tuning_epochs": 3, **options}, rounds=2),
+        make_job("fedavg", options, rounds=2),
+    )
+    shards = make_shards(job)
+    tuned, shared = simulate(job, shards), simulate(average, shards)
+    alone = make_job("local", rounds=3, training={"epochs": 3})
+    for silo in job.silos:
+        own = local_round(alone.method(), alone, shared.states[silo], 2, {}, *shards[silo], silo)
+        assert state_to_bytes(tuned.states[silo]) == state_to_bytes(own.state)
+        assert tuned.history[silo][2].correct_delivered == shared.history[silo][2].correct_delivered
+        assert tuned.history[silo][2].correct_trained == own.report.correct_trained
+
+
+def test_silos_that_were_never_drawn_before_tune_the_shared_model_too(make_job, make_shards):
+    job = make_job("fedavg-ft", rounds=1, participation=0.34, min_cohort=1)
+    (drawn,) = job.cohort(0)
+    result = simulate(job, make_shards(job))
+    start = initial_state(job.method(), drawn).flat["part/classifier/weight"]
+    ends = [state.flat["part/classifier/weight"] for state in result.states.values()]
+    assert all(len(reports) == 2 + (silo == drawn) for silo, reports in result.history.items())
+    assert not any(torch.equal(start, end) for end in ends)
+    assert len({end.sum().item() for end in ends}) == 3
+
+
+def test_it_learns_in_the_clear_and_blind(make_job, make_shards):
+    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 2, "security": {"secure_aggregation": "required"}}
+    job = make_job("fedavg-ft", **fields)
+    for exchanges in ({}, {"exchanges": simulated(job)}):
+        result = simulate(job, make_shards(job), **exchanges)
+        assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes

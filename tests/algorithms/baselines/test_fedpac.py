@@ -1,0 +1,184 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from staddle.algorithms import catalog
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import WEIGHT, Each, Gram, Mix, Sum
+from staddle.algorithms.method import Facts, Row, SiloState, Survey, initial_state
+from staddle.algorithms.methods.local import Local
+from staddle.errors import LocalError
+from staddle.security.blind.plan import simulated
+
+BLIND = {"secure_aggregation": "required", "clip_exponent": 5}
+POOLED = {"variances": "pooled"}
+
+
+@pytest.fixture
+def make(make_job):
+    return lambda options=None, **fields: make_job("fedpac", options, **fields).method()
+
+
+def wide(rows):
+    """Rows as those of 64 features."""
+    return torch.cat([torch.tensor(rows), torch.zeros(len(rows), 62)], dim=1)
+
+
+def surveyed(method, counts=(2, 0, 1), x=((1.0, 2.0), (3.0, 0.0), (0.0, 4.0)), y=(0, 0, 2)):
+    """Facts of a silo whose features are its records, and twice its records after training."""
+    x, y = wide(x), torch.tensor(y)
+    sums = {**method.measure({"extractor": lambda x: x}, x, y), **method.survey({"extractor": lambda x: 2 * x}, x, y)}
+    return Facts("a", 1, len(y), torch.tensor(counts), sums)
+
+
+def test_eqs_1_and_4_by_hand(make):
+    """Class 0: features (1, 2) and (3, 0), class 2: (0, 4); the global prototypes are (3, 0), nothing, (0, 1.5)."""
+    method = make()
+    state = initial_state(method, "a")
+    state = replace(state, extra={"prototypes": wide([[3.0, 0.0], [0.0, 0.0], [0.0, 1.5]])})
+    gifts = method.give(state, surveyed(method))
+    # h_0 = 2/3 · (2, 1), h_2 = 1/3 · (0, 4); a third of the prototypes is (1, 0) and (0, 0.5)
+    h = gifts["vectors"].tensors["h"].reshape(3, 64)[:, :2]
+    assert torch.allclose(h, torch.tensor([[4 / 3 - 1, 2 / 3], [0.0, 0.0], [0.0, 4 / 3 - 0.5]]))
+    # squares: 5 + 9 + 16 = 30; ‖h‖² = 16/9 + 4/9 + 16/9 = 4; V = (30/3 - 4) / 3
+    assert gifts["variance"].tensors["v"].item() == pytest.approx(2.0)
+    assert torch.equal(gifts["prototypes"].tensors["mean"], wide([[4.0, 2.0], [0.0, 0.0], [0.0, 8.0]]))
+    assert gifts["prototypes"].weight.tolist() == [2, 0, 1]
+    assert gifts["extractor"].weight == 3
+    pooled = make(POOLED).give(state, surveyed(method))["variance"]
+    assert (pooled.tensors["v"].item(), pooled.weight) == (pytest.approx(6 / 64), 3)
+
+
+def test_eq_3_by_hand(make):
+    """Logits are 0, so the cross-entropy is log 3; class 0 is 4 off in one of 64 features, class 1 has no prototype."""
+    method = make({"lam": 8.0})
+    parts = {"extractor": lambda x: x, "classifier": lambda z: 0 * z[:, :3]}
+    prototypes = wide([[5.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    x = wide([[1.0, 0.0], [7.0, 7.0], [0.0, 1.0]])
+    loss = method.aligned(parts, x, torch.tensor([0, 1, 2]), {"prototypes": prototypes})
+    assert loss.tolist() == pytest.approx([math.log(3) + 8 * 16 / 64, math.log(3), math.log(3)])
+
+
+def test_pooled_variances_by_hand(make, make_job):
+    """The pooled n V / d is 0.25, so n V is 16; 40 records in all of two silos, or the counts that the job declares."""
+    found = {"v": torch.tensor(0.25), WEIGHT: torch.tensor(40.0)}
+    assert make(POOLED).variances(("a", "b"), found).tolist() == [0.8, 0.8]
+    method = make(POOLED)
+    method.setting = replace(method.setting, counts={"a": 8, "b": 32})
+    assert method.variances(("a", "b"), found).tolist() == [2.0, 0.5]
+
+
+@pytest.mark.parametrize("variances", ["each", "pooled"])
+def test_what_crosses(make, variances):
+    method = make({"variances": variances}, rounds=3)
+    assert {part.name: part.exchange for part in method.up(1)} == {
+        "extractor": Sum(),
+        "prototypes": Sum("ratio"),
+        "classifier": Mix(),
+        "vectors": Gram(),
+        "variance": Each() if variances == "each" else Sum(),
+    }
+    first = ["extractor", "prototypes"] if variances == "pooled" else [part.name for part in method.up(1)]
+    assert [part.name for part in method.up(0)] == first
+    assert [part.name for part in method.down(3)] == ["extractor", "prototypes", "classifier"]
+    # beside a model the paper's silos send C·d numbers of prototypes, and C·d + 1 for Eq. 6
+    beside = [sum(spec.elements for spec in part.tensors) for part in (method.prototypes, method.vectors)]
+    assert beside == [3 * 64, 3 * 64]
+    assert sum(spec.elements for spec in method.variance.tensors) == 1
+
+
+def test_a_round_by_hand_and_a_row_over_what_was_given(make):
+    """Two silos far apart in Eq. 6 keep their own classifier; two alike mix theirs, and a third that is away waits."""
+    method = make(silos=list("abcd"), rounds=3)
+    results = {
+        "extractor": {f"extractor.{spec.name}": torch.ones(spec.shape) for spec in method.template["extractor"]},
+        "prototypes": {"mean": torch.zeros(3, 64)},
+        "classifier": {},
+        "vectors": {"gram": torch.tensor([[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1e6]]]).double()},
+        "variance": {"v": torch.tensor([1.0, 3.0, 1.0]).double()},
+    }
+    before = method.begin()
+    before["alpha"][:] = torch.tensor([0.0, 0.0, 1.0, 0.0])  # all were mixed with c alone, which stays c's own row
+    combined = method.combine(before, 1, ("a", "b", "d"), results)
+    assert combined.published.keys() == {"extractor", "prototypes"}
+    # alike: a = V_0 / (V_0 + V_1) = 1/4 of the other
+    assert combined.state["alpha"].tolist() == [
+        pytest.approx(row) for row in ([3 / 4, 1 / 4, 0, 0], [3 / 4, 1 / 4, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1])
+    ]
+    rows = {silo: method.deliveries(combined.state, 2, silo)[2:] for silo in "abcd"}
+    assert isinstance(rows["a"][0], Row)
+    assert rows["a"][0].weights == pytest.approx({"a": 3 / 4, "b": 1 / 4})
+    assert rows["c"] == rows["d"] == ()
+
+
+def test_classifier_then_extractor_then_a_look(make):
+    method = make({"classifier_epochs": 3, "classifier_lr": 0.2}, training={"epochs": 5, "momentum": 0.5})
+    facts = Facts("a", 1, 3, torch.tensor([1, 1, 1]))
+    classifier, extractor, survey = method.stages(initial_state(method, "a"), facts)
+    assert (classifier.trains, classifier.epochs, classifier.optimiser.lr) == (("classifier",), 3, 0.2)
+    assert (extractor.trains, extractor.epochs, extractor.optimiser.lr) == (("extractor",), 5, 0.1)
+    assert classifier.optimiser.momentum == extractor.optimiser.momentum == 0.5
+    assert isinstance(survey, Survey)
+
+
+def test_before_the_first_delivery_it_trains_alone_in_the_same_two_stages(make_job, make_shards, monkeypatch):
+    class TwoStages(Local):
+        def stages(self, state, facts):
+            classifier = self.stage("classifier")
+            return (replace(classifier, optimiser=replace(classifier.optimiser, lr=0.05)), self.stage("extractor"))
+
+    monkeypatch.setitem(catalog.METHODS, "local", TwoStages)
+    job, alone = make_job("fedpac", {"classifier_lr": 0.05}, rounds=1), make_job("local", rounds=1)
+    found, expected = (simulate(each, make_shards(each)).states for each in (job, alone))
+    for silo in job.silos:
+        assert all(torch.equal(found[silo].flat[name], value) for name, value in expected[silo].flat.items())
+
+
+def test_it_learns_and_mixes(make_job, make_shards):
+    job = make_job("fedpac", rounds=4, training={"epochs": 3})
+    result = simulate(job, make_shards(job))
+    assert min(result.accuracy("trained").values()) > 0.5  # of three classes
+    alpha = result.coordinator["alpha"]
+    assert alpha.sum(1).tolist() == pytest.approx([1, 1, 1])
+    assert bool((alpha > 0).all())  # like data: everyone's classifier is of use
+    prototypes = result.states["a"].extra["prototypes"]
+    assert bool((prototypes != 0).any(1).all())
+
+
+def test_blind_it_takes_pooled_variances(make_job, make_shards):
+    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": BLIND}
+    with pytest.raises(LocalError, match=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on"):
+        make_job("fedpac", **fields).document()
+    job = make_job("fedpac", POOLED, **fields)
+    assert job.document()["security"]["secure_aggregation"] == "required"
+    shards = make_shards(job)
+    blind, clear = simulate(job, shards, exchanges=simulated(job)), simulate(job, shards)
+    assert torch.allclose(blind.coordinator["alpha"], clear.coordinator["alpha"], atol=1e-3)
+    assert clear.coordinator["alpha"].fill_diagonal_(0).any()
+    for silo in job.silos:
+        for name, value in clear.states[silo].flat.items():
+            assert torch.allclose(blind.states[silo].flat[name], value, atol=5e-3), name
+
+
+def test_what_cannot_be_is_refused(make_job):
+    with pytest.raises(LocalError, match=r"draws 1 of 3 silos, so no two are ever compared .* raise participation"):
+        make_job("fedpac", participation=0.1, min_cohort=1).document()
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
+    with pytest.raises(LocalError, match="surveyed without noise; choose fedper"):
+        make_job("fedpac", privacy=privacy).document()
+
+
+def test_a_delivery_goes_where_it_belongs(make):
+    method = make()
+    state = initial_state(method, "a")
+    assert not state.extra["prototypes"].any()
+    head = {f"classifier.{name}": value + 1 for name, value in state.parts["classifier"].items()}
+    facts = Facts("a", 1, 3, torch.tensor([1, 1, 1]))
+    taken = method.deliver(state, {"classifier": head, "prototypes": {"mean": torch.ones(3, 64)}}, facts)
+    assert isinstance(taken, SiloState)
+    assert torch.equal(taken.parts["classifier"]["bias"], state.parts["classifier"]["bias"] + 1)
+    assert torch.equal(taken.parts["extractor"]["fc1.bias"], state.parts["extractor"]["fc1.bias"])
+    assert torch.equal(taken.extra["prototypes"], torch.ones(3, 64))
+    assert torch.equal(method.deliver(taken, {}, facts).extra["prototypes"], torch.ones(3, 64))

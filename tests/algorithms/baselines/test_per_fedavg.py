@@ -1,0 +1,100 @@
+from math import exp, log
+
+import pytest
+import torch
+from support.two_row_model import HALF, LINEAR, accuracy, gradient_of, line, played
+
+from staddle.algorithms.method import METRICS
+from staddle.algorithms.methods.common.second_model import MODEL
+from staddle.algorithms.training.silo_round import to_modules
+from staddle.errors import LocalError
+
+ALPHA = 2 * HALF  # ln 3
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
+
+
+def meta(method, *labels, x=1.0):
+    """Losses of records with these labels, and their gradient, at w = (0, 0); the last two records are x, others 1."""
+    parts, records = line(0.0, 0.0), torch.ones(len(labels), 1)
+    records[-2:] = x
+    losses = method.meta(parts, records, torch.tensor(labels), {})
+    assert losses.shape == (len(labels),)
+    return losses.mean().item(), gradient_of(losses, parts["classifier"])
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_both_steps_by_hand(make_job, variant):
+    """An inner step of ln 3 on the first two records goes to (a, -a), where x = 2 is of class 0 with 9/10.
+
+    So its gradient is 2 (-1/10, 1/10), if it is of class 0, or 2 (9/10, -9/10). The Hessian of the first two at w is
+    1/4 (1, -1; -1, 1), which makes half of that: I - α H leaves 1 - α/2 of it.
+    """
+    method = make_job("per-fedavg", {"alpha": ALPHA, "variant": variant}).method()
+    for label, loss, slope in ((0, log(10 / 9), -1 / 5), (1, log(10), 9 / 5)):
+        expected = slope * (1 - ALPHA / 2 if variant == "hf" else 1)
+        found, gradient = meta(method, 0, 0, label, label, x=2.0)
+        assert found == pytest.approx(loss)
+        assert gradient == pytest.approx([expected, -expected])
+
+
+def test_a_batch_is_halved_the_larger_half_first_and_a_small_one_serves_whole(make_job):
+    method = make_job("per-fedavg", {"alpha": ALPHA}).method()
+    assert meta(method, 0, 0, 0, 1, 1)[0] == pytest.approx(log(4))  # three records, then two
+    assert meta(method, 0)[0] == pytest.approx(log(4 / 3))
+    # of 0, 0, 1 the mean gradient at w is (-1/6, 1/6), so w̃ = (α/6, -α/6)
+    right, wrong = log(1 + exp(-ALPHA / 3)), log(1 + exp(ALPHA / 3))
+    assert meta(method, 0, 0, 1)[0] == pytest.approx((2 * right + wrong) / 3)
+
+
+@pytest.mark.parametrize("variant", ["fo", "hf"])
+def test_with_the_smallest_alpha_on_whole_batches_it_is_fedavg(make_job, make_shards, variant):
+    training = {"batch_size": 3, "momentum": 0.9}
+    averages = make_job("fedavg", {}, LINEAR, training, rounds=2)
+    job = make_job("per-fedavg", {"alpha": 1e-9, "variant": variant}, LINEAR, training, rounds=2)
+    (_, one), (_, other) = played(averages, make_shards(averages)), played(job, make_shards(job))
+    for part in MODEL:
+        for name, value in one["a"].parts[part].items():
+            assert torch.allclose(other["a"].parts[part][name], value, atol=1e-5)
+
+
+def test_in_the_end_every_silo_takes_its_own_step_and_keeps_it(make_job, make_shards):
+    """θ = w - α ∇f(w), with all records in one batch."""
+    fields = {"silos": ["a", "b", "c", "d"], "participation": 0.5, "rounds": 2}
+    job = make_job("per-fedavg", {"alpha": 0.5}, LINEAR, {"batch_size": 100}, **fields)
+    assert [len(job.cohort(round_)) for round_ in range(job.length)] == [2, 2, 4]
+    assert [[part.name for part in job.up(round_)] for round_ in range(4)] == [
+        ["model", METRICS.name], ["model", METRICS.name], [METRICS.name], []
+    ]  # fmt: skip
+    shards = make_shards(job)
+    trained, delivered = played(job, shards)
+    for silo in job.silos:
+        modules, data = to_modules(job.method(), silo, delivered[silo]), shards[silo][0]
+        loss = torch.nn.functional.cross_entropy(job.method().predict(modules, data.x), data.y)
+        for part in MODEL:
+            for name, value in modules[part].named_parameters():
+                (slope,) = torch.autograd.grad(loss, [value], retain_graph=True)
+                assert torch.allclose(trained[silo].parts[part][name], value - 0.5 * slope, atol=1e-5)
+
+
+def test_more_own_steps_go_farther(make_job, make_shards):
+    jobs = [make_job("per-fedavg", {"alpha": 0.1, "tuning_epochs": n}, LINEAR, rounds=1) for n in (1, 4)]
+    ways = []
+    for job in jobs:
+        trained, delivered = played(job, make_shards(job))
+        ways.append((trained["a"].parts["classifier"]["bias"] - delivered["a"].parts["classifier"]["bias"]).norm())
+    assert ways[1] > 1.5 * ways[0] > 0
+
+
+def test_the_inner_step_leaves_running_statistics_to_the_outer_one(make_job, make_shards):
+    job = make_job("per-fedavg", {}, {"norm": "batch", "buffers": "global"}, rounds=1)
+    states, _ = played(job, make_shards(job))
+    assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3 + 3  # 24 records, then the own steps
+
+
+def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):
+    job = make_job("per-fedavg", {"alpha": 0.1}, LINEAR)
+    assert accuracy(job) > 0.8  # of three classes
+    blind = make_job("per-fedavg", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
+    assert blind.document()["schema"]
+    with pytest.raises(LocalError, match="method 'per-fedavg': its inner step is taken on half a batch"):
+        make_job("per-fedavg", privacy=PRIVACY).document()

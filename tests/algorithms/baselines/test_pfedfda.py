@@ -1,0 +1,204 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from staddle.algorithms.baselines import pfedfda
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import WEIGHT, Sum
+from staddle.algorithms.method import Change, Facts, Stage, Survey, initial_state
+from staddle.algorithms.methods.common.gaussian_classifier import estimates, linear, priors_of
+from staddle.algorithms.training.silo_round import local_round, to_modules
+from staddle.errors import LocalError, PeerError
+from staddle.security.blind.plan import simulated
+
+
+@pytest.fixture
+def make(make_job):
+    return lambda options=None, **fields: make_job("pfedfda", options, **fields).method()
+
+
+def test_eq_6_by_hand(make):
+    """Class 1 changed by 4 at the silos that hold it, 6 of 8 records: by 3 in all. Class 2 nobody holds."""
+    method = make()
+    state = method.begin()
+    changes = {"change": torch.tensor([1.0, 4.0, 0.0])[:, None].expand(3, 64), WEIGHT: torch.tensor([8.0, 6.0, 0.0])}
+    sums = {"extractor": {spec.name: torch.ones(spec.shape) for spec in method.extractor.tensors}}
+    sums |= {"covariance": {"covariance": torch.ones(64, 64)}, "records": {"records": torch.tensor(8)}}
+    combined = method.combine(state, 0, ("a", "b"), {**sums, "changes": {**changes}})
+    expected = state["means"] + torch.tensor([1.0, 3.0, 0.0])[:, None]
+    assert torch.allclose(combined.state["means"], expected)
+    assert torch.equal(combined.published["means"]["mean"], combined.state["means"])
+    assert combined.published.keys() == {"extractor", "covariance", "means"}
+    silos_alone = {"extractor": {}, "covariance": {}, "records": sums["records"], "changes": changes}
+    assert method.combine(state, 0, ("a", "b"), silos_alone).published.keys() == {"means"}
+
+
+def test_all_begin_with_the_same_statistics(make):
+    method = make()
+    one, other = (method.initial_extra(silo) for silo in "ab")
+    assert torch.equal(one["means"], method.begin()["means"])
+    assert torch.equal(one["means"], other["means"])
+    assert 0 <= one["means"].min() < one["means"].max() < 1
+    assert torch.equal(one["covariance"], torch.eye(64))
+
+
+def facts_of(method, data):
+    return Facts("a", 0, len(data), torch.bincount(data.y, minlength=method.setting.classes))
+
+
+def features_of(method, state, data):
+    with torch.no_grad():
+        return to_modules(method, "a", state)["extractor"].eval()(data.x).double()
+
+
+def test_a_round_of_one_silo_follows_the_equations(make_job, make_data, monkeypatch):
+    asked = []
+
+    def beta(*given):
+        asked.append(given)
+        return torch.tensor([0.25, 0.5]).double()
+
+    monkeypatch.setattr(pfedfda, "best_beta", beta)
+    job, data = make_job("pfedfda", training={"lr": 1e-4}), make_data(20)
+    data = replace(data, y=data.y.clamp(max=1))  # of three classes it holds two
+    method, start = job.method(), initial_state(job.method(), "a")
+    outcome = local_round(method, job, start, 0, {}, data, make_data(6, 1), "a")
+    state, before = outcome.state, start.extra
+    assert not torch.equal(state.parts["extractor"]["fc1.weight"], start.parts["extractor"]["fc1.weight"])
+    means, covariance = before["means"].double(), before["covariance"].double()
+    own = estimates(features_of(method, state, data), data.y, means, 1.0)  # of the trained extractor
+    ((z, y, common, priors, ridge, one),) = asked
+    assert torch.allclose(z, features_of(method, state, data))
+    assert torch.equal(y, data.y)
+    assert torch.equal(common[0], means)
+    assert torch.equal(common[1], covariance)
+    assert torch.equal(priors, priors_of(torch.bincount(data.y, minlength=3)))
+    assert (ridge, one) == (1.0, False)
+    first, second = state.extra["beta"].tolist()
+    assert (first, second) == (0.25, 0.5)
+    adapted = second * own[1] + (1 - second) * covariance  # (4)
+    assert torch.allclose(state.extra["change"].double(), first * (own[0] - means), atol=1e-5)
+    assert torch.allclose(state.extra["adapted"].double(), adapted, atol=1e-5)
+    weight, bias = linear(means + first * (own[0] - means), adapted, priors_of(torch.bincount(data.y, minlength=3)))
+    assert torch.allclose(state.parts["classifier"]["weight"].double(), weight, atol=1e-3)
+    assert torch.allclose(state.parts["classifier"]["bias"].double(), bias, atol=1e-3)
+    assert torch.equal(state.extra["means"], before["means"])  # the global ones
+    gifts = outcome.gifts
+    assert not gifts["changes"].tensors["change"][2].any()
+    assert gifts["changes"].weight.tolist() == [20, 20, 0]
+    assert gifts["records"].tensors["records"] == 20
+    assert torch.equal(gifts["covariance"].tensors["covariance"], state.extra["adapted"])
+
+
+def test_features_that_are_not_finite_are_told_of(make, make_data):
+    method, data = make(), make_data(4)
+    z = torch.full((4, 64), torch.inf).double()
+    facts = replace(facts_of(method, data), measured={"features": z, "labels": data.y.double()})
+    with pytest.raises(LocalError, match=r"features of the trained extractor are not finite; .* lower training\.lr"):
+        method.adapt(initial_state(method, "a"), facts)
+
+
+def test_the_extractor_is_trained_below_the_global_classifier(make):
+    """The classifier of Eq. 2 has the silo's priors, and no stage trains it."""
+    method, facts = make(), Facts("a", 0, 4, torch.tensor([3, 1, 0]))
+    state = initial_state(method, "a")
+    begin, stage, survey, change = method.stages(state, facts)
+    assert (type(begin), type(stage), type(survey), type(change)) == (Change, Stage, Survey, Change)
+    assert stage.trains == ("extractor",)
+    assert survey.rows
+    begun = begin.change(state, facts)
+    means, covariance = (begun.extra[name].double() for name in ("means", "covariance"))
+    weight, bias = linear(means, covariance, priors_of(facts.class_counts))
+    assert torch.allclose(begun.parts["classifier"]["weight"].double(), weight, atol=1e-5)
+    assert torch.allclose(begun.parts["classifier"]["bias"].double(), bias, atol=1e-5)
+
+
+def test_a_delivery_makes_the_classifier(make):
+    method, facts = make(), Facts("a", 1, 4, torch.tensor([3, 1, 0]))
+    state = initial_state(method, "a")
+    state = replace(state, extra={**state.extra, "priors": torch.tensor([0.5, 0.25, 0.25]).double()})
+    down = {"means": {"mean": torch.eye(3, 64)}, "covariance": {"covariance": 2 * torch.eye(64)}}
+    taken = method.deliver(state, down, facts)
+    # w = μ / 2, b = log π - ½ · 1 · ½
+    assert torch.allclose(taken.parts["classifier"]["weight"], torch.eye(3, 64) / 2)
+    assert taken.parts["classifier"]["bias"].tolist() == pytest.approx([-0.9431, -1.6363, -1.6363], abs=1e-4)
+    assert torch.equal(taken.extra["means"], torch.eye(3, 64))
+    assert torch.equal(method.deliver(taken, {}, facts).extra["covariance"], 2 * torch.eye(64))
+
+
+def test_what_crosses(make):
+    method = make(rounds=3)
+    assert {part.name: part.exchange for part in method.up(2)} == {
+        "extractor": Sum(),
+        "covariance": Sum(),
+        "changes": Sum("ratio"),
+        "records": Sum("total"),
+    }
+    assert method.up(3) == ()
+    # beside the extractor, the d² + C·d numbers of the paper's means and covariance, and a count
+    sizes = {part.name: sum(spec.elements for spec in part.tensors) for part in (*method.up(0), *method.down(0))}
+    assert (sizes["covariance"], sizes["changes"], sizes["means"], sizes["records"]) == (64**2, 3 * 64, 3 * 64, 1)
+    assert not any(spec.name.startswith("classifier") for part in method.up(0) for spec in part.tensors)
+
+
+@pytest.mark.parametrize("interpolation", ["two", "one"])
+def test_it_learns_and_adapts_in_the_end(make_job, make_shards, interpolation):
+    job = make_job("pfedfda", {"interpolation": interpolation}, rounds=3, training={"lr": 0.02, "epochs": 3})
+    result = simulate(job, make_shards(job))
+    assert job.length == 4
+    assert min(result.accuracy("trained").values()) > 0.7  # of three classes
+    one, *others = result.states.values()
+    for other in others:  # one extractor, below classifiers of their own
+        assert torch.equal(one.parts["extractor"]["fc1.weight"], other.parts["extractor"]["fc1.weight"])
+        assert not torch.equal(one.parts["classifier"]["bias"], other.parts["classifier"]["bias"])
+        assert torch.equal(one.extra["means"], other.extra["means"])
+    betas = torch.stack([state.extra["beta"] for state in result.states.values()])
+    assert bool((betas[:, 0] == betas[:, 1]).all()) == (interpolation == "one")
+
+
+BLIND = {"silos": list("abcd"), "min_cohort": 3, "security": {"secure_aggregation": "required", "clip_exponent": 6}}
+
+
+def test_blind_a_class_of_few_silos_is_not_summed(make_job, make_shards):
+    job = make_job("pfedfda", rounds=2, **BLIND)
+    assert job.counted
+    shards = make_shards(job)
+    for silo in "bcd":  # class 2 is of one silo
+        train, test = shards[silo]
+        shards[silo] = (replace(train, y=train.y.clamp(max=1)), test)
+    blind, clear = simulate(job, shards, exchanges=simulated(job)), simulate(job, shards)
+    initial = job.method().begin()["means"]
+    for result in (blind, clear):
+        changed = (result.coordinator["means"] != initial).any(1)
+        assert changed.tolist() == [True, True, False]
+    for silo in job.silos:
+        for name, value in clear.states[silo].flat.items():
+            assert torch.allclose(blind.states[silo].flat[name].double(), value.double(), atol=2e-2), name
+
+
+def test_what_cannot_be_is_refused(make_job):
+    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
+    with pytest.raises(LocalError, match="surveyed without noise; choose fedper"):
+        make_job("pfedfda", privacy=privacy).document()
+
+
+def test_the_ridge_is_an_option(make, make_data):
+    data = make_data(9)
+    for ridge in (0.5, 1.0):
+        method = make({"ridge": ridge})
+        state = initial_state(method, "a")
+        z = features_of(method, state, data)
+        facts = replace(facts_of(method, data), measured={"features": z, "labels": data.y.double()})
+        adapted = method.adapt(state, facts).extra
+        own = estimates(z, data.y, state.extra["means"].double(), ridge)[1]
+        second = adapted["beta"][1]
+        assert torch.allclose(adapted["adapted"].double(), second * own + (1 - second) * torch.eye(64), atol=1e-6)
+
+
+def test_a_delivered_covariance_that_has_no_inverse_is_the_coordinators_fault(make):
+    method = make()
+    state, facts = initial_state(method, "a"), Facts("a", 1, 6, torch.tensor([3, 3, 0]))
+    came = {"covariance": {"covariance": torch.zeros(64, 64)}}
+    with pytest.raises(PeerError, match="delivered a covariance that cannot be used: pfedfda: a covariance of feat"):
+        method.deliver(state, came, facts)

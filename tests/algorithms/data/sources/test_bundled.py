@@ -1,0 +1,31 @@
+import pytest
+import torch
+
+from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.data.sources.bundled import Bundled, read_bundled
+
+
+def read(name, **fields):
+    return read_bundled(Bundled(kind="bundled", name=name, **fields))
+
+
+def test_the_sets_come_with_the_software():
+    numbers = read("digits")
+    assert torch.equal(numbers.x, digits().x)
+    assert numbers.ids == tuple(map(str, range(1797)))
+    tumours = read("breast-cancer")
+    assert tumours.x.shape == (569, 1, 1, 30)
+    assert (tumours.class_names, torch.bincount(tumours.y).tolist()) == (("malignant", "benign"), [212, 357])
+    assert tumours.x.mean(0).abs().max() < 1e-5
+    assert tumours.x.std(0, correction=0).sub(1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer"])
+def test_shares_are_pieces_of_the_set_and_keep_its_ids(name):
+    whole, shares = read(name), [read(name, share=(k, 3), seed=5) for k in (1, 2, 3)]
+    assert sorted(sum((share.ids for share in shares), ()), key=int) == list(whole.ids)
+    for share in shares:
+        own = [int(own) for own in share.ids]
+        assert torch.equal(share.x, whole.x[own])  # standardised by the whole set, not by the share
+        assert torch.equal(share.y, whole.y[own])
+        assert share.class_names == whole.class_names

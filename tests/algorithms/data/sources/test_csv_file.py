@@ -1,0 +1,229 @@
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pydantic
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staddle.algorithms.data.sources.csv_file import Csv, read_csv
+from staddle.errors import LocalError
+
+TABLE = {"features": ["age", "bmi"], "label": "y"}
+GOOD = "id,age,sex,bmi,y\np1,63,f,27.5,1\np2,41,m,-3e1,0\n"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def call(text, **fields):
+        path = tmp_path / "records.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return read_csv(Csv(kind="csv", file=path, **{**TABLE, **fields}))
+
+    return call
+
+
+@pytest.fixture
+def refused(read, tmp_path):
+    def call(text, **fields):
+        with pytest.raises(LocalError) as caught:
+            read(text, **fields)
+        assert str(caught.value).startswith(str(tmp_path / "records.csv"))
+        return str(caught.value).removeprefix(str(tmp_path / "records.csv"))
+
+    return call
+
+
+def test_declared_columns_are_read_in_the_declared_order(read):
+    data = read(GOOD, features=["bmi", "age"])
+    assert data.x.shape == (2, 1, 1, 2)
+    assert data.x.flatten().tolist() == [27.5, 63, -30, 41]
+    assert data.y.tolist() == [1, 0]
+    assert (data.ids, data.class_names) == (None, None)
+
+
+def test_ids_categories_classes_and_constants(read):
+    data = read(
+        GOOD,
+        id="id",
+        features=["age", "sex", "bmi"],
+        categories={"sex": ["m", "x", "f"]},
+        center={"age": 40},
+        scale={"age": 10, "bmi": 2.5},
+        classes=["1", "0"],
+        class_names=["ill", "well"],
+    )
+    expected = torch.tensor([[2.3, 0, 0, 1, 11], [0.1, 1, 0, 0, -12]])
+    assert torch.equal(data.x.flatten(1), expected)
+    assert (data.y.tolist(), data.ids, data.class_names) == ([0, 1], ("p1", "p2"), ("ill", "well"))
+    assert read(GOOD, classes=["0", "1"]).class_names == ("0", "1")
+    assert read(GOOD, class_names=["well", "ill"]).class_names == ("well", "ill")
+
+
+def test_arithmetic_is_in_64_bits_and_rounds_once(read):
+    text = "age,bmi,y\n16777217.5,0.1,0\n"
+    data = read(text, center={"age": 16777216}, scale={"bmi": 3})
+    assert data.x.flatten().tolist() == [1.5, float(np.float32(0.1 / 3))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + GOOD,  # as Excel writes it
+        GOOD.replace("\n", "\r\n"),
+        GOOD.replace("\n", "\n\n"),
+        GOOD.rstrip("\n"),
+        GOOD.replace(",", " , "),
+        GOOD.replace("63", '"63"').replace("p1", '"p,1\n"'),
+    ],
+    ids=["byte order mark", "carriage returns", "blank lines", "no last newline", "spaces", "quotes"],
+)
+def test_spellings_of_one_table(read, text):
+    assert read(text).x.flatten().tolist() == [63, 27.5, 41, -30]
+    assert len(read(text, id="id").ids) == 2
+
+
+def test_other_delimiters_and_files_without_names(read):
+    assert read(GOOD.replace(",", ";"), delimiter=";").y.tolist() == [1, 0]
+    assert read(GOOD.replace(",", "\t"), delimiter="\t").y.tolist() == [1, 0]
+    bare = read(GOOD.partition("\n")[2], columns=["id", "age", "sex", "bmi", "y"])
+    assert bare.x.flatten().tolist() == [63, 27.5, 41, -30]
+
+
+def test_missing_values_count_as_what_is_declared(read, refused):
+    text = "age,bmi,y\n?,,1\n5, NA ,0\n"
+    fields = {"missing_marks": ["", "?", "NA"], "center": {"age": 1}}
+    assert read(text, **fields, missing={"age": 3, "bmi": 7.5}).x.flatten().tolist() == [2, 7.5, 4, 7.5]
+    assert "line 2, column 'bmi': is missing; complete it, or declare" in refused(text, **fields, missing={"age": 3})
+    chosen = {"categories": {"bmi": ["low", "high"]}, "missing": {"age": 0, "bmi": "high"}}
+    assert read("age,bmi,y\n1,,0\n", **chosen).x.flatten().tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "said"),
+    [
+        ("", {}, "is empty; give a line with the columns' names"),
+        ("\n\n", {}, "is empty; give a line with the columns' names"),
+        ("age,BMI,y\n1,2,0\n", {}, "has no column 'bmi'; its columns: age, BMI, y"),
+        ("age,bmii,y\n1,2,0\n", {}, "has no column 'bmi'; did you mean 'bmii'?"),
+        ("age,bmi,bmi,y\n1,2,3,0\n", {}, "has 2 columns 'bmi'; name them apart"),
+        ("age;bmi;y\n1;2;0\n", {}, "has no column 'age'; its first line has no ',': is data.delimiter another?"),
+        ("anna,63,27\n", {}, "nor any other that is declared; where a file has no line with the columns' names, give"),
+        ("1,2,0\n", {"columns": ["age", "bmi", "z"]}, "data.columns has no 'y'; add it where it stands"),
+        ("age,bmi,y\n1,2,0\n1,2\n", {}, ", line 3: 2 columns, not 3"),
+        ("age,bmi,y\n1,2,0,\n", {}, ", line 2: 4 columns, not 3"),
+        ('age,bmi,y\n1,"2"5,0\n', {}, ", line 2: ',' expected after '\"'; correct its quotes"),
+        ('age,bmi,y\n1,"2,0\n', {}, ", line 2: unexpected end of data; correct its quotes"),
+        ("age,bmi,y\n1,2,0\n9,,0\n", {}, ", line 3, column 'bmi': is missing; complete it, or declare"),
+        ("age,bmi,y\n1,SECRET,0\n", {}, ", line 2, column 'bmi': is no number; write it like -3.5"),
+        ("age,bmi,y\n1,2,SECRET\n", {}, ", line 2, column 'y': is no class number; declare what stands there"),
+        ("age,bmi,y\n1,2,1.0\n", {}, ", line 2, column 'y': is no class number"),
+        ("age,bmi,y\n1,2,9999999999999999999\n", {}, ", line 2, column 'y': is no class number"),
+        ("age,bmi,y\n1,2,\n", {}, ", line 2, column 'y': is no class number"),
+        ("age,bmi,y\n1,2,SECRET\n", {"classes": ["a", "b"]}, ", line 2, column 'y': is none of data.classes (a, b)"),
+        ("age,bmi,y\n1,SECRET,0\n", {"categories": {"bmi": ["a", "b"]}}, "is none of its categories (a, b); correct"),
+        ("id,age,bmi,y\na,1,2,0\n ,1,2,0\n", {"id": "id"}, ", line 3, column 'id': is empty; give the record an id"),
+        ("age,bmi,y\n1,2,0\n".encode("utf-16"), {}, "is not UTF-8; save it as UTF-8"),
+        (b"age,bmi,y\n1,\xe4,0\n", {}, "is not UTF-8; save it as UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_named_without_a_value(refused, text, fields, said):
+    why = refused(text, **fields)
+    assert said in why
+    assert "SECRET" not in why
+    assert "anna" not in why
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-", "1_000", "0x10", "1,5", "١", "1e", ".", "1 2", "True", "1e5.0", "--1"]
+)
+def test_what_python_or_nobody_takes_for_a_number_is_none(refused, text):
+    assert "line 2, column 'bmi': is no number" in refused(f'age,bmi,y\n1,"{text}",0\n')
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(LocalError, match=r"none\.csv: cannot read it: No such file"):
+        read_csv(Csv(kind="csv", file=tmp_path / "none.csv", **TABLE))
+
+
+def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
+    assert read("age,bmi,y\n1e300,1e999,0\n").x.isinf().all()
+    assert len(read("age,bmi,y\n")) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"features": ["age", "age"]}, "features, label, id and source: 'age' is there twice"),
+        ({"features": ["age", "y"]}, "features, label, id and source: 'y' is there twice"),
+        ({"id": "age"}, "features, label, id and source: 'age' is there twice"),
+        ({"features": []}, "at least 1 item"),
+        ({"columns": ["a", "a"]}, "columns: 'a' is there twice"),
+        ({"classes": ["a", "a"]}, "classes: 'a' is there twice"),
+        ({"classes": ["a"]}, "at least 2 items"),
+        ({"center": {"aeg": 1}}, "center: 'aeg' is not in features; known: age, bmi"),
+        ({"scale": {"y": 1}}, "scale: 'y' is not in features"),
+        ({"scale": {"age": 0}}, "greater than 0"),
+        ({"center": {"age": float("nan")}}, "finite number"),
+        ({"center": {"age": True}}, "valid number"),
+        ({"categories": {"sex": ["f"]}}, "categories: 'sex' is not in features"),
+        ({"categories": {"age": ["f", "f"]}}, "categories: 'f' is there twice for 'age'"),
+        ({"categories": {"age": ["f"]}, "center": {"age": 1}}, "'age' has categories, which are not centred or scaled"),
+        ({"categories": {"age": ["f"]}, "scale": {"age": 1}}, "'age' has categories, which are not centred or scaled"),
+        ({"missing": {"sex": 1}}, "missing: 'sex' is not in features"),
+        ({"missing": {"age": "1"}}, "missing: age = '1'; give a number, or declare the column's categories"),
+        ({"categories": {"age": ["f"]}, "missing": {"age": "m"}}, "missing: age = 'm'; give one of its categories: f"),
+        ({"delimiter": ", "}, "match pattern"),
+        ({"delimiter": '"'}, "match pattern"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(fields, complaint):
+    with pytest.raises(pydantic.ValidationError, match=complaint):
+        Csv(**{"kind": "csv", "file": Path("x"), **TABLE, **fields})
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 9)), max_size=20))
+def test_what_is_written_is_read(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["v", "y"], *([repr(v), y] for v, y in rows)])
+    data = read_csv(Csv(kind="csv", file=path, features=["v"], label="y"))
+    assert data.x.flatten().tolist() == [v for v, _ in rows]
+    assert data.y.tolist() == [y for _, y in rows]
+
+
+def test_a_declared_column_is_the_source(read, refused):
+    assert read(GOOD, source="sex").sources == ("f", "m")
+    both = read(GOOD, id="sex", source="id")
+    assert (both.ids, both.sources) == (("f", "m"), ("p1", "p2"))
+    assert read(GOOD).sources is None
+    assert (
+        refused(GOOD.replace(",m,", ",,"), source="sex") == ", line 3, column 'sex': is empty; give the record a source"
+    )
+
+
+HEART = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"]
+
+
+@pytest.mark.skipif("STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked")
+@pytest.mark.parametrize(
+    ("hospital", "records"), [("cleveland", 303), ("hungarian", 294), ("switzerland", 123), ("va", 200)]
+)
+def test_four_hospitals_of_uci_heart_disease(hospital, records):
+    table = Csv(
+        kind="csv",
+        file=Path(os.environ["STADDLE_DATA"]) / "heart_disease" / f"processed.{hospital}.data",
+        columns=[*HEART, "num"],
+        features=HEART[:10],
+        label="num",
+        missing_marks=["?"],
+        missing=dict.fromkeys(HEART[3:10], 0),
+    )
+    data = read_csv(table)
+    assert data.x.shape == (records, 1, 1, 10)
+    assert {0, 1} <= set(data.y.tolist()) <= {0, 1, 2, 3, 4}
+    assert 28 <= data.x[..., 0].min() <= data.x[..., 0].max() <= 77

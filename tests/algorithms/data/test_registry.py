@@ -1,0 +1,154 @@
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data.dataset import save_npz, split
+from staddle.algorithms.training.record_checks import check_records
+from staddle.errors import LocalError
+from staddle.files.documents import Strict, validate
+
+OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate.md"
+
+
+class File(Strict):
+    data: sources.Source
+
+
+def parsed(**table):
+    return validate({"data": table}, File, "silo.toml").data
+
+
+def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
+    assert parsed(file="a.npz") == sources.Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
+    tables = {
+        "images": {"folder": "a"},
+        "csv": {"file": "a", "features": ["x"], "label": "y"},
+        "torchvision": {"folder": "a", "name": "MNIST"},
+        "tiny-imagenet": {"folder": "a"},
+        "natural": {"folder": "a", "name": "har"},
+        "bundled": {"name": "digits"},
+    }
+    for kind, table in tables.items():
+        found = parsed(kind=kind, **table, test_fraction=0.5)
+        assert type(found) is sources.KINDS[kind]
+        assert (found.kind, found.test_fraction) == (kind, 0.5)
+    assert {"npz", *tables} == set(sources.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            {"kind": "cvs"},
+            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv, torchvision,",
+        ),
+        ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
+        ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
+        ({}, "missing key 'data.file'"),
+        (
+            {"file": "a", "label": "y"},
+            "'label' is a key of kind csv, this is kind 'npz' with keys test_fraction, kind, file",
+        ),
+        ({"kind": "images", "file": "a"}, "'file' is a key of kind npz or csv, this is kind 'images'"),
+        ({"kind": "bundled", "name": "digits", "foldr": "a"}, "unknown key 'data.foldr'; did you mean 'folder'?"),
+        ({"kind": "bundled", "name": "digit"}, "data.name = 'digit': give 'digits' or 'breast-cancer'"),
+        ({"kind": "images", "folder": "a", "test_fraction": 1}, "data.test_fraction = 1: give a value below 1"),
+    ],
+)
+def test_what_is_wrong_is_named(table, said):
+    with pytest.raises(LocalError) as caught:
+        parsed(**table)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("silo.toml: ")
+
+
+def test_a_table_is_a_table():
+    with pytest.raises(LocalError, match="data = 3: give a table"):
+        validate({"data": 3}, File, "silo.toml")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The same six records of one number as .npz and CSV, and as images of one pixel."""
+    x, y = np.arange(6, dtype=np.float32) / 255, np.arange(6) % 2
+    np.savez(tmp_path / "d.npz", x=x.reshape(6, 1, 1, 1), y=y, ids=np.array([f"p{n}" for n in range(6)]))
+    rows = [f"p{n},{v!r},{k}" for n, (v, k) in enumerate(zip(x.tolist(), y, strict=True))]
+    (tmp_path / "d.csv").write_text("\n".join(["id,v,y", *rows]))
+    for n, k in enumerate(y):
+        (tmp_path / "images" / str(k)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((1, 1), n, np.uint8)).save(tmp_path / "images" / str(k) / f"p{n}.png")
+    return tmp_path
+
+
+TABLES = {
+    "npz": {"file": "d.npz"},
+    "csv": {"file": "d.csv", "features": ["v"], "label": "y", "id": "id"},
+    "images": {"folder": "images"},
+    "bundled": {"name": "breast-cancer", "share": [1, 20]},
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_records_of_every_kind_fit_a_job_and_split(folder, make_job, kind):
+    source = sources.below(parsed(kind=kind, **TABLES[kind]), folder)
+    sources.check_present(source)
+    job = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 30 if kind == "bundled" else 1]})
+    data = sources.load(source, job.model)
+    check_records(job, data, sources.where(source))
+    train, test = split(data, b"key", 0.5)
+    assert len(set(train.ids) | set(test.ids)) == len(data)
+    assert sources.where(source) == ("bundled breast-cancer" if kind == "bundled" else str(sources.place(source)))
+
+
+def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job):
+    model = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 1]}).model
+    found = [sources.load(sources.below(parsed(kind=kind, **TABLES[kind]), folder), model) for kind in ("npz", "csv")]
+    assert torch.equal(found[0].x, found[1].x)
+    assert torch.equal(found[0].y, found[1].y)
+    assert split(found[0], b"key", 0.5)[1].ids == split(found[1], b"key", 0.5)[1].ids
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"file": "none.npz"}, "none.npz: no such file; data.file in the configuration"),
+        ({"file": "images"}, "images: no such file"),
+        ({"kind": "csv", "file": "none.csv", "features": ["v"], "label": "y"}, "none.csv: no such file; data.file"),
+        ({"kind": "images", "folder": "none"}, "none: no such folder; data.folder in the configuration"),
+        ({"kind": "torchvision", "folder": "d.npz", "name": "MNIST"}, "d.npz: no such folder; data.folder"),
+        ({"kind": "natural", "folder": "none", "name": "har"}, "none: no such folder; data.folder"),
+        ({"kind": "tiny-imagenet", "folder": "none"}, "none: no such folder; data.folder"),
+    ],
+)
+def test_what_is_not_there_is_said_before_any_job(folder, table, said):
+    source = sources.below(parsed(**table), folder)
+    with pytest.raises(LocalError) as caught:
+        sources.check_present(source)
+    assert str(caught.value).startswith(f"{folder}/{said}")
+
+
+@pytest.mark.parametrize("kind", ["images", "tiny-imagenet"])
+def test_images_are_read_in_the_size_of_a_jobs_model(folder, kind):
+    with pytest.raises(LocalError, match="in the size that a job's model takes; give a job"):
+        sources.load(parsed(kind=kind, folder=str(folder)), None)
+
+
+def test_what_is_saved_for_a_silo_is_loaded_by_its_table(tmp_path, make_data, make_job):
+    data = make_data(9)
+    save_npz(tmp_path / "d.npz", data)
+    assert torch.equal(sources.load(parsed(file=str(tmp_path / "d.npz")), make_job().model).x, data.x)
+
+
+@pytest.mark.skipif(not OPERATE.exists(), reason="the tests run without docs/ beside them")
+def test_the_examples_of_the_documentation_are_tables_of_every_kind():
+    section = OPERATE.read_text().partition("\n## 7. Data")[2]
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
+    examples = [block for block in blocks if "[data]" in block]
+    found = [parsed(**tomllib.loads("\n".join(line[4:] for line in e.split("\n")))["data"]) for e in examples]
+    assert [table.kind for table in found] == list(sources.KINDS)

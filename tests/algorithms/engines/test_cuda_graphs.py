@@ -1,0 +1,127 @@
+import gc
+
+import pytest
+import torch
+from support.op_tape import Recorder
+
+from staddle.algorithms.engines import cuda_graphs as replay
+from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs, Replayed
+from staddle.errors import LocalError
+
+
+@pytest.mark.parametrize("recorder", [Recorder(), AsItIs()])
+def test_what_stays_is_worked_on_and_what_is_given_changes(recorder):
+    total, calls = torch.zeros(3), []
+
+    def add(x, y):
+        calls.append(None)
+        total.add_(x * y)
+        return total.sum()
+
+    run = Replayed(add, recorder)
+    sums = [float(run(torch.full((3,), float(n)), torch.ones(3))) for n in range(1, 7)]
+    assert sums == [3, 9, 18, 30, 45, 63]
+    assert total.tolist() == [21.0] * 3
+    if isinstance(recorder, Recorder):
+        assert (recorder.warmed, recorder.recorded, recorder.replayed, len(calls)) == (2, 1, 4, 3)
+
+
+class Cuda:
+    """CUDA's part, without a GPU: what a graph is told, and by whom."""
+
+    def __init__(self, monkeypatch):
+        self.said, cuda = [], self
+
+        class Graph:
+            def capture_begin(self, pool, capture_error_mode):
+                cuda.said.append(f"begin in {pool} {capture_error_mode}, garbage {gc.isenabled()}")
+
+            def capture_end(self):
+                cuda.said.append("end")
+                if "fault" in cuda.said:
+                    raise RuntimeError("the capture is invalid")
+
+            def replay(self):
+                cuda.said.append("replay")
+
+        class Stream:
+            def __init__(self, *_):
+                pass
+
+            def __enter__(self):
+                cuda.said.append("stream")
+
+            def __exit__(self, *_):
+                cuda.said.append("no stream")
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.said.append(f"wait for {device}"))
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("caches emptied"))
+        for name in ("endAllocateToPool", "releasePool"):
+            said = lambda *given, name=name: self.said.append(f"{name} {given}")  # noqa: E731
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", said, raising=False)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+
+BEGUN = ["wait for cuda:0", "stream", "begin in pool thread_local, garbage False"]
+
+
+def test_a_graph_is_recorded_on_its_stream_with_nothing_else_going_on(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    graphs = Graphs("cuda:0")
+    assert cuda.said == [*BEGUN, "end", "no stream"]  # an empty one, which keeps the pool
+    cuda.said.clear()
+    replay = graphs.record(lambda: cuda.said.append("run"))
+    assert cuda.said == [*BEGUN, "run", "end", "no stream"]
+    assert gc.isenabled()
+    replay()
+    assert cuda.said[-1] == "replay"
+
+
+def test_what_cannot_be_recorded_is_said(monkeypatch):
+    cuda = Cuda(monkeypatch)
+    graphs = Graphs("cuda:0")
+
+    def waits():
+        cuda.said.append("fault")
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(LocalError, match=r"cannot be recorded as a CUDA graph: operation not permitted.*--no-graphs"):
+        graphs.record(waits)
+    given_back = ["endAllocateToPool (0, 'pool')", "releasePool (0, 'pool')"]
+    assert cuda.said[-5:] == ["fault", "end", *given_back, "no stream"]
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_that_is_only_cached_is_given_back_before_it_is_too_little(monkeypatch, times):
+    cuda, tries = Cuda(monkeypatch), []
+    graphs = Graphs("cuda:0")
+
+    def greedy():
+        tries.append(None)
+        if len(tries) <= times:
+            raise torch.OutOfMemoryError("no memory")
+
+    if times == 1:
+        graphs.record(greedy)()
+        assert cuda.said[-1] == "replay"
+    else:
+        with pytest.raises(
+            torch.OutOfMemoryError, match="a step cannot be recorded, cuda:0 has too little memory left"
+        ):
+            graphs.record(greedy)
+    assert cuda.said.count("caches emptied") == 1
+    assert len(tries) == 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+def test_a_gpu_replays(monkeypatch):
+    total = torch.zeros(3, device="cuda")
+    run = Replayed(lambda x: total.add_(x).sum().clone(), Graphs("cuda:0"))
+    sums = [float(run(torch.full((3,), float(n), device="cuda"))) for n in range(1, 7)]
+    assert sums == [3, 9, 18, 30, 45, 63]
+    assert run._replay is not None
+    assert replay.WARM_CALLS < 6

@@ -1,0 +1,232 @@
+from math import ceil
+
+import pytest
+import torch
+
+from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.simulation import Simulation, simulate, versions_bytes
+from staddle.algorithms.exchange.plain import Plain
+from staddle.algorithms.numerics.devices import CPU
+from staddle.algorithms.training.silo_round import state_to_bytes
+from staddle.errors import LocalError
+
+METHODS = ("local", "fedavg", "fedper", "pfedsim")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reruns_are_bit_identical(make_job, make_shards, method):
+    job = make_job(method, participation=0.7, silos=["a", "b", "c", "d"], model={"norm": "batch"})
+    torch.manual_seed(1)
+    one = simulate(job, make_shards(job))
+    torch.manual_seed(2)
+    other = simulate(job, make_shards(job))
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
+
+
+def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=6)
+    ticks = []
+    result = simulate(job, make_shards(job), progress=lambda *t: ticks.append(t))
+    assert ticks == [(i + 1, 6) for i in range(6)]
+    for silo, reports in result.history.items():
+        assert [r.round for r in reports] == [*(r for r in range(6) if silo in job.cohort(r)), 6]
+    for round_, sums in enumerate(result.metrics):
+        reports = [next(r for r in result.history[s] if r.round == round_) for s in job.cohort(round_)]
+        assert sums["correct.trained"].item() == sum(r.correct_trained for r in reports)
+        assert sums["tested"].item() == sum(r.tested for r in reports) == 24
+    assert set(result.accuracy("trained")) == set(job.silos)
+
+
+def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
+    job = make_job("fedavg", rounds=2)
+    states = [state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()]
+    assert len(set(states)) == 1
+    job = make_job("local", rounds=2)
+    assert len({state_to_bytes(s) for s in simulate(job, make_shards(job)).states.values()}) == 3
+
+
+def test_personal_models_stay_as_trained_after_the_final_delivery(make_job, make_shards):
+    job = make_job("fedper", rounds=2)
+    result = simulate(job, make_shards(job))
+    assert len({s.parts["extractor"]["fc1.weight"].sum().item() for s in result.states.values()}) == 3
+    for silo, reports in result.history.items():
+        assert reports[-1].correct_trained == reports[-2].correct_trained, silo
+
+
+def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):
+    one, other = make_job("pfedsim", {"rho": 1}), make_job("fedavg")
+    assert simulate(one, make_shards(one)).history == simulate(other, make_shards(other)).history
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedsimsup", "fedssa", "pfedsim", "ppfl"])
+def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(make_job, make_shards, method):
+    """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c moves."""
+    epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
+    fields = {"silos": ["a", "b", "c", "d"], "participation": 0.75, "model": {"norm": "batch"}}
+    job = make_job(method, {"lam": 0} if method == "ppfl" else {}, training={"epochs": 2}, **fields)
+    crossing = [spec for r in range(job.length + 1) for part in (*job.up(r), *job.down(r)) for spec in part.wire]
+    assert not any("running" in spec.name or "tracked" in spec.name for spec in crossing)
+    shards = make_shards(job)
+    result = simulate(job, shards)
+    for silo, state in result.states.items():
+        trained = sum(report.loss is not None for report in result.history[silo])
+        tracked = [v.item() for name, v in state.parts["extractor"].items() if name.endswith("num_batches_tracked")]
+        assert tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.batch_size)] * 2
+
+
+def test_shards_must_fit_the_job(make_job, make_shards):
+    job = make_job()
+    shards = make_shards(job)
+    shards.pop("a")
+    with pytest.raises(LocalError, match="data was given for silos"):
+        simulate(job, shards)
+
+
+def begin(job, shards, begun=None):
+    records = {silo: Records(*sides) for silo, sides in shards.items()}
+    return Simulation(job, Serial(job, records), begun=begun)
+
+
+def held(snapshot):
+    """All of a snapshot, for comparison."""
+    shelved = snapshot.shelved
+    tensors = [dict(snapshot.coordinator), *shelved.published.values(), *shelved.versions.values()]
+    tensors += shelved.mail.values()
+    return (
+        snapshot.round,
+        {silo: state_to_bytes(state) for silo, state in snapshot.states.items()},
+        snapshot.trained,
+        (sorted(shelved.published), sorted(shelved.versions), sorted(shelved.mail)),
+        [(name, tensor.tolist()) for of in tensors for name, tensor in of.items()],
+    )
+
+
+def test_a_snapshot_is_what_goes_on_and_no_later_round_changes_it(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=4)
+    shards = make_shards(job)
+    simulation = begin(job, shards)
+    assert (simulation.snapshot().round, simulation.snapshot().trained) == (0, set())
+    taken = []
+    for _ in range(job.length):
+        taken.append(simulation.snapshot())
+        before = held(taken[-1])
+        simulation.step()
+        assert held(taken[-1]) == before
+    for number, snapshot in enumerate(taken):
+        assert snapshot.trained == {silo for round_ in range(number) for silo in job.cohort(round_)}
+        assert set(snapshot.shelved.published) == ({"model"} if number else set())
+        assert set(snapshot.shelved.versions) == {("extractor", s) for r in range(2, number) for s in job.cohort(r)}
+        again = begin(job, shards, snapshot)
+        while again.round < job.length:
+            again.step()
+        assert held(again.snapshot()) == held(simulation.snapshot())
+
+
+def test_only_the_states_of_a_cohort_are_other_objects_after_a_round(make_job, make_shards):
+    job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    for round_ in range(job.length):
+        before = simulation.snapshot().states
+        simulation.step()
+        after = simulation.snapshot().states
+        assert {silo for silo in job.silos if after[silo] is not before[silo]} == set(job.cohort(round_))
+
+
+def test_a_round_that_an_engine_cannot_train_changes_nothing(make_job, make_shards):
+    job = make_job("pfedsim", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    before = held(simulation.snapshot())
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulation.step(interrupted)
+    assert held(simulation.snapshot()) == before
+    assert simulation.round == 1
+
+
+def test_a_look_changes_nothing(make_job, make_shards):
+    job = make_job("fedavg", participation=0.5, silos=["a", "b", "c", "d"], rounds=3)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    before, ticks = held(simulation.snapshot()), []
+    looks = simulation.look(lambda: ticks.append(1))
+    assert (set(looks), len(ticks)) == (set(job.silos), 4)
+    assert held(simulation.snapshot()) == before
+
+
+def test_models_are_kept_after_the_last_round_only(make_job, make_shards):
+    job = make_job("local", participation=0.5, silos=["a", "b", "c", "d"], rounds=2)
+    simulation = begin(job, make_shards(job))
+    simulation.step()
+    with pytest.raises(LocalError, match="job 'test' has done 1 of 2 rounds; run the rest"):
+        simulation.finish(simulation.look())
+
+
+def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, monkeypatch):
+    """On the CPU by another name, as if it were a GPU: the same bits, in a simulation that goes on from another too."""
+    there = torch.device("cpu:0")
+    job = make_job("pfedsim", {"rho": 0.25})
+    records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
+
+    def ended(engine, between=lambda one: one):
+        simulation = Simulation(job, engine)
+        while simulation.round < job.length:
+            simulation.step()
+            simulation = between(simulation)
+        return simulation, {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+
+    folded, mix = [], Plain.mix
+    monkeypatch.setattr(Plain, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given))
+    _, whole = ended(Serial(job, records))
+    assert set(folded) == {CPU}
+    folded.clear()
+    engine = Serial(job, records, device=there)
+    on, same = ended(engine, lambda one: Simulation(job, engine, begun=one.snapshot()))
+    assert set(folded) == {there}
+    assert same == whole
+    assert versions_bytes(job) == 3 * sum(
+        t.nbytes for t in next(iter(on.snapshot().shelved.versions.values())).values()
+    )
+    folded.clear()
+    monkeypatch.setattr("staddle.algorithms.engines.simulation.room", lambda _: versions_bytes(job) - 1)
+    _, same = ended(Serial(job, records, device=there))
+    assert set(folded) == {CPU}
+    assert same == whole
+
+
+def test_too_little_memory_for_versions_changes_nothing(make_job, make_shards, monkeypatch):
+    job = make_job("pfedsim", {"rho": 0})
+    simulation = Simulation(job, Serial(job, {s: Records(*own) for s, own in make_shards(job).items()}))
+    simulation.step()
+    before, spooled, calls = simulation.snapshot(), Simulation._spooled, []
+
+    def greedy(self, part, given):
+        calls.append(part.name)
+        if len(calls) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return spooled(self, part, given)
+
+    monkeypatch.setattr(Simulation, "_spooled", greedy)
+    with pytest.raises(LocalError, match="CUDA out of memory; free memory of this GPU, or choose another device"):
+        simulation.step()
+    after = simulation.snapshot()
+    assert after.round == before.round == 1
+    assert all(after.shelved.versions[key] is held for key, held in before.shelved.versions.items())
+    assert all(after.states[silo] is state for silo, state in before.states.items())
+
+
+def test_a_simulation_on_a_cpu_keeps_the_very_versions_that_it_begins_with(make_job, make_shards):
+    """What a checkpoint holds already is not written again."""
+    job = make_job("pfedsim", {"rho": 0})
+    engine = Serial(job, {s: Records(*own) for s, own in make_shards(job).items()})
+    simulation = Simulation(job, engine)
+    simulation.step()
+    begun = simulation.snapshot()
+    again = Simulation(job, engine, begun=begun).snapshot()
+    assert begun.shelved.versions
+    assert all(again.shelved.versions[key] is held for key, held in begun.shelved.versions.items())

@@ -1,0 +1,556 @@
+import gc
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.meta_device import OneDevice
+from support.op_tape import Recorder, waits
+from support.tensor_memory import Held
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines import vmap_engine as stacked_round
+from staddle.algorithms.engines import vmap_training as stacked
+from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs
+from staddle.algorithms.engines.engine import Records, Serial, Work
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.engines.vmap_training import Bench, Silos
+from staddle.algorithms.method import Optimiser, initial_state
+from staddle.algorithms.models.build import input_shape
+from staddle.algorithms.numerics.devices import room
+from staddle.algorithms.training.silo_round import state_to_bytes
+from staddle.errors import LocalError
+
+SIZES = {"a": 1, "b": 21, "c": 5, "d": 13}  # batches of 8: one record, some, one batch, and more than one
+COUPLED = {**SIZES, "a": 2}  # batch norm takes no single record
+ALMOST_ALL = {"participation": 0.75}
+AS_CODE = {"membership_batches": True, "mixture": "logits", "double_exponential": True, "schedule": "theta_then_c"}
+CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
+ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
+DIGITS = {"name": "convnet-digits"}
+SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
+TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
+ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
+SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
+CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
+    "local": ("local", {}, {}, {}, [4]),
+    "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
+    "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 1}, {"norm": "group"}, ALMOST_ALL, [4]),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "fedbn": ("fedbn", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
+    "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
+    "fedproto": ("fedproto", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedclassavg": ("fedclassavg", {}, {}, ALMOST_ALL, [3]),
+    "fedclassavg, batch norm": ("fedclassavg", {"contrast": 0.5, "rho": 0}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
+    "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
+    "ppfl2": ("ppfl", {"variant": "ppfl2", "canonical": "mlp", "hidden": 7, "lam": 0}, {}, ALMOST_ALL, [3, 3]),
+    "ppfl, as the code": ("ppfl", AS_CODE, {"norm": "batch"}, {}, [4, 4]),
+    "ppfl, blocks": ("ppfl", {"schedule": "rbcd", "release_membership": "always"}, {"name": "glm"}, {}, [4]),
+    "ppfl, coupled": ("ppfl", {}, {**DIGITS, "norm": "batch"}, {}, [4, 4]),
+    "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),  # two middle blocks
+    "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
+    "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
+    "fedas": ("fedas", {}, {}, {}, [4, 4]),  # alignment, then all
+    "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),  # one silo has nothing to align to
+    "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),  # classifier, then extractor
+    "fedpac, pooled": ("fedpac", {"variances": "pooled"}, {"norm": "group"}, {}, [4, 4]),
+    "pfedfda": ("pfedfda", {}, {}, ALMOST_ALL, [3]),
+    "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1}, [4]),
+    "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
+    "fedsimsup, batch norm": (
+        "fedsimsup",
+        {"supervisor": "cnn", "tau_theta": 1},
+        {"norm": "batch"},
+        ALMOST_ALL,
+        [3, 3],
+    ),
+    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),  # weights, then the model
+    "fedala, all layers": ("fedala", ALL_LAYERS, {}, {**ALMOST_ALL, "rounds": 3}, [1, 1, 2, 2]),
+    "fedfomo": ("fedfomo", {"models": 3}, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "cfl": ("cfl", SPLITS, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "apfl": ("apfl", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "ditto": ("ditto", {}, {"norm": "batch"}, ALMOST_ALL, [3, 3]),  # w, then v
+    "per-fedavg": ("per-fedavg", {"alpha": 0.1}, {"norm": "batch"}, ALMOST_ALL, [4]),
+    "per-fedavg, first order": ("per-fedavg", {"alpha": 0.1, "variant": "fo"}, {}, {}, [4]),
+    "pfedme": ("pfedme", {"steps": 2, "beta": 1.5}, {}, ALMOST_ALL, [3]),
+}
+IN_SLICES = {
+    "apfl": 2,
+    "cfl": 2,
+    "fedaims": 1,
+    "fedala": 3,
+    "fedas": 2,
+    "fedavg": 1,
+    "fedfomo": 2,
+    "fedpac": 1,
+    "fedper": 4,
+    "fedproto": 1,
+    "fedsimsup": 9,
+    "fedssa": 2,
+    "local": 2,
+    "per-fedavg": 3,
+    "pfedfda": 2,
+    "pfedsim": 2,
+    "ppfl": 3,
+}
+
+
+class Doubles(Dataset):
+    """Records in the default dtype, whatever it is."""
+
+    def __post_init__(self):
+        pass
+
+    def take(self, indices):
+        return Doubles(self.x[indices], self.y[indices])
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def make(make_job):
+    def build(method="local", options=None, model=None, fields=None, **training):
+        given = {"epochs": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **training}
+        model = {**({"input": (1, 8, 8)} if (model or {}).get("name") == "glm" else {}), **(model or {})}
+        return make_job(method, options, model, given, silos=list(SIZES), **{"rounds": 2, **(fields or {})})
+
+    return build
+
+
+def records_of(job, sizes=SIZES, shape=(1, 8, 8)):
+    """Records in the default dtype; one silo has nothing to validate with."""
+
+    def some(n, seed):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 3, n)
+        x = rng.normal(size=(n, *shape)) + y[:, None, None, None]
+        return Doubles(torch.from_numpy(x).to(torch.get_default_dtype()), torch.from_numpy(y))
+
+    return {
+        silo: Records(some(sizes[silo], i), some(9 + 3 * i, 100 + i), some(2 + i, 50 + i) if i else None)
+        for i, silo in enumerate(job.silos)
+    }
+
+
+def played(job, engine):
+    """All rounds: the simulation, the reports of each, and the last look."""
+    simulation, reports = Simulation(job, engine), []
+    while simulation.round < job.length:
+        reports.append(dict(simulation.step().reports))
+    last = simulation.look()
+    simulation.finish(last)
+    return simulation, reports, last
+
+
+def furthest(one, other):
+    assert list(one) == list(other)
+    assert all(one[name].dtype == other[name].dtype and one[name].shape == other[name].shape for name in one)
+    return max([0.0, *(float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel())])
+
+
+def check_same(job, records, tolerance, **options):
+    serial, reports, seen = played(job, Serial(job, records))
+    stacked, others, looks = played(job, Stacked(job, records, **options))
+    for silo in job.silos:
+        assert furthest(serial.states[silo].flat, stacked.states[silo].flat) < tolerance, silo
+        assert (seen[silo].test, seen[silo].validation) == (looks[silo].test, looks[silo].validation)
+    assert furthest(serial.coordinator, stacked.coordinator) < tolerance
+    for one, other in zip(reports, others, strict=True):
+        losses = {silo: (report.loss, other[silo].loss) for silo, report in one.items()}
+        assert all(a is b or a == pytest.approx(b, rel=tolerance, abs=tolerance) for a, b in losses.values())
+        assert [replace(r, loss=None) for r in one.values()] == [replace(r, loss=None) for r in other.values()]
+        assert list(one) == list(other)
+    return stacked
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many silos went at once, stage by stage."""
+    seen, train = [], stacked_round.train
+
+    def counting(silos, *rest):
+        seen.append(silos.count)
+        return train(silos, *rest)
+
+    monkeypatch.setattr(stacked_round, "train", counting)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case, counted):
+    """Over rounds whose rates differ, with other silos in each, for two numbers of silos in a step at most."""
+    monkeypatch.setattr(stacked, "GRAINS", 2)
+    method, options, *given, groups = CASES[case]
+    options = options | ({"tau_s": 6, "tau_theta": 6} if method == "fedsimsup" else {})
+    job, recorder = make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5}), Recorder()
+    check_same(job, records_of(job, COUPLED if job.model.norm == "batch" else SIZES), 1e-10, recorder=recorder)
+    assert recorder.replayed > recorder.recorded > 0
+    assert sorted(counted[-len(groups) :]) == groups
+
+
+def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypatch):
+    """Else a run that was gone on with would not have the bits of one that was not stopped."""
+    job, filled, move = make("fedavg"), [], stacked._Step._move
+    monkeypatch.setattr(stacked, "GRAINS", 1)
+    monkeypatch.setattr(stacked._Step, "_move", lambda *given: filled.append(len(given[2])) or move(*given))
+    work, seen = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos], []
+    for before in (work, work[:3]):
+        engine = Stacked(job, records_of(job))
+        engine.train(0, before, lambda: None)
+        filled.clear()
+        engine.train(1, work[:3], lambda: None)
+        seen.append(tuple(filled))
+    assert seen[0] == seen[1]
+    assert set(seen[0]) == {3}
+
+
+def test_what_a_bench_drops_is_gone_at_once(make, monkeypatch):
+    """A collector of garbage knows nothing of a GPU's memory."""
+    steps, init = [], stacked._Step.__init__
+
+    def watched(self, *given):
+        init(self, *given)
+        steps.append(weakref.ref(self))
+
+    monkeypatch.setattr(stacked._Step, "__init__", watched)
+    monkeypatch.setattr(stacked, "MOST_STEPS", 1)
+    job = make("fedrep", {"head_epochs": 6}, epochs=6)
+    engine = Stacked(job, records_of(job))
+    gc.collect()
+    gc.disable()
+    try:
+        Simulation(job, engine).step()
+        assert [step() is None for step in steps] == [True, False]
+        engine.close()
+        assert steps[1]() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("limit", ["MOST_STEPS", "MOST_BYTES"])
+def test_a_bench_keeps_no_more_than_it_may(make, monkeypatch, limit):
+    """Two stages a round: where but one is kept, each begins anew in every round, with calls that are not recorded."""
+    job = make("fedrep", {"head_epochs": 4}, fields={"rounds": 3}, epochs=4)
+    ends, recorders = [], (Recorder(), Recorder())
+    for recorder, most in zip(recorders, (2**40, 1), strict=True):
+        monkeypatch.setattr(stacked, limit, most)
+        end, *_ = played(job, Stacked(job, records_of(job), recorder=recorder))
+        ends.append({silo: state_to_bytes(end.states[silo]) for silo in job.silos})
+    assert ends[0] == ends[1]
+    assert recorders[1].warmed > recorders[0].warmed
+
+
+def test_unrecorded_steps_have_the_bits_of_recorded_ones(make):
+    job = make("fedssa", {"clip": 0.5}, {"norm": "batch"}, ALMOST_ALL, epochs=6)
+    ends = [played(job, Stacked(job, records_of(job, COUPLED), recorder=r))[0] for r in (Recorder(), AsItIs())]
+    one, other = ({silo: state_to_bytes(end.states[silo]) for silo in job.silos} for end in ends)
+    assert one == other
+
+
+@pytest.mark.parametrize("case", IN_SLICES)
+def test_in_float32_and_in_slices_too(make, case):
+    method, options, model, fields, _ = CASES[case]
+    job = make(method, options, model, {**fields, "rounds": 1}, epochs=1)
+    records = records_of(job, COUPLED if job.model.norm == "batch" else SIZES)
+    check_same(job, records, 1e-5, at_once=IN_SLICES[case])
+
+
+def test_reruns_are_bit_identical(make):
+    job = make("fedavg", fields=ALMOST_ALL)
+    (one, reports, seen), (other, again, looks) = (played(job, Stacked(job, records_of(job))) for _ in range(2))
+    assert reports == again
+    assert all(state_to_bytes(one.states[silo]) == state_to_bytes(other.states[silo]) for silo in job.silos)
+    assert [look.test for look in seen.values()] == [look.test for look in looks.values()]
+
+
+def with_stages(job, make_stage):
+    """The job's method with other stages."""
+    method = job.method()
+    stages = method.stages
+    method.stages = lambda state, facts: tuple(make_stage(stage, facts) for stage in stages(state, facts))
+    return job
+
+
+def weighted(stage, facts):
+    """A loss of its own for each silo."""
+    factor = 1.0 + (facts.silo == "b")
+
+    def loss(parts, x, y, context):
+        return factor * stage.loss(parts, x, y, context)
+
+    return replace(stage, loss=loss)
+
+
+def pulled(stage, facts):
+    """A penalty of its own for each silo, of the context alone."""
+
+    def penalty(parameters, context):
+        return context["pull"] * parameters["classifier"]["weight"].square().sum()
+
+    pull = {"pull": torch.tensor(0.1 if facts.silo == "b" else 0.0)}
+    return replace(stage, penalty=penalty, context=pull)
+
+
+def hurried(stage, facts):
+    """Other numbers for each silo."""
+    return replace(stage, epochs=1 + (facts.silo == "b"), optimiser=Optimiser(0.1 if facts.silo == "c" else 0.02))
+
+
+def whole(stage, facts):
+    """All records at once, and their statistics with them."""
+    return replace(stage, full_batch=True)
+
+
+@pytest.mark.parametrize("change", [weighted, pulled, hurried, whole])
+def test_what_is_one_silos_stays_its_own(make, double, change):
+    job = with_stages(make("local", model={"norm": "batch"}, fields={"rounds": 1}), change)
+    check_same(job, records_of(job, COUPLED), 1e-10)
+
+
+def fickle(stage, facts):
+    """A loss that asks a tensor for its value."""
+    loss = stage.loss
+    return replace(stage, loss=lambda parts, x, y, _: loss(parts, x, y, _) if x.sum() > 0 else loss(parts, -x, y, _))
+
+
+def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
+    job = make("local", fields={"rounds": 1})
+    method = job.method()
+
+    def crowded(parts, x, y, context):
+        return len(x) * method.cross_entropy(parts, x, y, context)
+
+    with_stages(job, lambda stage, _: replace(stage, loss=crowded))
+    with pytest.raises(LocalError, match="depends on the batch that it is in, and the stage does not say"):
+        Simulation(job, Stacked(job, records_of(job))).step()
+    with_stages(job, lambda stage, _: replace(stage, coupled=True))
+    check_same(job, records_of(job), 1e-10)
+
+
+def test_a_loss_that_looks_at_values_is_refused(make):
+    job = with_stages(make("local"), fickle)
+    with pytest.raises(LocalError, match=r"method 'local' cannot train silos at once: .*; simulate it with silos one"):
+        Simulation(job, Stacked(job, records_of(job))).step()
+
+
+def test_divergence_names_round_and_silo_and_changes_nothing(make):
+    job = make("local")
+    records = records_of(job)
+    for silo in "bc":
+        records[silo].train.x[:] *= 1e30
+    with pytest.raises(LocalError, match=r"round 0 at silo 'b': the training loss is nan; lower training.lr") as alone:
+        Simulation(job, Serial(job, records)).step()
+    simulation = Simulation(job, Stacked(job, records))
+    before = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+    with pytest.raises(LocalError) as together:
+        simulation.step()
+    assert str(together.value) == str(alone.value)
+    assert before == {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+    assert simulation.round == 0
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += waits(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "per-fedavg", "pfedme"])
+def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
+    method, options, model, fields, _ = CASES[case]
+    job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []
+
+    def watched(*given):
+        with Waits() as watch:
+            losses = train(*given)
+        waits.append(watch.count)
+        return losses
+
+    monkeypatch.setattr(stacked_round, "train", watched)
+    Simulation(job, Stacked(job, records_of(job, COUPLED))).step()
+    assert waits
+    assert set(waits) <= {0, 1}  # one at the end, where batches were filled up
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
+    """On torch's device "meta", which holds no numbers: there, as on a GPU, no tensor of the host goes."""
+    job, seen = make(*CASES[case][:4], epochs=1), []
+
+    def there(of):
+        if isinstance(of, torch.Tensor):
+            return of.to("meta")
+        if isinstance(of, dict):
+            return {name: there(each) for name, each in of.items()}
+        return Silos(of.modules, *map(there, (of.values, of.x, of.y)))
+
+    def watched(silos, stage, context, pieces, bench):
+        with OneDevice() as mode:
+            move = stacked._Step._move
+
+            def within(*given):
+                mode.within = True
+                result = move(*given)
+                mode.within = False
+                seen.append(result.device.type)
+                return result
+
+            with monkeypatch.context() as patch:
+                patch.setattr(stacked._Step, "_move", within)
+                trained = train(there(silos), stage, there(dict(context)), pieces, Bench(AsItIs()))
+            assert trained.losses.is_meta
+        return train(silos, stage, context, pieces, bench)
+
+    def looked(look):
+        def both(of, silos, *given):
+            with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
+                look(of, there(silos), *given)
+            return look(of, silos, *given)
+
+        return both
+
+    train = stacked_round.train
+    monkeypatch.setattr(stacked_round, "train", watched)
+    monkeypatch.setattr(stacked_round, "evaluate", looked(stacked_round.evaluate))
+    simulation = Simulation(job, Stacked(job, records_of(job, COUPLED)))
+    while simulation.round < job.length:
+        simulation.step()
+    assert set(seen) == {"meta"}
+
+
+def test_silos_work_is_not_changed(make):
+    job = make("fedavg", model={"norm": "batch"})
+    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    before = [state_to_bytes(one.state) for one in work]
+    engine = Stacked(job, records_of(job, COUPLED))
+    ticks = []
+    outcomes = engine.train(0, work, lambda: ticks.append("trained"))
+    engine.look(1, work, lambda: ticks.append("looked"))
+    engine.close()
+    assert ticks == ["trained"] * 4 + ["looked"] * 4
+    assert [state_to_bytes(one.state) for one in work] == before
+    one = outcomes["b"].state.parts["extractor"]["fc1.weight"]
+    assert one.untyped_storage().nbytes() == one.nbytes  # it keeps nobody else's in memory
+
+
+def test_what_cannot_be_stacked_is_refused(make, make_job):
+    job = make("local")
+    records = records_of(job)
+    with pytest.raises(LocalError, match=r"device 'nowhere' cannot hold the .* records of all silos: .*; choose"):
+        Stacked(job, records, "nowhere")
+    with pytest.raises(LocalError, match="at_once = 0: at least one silo"):
+        Stacked(job, records, at_once=0)
+    other = initial_state(make("local", model={"classes": 4}).method(), "a")
+    with pytest.raises(LocalError, match="the state of silo 'a' is not of the job's model"):
+        Stacked(job, records).train(0, [Work("a", other, {})], lambda: None)
+
+
+def test_private_jobs_are_refused(make):
+    job = make("fedper", fields={"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}})
+    with pytest.raises(LocalError, match="is private: each silo pays for its own steps"):
+        Stacked(job, {})
+
+
+def test_tied_layers_are_refused(make, monkeypatch):
+    job = make("local")
+    modules = job.method().modules
+
+    def tied(silo):
+        parts = modules(silo)
+        parts["other"] = torch.nn.Sequential(parts["classifier"])
+        return parts
+
+    monkeypatch.setattr(job.method(), "modules", tied)
+    state = initial_state(job.method(), "a")
+    with pytest.raises(LocalError, match="the model of silo 'a' shares tensors between layers"):
+        Stacked(job, records_of(job)).train(0, [Work("a", state, {})], lambda: None)
+
+
+def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
+    job = make("local", epochs=1)
+    template = Stacked(job, records_of(job))._template("a")
+    looked = 21  # all records of the largest side, more than two batches
+    each = stacked_round.COPIES * template.value_bytes + looked * template.record_bytes
+    for most, groups in ((2 * each, [2, 2]), (4 * each - 1, [3, 1]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr(stacked_round, "room", lambda _, most=most: most)
+        counted.clear()
+        Simulation(job, Stacked(job, records_of(job))).step()
+        assert counted == groups
+
+
+def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
+    monkeypatch.setattr(stacked_round, "room", lambda _: room(torch.device("cuda")))
+    job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
+    job = replace(job, batch_size=32)
+    engine = Stacked(job, records_of(job, COUPLED, (3, 32, 32)))
+    assert 100 <= engine._fitting("b", ()) < 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "records", "looked"),
+    [
+        ("fedavg", {"name": "lenet5", "norm": "batch"}, 8, 18),
+        ("fedavg", {"name": "convnet-4x128", "norm": "batch"}, 8, 18),
+        ("fedavg", {"name": "fedssa-cnn-5"}, 8, 18),  # all that the last silo tests on, more than two batches
+        ("fedaims", {"name": "convnet-digits", "norm": "batch"}, 150, 150),  # a survey of all
+        ("fedavg", {"name": "cnn-digits", "norm": "batch"}, 150, 128),  # no more than a piece of them
+    ],
+)
+def test_a_step_takes_no_more_memory_than_is_reckoned(make, method, model, records, looked):
+    """Of four silos, with what a stage, an evaluation, surveys and momentum take; and it is of that order."""
+    job = make(method, model={**model, "classes": 10}, fields={"rounds": 1}, epochs=1)
+    engine = Stacked(job, records_of(job, dict.fromkeys(SIZES, records), input_shape(job.model)))
+    template = engine._template("a")
+    each = stacked_round.COPIES * template.value_bytes + looked * template.record_bytes
+    assert engine._fitting("a", ()) == stacked_round.room(torch.device("cpu")) // each
+    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    with Held() as held:
+        engine.train(0, work, lambda: None)
+    assert 0.1 < held.most / (4 * each) < 1
+
+
+def on_gpu(job, records, **options):
+    return Stacked(job, records, "cuda:0", recorder=Graphs("cuda:0"), **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+@pytest.mark.parametrize("form", ["grouped", "unfolded"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_gpu_gives_the_same_again_and_again(make, double, case, form):
+    """Recorded steps there, and one by one here; bit-identical reruns."""
+    job = make(*CASES[case][:4], epochs=6)
+    records = records_of(job, COUPLED if job.model.norm == "batch" else SIZES)
+    here, *_ = played(job, Serial(job, records))
+    there, again = (played(job, on_gpu(job, records, convolutions=form))[0] for _ in range(2))
+    for silo in job.silos:
+        assert furthest(here.states[silo].flat, there.states[silo].flat) < 1e-8, silo
+        assert state_to_bytes(there.states[silo]) == state_to_bytes(again.states[silo]), silo

@@ -1,0 +1,363 @@
+import copy
+
+import pytest
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.exchange.parts import MOST_TENSORS, WEIGHT, Each, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.schema import phases
+from staddle.algorithms.method import METRICS
+from staddle.algorithms.models.registry import NETWORKS
+from staddle.errors import LocalError
+from staddle.files.documents import canonical_json, parse_json
+
+TEXT = """
+version = 1
+name = "digits"
+seed = 7
+rounds = 10
+silos = ["a", "b", "c"]
+participation = 0.5
+
+[method]
+name = "pfedsim"
+options = { rho = 0.35 }
+
+[model]
+name = "lenet5"
+classes = 10
+norm = "batch"
+
+[training]
+epochs = 2
+lr = 0.1
+"""
+
+
+def read(tmp_path, text=TEXT):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return Job.from_toml(path)
+
+
+def test_a_job_file_fills_in_its_defaults(tmp_path):
+    job = read(tmp_path)
+    assert (job.min_cohort, job.round_timeout, job.batch_size, job.optimiser.momentum) == (2, 600.0, 32, 0.0)
+    assert job.method().name == "pfedsim"
+    assert job.method().warmup == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("seed = 7", "sed = 7", "unknown key 'sed'; did you mean 'seed'"),
+        ("epochs = 2", "epoch = 2", "unknown key 'training.epoch'; did you mean 'epochs'"),
+        ("seed = 7", "", "missing key 'seed'"),
+        ("version = 1", "version = 2", "version = 2"),
+        ("version = 1", "version = true", "version = True: .*give a number"),
+        ("seed = 7", "seed = -1", "seed = -1: give 0 or more$"),
+        ("seed = 7", f"seed = {2**53}", "seed"),
+        ("seed = 7", 'seed = "7"', "seed = '7'"),
+        ("rounds = 10", "rounds = 0", "rounds = 0"),
+        ("rounds = 10", "rounds = 100001", "rounds = 100001"),
+        ("rounds = 10", "rounds = true", "rounds = True: give a whole number$"),
+        ("rounds = 10", "rounds = 1.5", "rounds = 1.5: give a whole number$"),
+        ("[training]", "[trainin]", "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'"),
+        ("[model]", "[[model]]", "model: give a table$"),
+        ("rho = 0.35", "roh = 0.35", r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'"),
+        ("rho = 0.35", "rho = 1.35", r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$"),
+        ("rho = 0.35", 'similarity = "men"', "similarity = 'men': give 'mean' or 'per_class'$"),
+        ('norm = "batch"', 'norm = "bach"', "model.norm = 'bach': give 'none', 'batch' or 'group'$"),
+        ("classes = 10", "classes = 2.0", "model.classes = 2.0: give a whole number$"),
+        ("classes = 10", 'classes = 10\nclass_names = "a"', "model.class_names = 'a': give a list in brackets$"),
+        ("classes = 10", 'classes = 10\nclass_names = ["a"]', "model: 1 class_names for 10 classes; give one a class"),
+        ("classes = 10", "classes = 10\ninput = [1, 8, 8]", "at least 16 x 16 pixels.*; choose another model"),
+        ('"digits"', '"Digits"', "name = 'Digits'"),
+        ('"digits"', '"digits\\n"', "name = 'digits"),
+        ('"digits"', f'"{"x" * 65}"', "name = "),
+        ('["a", "b", "c"]', '["a"]', "silos: give a list of 2 or more, not of 1$"),
+        ('["a", "b", "c"]', '["a", 3]', "silos.1 = 3: give a text in quotes$"),
+        ('["a", "b", "c"]', '["a", "b", "a"]', "names a more than once"),
+        ('["a", "b", "c"]', '["a", "b", "C"]', "silos.2 = 'C'"),
+        ("participation = 0.5", "participation = 0", "participation = 0"),
+        ("participation = 0.5", "participation = nan", "participation = nan"),
+        ("participation = 0.5", "participation = 1.5", "participation = 1.5"),
+        ("participation = 0.5", "min_cohort = 4", "min_cohort = 4, but there are 3 silos; lower it"),
+        ("participation = 0.5", "round_timeout = 0", "round_timeout = 0"),
+        ("lr = 0.1", "lr = inf", "training.lr = inf"),
+        ("lr = 0.1", "lr = 0.0", "training.lr = 0.0"),
+        ("lr = 0.1", "lr = true", "training.lr = True"),
+        ("lr = 0.1", "lr = 0.1\nmomentum = 1.0", "training.momentum = 1.0"),
+        ("lr = 0.1", "lr = 0.1\nweight_decay = -1", "training.weight_decay = -1"),
+        ("epochs = 2", "batch_size = 1", "cannot train with training.batch_size = 1; raise it"),
+        ("epochs = 2", "epochs = 0", "training.epochs = 0"),
+        ('"pfedsim"', '"pfedsym"', "method.name = 'pfedsym' is no method; did you mean 'pfedsim'"),
+        ('"pfedsim"', '"fedavg"', "of fedavg: unknown key 'rho'"),
+        ("rho = 0.35", "rh = 0.35", r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'"),
+        ("rho = 0.35", "rho = 1.1", "rho = 1.1"),
+        ("rho = 0.35", 'similarity = "max"', "similarity = 'max'"),
+        ("rho = 0.35", "self_weight = -1.0", "self_weight = -1.0"),
+        ("rho = 0.35", "self_weight = inf", "self_weight = inf"),
+        ('name = "pfedsim"', 'name = "pfedsim"\nversion = 9', "this silo's pfedsim version differs, it is 1"),
+        ('"lenet5"', '"lenet"', "model.name = 'lenet'"),
+        ('norm = "batch"', "input = [3, 8, 8]", "at least 16 x 16"),
+        ("[training]", "[training", "not valid TOML"),
+    ],
+)
+def test_errors_name_file_key_and_value(tmp_path, old, new, complaint):
+    assert TEXT.count(old) == 1
+    with pytest.raises(LocalError, match=complaint) as caught:
+        read(tmp_path, TEXT.replace(old, new))
+    assert str(tmp_path / "job.toml") in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedper", "pfedsim"])
+def test_a_document_goes_round_through_canonical_json(make_job, method):
+    job = make_job(method, participation=0.7, training={"lr": 0.1, "weight_decay": 5e-4})
+    sent = canonical_json(job.document())
+    back = Job.from_document(parse_json(sent, "wire"), "wire")
+    assert back == job
+    assert back.digest == job.digest
+    assert canonical_json(back.document()) == sent
+    assert job.document()["training"]["lr"] == "0.1"
+
+
+def test_the_digest_follows_every_choice(make_job):
+    jobs = [
+        make_job("pfedsim"), make_job("fedavg"), make_job("pfedsim", {"rho": 0.25}), make_job("pfedsim", seed=8),
+        make_job("pfedsim", silos=["a", "c", "b"]), make_job("pfedsim", model={"norm": "batch"}),
+        make_job("pfedsim", training={"lr": 0.2}),
+    ]  # fmt: skip
+    assert len({job.digest for job in jobs}) == len(jobs)
+    same = {job.document()["model_digest"] for job in jobs}
+    assert len(same) == 2
+
+
+def test_the_policy_of_buffers_enters_the_model_digest(make_job):
+    local, written, shared = (
+        make_job("fedavg", model={"norm": "batch", **buffers}).document()
+        for buffers in ({}, {"buffers": "local"}, {"buffers": "global"})
+    )
+    assert local == written
+    assert local["model"]["buffers"] == "local"
+    assert local["model_digest"] != shared["model_digest"]
+    assert not any("running" in tensor["name"] for tensor in local["schema"][0]["up"][0]["tensors"])
+    assert any("running" in tensor["name"] for tensor in shared["schema"][0]["up"][0]["tensors"])
+
+
+def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
+    job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"})
+    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest == job.digest
+
+
+@pytest.mark.parametrize("method", ["local", "fedssa"])
+def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
+    with pytest.raises(
+        LocalError, match=f"model.buffers = 'global', but method '{method}' gives no running statistics"
+    ):
+        make_job(method, model={"norm": "batch", "buffers": "global"}).document()
+    make_job(method, model={"norm": "batch", "buffers": "local"}).document()
+
+
+def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
+    model = {"norm": "batch", "buffers": "global"}
+    make_job("fedsimsup", model=model, silos=list("abcd"), participation=0.7, rounds=1).document()
+    job = make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=40)
+    assert [part.name for part in job.up(0)] == ["coupling", "metrics"]
+    with pytest.raises(LocalError, match="in any round"):
+        make_job("ppfl", {"schedule": "rbcd", "p_theta": 0.1}, model=model, rounds=1).document()
+
+
+def test_the_schema_writes_out_what_crosses(tmp_path):
+    schema = read(tmp_path).document()["schema"]
+    assert [phase["from_round"] for phase in schema] == [0, 3, 4, 10]
+    names = [([p["name"] for p in phase["up"]], [p["name"] for p in phase["down"]]) for phase in schema]
+    assert names == [
+        (["model", "metrics"], ["model"]),
+        (["extractor", "rows", "metrics"], ["model"]),
+        (["extractor", "rows", "metrics"], ["extractor", "model"]),
+        ([], ["extractor", "model"]),
+    ]
+    model, rows = schema[0]["up"][0], schema[1]["up"][1]
+    assert (model["kind"], model["exchange"]) == ("WHOLE_MODEL", "sum.mean")
+    bounds = {"least": "0.0", "most": "9007199254740992.0"}
+    assert model["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": [], **bounds}
+    assert schema[0]["down"][0]["tensors"] == model["tensors"][:-1]
+    assert rows == {
+        "name": "rows", "kind": "CLASSIFIER_ROWS", "exchange": "gram",
+        "tensors": [{"name": "rows", "dtype": "float32", "shape": [1, 840]}],
+    }  # fmt: skip
+    assert not any(
+        "running" in t["name"] for phase in schema for p in phase["up"] + phase["down"] for t in p["tensors"]
+    )
+
+
+def tamper(document, *path, value):
+    changed = copy.deepcopy(document)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "complaint"),
+    [
+        (
+            ("schema", 0, "up", 0, "tensors", 0, "shape"),
+            [9],
+            r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape",
+        ),
+        (("schema", 1, "up", 0, "name"), "weights", r"this silo's pfedsim version differs \(schema\[1\]"),
+        (("schema",), [], "this silo's pfedsim version differs"),
+        (("method_digest",), "00", "this silo's pfedsim version differs"),
+        (("model_digest",), "00", "this silo's model cnn-digits differs"),
+        (("method", "version"), 2, "this silo's pfedsim version differs, it is 1"),
+        (("method", "options", "rho"), "0.50", "key method.options.rho is not written"),
+        (("participation",), "1.00", "key participation is not written"),
+        (("participation",), "0.x", "participation = '0.x'"),
+        (("rounds",), 5, "this silo's pfedsim version differs"),
+        (("surprise",), 1, "unknown key 'surprise'"),
+    ],
+)
+def test_a_tampered_document_is_refused(make_job, path, value, complaint):
+    document = tamper(make_job("pfedsim").document(), *path, value=value)
+    with pytest.raises(LocalError, match=complaint) as caught:
+        Job.from_document(document, "from the coordinator")
+    assert "from the coordinator" in str(caught.value)
+
+
+def test_a_document_must_be_whole(make_job):
+    document = make_job("fedavg").document()
+    for key in document:
+        with pytest.raises(LocalError, match="from afar"):
+            Job.from_document({k: v for k, v in document.items() if k != key}, "from afar")
+    with pytest.raises(LocalError, match="a JSON object"):
+        Job.from_document([], "from afar")
+
+
+def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_job):
+    plain, named = make_job("pfedsim"), make_job("pfedsim", model={"class_names": ["a", "b", "ç"]})
+    document = parse_json(canonical_json(named.document()), "wire")
+    assert document["model"]["class_names"] == ["a", "b", "ç"]
+    assert Job.from_document(document, "wire").model.class_names == ("a", "b", "ç")
+    assert named.document()["schema"] == plain.document()["schema"]
+    assert named.digest != plain.digest
+    assert named.digest != make_job("pfedsim", model={"class_names": ["b", "a", "ç"]}).digest
+
+
+NEED_EXTRACTOR = {
+    *("fedas", "fedbabu", "fedpac", "fedper", "fedproto", "fedrep", "fedsimsup", "lg-fedavg", "pfedfda", "pfedsim"),
+}
+BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job, method):
+    for name, network in NETWORKS.items():
+        model = {"name": name, "norm": network.norms[0]}
+        job = make_job(method, model=model, silos=list("abcd"), participation=0.75 if method == "fedsimsup" else 1.0)
+        lacking = (
+            (name == "glm" and method in NEED_EXTRACTOR)
+            or (name not in BLOCKS and method == "fedaims")
+            or (network.norms[0] == "none" and method == "fedbn")
+        )
+        if lacking:
+            with pytest.raises(LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):
+                job.document()
+        else:
+            job.document()
+
+
+@pytest.mark.parametrize("extractor", NETWORKS)
+def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, extractor):
+    job = make_job("fedssa", {"extractors": [extractor]}, {"name": "digits-cnn-a", "input": [1, 16, 16]})
+    if extractor in {"digits-cnn-a", "digits-cnn-b", "digits-cnn-c", "convnet-3x64"}:
+        job.document()
+    else:
+        text = rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose [^;]*$"
+        with pytest.raises(LocalError, match=text):
+            job.document()
+
+
+def test_a_method_that_never_sends_the_missing_part_takes_the_network(make_job):
+    make_job("pfedsim", {"rho": 1.0}, model={"name": "glm"}).document()
+    job = make_job("pfedsim", {"rho": 0.5}, model={"name": "glm"})
+    with pytest.raises(LocalError, match="part 'extractor', which crosses in round 2, is empty"):
+        job.method()
+
+
+def test_cohorts_are_drawn_once_for_all_methods_in_job_order(make_job):
+    silos = [f"s{i}" for i in range(20)]
+    jobs = [make_job(m, silos=silos, participation=0.3, rounds=200) for m in ("local", "pfedsim")]
+    cohorts = [jobs[0].cohort(r) for r in range(200)]
+    assert cohorts == [jobs[1].cohort(r) for r in range(200)]
+    assert all(len(set(c)) == 6 and list(c) == [s for s in silos if s in c] for c in cohorts)
+    times = [sum(s in c for c in cohorts) for s in silos]
+    assert all(abs(t - 60) < 5 * (200 * 0.3 * 0.7) ** 0.5 for t in times)
+    assert make_job(silos=silos, participation=0.3, rounds=200, seed=8).cohort(0) != cohorts[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "fewest", "size"),
+    [(1.0, 2, 5), (0.01, 2, 2), (0.5, 2, 3), (0.3, 2, 2), (0.1, 4, 4), (0.7, 1, 4), (0.1, 1, 1)],
+)
+def test_cohort_sizes_round_half_up(make_job, share, fewest, size):
+    assert len(make_job(silos=list("abcde"), participation=share, min_cohort=fewest).cohort(0)) == size
+
+
+def test_rounds_beyond_the_job_do_not_exist(make_job):
+    job = make_job("fedavg", rounds=3)
+    assert job.up(2)[-1] is METRICS
+    assert job.up(3) == ()
+    assert [part.name for part in job.down(3)] == ["model"]
+    for ask in (job.up, job.down, job.cohort):
+        for round_ in (-1, 4):
+            with pytest.raises(LocalError, match="rounds 0 to 2"):
+                ask(round_)
+
+
+def test_the_longest_job_is_admitted_quickly(make_job):
+    assert len(make_job("pfedsim", rounds=100_000).document()["schema"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "complaint"),
+    [
+        ("model", "a.b-c_0.weight", ""),
+        ("model", "w" * 255, ""),
+        ("model", "w" * 256, "255 characters at most"),
+        ("model", "a..b", "tensor 'a..b'"),
+        ("model", ".a", "tensor '.a'"),
+        ("model", "a.b\n", r"tensor 'a.b\\n'"),
+        ("model", "w\u0435ight", r"tensor 'w\\u0435ight'"),  # a Cyrillic e
+        ("model", "", "tensor ''"),
+        ("m\u043edel", "a", r"part 'm\\u043edel'"),
+        ("mo del", "a", "part 'mo del'"),
+        ("", "a", "part ''"),
+        ("m" * 65, "a", "1 to 64"),
+    ],
+)
+def test_names_that_cross_are_what_they_look_like(part, name, complaint):
+    parts = (Part(part, Kind.WHOLE_MODEL, Sum("total"), (TensorSpec(name, "float32", (2,)),)),)
+    if complaint:
+        with pytest.raises(LocalError, match=complaint):
+            phases(1, lambda _: parts, lambda _: ())
+        with pytest.raises(LocalError, match=complaint):
+            phases(1, lambda _: (), lambda _: parts)
+    else:
+        assert len(phases(1, lambda _: parts, lambda _: ())) == 1
+
+
+def test_no_more_tensors_cross_than_a_manifest_may_have():
+    def parts(number):
+        specs = tuple(TensorSpec(f"t{i}", "float32", (1,)) for i in range(number))
+        return (Part("model", Kind.WHOLE_MODEL, Each(), specs),)
+
+    most = parts(MOST_TENSORS)
+    assert len(phases(1, lambda _: most, lambda _: ())) == 1
+    more = parts(MOST_TENSORS + 1)
+    for up, down in ((more, ()), ((), more)):
+        with pytest.raises(LocalError, match=f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"):
+            phases(1, lambda _, up=up: up, lambda _, down=down: down)

@@ -1,0 +1,699 @@
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.functional import cross_entropy
+
+from staddle.algorithms.data import dataset as data
+from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import WEIGHT, Gram, Kind, Sum, TensorSpec
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
+from staddle.algorithms.methods.fedaims.method import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
+from staddle.algorithms.methods.fedaims.sampling import balanced, supervision_sampling
+from staddle.algorithms.models.build import ModelOptions, build
+from staddle.algorithms.models.registry import NETWORKS
+from staddle.algorithms.models.resnet import Blocks
+from staddle.algorithms.partition import draw as partition
+from staddle.algorithms.training.loop import measure
+from staddle.algorithms.training.silo_round import facts_of, local_round, state_to_bytes, to_modules
+from staddle.errors import LocalError, PeerError
+
+FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
+MIB = 2**20
+
+
+@pytest.fixture
+def make(make_job):
+    def made(options=None, norm="group", **fields):
+        return make_job("fedaims", options, model={"name": "convnet-digits", "norm": norm}, **fields)
+
+    return made
+
+
+def count(*modules):
+    return sum(p.numel() for m in modules for p in m.parameters())
+
+
+# The networks.
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters", "adapters", "printed"),
+    [
+        ("convnet-3x64", (1, 28, 28), 47, 77_935, ".063", ("0.30", "0.59", "0.57")),
+        ("convnet-4x128", (3, 32, 32), 10, 448_650, ".190", ("1.71", "3.42", "3.41")),
+        ("resnet18", (3, 32, 32), 100, 11_220_132, ".487", ("42.80", "85.60", "85.21")),
+        ("resnet18", (3, 64, 64), 200, 11_271_432, ".487", ("43.00", "85.99", "85.21")),
+    ],
+)
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_sizes_are_those_of_the_papers_tables_6_and_8(name, shape, classes, parameters, adapters, printed, norm):
+    options = ModelOptions(name=name, classes=classes, norm=norm, input=shape)
+    with torch.device("meta"):
+        parts = NETWORKS[name].build(shape, classes, norm)
+    assert options.norm == norm
+    assert count(*parts.values()) == parameters
+    assert not list(parts["extractor"].buffers())  # no running statistics
+    megabytes = [f"{4 * n / MIB:.2f}" for n in (parameters, 2 * parameters, 2 * count(parts["extractor"]))]
+    assert tuple(megabytes) == printed
+    widths = parts["extractor"].widths
+    inner = ADAPTER_WIDTH
+    stored = sum(widths[-1] * inner + inner + inner * d + d for d in widths[:-1])
+    assert math.floor(4 * stored / MIB * 1000 + 0.5) == round(float(adapters) * 1000)
+
+
+def test_table_8_counts_the_prototypes_of_the_middle_blocks():
+    saved = {  # 2 ways · 300 rounds · Σ_{j<m} d_j · C · 4 bytes
+        name: f"{2 * 300 * sum(widths) * classes * 4 / MIB:.2f}"
+        for name, widths, classes in [("EMNIST", (64, 64), 47), ("CIFAR-10", (128, 128, 128), 10)]
+    }
+    assert saved == {"EMNIST": "13.77", "CIFAR-10": "8.79"}
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+@pytest.mark.parametrize("name", ["convnet-digits", "convnet-3x64", "resnet18"])
+def test_block_features_are_channel_means(name, norm):
+    if norm == "none" and name != "convnet-digits":
+        pytest.skip("this network has a norm by definition")
+    options = ModelOptions(name=name, classes=4, norm=norm, input=(3, 16, 16) if name == "resnet18" else None)
+    parts = build(options, 1)
+    extractor = parts["extractor"]
+    assert isinstance(extractor, Blocks)
+    x = torch.randn(3, *(options.input or ((1, 8, 8) if name == "convnet-digits" else (1, 28, 28))))
+    every = extractor(x, True)
+    assert every.shape == (3, sum(extractor.widths))
+    out = x
+    for block, width, feature in zip(
+        extractor.blocks, extractor.widths, every.split(extractor.widths, dim=1), strict=True
+    ):
+        out = block(out)
+        assert out.shape[1] == width
+        assert torch.allclose(feature, out.flatten(2).mean(2), atol=1e-6)
+    assert torch.equal(extractor(x), feature)
+    parts["classifier"](feature).sum().backward()
+    assert all(p.grad is not None for m in parts.values() for p in m.parameters())
+    assert not any(getattr(m, "inplace", False) for m in extractor.modules())
+
+
+def test_the_resnet_stem_keeps_the_size_and_lies_in_block_one():
+    extractor = build(ModelOptions(name="resnet18", classes=4, norm="batch", input=(3, 16, 16)), 1)["extractor"]
+    sides, out = [], torch.randn(2, 3, 16, 16)
+    for block in extractor.blocks:
+        out = block(out)
+        sides.append(out.shape[-1])
+    assert sides == [16, 8, 4, 2]
+    assert next(name for name, _ in extractor.named_parameters()) == "blocks.0.stem.conv.weight"
+
+
+# Who supervises which block.
+
+
+def cosines(n, pairs):
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for (i, j), value in pairs.items():
+        matrix[i, j] = matrix[j, i] = value
+    return matrix
+
+
+def test_algorithm_2_by_hand_for_five_silos_and_two_groups():
+    """0 → G1 (both empty, the earlier), 1 → G2 (the only smallest), 2: δ = .1 to G1, .9 to G2 → G1 = {0, 2};
+    3 → G2 = {1, 3} (the only smallest); 4: δ = (.8 + .4)/2 = .6 to G1, (.2 + .6)/2 = .4 to G2 → G2 = {1, 3, 4}.
+    Sorted by size, G1 supervises block 1 and G2 block 2."""
+    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6})
+    assert supervision_sampling(s, 2) == [1, 2, 1, 2, 2]
+
+
+def test_algorithm_2_by_hand_for_five_silos_and_three_groups():
+    """0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}. 4: G1 and G3 are smallest, δ = .7 and .6 → G3.
+    Sizes 1, 2, 2: G1 → block 1, G2 → block 2, G3 → block 3; δ = -.9 to the full G2 does not count."""
+    s = cosines(5, {(0, 3): 0.3, (1, 3): -0.2, (2, 3): 0.5, (0, 4): 0.7, (2, 4): 0.6, (1, 4): -0.9, (3, 4): -0.9})
+    assert supervision_sampling(s, 3) == [1, 2, 3, 2, 3]
+
+
+def test_larger_groups_supervise_deeper_blocks():
+    """Three silos, two groups: G1 = {0, 2} is opened first and larger, so it is sorted behind G2 = {1}."""
+    assert supervision_sampling(cosines(3, {(1, 2): 0.5}), 2) == [2, 1, 2]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 2**16))
+def test_groups_differ_by_at_most_one_and_deeper_blocks_have_no_fewer(n, middle, seed):
+    noise = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    names = [f"silo-{i}" for i in range(n)]
+    for blocks in (supervision_sampling(noise + noise.T, middle), list(balanced(names, middle, seed, 3).values())):
+        sizes = [blocks.count(j) for j in range(1, middle + 1)]
+        assert sum(sizes) == n
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes == sorted(sizes)
+
+
+def test_the_balanced_deal_is_over_the_cohort_changes_by_round_and_needs_no_coordinator(make):
+    job = make(silos=list("abcdef"), participation=0.7, rounds=30)
+    method = job.method()
+    deals = []
+    for round_ in range(30):
+        cohort = job.cohort(round_)
+        assert len(cohort) == 4
+        deal = {s: method.supervised(initial_state(method, s), replace(FACTS, silo=s, round=round_)) for s in cohort}
+        assert sorted(deal.values()) == [(1,), (1,), (2,), (2,)]
+        deals.append(deal)
+        stranger = next(s for s in job.silos if s not in cohort)
+        with pytest.raises(LocalError, match="was not drawn"):
+            method.supervised(initial_state(method, stranger), replace(FACTS, silo=stranger, round=round_))
+    assert {deal.get("a") for deal in deals} == {(1,), (2,), None}
+    assert [type(part.exchange) for part in method.up(0)] == [Sum, Sum]
+    assert method.deliveries(method.begin(), 3, "a") == (Latest("backbone"), Latest("prototypes"))
+    assert method.begin() == {}
+
+
+# The silo half.
+
+
+def with_prototypes(state, prototypes):
+    return SiloState(state.parts, {**state.extra, "prototypes": prototypes})
+
+
+def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=False):
+    """Eqs. 5 to 8 and 12 sample by sample, over the samples of a batch."""
+    m, lam, losses = 3, 1 / 3, []
+    every = modules["extractor"](x, True)
+    for row, label in zip(every, y.tolist(), strict=True):
+        features = row.split(method.widths)
+        norm = lambda v: (v**2).sum() * (len(x) if total else 1 / len(v))  # noqa: E731
+        known = [k for k in range(3) if prototypes[k].any()]
+        main = cross_entropy(modules["classifier"](features[-1])[None], torch.tensor([label]))
+        if label in known:
+            main = main + 0.5 * norm(prototypes[label] - features[-1])
+        auxiliary = 0
+        for j in blocks:
+            adapter, feature = modules[f"adapter{j}"], features[j - 1]
+            if label in known:
+                auxiliary = auxiliary + 0.5 * norm(adapter(prototypes[label]) - feature)
+            if aux_ce == "head":
+                auxiliary = auxiliary + cross_entropy(modules[f"head{j}"](feature)[None], torch.tensor([label]))
+            elif aux_ce == "prototype" and label in known:
+                logits = torch.stack([-((adapter(prototypes[k]) - feature) ** 2).sum() for k in known])
+                auxiliary = auxiliary - logits.log_softmax(0)[known.index(label)]
+        losses.append(lam * main + (1 - lam if len(blocks) == 1 else 1 / m) * auxiliary)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
+@pytest.mark.parametrize("sampling", ["balanced", "full"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_loss_and_gradients_are_those_of_the_equations(make, make_data, aux_ce, sampling, reduction):
+    method = make({"aux_ce": aux_ce, "sampling": sampling, "reduction": reduction, "mu": 0.5}).method()
+    batch = make_data(6)
+    assert set(batch.y.tolist()) == {0, 1, 2}
+    prototypes = torch.rand(3, 32, generator=torch.Generator().manual_seed(1))
+    prototypes[1] = 0  # no silo held class 1
+    state = with_prototypes(initial_state(method, "a"), prototypes)
+    modules = to_modules(method, "a", state)
+    (stage,) = method.stages(state, FACTS)
+    blocks = method.supervised(state, FACTS)
+    given_ = stage.loss(modules, batch.x, batch.y, stage.context)
+    by_hand = objective_by_hand(method, modules, batch.x, batch.y, prototypes, blocks, aux_ce, reduction == "sum")
+    assert torch.allclose(given_, by_hand, rtol=1e-4)
+    parameters = [p for name in stage.trains for p in modules[name].parameters()]
+    one = torch.autograd.grad(given_.mean(), parameters)  # each trained parameter is in the loss
+    other = torch.autograd.grad(by_hand.mean(), parameters)
+    assert all(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5 * (1 + b.abs().max())) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("aux_ce", ["head", "prototype"])
+def test_stacked_silos_have_the_losses_and_gradients_of_one_by_one(make, make_data, norm, aux_ce):
+    method = make({"sampling": "full", "aux_ce": aux_ce}, norm=norm).method()
+    silos = [to_modules(method, silo, initial_state(method, silo)) for silo in "ab"]
+    for number, modules in enumerate(silos):
+        for module in modules.values():
+            module.double()
+        for p in (p for module in modules.values() for p in module.parameters()):
+            p.data.add_(0.05 * number)
+    one, other = make_data(6, 1), make_data(6, 2)
+    x, y = torch.stack([one.x, other.x]).double(), torch.stack([one.y, other.y])
+    prototypes = torch.rand(2, 3, 32).double()
+    prototypes[1, 0] = 0
+    names, modules = list(silos[0]), silos[0]
+    stacked = {
+        n: {
+            k: torch.stack([s[n].get_parameter(k) for s in silos]).detach() for k in dict(modules[n].named_parameters())
+        }
+        for n in names
+    }
+
+    def loss(values, x, y, prototypes):
+        parts = {n: (lambda *a, n=n: functional_call(modules[n], values[n], a)) for n in names}
+        return method.objective((1, 2), parts, x, y, {"prototypes": prototypes}).mean()
+
+    fast = vmap(grad_and_value(loss))(stacked, x, y, prototypes)
+    for i, modules_ in enumerate(silos):
+        slow = method.objective((1, 2), modules_, x[i], y[i], {"prototypes": prototypes[i]}).mean()
+        slow.backward()
+        assert fast[1][i].item() == pytest.approx(slow.item(), rel=1e-10)
+        assert all(
+            torch.allclose(fast[0][n][k][i], p.grad, rtol=1e-8, atol=1e-10)
+            for n in names
+            for k, p in modules_[n].named_parameters()
+        )
+
+
+def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_finite(make, make_data):
+    batch = make_data(6)
+    for aux_ce, trained in [("head", {"head"}), ("prototype", {"adapter"}), ("none", set())]:
+        method = make({"aux_ce": aux_ce}).method()
+        state = initial_state(method, "a")
+        modules = to_modules(method, "a", state)
+        (stage,) = method.stages(state, FACTS)
+        (j,) = method.supervised(state, FACTS)
+        wanted = {"extractor", "classifier"} | ({f"head{j}"} if "head" in trained else set())
+        assert set(stage.trains) == wanted  # no adapter: weight decay would move it
+        loss = stage.loss(modules, batch.x, batch.y, stage.context)
+        by_hand = objective_by_hand(method, modules, batch.x, batch.y, torch.zeros(3, 32), (j,), aux_ce)
+        assert torch.allclose(loss, by_hand, rtol=1e-4)
+        everything = [p for m in modules.values() for p in m.parameters()]
+        assert all(g.isfinite().all() for g in torch.autograd.grad(loss.mean(), everything, materialize_grads=True))
+
+
+def test_lambda_scales_the_main_gradient(make, make_data):
+    """The classifier is in F alone: its gradient is λ = 1/3 of that of the plain cross-entropy."""
+    method, batch = make({"mu": 0}).method(), make_data(6)
+    modules = to_modules(method, "a", initial_state(method, "a"))
+    (stage,) = method.stages(initial_state(method, "a"), FACTS)
+    head = list(modules["classifier"].parameters())
+    ours = torch.autograd.grad(stage.loss(modules, batch.x, batch.y, stage.context).mean(), head)
+    plain = torch.autograd.grad(method.cross_entropy(modules, batch.x, batch.y, {}).mean(), head)
+    assert all(torch.allclose(a, b / 3, atol=1e-7) for a, b in zip(ours, plain, strict=True))
+
+
+def test_prototype_logits_by_hand():
+    """σ doubles; prototypes 1, 2 and none; φ = 3: logits -(2-3)² = -1 and -(4-3)² = -1, so log 2 each; class 2: 0."""
+    prototypes, known = torch.tensor([[1.0], [2.0], [0.0]]), torch.tensor([True, True, False])
+    feature, y = torch.full((3, 1), 3.0), torch.tensor([0, 1, 2])
+    losses = prototype_cross_entropy(lambda c: 2 * c, prototypes, known, feature, y)
+    assert torch.allclose(losses, torch.tensor([math.log(2), math.log(2), 0.0]))
+
+
+def test_the_unsupervised_blocks_stay_as_they_are(make, make_shards):
+    job = make(training={"weight_decay": 0.1, "momentum": 0.9})
+    method, (train, test) = job.method(), make_shards(job)["a"]
+    state = with_prototypes(initial_state(method, "a"), torch.rand(3, 32))
+    (j,) = method.supervised(state, FACTS)
+    after = local_round(method, job, state, 0, {}, train, test, "a").state
+    moved = {
+        part for part in state.parts if any((state.parts[part][k] != v).any() for k, v in after.parts[part].items())
+    }
+    assert moved == {"extractor", "classifier", f"adapter{j}", f"head{j}"}
+
+
+def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_shards):
+    job = make({"main_weight": 1, "mu": 0, "aux_ce": "none"}, participation=0.7)
+    other = make_job("fedper", model={"name": "convnet-digits", "norm": "group"}, participation=0.7)
+    one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
+    strip = lambda h: {s: [(r.correct_delivered, r.correct_trained) for r in rs] for s, rs in h.items()}  # noqa: E731
+    assert strip(one.history) == strip(two.history)
+    for silo in job.silos:
+        for part in ("extractor", "classifier"):
+            ours, theirs = one.states[silo].parts[part], two.states[silo].parts[part]
+            assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+# What crosses.
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "algorithm2", "full"])
+@pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
+def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
+    method = make({"sampling": sampling, "aux_ce": aux_ce}).method()
+    names = [s.name for r in range(5) for part in (*method.up(r), *method.down(r)) for s in part.tensors]
+    private = ("classifier", "adapter", "head", "running")
+    assert not any(word in name for name in names for word in private)
+    state = initial_state(method, "a")
+    state = method.deliver(state, {}, FACTS)
+    facts = replace(FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5)))
+    gifts = method.give(state, facts)
+    assert list(gifts) == [part.name for part in method.up(0)]
+    for part in method.up(0):
+        PLAIN.give(part, gifts[part.name])
+    assert {f"adapter{j}" for j in (1, 2)} <= set(state.parts)
+    assert ("head1" in state.parts) == (aux_ce == "head")
+
+
+@pytest.mark.parametrize("weights", ["class_count", "paper_p"])
+def test_prototypes_by_hand_over_two_silos(make, weights):
+    """a: 3 of class 0 (mean 1), 1 of class 1 (mean 7). b: 1 of class 0 (mean 5). Nobody holds class 2.
+    class_count: (3·1 + 1·5)/4 = 2. paper_p: n = 4 and 1, (4·1 + 1·5)/5 = 1.8. Class 1: 7 both times."""
+    method = make({"prototype_weights": weights}).method()
+    state, part, wide = initial_state(method, "a"), method.up(0)[1], torch.ones(1, 32, dtype=torch.float64)
+    given_ = {}
+    for silo, sums, held in [("a", [3.0, 7.0, 0.0], [3.0, 1.0, 0.0]), ("b", [5.0, 0.0, 0.0], [1.0, 0.0, 0.0])]:
+        counts = torch.tensor(held, dtype=torch.float64)
+        measured = {"sums": torch.tensor(sums, dtype=torch.float64)[:, None] * wide, "counts": counts}
+        facts = Facts(silo, 1, int(counts.sum()), counts.long(), measured)
+        given_[silo] = PLAIN.give(part, method.give(state, facts)["prototypes"])
+    mean = PLAIN.collect(part, ("a", "b"), lambda silo, name: given_[silo][name])["mean"]
+    first = 2.0 if weights == "class_count" else 1.8
+    assert torch.allclose(mean, torch.tensor([[first], [7.0], [0.0]]) * wide.float())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3).filter(any), min_size=1, max_size=4))
+def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_by_weights, cohort):
+    """Where all silos have the same mean of a class, so has the prototype, whoever lacks the class."""
+    wide = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)[:, None].expand(3, 32)
+    for method in method_by_weights:
+        state, part = initial_state(method, "a"), method.prototypes
+        given_ = []
+        for counts in torch.tensor(cohort, dtype=torch.float64):
+            facts = Facts("a", 1, int(counts.sum()), counts.long(), {"sums": counts[:, None] * wide, "counts": counts})
+            given_.append(PLAIN.give(part, method.give(state, facts)["prototypes"]))
+            assert not given_[-1]["mean"][counts == 0].any()
+        mean = PLAIN.collect(part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name])["mean"]
+        held = torch.tensor(cohort).sum(0) > 0
+        assert torch.allclose(mean, (wide * held[:, None]).float(), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def method_by_weights():
+    def method(weights):
+        options = {"prototype_weights": weights}
+        return Job.from_file(JobFile.model_validate({
+            "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"],
+            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits", "classes": 3},
+            "training": {"lr": 0.1},
+        }), "job.toml").method()  # fmt: skip
+
+    return [method("class_count"), method("paper_p")]
+
+
+def test_a_class_that_nobody_in_the_last_cohort_held_has_no_prototype_any_more(make):
+    method = make().method()
+    before = with_prototypes(initial_state(method, "a"), torch.full((3, 32), 9.0))
+    mean = torch.ones(3, 32)
+    mean[1] = 0
+    after = method.deliver(before, {"prototypes": {"mean": mean}}, FACTS)
+    assert torch.equal(after.extra["prototypes"], mean)
+    assert torch.equal(before.extra["prototypes"], torch.full((3, 32), 9.0))  # states are values
+    assert torch.equal(method.deliver(after, {}, FACTS).extra["prototypes"], mean)
+
+
+def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(make):
+    method = make({"sampling": "algorithm2"}, silos=list("abc")).method()
+    before = {"similarity": torch.full((3, 3), 0.25, dtype=torch.float64)}
+    direct = {name: {} for name in ("backbone", "prototypes")}
+    for part in (method.backbone, method.prototypes):
+        direct[part.name] = {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
+    gram = torch.tensor([[[1.0, -50.0], [-50.0, 2500.0]]], dtype=torch.float64)
+    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state["similarity"]
+    assert after.tolist() == [[1, 0.25, -1], [0.25, 0.25, 0.25], [-1, 0.25, 1]]
+    assert torch.equal(before["similarity"], torch.full((3, 3), 0.25, dtype=torch.float64))
+
+
+def run_rounds(job, shards, rounds):
+    """Yield (round, cohort, published before, states before, gifts) of a job played by hand."""
+    method, archive, state = job.method(), MemoryArchive(), job.method().begin()
+    silos = {silo: initial_state(method, silo) for silo in job.silos}
+    for round_ in range(rounds):
+        cohort, before, outcomes, spool = job.cohort(round_), {}, {}, {}
+        for silo in cohort:
+            down = deliver(method, PLAIN, state, round_, silo, archive)
+            outcomes[silo] = local_round(method, job, silos[silo], round_, down, *shards[silo], silo)
+            before[silo], silos[silo] = down, outcomes[silo].state
+            for part in job.up(round_):
+                spool[part.name, silo] = PLAIN.give(part, outcomes[silo].gifts[part.name])
+        read = lambda part, silo, name, spool=spool: spool[part, silo][name]  # noqa: E731
+        old = state
+        state, _ = close_round(method, PLAIN, state, round_, cohort, job.up(round_), read, archive)
+        yield round_, cohort, before, spool, archive, old, state
+
+
+def test_prototypes_are_class_means_of_the_received_backbone_under_partial_participation(make, make_shards):
+    job = make(silos=list("abcd"), participation=0.5, rounds=3)
+    shards, method = make_shards(job), job.method()
+    for round_, cohort, before, _, archive, _, _ in run_rounds(job, shards, 3):
+        assert len(cohort) == 2
+        rows = {k: [] for k in range(3)}
+        for silo in cohort:
+            received = method.deliver(
+                initial_state(method, silo), before[silo], facts_of(job, silo, round_, shards[silo][0])
+            )
+            extractor = to_modules(method, silo, received)["extractor"].eval()
+            for x, y in zip(shards[silo][0].x, shards[silo][0].y.tolist(), strict=True):
+                rows[y].append(extractor(x[None])[0])
+        oracle = torch.stack([torch.stack(rows[k]).mean(0) for k in range(3)])
+        assert torch.allclose(archive.latest("prototypes")["mean"], oracle, atol=1e-5)
+
+
+def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
+    job = make(silos=list("abcd"), participation=0.5, rounds=2)
+    shards = make_shards(job)
+    for _, cohort, _, spool, archive, _, _ in run_rounds(job, shards, 2):
+        shares = torch.tensor([float(spool["backbone", silo][WEIGHT]) for silo in cohort], dtype=torch.float64)
+        assert shares.tolist() == [len(shards[silo][0]) for silo in cohort]
+        shares = shares / shares.sum()
+        for name, mean in archive.latest("backbone").items():
+            oracle = sum(p * spool["backbone", silo][name].double() for p, silo in zip(shares, cohort, strict=True))
+            assert torch.allclose(mean.double(), oracle, atol=1e-6)
+            ones = {silo: torch.ones_like(mean) for silo in cohort}
+            part = replace(job.up(0)[0], tensors=tuple(s for s in job.up(0)[0].tensors if s.name == name))
+            read = lambda s, n, ones=ones, spool=spool: spool["backbone", s][n] if n == WEIGHT else ones[s]  # noqa: E731
+            folded = PLAIN.collect(part, cohort, read)
+            assert torch.equal(folded[name], torch.ones_like(mean))
+
+
+@pytest.mark.parametrize("similarity", ["update", "raw"])
+def test_algorithm_2_never_compares_statistics(make, similarity):
+    """No network of the table has both blocks and running statistics; one that a job may name later could."""
+
+    def build():
+        torch.manual_seed(0)
+        norms = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 6, 3))]
+        return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
+
+    setting = replace(make().setting(), build=build, sketch=build, buffers="global")
+    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0))
+    names = [spec.name for spec in method.backbone.tensors]
+    assert [name for name in names if "running" in name] == [
+        f"extractor.blocks.0.1.running_{n}" for n in ("mean", "var")
+    ]
+    start = initial_state(method, "a")
+    delivered = {"block": {"block": torch.tensor(1)}}
+    facts = replace(FACTS, measured={"sums": torch.ones(3, 6), "counts": torch.ones(3)})
+    state, given = method.deliver(start, delivered, facts), []
+    for shift in (0.0, 100.0):
+        parts = {k: v + 1 if "running" not in k else v + shift for k, v in state.parts["extractor"].items()}
+        gifts = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
+        given.append(PLAIN.give(method.direction, gifts["direction"])["unit"])
+        assert torch.equal(gifts["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift))
+    assert torch.equal(given[0], given[1])
+    assert given[0].shape == (1, count(build()["extractor"]))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "sketch", "error"), [("update", 0, 1e-4), ("raw", 0, 1e-4), ("update", 256, 0.25)]
+)
+def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity, sketch, error):
+    options = {"sampling": "algorithm2", "similarity": similarity, "sketch": sketch}
+    job = make(options, silos=list("abcd"), participation=0.5, rounds=3)
+    shards, method, backbone = make_shards(job), job.method(), None
+    flat = lambda tensors: torch.cat([tensors[s.name].flatten() for s in method.backbone.tensors]).double()  # noqa: E731
+    start = flat(method.flat(initial_state(method, "a"), "extractor"))
+    assert [type(part.exchange) for part in method.up(0)] == [Sum, Sum, Gram]
+    for round_, cohort, before, spool, archive, old, new in run_rounds(job, shards, 3):
+        base = start if backbone is None else backbone
+        vectors = [flat(spool["backbone", s]) - (base if similarity == "update" else 0) for s in cohort]
+        cosine = float(torch.cosine_similarity(vectors[0], vectors[1], dim=0))
+        i, j = (job.silos.index(s) for s in cohort)
+        assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=error)
+        assert new["similarity"][i, j] == new["similarity"][j, i]
+        untouched = torch.ones(4, 4, dtype=torch.bool)
+        untouched[torch.tensor([[i], [j]]), torch.tensor([i, j])] = False
+        assert torch.equal(new["similarity"][untouched], old["similarity"][untouched])  # pairs not seen stay
+        assert sorted(int(before[s]["block"]["block"]) for s in cohort) == [1, 2]
+        assert not any("received" in name for name in spool)
+        backbone = flat(archive.latest("backbone"))
+        assert round_ < 3
+
+
+def test_the_direction_is_sketched_where_that_is_shorter(make):
+    direction = lambda **options: make({"sampling": "algorithm2", **options}).method().up(0)[2]  # noqa: E731
+    whole = direction(sketch=0)
+    length = whole.tensors[0].elements
+    assert (whole.kind, whole.tensors[0].name) == (Kind.BACKBONE, "unit")
+    assert direction(sketch=length) == direction(sketch=65_536) == whole
+    for size, options in ((256, {}), (length - 1, {"sketch": length - 1})):
+        short = direction(**options)
+        assert (short.kind, short.exchange) == (Kind.SKETCH, Gram(size, 7))
+        assert short.tensors == (TensorSpec("sketch", "float64", (1, length)),)
+        assert short.wire == (TensorSpec("sketch", "float32", (1, size)),)
+
+
+@pytest.mark.parametrize(("kinds", "blocks"), [("xyxy", [1, 2, 2, 1]), ("xyyx", [1, 2, 1, 2])])
+@pytest.mark.parametrize("seed", [7, 8, 9])
+def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, kinds, blocks, seed):
+    """Updates of two kinds, cosine .8 within a kind: 0 → G1, 1 → G2, 2 → the group without its kind, 3 → the other."""
+    rng = torch.Generator().manual_seed(seed)
+    silos, spec = list("abcd"), make().method().backbone.tensors
+    drawn = {kind: [torch.randn(s.shape, generator=rng) for s in spec] for kind in (*"xy", *silos)}
+    found = []
+    for sketch in (0, 256):
+        method = make({"sampling": "algorithm2", "sketch": sketch}, silos=silos, seed=seed).method()
+        gave = {}
+        for silo, kind in zip(silos, kinds, strict=True):
+            state = method.deliver(initial_state(method, silo), {}, FACTS)
+            moved = {
+                s.name.removeprefix("extractor."): method.flat(state, "extractor")[s.name] + common + 0.5 * own
+                for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True)
+            }
+            after = SiloState({**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra)
+            facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
+            gave[silo] = PLAIN.give(method.direction, method.give(after, facts)["direction"])
+        results = {"direction": PLAIN.collect(method.direction, silos, lambda silo, name, gave=gave: gave[silo][name])}
+        results |= {"backbone": dict.fromkeys((s.name for s in spec), 0), "prototypes": {"mean": 0}}
+        state = method.combine(method.begin(), 0, tuple(silos), results).state
+        i = kinds.rindex(kinds[0])
+        assert state["similarity"][0, i].item() == pytest.approx(0.8, abs=0.01 if sketch == 0 else 0.2)
+        sent = [method.deliveries(state, 1, silo)[2].tensors["block"] for silo in silos]
+        found.append([int(block) for block in sent])
+    assert found == [blocks, blocks]
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "algorithm2"])
+def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(make, make_shards, sampling):
+    job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
+    states = simulate(job, make_shards(job)).states
+    fresh = initial_state(job.method(), "a").parts
+    moved = lambda silo, part: any(  # noqa: E731
+        not torch.equal(states[silo].parts[part][name], value) for name, value in fresh[part].items()
+    )
+    trained = {silo for round_ in range(job.rounds) for silo in job.cohort(round_)}
+    assert {silo for silo in job.silos if moved(silo, "head2")} == trained
+    assert not any(moved(silo, part) for silo in job.silos for part in ("head1", "adapter1"))
+
+
+def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
+    job = make({"sampling": "algorithm2"}, silos=list("abcde"))
+    method = job.method()
+    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6})
+    sent = [method.deliveries({"similarity": s}, 1, silo)[2] for silo in job.silos]
+    assert all(isinstance(value, Value) for value in sent)
+    assert [int(value.tensors["block"]) for value in sent] == [1, 2, 1, 2, 2]
+    assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2  # the final delivery trains nothing
+
+
+def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
+    """Of three drawn, the third joins the second, to which it is less similar; a, b and c would be dealt otherwise."""
+    job = make({"sampling": "algorithm2"}, silos=list("abcde"), participation=0.6, rounds=9)
+    round_ = next(r for r in range(9) if job.cohort(r) != ("a", "b", "c"))
+    first, second, third = (job.silos.index(silo) for silo in job.cohort(round_))
+    s = cosines(5, {(0, 2): 0.1, (1, 2): 0.5, (first, third): 0.9, (second, third): 0.1})
+    assert supervision_sampling(s[:3, :3], 2) == [2, 1, 2]
+    sent = [job.method().deliveries({"similarity": s}, round_, silo) for silo in job.silos]
+    blocks = {silo: int(d[2].tensors["block"]) for silo, d in zip(job.silos, sent, strict=True) if len(d) > 2}
+    assert blocks == dict(zip(job.cohort(round_), [1, 2, 2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "known", "trained"),
+    [
+        ({"mu": 0, "aux_ce": "prototype"}, True, True),  # the logits need it
+        ({"mu": 0, "aux_ce": "head"}, True, False),  # weight decay would move it
+        ({"mu": 0.1, "aux_ce": "none"}, True, True),
+        ({"mu": 0.1, "aux_ce": "none"}, False, False),
+    ],
+)
+def test_the_adapter_trains_where_the_loss_has_it(make, options, known, trained):
+    method = make(options).method()
+    state = initial_state(method, "a")
+    if known:
+        state = with_prototypes(state, torch.eye(3, 32))
+    (stage,) = method.stages(state, FACTS)
+    (j,) = method.supervised(state, FACTS)
+    assert {part for part in stage.trains if "adapter" in part} == ({f"adapter{j}"} if trained else set())
+
+
+@pytest.mark.parametrize("block", [None, 0, 3, -1])
+def test_a_block_that_the_model_lacks_is_refused(make, block):
+    method = make({"sampling": "algorithm2"}).method()
+    stale = SiloState(initial_state(method, "a").parts, {**initial_state(method, "a").extra, "block": torch.tensor(1)})
+    delivered = {} if block is None else {"block": {"block": torch.tensor(block)}}
+    with pytest.raises(PeerError, match="the model has 1 to 2"):
+        method.stages(method.deliver(stale, delivered, FACTS), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"mu": -1}, "mu"),
+        ({"main_weight": 1.5}, "main_weight"),
+        ({"sampling": "random"}, "sampling"),
+        ({"aux_ce": "both"}, "aux_ce"),
+        ({"sketch": -1}, "sketch"),
+        ({"sketch": 70_000}, "sketch"),
+        ({"lambda": 0.5}, "lambda"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, options, complaint):
+    with pytest.raises(LocalError, match=complaint):
+        make(options)
+
+
+def test_a_model_without_blocks_is_refused(make_job):
+    with pytest.raises(LocalError, match=r"choose model\.name = 'convnet-3x64'"):
+        make_job("fedaims").document()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampling": "algorithm2"}, {"sampling": "full", "aux_ce": "prototype", "reduction": "sum", "mu": 1e-4}],
+)
+def test_reruns_are_bit_identical_and_documents_come_back(make, make_shards, options):
+    job = make(options, norm="batch", silos=list("abcd"), participation=0.7)
+    torch.manual_seed(1)
+    one = simulate(job, make_shards(job))
+    torch.manual_seed(2)
+    other = simulate(job, make_shards(job))
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
+    assert type(job).from_document(job.document(), "here").digest == job.digest
+
+
+def test_on_very_uneven_digits_it_beats_training_alone_and_a_light_alignment_beats_more(make_job):
+    """600 digits, Dirichlet 0.1 over six silos, 8 rounds of 2 epochs.
+
+    Seen as mean accuracy over the silos and the draws 7, 1 and 2 (the test runs draw 1): local .732, FedAvg's one
+    model .451 and .795 as trained on at each silo, FedPer .838; FedAIMS .788 with the paper's μ = 1, .876 with μ = 0.1
+    and .858 with μ = 0. So the heads at middle blocks help, and μ = 1 costs more than it gives in so short a job: the
+    first prototypes are those of an untrained backbone, in which classes hardly differ, and R pulls towards them.
+    Leaving R out in rounds 1 to 4 gave .829 with μ = 1. The paper's jobs have 300 rounds.
+    """
+    digits, silos, mean = data.digits(), [f"silo-{i}" for i in range(6)], {}
+    digits = data.Dataset(digits.x[:600], digits.y[:600])
+    training = {"epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
+    model = {"name": "convnet-digits", "classes": 10, "norm": "group"}
+    parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.1, 1)
+    shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+    for label, name, options in [
+        ("local", "local", {}),
+        ("fedavg", "fedavg", {}),
+        ("fedaims", "fedaims", {}),
+        ("light", "fedaims", {"mu": 0.1}),
+    ]:
+        job = make_job(name, options, model=model, silos=silos, rounds=8, seed=1, training=training)
+        accuracy = simulate(job, shards).accuracy(job.method().product)
+        mean[label] = statistics.mean(accuracy.values())
+    assert mean["fedaims"] > mean["local"] + 0.03, mean
+    assert mean["fedaims"] > mean["fedavg"] + 0.1, mean
+    assert mean["light"] > mean["fedaims"] + 0.04, mean

@@ -1,0 +1,599 @@
+import itertools
+import math
+import re
+import statistics
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from staddle.algorithms.catalog import method_options
+from staddle.algorithms.data import dataset as data
+from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import Each, Kind, Mix
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import Facts, Optimiser, initial_state
+from staddle.algorithms.methods.fedsimsup.method import beta, participation_fault, scaled_c
+from staddle.algorithms.methods.fedsimsup.method import share_of_others as share
+from staddle.algorithms.methods.fedsimsup.supervisors import SUPERVISORS, Attention, build_supervisor
+from staddle.algorithms.models.build import ModelOptions, build
+from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.partition import draw as partition
+from staddle.algorithms.training.loop import train
+from staddle.algorithms.training.silo_round import local_round, state_to_bytes
+from staddle.errors import LocalError
+
+FIVE = ("a", "b", "c", "d", "e")
+
+
+@pytest.fixture
+def make(make_job):
+    return lambda silos=FIVE, participation=0.6, **options: make_job(
+        "fedsimsup", options, silos=list(silos), participation=participation, rounds=4
+    )
+
+
+class Coordinator:
+    """A coordinator half with its archive; every silo's θ is one number in all places."""
+
+    def __init__(self, method, counts):
+        self.method, self.archive, self.state = method, MemoryArchive(), method.begin()
+        facts = [Facts(s, 0, sum(c), torch.tensor(c)) for s, c in counts.items()]
+        part = method.up(0)[0]
+        self.close(0, {f.silo: PLAIN.give(part, method.give(None, f)["census"]) for f in facts})
+
+    def close(self, round_, given):
+        read = lambda _, silo, name: given[silo][name]  # noqa: E731
+        up = self.method.up(round_)
+        self.state, _ = close_round(self.method, PLAIN, self.state, round_, tuple(given), up, read, self.archive)
+
+    def train(self, round_, **values):
+        specs = self.method.theta.tensors
+        self.close(round_, {silo: {s.name: torch.full(s.shape, v) for s in specs} for silo, v in values.items()})
+
+    def model(self, round_, silo, value):
+        """θ of a silo that last held ``value`` everywhere, after what was put aside for it."""
+        method = self.method
+        state = initial_state(method, silo)
+        parts = {p: {k: torch.full_like(v, value) for k, v in t.items()} for p, t in state.parts.items()}
+        down = deliver(method, PLAIN, self.state, round_, silo, self.archive)
+        after = method.deliver(replace(state, parts=parts), down, Facts(silo, round_, 1, torch.ones(3)))
+        assert all((v == value).all() for v in after.parts["supervisor"].values())
+        values = torch.cat([v.flatten() for v in method.flat(after, "extractor", "classifier").values()])
+        assert values.min() == values.max()
+        return values[0].item()
+
+
+# Label counts of three classes; e has 40 records, all of class 0.
+COUNTS = {"a": [10, 0, 0], "b": [15, 15, 0], "c": [0, 20, 0], "d": [3, 4, 0], "e": [40, 0, 0]}
+
+
+def test_eq_7_by_hand(make):
+    coordinator = Coordinator(make().method(), COUNTS)
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    lam = (10 + 30 + 20) / (10 + 30 + 20 + 3 * 40)  # M / (M + K m_e) = 1/3, β = 1
+    weights = [1, 0.5**0.5, 0]  # cosines of e's labels with those of a, b, c
+    mean = (1 * weights[0] + 2 * weights[1]) / sum(weights)
+    assert coordinator.model(2, "e", 7.0) == pytest.approx((1 - lam) * 7 + lam * mean, rel=1e-6)
+    weights = [0.6, 1.4 * 0.5**0.5, 0.8]  # d: (3, 4)/5
+    lam = 60 / (60 + 3 * 7)
+    mean = (1 * weights[0] + 2 * weights[1] + 3 * weights[2]) / sum(weights)
+    assert coordinator.model(2, "d", 7.0) == pytest.approx((1 - lam) * 7 + lam * mean, rel=1e-6)
+    assert coordinator.model(2, "a", 7.0) == 7.0  # Eq. 6: a participant keeps its own
+    assert coordinator.state["unmatched"].tolist() == [0] * 5
+
+
+def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make):
+    method = make(similarity="samples").method()
+    coordinator = Coordinator(method, COUNTS)
+    assert set(coordinator.state) == {"samples", "unmatched"}
+    assert [s.name for s in method.up(0)[0].tensors] == ["samples"]
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    mean = (10 * 1 + 30 * 2 + 20 * 3) / 60
+    assert coordinator.model(2, "e", 7.0) == pytest.approx(7 * 2 / 3 + mean / 3, rel=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(FIVE[:4]), min_size=3, max_size=4, unique=True), min_size=4, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_what_is_put_aside_equals_eq_7_round_by_round(method_and_counts, cohorts, seed):
+    """The same numbers as a server that holds every θ_i and applies Eq. 7 to all of them in each round."""
+    method, counts = method_and_counts
+    coordinator = Coordinator(method, counts)
+    numbers = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed)).tolist()
+    h = torch.tensor([counts[s] for s in FIVE], dtype=torch.float64)
+    cosine = nn.functional.normalize(h) @ nn.functional.normalize(h).T
+    m = h.sum(1)
+    oracle = dict.fromkeys(FIVE, 0.5)
+    held = dict(oracle)  # what each silo has on its own disk
+    for t, cohort in enumerate(cohorts, 1):
+        present = sorted(cohort)
+        for silo in present:
+            assert coordinator.model(t, silo, held[silo]) == pytest.approx(oracle[silo], abs=1e-6)
+        trained = {silo: float(torch.tensor(numbers[t - 1][FIVE.index(silo)])) for silo in present}
+        coordinator.train(t, **trained)
+        rows = [FIVE.index(s) for s in present]
+        for i, silo in enumerate(FIVE):
+            s = cosine[i, rows]
+            if silo in trained:
+                oracle[silo] = held[silo] = trained[silo]
+            elif s.sum() > 0:
+                a = m[rows].sum() / (m[rows].sum() + len(rows) * m[i]) * beta(t, 4, scaled_c(4), 3 / 7)
+                other = (s * torch.tensor([trained[p] for p in present]).double()).sum() / s.sum()
+                oracle[silo] = float((1 - a) * oracle[silo] + a * other)
+    for silo in FIVE:  # the final delivery
+        assert coordinator.model(5, silo, held[silo]) == pytest.approx(oracle[silo], abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def method_and_counts():
+    file = {
+        "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": list(FIVE), "participation": 0.6,
+        "method": {"name": "fedsimsup", "options": {}}, "model": {"name": "cnn-digits", "classes": 3},
+        "training": {"lr": 0.1},
+    }  # fmt: skip
+    counts = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
+    return Job.from_file(JobFile.model_validate(file), "job.toml").method(), counts
+
+
+@pytest.mark.parametrize(
+    ("rounds", "c", "gamma", "threshold", "last"),
+    [
+        (100, 40, 3 / 7, 288, 1), (200, 40, 3 / 7, 387, 1), (500, 40, 3 / 7, 574, 1), (636, 40, 3 / 7, None, 1),
+        (1000, 40, 3 / 7, 772, 0.596), (1000, 10, 1 / 3, 100, 0.01),
+    ],
+)  # fmt: skip
+def test_the_beta_table(rounds, c, gamma, threshold, last):
+    assert beta(rounds, rounds, c, gamma) == pytest.approx(last, abs=5e-4)
+    if threshold:
+        assert c * rounds**gamma == pytest.approx(threshold, abs=0.5)
+        assert beta(threshold - 1, rounds, c, gamma) == 1
+
+
+def test_only_long_jobs_reach_the_decay_of_the_papers_schedule():
+    assert next(rounds for rounds in range(1, 1000) if beta(rounds, rounds, 40, 3 / 7) < 1) == 637
+
+
+def test_the_scaled_schedule_decays_in_every_job_and_is_the_papers_at_1000_rounds(make):
+    assert scaled_c(1000) == pytest.approx(40)
+    for rounds in (1, 2, 10, 100, 5000):
+        assert beta(rounds, rounds, scaled_c(rounds), 3 / 7) == pytest.approx(0.596, abs=5e-4)
+    method = make().method()  # 4 rounds: C T^γ = 3.09
+    assert [method.decay(t) for t in (1, 2, 3)] == [1, 1, 1]
+    assert method.decay(4) == pytest.approx((0.772 * 4 / 4) ** 2, abs=1e-3)
+    assert make(schedule="paper").method().decay(4) == 1
+    given = make(c=1.0, gamma=0.25).method()  # C T^γ = √2
+    assert [given.decay(t) for t in (1, 2, 4)] == pytest.approx([1, 0.5, 0.125])
+
+
+def test_lambda_by_hand():
+    assert share(total=30, givers=3, own=10) == 0.5  # equal sizes
+    assert share(total=60, givers=3, own=40) == pytest.approx(1 / 3)
+    assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)  # who has more learns less from others
+
+
+def test_a_silo_like_nobody_keeps_its_model_and_is_counted(make):
+    coordinator = Coordinator(make().method(), {**COUNTS, "e": [0, 0, 40]})
+    for round_ in (1, 2):
+        coordinator.train(round_, a=1.0, b=2.0, c=3.0)
+    assert coordinator.model(3, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 2]
+
+
+def test_a_round_that_fewer_than_three_complete_posts_nothing(make):
+    coordinator = Coordinator(make().method(), COUNTS)
+    coordinator.train(1, a=1.0, b=2.0)
+    assert coordinator.model(2, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 1, 1, 1]
+
+
+def test_who_missed_the_census_or_lied_in_it_neither_learns_nor_teaches(make):
+    counts = {**COUNTS, "b": [-5, 15, 0], "d": [0, 0, 0]}
+    coordinator = Coordinator(make().method(), {s: c for s, c in counts.items() if s not in "de"})
+    assert coordinator.state["samples"].tolist() == [10, 0, 20, 0, 0]
+    assert coordinator.state["proportions"][1].tolist() == [0, 0, 0]
+    coordinator = Coordinator(make().method(), {s: c for s, c in counts.items() if s != "d"})
+    coordinator.train(1, a=1.0, c=3.0, d=100.0, e=2.0)
+    assert coordinator.model(2, "b", 7.0) == 7.0
+    coordinator = Coordinator(make().method(), {**COUNTS, "a": [1, 1, 1], "b": [-5, 15, 0]})
+    coordinator.train(1, b=1e6, c=3.0, d=3.0, e=3.0)
+    lam = (20 + 7 + 40) / (20 + 7 + 40 + 3 * 3)
+    assert coordinator.model(2, "a", 1.0) == pytest.approx((1 - lam) * 1 + lam * 3, rel=1e-6)
+
+
+def test_in_the_ablation_who_missed_the_census_learns_from_nobody_either(make):
+    """Without its m_i, λ_i = M / M: the silo would lose its own model."""
+    coordinator = Coordinator(make(similarity="samples").method(), {s: c for s, c in COUNTS.items() if s != "e"})
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    assert coordinator.model(2, "e", 7.0) == 7.0
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
+    """A round is closed again after a crash: what it counts must not have been counted into the state before."""
+    coordinator = Coordinator(make().method(), {**COUNTS, "e": [0, 0, 40]})
+    states = [coordinator.method.begin(), coordinator.state]
+    copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
+    samples = torch.tensor([1, 2, 3])
+    census = {"census": {"samples": samples, "proportions": torch.full((3, 3), 1 / 3, dtype=torch.float64)}}
+    coordinator.method.combine(states[0], 0, ("a", "b", "c"), census)
+    coordinator.train(1, a=1.0, b=2.0, c=3.0)
+    assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
+    for state, copy in zip(states, copies, strict=True):
+        assert all(torch.equal(state[name], value) for name, value in copy.items())
+
+
+@given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data())
+def test_alpha_is_a_share_that_only_falls(rounds, total, own, givers, draw):
+    """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1; so Eq. 7 is a convex combination."""
+    schedule = scaled_c(rounds), 3 / 7
+    t = draw.draw(st.integers(1, rounds - 1))
+    assert 0 < beta(t + 1, rounds, *schedule) <= beta(t, rounds, *schedule) <= 1
+    onset = schedule[0] * rounds ** schedule[1]
+    assert beta(onset, rounds, *schedule) == 1 >= beta(onset * (1 + 1e-9), rounds, *schedule) > 1 - 1e-8
+    assert 0 < share(total, givers, own) < 1
+    assert share(givers * own, givers, own) == 0.5  # as many records as the mean of those who trained
+
+
+def test_the_census_by_hand(make, make_data):
+    job = make()
+    method = job.method()
+    train = data.Dataset(torch.rand(8, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2, 1, 0]))
+    before = initial_state(method, "a")
+    outcome = local_round(method, job, before, 0, {}, train, make_data(4), "a")
+    assert outcome.gifts["census"].tensors["proportions"].tolist() == [5 / 8, 1 / 8, 2 / 8]
+    assert outcome.gifts["census"].tensors["samples"] == 8
+    assert state_to_bytes(outcome.state) == state_to_bytes(before)  # nothing trains
+    (part,) = method.up(0)
+    assert (part.kind, part.exchange) == (Kind.COUNTS, Each())
+
+
+def test_the_wire_and_its_document(make):
+    job = make()
+    method = job.method()
+    assert job.length == 5
+    for round_ in range(1, 5):
+        (part,) = method.up(round_)
+        assert (part.kind, part.exchange) == (Kind.INTER_LEARNING_MODEL, Mix())
+        assert not any(s.name.startswith("supervisor") for s in part.tensors)
+    assert method.down(0) == method.down(1) == ()
+    assert method.down(2)[0].tensors == method.down(5)[0].tensors == (*method.theta.tensors, method.mail.tensors[-1])
+    assert [phase["from_round"] for phase in job.document()["schema"]] == [0, 1, 2, 5]
+    assert Job.from_document(job.document(), "job").digest == job.digest
+    assert make(supervisor="cnn").digest != job.digest
+
+
+def test_one_round_of_a_silo_by_hand(make, make_data):
+    """One batch: s moves on the loss of the summed logits, then θ on the same loss with the new s."""
+    job, train = make(tau_s=1, tau_theta=1), make_data(6)
+    method = job.method()
+    state = initial_state(method, "b")
+    after = local_round(method, job, state, 1, {}, train, make_data(4), "b").state.parts
+    s, theta = build_supervisor("lenet", (1, 8, 8), 3, 7, "b"), build(job.model, 7)
+    logits = lambda: theta["classifier"](theta["extractor"](train.x)) + s(train.x)  # noqa: E731
+    for modules in ((s,), (theta["extractor"], theta["classifier"])):
+        parameters = [p for module in modules for p in module.parameters()]
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(logits(), train.y), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(0.1 * gradient)
+    for part, module in {**theta, "supervisor": s}.items():
+        for name, value in module.named_parameters():
+            assert torch.allclose(after[part][name], value, atol=1e-6), (part, name)
+            assert not torch.equal(after[part][name], state.parts[part][name])
+
+
+def test_three_points_by_hand(make):
+    """Records x = 1, 2, 3 with labels 0, 1, 1, weights s and θ of two classes, all 0 at first, lr 0.3, one batch.
+
+    ∇_k = mean (p_k − [y = k]) x. For s every p is ½: (−1 + 2 + 3)/6 = 2/3 for class 0, so s = (−.2, .2). For θ, which
+    is still 0, the logits differ by .4 x, so p_1 = σ(.4), σ(.8), σ(1.2): what s knows is not learned again.
+    """
+    method = make(tau_s=1, tau_theta=1).method()
+    parts = {"extractor": nn.Flatten(), **{name: nn.Linear(1, 2, bias=False) for name in ("classifier", "supervisor")}}
+    for part in ("classifier", "supervisor"):
+        nn.init.zeros_(parts[part].weight)
+    records = data.Dataset(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
+    stages = method.stages(None, Facts("a", 1, 3, torch.tensor([1, 2, 0])))
+    for number, stage in enumerate(stages):
+        train(parts, replace(stage, optimiser=Optimiser(0.3)), records, 3, stream(0, "a", 1, f"train/{number}"))
+    assert parts["supervisor"].weight.flatten().tolist() == pytest.approx([-0.2, 0.2])
+    sigma = lambda z: 1 / (1 + math.exp(-z))  # noqa: E731
+    gradient = (sigma(0.4) + 2 * (sigma(0.8) - 1) + 3 * (sigma(1.2) - 1)) / 3
+    assert parts["classifier"].weight.flatten().tolist() == pytest.approx([0.3 * gradient, -0.3 * gradient])
+
+
+def test_the_supervisor_trains_tau_s_epochs_and_then_theta_tau_theta(make):
+    method = make(tau_s=2, tau_theta=7).method()
+    facts = Facts("a", 1, 3, torch.tensor([1, 2, 0]))
+    stages = [(stage.trains, stage.epochs) for stage in method.stages(None, facts)]
+    assert stages == [(("supervisor",), 2), (("extractor", "classifier"), 7)]
+    assert method.stages(None, replace(facts, round=0)) == ()
+
+
+def test_theta_starts_equal_and_supervisors_apart_and_of_their_own_architecture(make):
+    method = make(supervisor=["lenet", "cnn", "transformer"]).method()
+    assert [method.supervisor(s) for s in FIVE] == ["lenet", "cnn", "transformer", "lenet", "cnn"]
+    states = {s: initial_state(method, s).parts for s in FIVE}
+    assert all(
+        torch.equal(p["extractor"]["fc1.weight"], states["a"]["extractor"]["fc1.weight"]) for p in states.values()
+    )
+    assert states["a"]["supervisor"].keys() == states["d"]["supervisor"].keys() != states["b"]["supervisor"].keys()
+    assert not torch.equal(
+        states["a"]["supervisor"]["extractor.conv1.weight"], states["d"]["supervisor"]["extractor.conv1.weight"]
+    )
+    again = make(supervisor="transformer").method()
+    assert {again.supervisor(s) for s in FIVE} == {"transformer"}
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("fedsimsup-lenet", 52_202), ("fedsimsup-lenet-wide", 878_538)])
+def test_theta_has_the_parameters_of_the_two_readings(name, parameters):
+    parts = build(ModelOptions(name=name, classes=10), 0)
+    assert sum(p.numel() for m in parts.values() for p in m.parameters()) == parameters
+    assert parts["classifier"](parts["extractor"](torch.rand(2, 3, 32, 32))).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("lenet", 8_422), ("cnn", 7_898), ("transformer", 9_350)])
+def test_supervisors_are_about_a_sixth_of_theta(name, parameters):
+    module = build_supervisor(name, (3, 32, 32), 10, 0, "a")
+    assert sum(p.numel() for p in module.parameters()) == parameters
+    assert 0.14 < parameters / 52_202 < 0.19
+
+
+@pytest.mark.parametrize("name", SUPERVISORS)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (1, 28, 28), (2, 4, 6)])
+def test_supervisors_train_on_their_inputs_one_record_at_a_time(name, shape):
+    module = build_supervisor(name, shape, 5, 1, "a")
+    x = torch.rand(3, *shape)
+    logits = module(x)
+    assert torch.allclose(logits[1:2], module(x[1:2]), atol=1e-5)  # no record sees another
+    logits.square().sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    assert logits.std(0).min() > 0
+    torch.manual_seed(5)
+    twin = build_supervisor(name, shape, 5, 1, "a")
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), twin.parameters(), strict=True))
+
+
+def test_attention_is_torchs_own():
+    ours, oracle = Attention(20, 4), nn.MultiheadAttention(20, 4, batch_first=True)
+    oracle.load_state_dict({
+        "in_proj_weight": ours.qkv.weight, "in_proj_bias": ours.qkv.bias,
+        "out_proj.weight": ours.out.weight, "out_proj.bias": ours.out.bias,
+    })  # fmt: skip
+    x = torch.randn(2, 7, 20)
+    assert torch.allclose(ours(x), oracle(x, x, x)[0], atol=1e-6)
+
+
+def test_the_transformer_knows_where_a_patch_lies():
+    module = build_supervisor("transformer", (1, 8, 8), 3, 0, "a")
+    x = torch.rand(1, 1, 8, 8)
+    assert not torch.allclose(module(x), module(x.flip(2)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("samples", "proportions", "kept"),
+    [
+        (10, [0.5, 0.25, 0.25], True),
+        (10, [0.5, 0.25, 0.25 + 9e-7], True),
+        (10, [0.5, 0.25, 0.25 + 2e-6], False),
+        (10, [0.5, 0.25, 0.2], False),
+        (10, [5.0, 2.0, 3.0], False),
+        (10, [0.0, 0.0, 0.0], False),
+        (10, [1.5, -0.5, 0.0], False),
+        (10, [float("inf"), 0.0, 0.0], False),
+        (10, [float("nan"), 0.5, 0.5], False),
+        (0, [0.5, 0.25, 0.25], False),
+        (-3, [0.5, 0.25, 0.25], False),
+    ],
+)
+def test_a_census_whose_counts_disagree_is_left_out(make, samples, proportions, kept):
+    method = make().method()
+    others = torch.tensor([[1.0, 0, 0]] * 4, dtype=torch.float64)
+    given = {
+        "samples": torch.tensor([samples, 7, 7, 7, 7]),
+        "proportions": torch.cat([torch.tensor([proportions], dtype=torch.float64), others]),
+    }
+    state = method.combine(method.begin(), 0, FIVE, {"census": given}).state
+    assert state["samples"].tolist() == [samples if kept else 0, 7, 7, 7, 7]
+    assert state["proportions"][0].tolist() == (proportions if kept else [0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("silos", "participation", "complaint"),
+    [
+        (FIVE, 1.0, "all 5 silos train in every round.*lower participation or min_cohort"),
+        (FIVE, 0.9, "all 5 silos"),
+        (FIVE[:3], 0.9, "all 3 silos.*with 4 silos or more"),
+        (FIVE, 0.4, "2 of 5 silos train.*raise participation"),
+        (FIVE[:3], 0.5, "2 of 3"),
+    ],
+)
+def test_participation_that_cannot_work_is_refused_at_admission(make, silos, participation, complaint):
+    job = make(silos, participation)
+    with pytest.raises(LocalError, match=complaint):
+        job.document()
+
+
+def test_participation_that_works(make):
+    assert make(FIVE, 0.6).document()
+    assert make(FIVE, 0.7).document()
+    assert participation_fault(3, 4) == ""
+    assert participation_fault(99, 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"supervisor": "resnet"}, "supervisor"),
+        ({"supervisor": []}, "give a list of 1 or more"),
+        ({"tau_s": 0}, "tau_s"),
+        ({"tau_theta": 2.0}, "tau_theta"),
+        ({"c": 40.0}, "c and gamma go together"),
+        ({"gamma": 0.4}, "c and gamma go together"),
+        ({"c": 40.0, "gamma": 0.5}, "gamma"),
+        ({"c": float("nan"), "gamma": 0.4}, "c = nan"),
+        ({"c": 0.0, "gamma": 0.4}, "c = 0.0: give a value above 0.0"),
+        ({"c": 40.0, "gamma": 0.4, "schedule": "paper"}, "leave them out"),
+        ({"schedule": "fast"}, "schedule"),
+        ({"similarity": "cosine"}, "similarity"),
+        ({"weights": "file"}, "unknown key"),
+    ],
+)
+def test_bad_options_are_refused(options, complaint):
+    with pytest.raises(LocalError, match=complaint):
+        method_options("fedsimsup", options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "supervisor", "complaint"),
+    [((3, 30, 32), "transformer", "4 x 4 pixels, which"), ((3, 3, 40), "cnn", "at least 4 x 4")],
+)
+def test_supervisors_that_cannot_take_the_input_are_refused(make, shape, supervisor, complaint):
+    job = make(supervisor=supervisor)
+    with pytest.raises(LocalError, match=complaint):
+        type(job.method())(replace(job.setting(), input=shape), job.method_options)
+
+
+def test_reruns_are_bit_identical_and_all_silos_are_evaluated(make, make_shards):
+    job = make(supervisor=["lenet", "cnn", "transformer"], tau_theta=1)
+    torch.manual_seed(1)
+    one = simulate(job, make_shards(job))
+    torch.manual_seed(2)
+    other = simulate(job, make_shards(job))
+    assert one.history == other.history
+    assert all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in job.silos)
+    assert all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
+    assert len({r[0].round for r in one.history.values()}) == 1  # the census
+    assert [r[-1].tested for r in one.history.values()] == [12] * 5
+    last = job.cohort(4)
+    assert job.method().product == "delivered"
+    for silo in last:  # a participant of the last round keeps what it trained
+        assert one.history[silo][-1].correct_delivered == one.history[silo][-2].correct_trained
+
+
+def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
+    """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local epochs; three draws.
+
+    Seen, mean over silos and draws: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814 (0.745 with the exchange
+    turned off by C = 1e-6, 0.832 with supervisors of three architectures). Not asserted, because it does not hold: what
+    FedAvg's silos have right after local training is better (0.872). They start each round from the mean of a whole
+    cohort, while a silo here moves only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is
+    the gain robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637 to 0.674.
+    """
+    digits, silos, means = data.digits(), [f"s{i}" for i in range(8)], {}
+    digits = data.Dataset(digits.x[:600], digits.y[:600])
+    training = {"epochs": 6, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
+    for seed in (7, 1, 2):
+        parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
+        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        for name in ("local", "fedavg", "fedsimsup"):
+            job = make_job(
+                name, silos=silos, rounds=8, seed=seed, participation=0.5, model={"classes": 10}, training=training
+            )
+            accuracy = simulate(job, shards).accuracy("delivered")
+            means.setdefault(name, []).append(statistics.mean(accuracy.values()))
+    mean = {name: statistics.mean(values) for name, values in means.items()}
+    assert mean["fedsimsup"] > mean["local"] + 0.03, means
+    assert mean["fedsimsup"] > mean["fedavg"], means
+
+
+@pytest.fixture
+def declared(make_job, make_shards):
+    """A job in the clear, the same one that declares what its census would say, and records that fit both."""
+
+    def make(similarity):
+        fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3}
+        clear = make_job("fedsimsup", {"similarity": similarity}, **fields)
+        shards = make_shards(clear)
+        by_class = {s: torch.bincount(train.y, minlength=3).tolist() for s, (train, _) in shards.items()}
+        security = {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "dropouts": "any",
+            "counts": {silo: sum(own) for silo, own in by_class.items()},
+            **({"class_counts": by_class} if similarity == "labels" else {}),
+        }
+        return clear, make_job("fedsimsup", {"similarity": similarity}, security=security, **fields), shards
+
+    return make
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_what_a_blind_job_declares_is_what_its_census_would_say(declared, similarity):
+    clear, blind, shards = declared(similarity)
+    assert [part.name for part in blind.up(0)] == ["metrics"]
+    assert torch.equal(blind.method().begin()["samples"], torch.tensor([len(shards[s][0]) for s in FIVE]))
+    expected, found = simulate(clear, shards), simulate(blind, shards)
+    assert found.coordinator.keys() == expected.coordinator.keys()
+    assert all(torch.equal(found.coordinator[name], value) for name, value in expected.coordinator.items())
+    assert all(state_to_bytes(found.states[s]) == state_to_bytes(expected.states[s]) for s in FIVE)
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_a_silo_knows_what_is_posted_to_it_by_what_the_job_declares(make_job, similarity):
+    """Over all cohorts; where silos may have taken part that are like nobody here, keep is known within a range."""
+    by_class = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
+    security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
+    security["counts"] = {silo: sum(own) for silo, own in by_class.items()}
+    if similarity == "labels":
+        security["class_counts"] = by_class
+    fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3, "rounds": 10, "security": security}
+    method, ranges = make_job("fedsimsup", {"similarity": similarity}, **fields).method(), set()
+    for cohort in itertools.chain(itertools.combinations(FIVE, 3), itertools.combinations(FIVE, 4)):
+        for round_ in (1, 9):
+            for post in method.combine(method.begin(), round_, cohort, {}).posts:
+                shares = {silo: weight / sum(post.weights.values()) for silo, weight in post.weights.items()}
+                assert method.mail_fault(round_, post.silo, shares, post.keep) == ""
+                least, most = re.search(
+                    r"it is (\S+) to (\S+)$", method.mail_fault(round_, post.silo, shares, 1)
+                ).groups()
+                assert float(least) - 1e-6 <= post.keep <= float(most) + 1e-6
+                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(least) - 1e-5)
+                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(most) + 1e-5)
+                ranges.add(least != most)
+                for first, second in itertools.pairwise(shares):
+                    moved = {**shares, first: shares[first] + 1e-5, second: shares[second] - 1e-5}
+                    assert f"gives {first!r} a share" in method.mail_fault(round_, post.silo, moved, post.keep)
+    assert ranges == ({True, False} if similarity == "labels" else {False})
+    if similarity == "labels":
+        assert "mixes b, which have nothing in common" in method.mail_fault(1, "e", {"b": 0.5, "c": 0.5}, 0.5)
+
+
+def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody(declared):
+    _, job, _ = declared("labels")
+    method = job.method()
+    before = {**method.begin(), "unmatched": torch.tensor([0, 1, 2, 3, 4])}
+    after = method.unposted(before, ("b", "e"))
+    assert after["unmatched"].tolist() == [0, 2, 2, 3, 5]
+    assert before["unmatched"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("similarity", ["labels", "samples"])
+def test_weights_of_rows_are_those_that_are_posted_and_known_to_all(declared, similarity):
+    _, job, _ = declared(similarity)
+    method = job.method()
+    state = method.begin()
+    assert method.directed_for == "away"
+    for round_ in range(1, job.length):
+        cohort = job.cohort(round_)
+        for post in method.combine(state, round_, cohort, {}).posts:
+            assert method.row_weights(round_, post.silo) == post.weights
+            near = method.similarities(state, post.silo, list(cohort))
+            assert post.weights == pytest.approx(near, abs=1e-12)
+            # Of whole numbers and one root, so that no machine rounds otherwise: the same whatever the order.
+            other = method.declared_similarities(post.silo, cohort[::-1])
+            assert other == post.weights
+    assert method.row_weights(0, job.silos[0]) == {}
+
+
+def test_without_declared_counts_no_row_has_weights_beforehand(make):
+    method = make().method()
+    assert method.row_weights(1, "a") == {}

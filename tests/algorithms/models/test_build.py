@@ -1,0 +1,119 @@
+import concurrent.futures
+import hashlib
+
+import pydantic
+import pytest
+import torch
+from torch import nn
+
+from staddle.algorithms.models.build import ModelOptions, build, initialise, input_shape
+from staddle.errors import LocalError
+
+
+def count(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def fingerprint(parts):
+    digest = hashlib.sha256()
+    for module in parts.values():
+        for name, tensor in module.state_dict().items():
+            digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_lenet5_with_batch_norm_has_the_parameters_of_the_papers_table():
+    parts = build(ModelOptions(name="lenet5", classes=10, norm="batch"), 0)
+    assert count(parts["extractor"]) == 61_200
+    assert count(parts["classifier"]) == 850
+    assert sum(b.numel() for b in parts["extractor"].buffers()) == 46
+    assert count(build(ModelOptions(name="lenet5", classes=10), 0)["extractor"]) == 61_200 - 44
+
+
+@pytest.mark.parametrize("norm", ["none", "batch", "group"])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet5", None), ("lenet5", (1, 28, 28)), ("lenet5", (3, 16, 33)), ("cnn-digits", None)]
+)
+def test_models_run_forward_and_backward(name, shape, norm):
+    options = ModelOptions(name=name, classes=4, norm=norm, input=shape)
+    parts = build(options, 1)
+    logits = parts["classifier"](parts["extractor"](torch.randn(5, *input_shape(options))))
+    assert logits.shape == (5, 4)
+    logits.sum().backward()
+    assert isinstance(parts["classifier"], nn.Linear)
+    assert not any(getattr(m, "inplace", False) for m in parts["extractor"].modules())
+
+
+def test_group_norm_has_its_own_groups():
+    layers = dict(build(ModelOptions(name="lenet5", classes=10, norm="group"), 0)["extractor"].named_children())
+    assert [layers[f"norm{i}"].num_groups for i in (1, 2)] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"name": "lenet5", "class_names": ("a", "b")}, "2 class_names for 10 classes"),
+        ({"name": "lenet5", "classes": 2, "class_names": ("a", "a")}, "both named 'a'"),
+        ({"name": "lenet5", "classes": 2, "class_names": ("a", 1)}, "class_names"),
+        ({"name": "cnn-digits", "input": (1, 28, 28)}, "cnn-digits takes input"),
+        ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
+        ({"name": "lenet5", "classes": 1}, "classes"),
+        ({"name": "glm", "input": (4096, 4096, 1), "classes": 16}, "has 268,435,472 parameters; lower input or"),
+        ({"name": "glm", "input": (4096, 4096, 4096), "classes": 100_000}, "268,435,456 are the most"),
+        ({"name": "resnet"}, "lenet5"),
+        ({"name": "lenet5", "buffers": "shared"}, "buffers"),
+        (
+            {"name": "lenet5", "buffers": "global"},
+            "'lenet5' with norm 'none' keeps no running statistics; leave buffers",
+        ),
+        ({"name": "lenet5", "buffers": "global", "norm": "group"}, "norm 'group' keeps no running statistics"),
+        ({"name": "convnet-3x64", "buffers": "global", "norm": "batch"}, "norm 'batch' keeps no running statistics"),
+    ],
+)
+def test_options_that_make_no_model_are_refused(fields, complaint):
+    with pytest.raises(pydantic.ValidationError, match=complaint):
+        ModelOptions(**{"classes": 10, **fields})
+
+
+def test_initial_values_are_pinned_and_need_no_torch_generator():
+    options = ModelOptions(name="lenet5", classes=10, norm="batch")
+    prints, untouched = set(), torch.get_rng_state()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        prints.add(fingerprint(build(options, 7)))
+        assert torch.equal(torch.get_rng_state(), before)
+    torch.set_rng_state(untouched)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        prints |= set(pool.map(lambda _: fingerprint(build(options, 7)), range(8)))
+    torch.set_num_threads(2)
+    prints.add(fingerprint(build(options, 7)))
+    assert prints == {"307beffd187f599c954f1e9d16030cbd7ecbcd7cf50b23d7853b4cd78e966b63"}
+    assert fingerprint(build(options, 8)) not in prints
+
+
+def test_initial_values_fill_the_interval_of_their_fan_in():
+    parts = build(ModelOptions(name="lenet5", classes=10, norm="batch"), 3)
+    for name, fan_in in [("conv1", 75), ("conv2", 150), ("fc1", 400), ("fc2", 120)]:
+        layer = dict(parts["extractor"].named_children())[name]
+        for tensor in (layer.weight, layer.bias):
+            assert tensor.abs().max() <= fan_in**-0.5
+        assert layer.weight.abs().max() > 0.95 * fan_in**-0.5
+        assert layer.weight.var().item() == pytest.approx(1 / (3 * fan_in), rel=0.2)
+    norm = dict(parts["extractor"].named_children())["norm1"]
+    assert norm.weight.tolist() == [1] * 6
+    assert norm.bias.tolist() == norm.running_mean.tolist() == [0] * 6
+    assert norm.running_var.tolist() == [1] * 6
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ReLU()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()])
+def test_modules_without_a_defined_initialisation_are_refused(module):
+    with pytest.raises(LocalError, match="model: "):
+        initialise(module, 0, "extractor")

@@ -1,0 +1,397 @@
+"""Private steps against plain ones, by hand, and record by record; what bounds a record's influence holds exactly."""
+
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from staddle.algorithms.method import Optimiser, Stage, initial_state
+from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.training.clipped_sum import ClippedSum
+from staddle.algorithms.training.dp_sgd import Mechanism, Private, check, check_apart
+from staddle.algorithms.training.loop import PLAIN, train
+from staddle.algorithms.training.silo_round import facts_of, handed, to_modules
+from staddle.errors import LocalError
+
+METHODS = {
+    "ditto": {},
+    "fedavg": {},
+    "feddyn": {"alpha": 0.5},
+    "fedprox": {},
+    "fedrep": {"head_epochs": 2},
+    "moon": {"mu": 5},
+    "fedrod": {},
+    "pfedsim": {},
+    "fedssa": {},
+    "fedsimsup": {"supervisor": "lenet"},
+    "fml": {},
+    "fedaims": {"sampling": "full"},
+    "fedaims-prototype": {"sampling": "full", "aux_ce": "prototype"},
+    "ppfl": {"models": 2, "lam": 0},
+    "ppfl-ppfl2": {"models": 2, "lam": 0, "variant": "ppfl2"},
+}
+CLIP = 32.0  # above the gradients of these tests
+GRID = 1e-8  # by which fixed point, in steps of CLIP / 2^38, is off in a few steps
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data set in float64."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def __len__(self):
+        return len(self.y)
+
+    def take(self, index):
+        return Records(self.x[index], self.y[index])
+
+
+class Fixed:
+    """Draws what it is told, and noise of a seed."""
+
+    def __init__(self, draws=(), seed=0):
+        self.draws, self.random, self.asked = list(draws), np.random.default_rng(seed), 0
+
+    def __call__(self):
+        return self
+
+    def drawn(self, records, q):
+        return np.array(self.draws.pop(0), np.int64) if self.draws else np.arange(records)
+
+    def normal(self, count):
+        self.asked += count
+        return self.random.normal(size=count)
+
+
+def uncharged(whole):
+    """Nobody counts."""
+
+
+def private(draws=(), fresh=None, charge=uncharged, **fields):
+    how = {"clip": CLIP, "sigma": 0.0, "whole_sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 16, **fields}
+    return Private(Mechanism(**how), fresh or Fixed(draws), charge)
+
+
+def double(modules):
+    return {part: module.double() for part, module in modules.items()}
+
+
+def stages_of(make_job, make_data, name, **fields):
+    """A method's stages in a round in which all parts may train, its modules in float64, and eight records."""
+    method_name, _, _ = name.partition("-")
+    model = {"name": "convnet-digits"} if method_name == "fedaims" else {}
+    more = {"participation": 0.67} if method_name == "fedsimsup" else {}
+    silos = [f"s{i}" for i in range(6)] if method_name == "fedsimsup" else ["a", "b", "c"]
+    if more:
+        more["min_cohort"] = 3
+    job = make_job(method_name, METHODS[name], model=model, silos=silos, **more, **fields)
+    method, silo = job.method(), job.silos[0]
+    data = make_data(8)
+    state = initial_state(method, silo)
+    if method_name == "fedaims":
+        state = replace(state, extra={**state.extra, "prototypes": torch.randn(state.extra["prototypes"].shape)})
+    facts = facts_of(job, silo, 1, data)
+    context = [
+        replace(stage, context={key: value.double() for key, value in stage.context.items()})
+        for stage in method.stages(state, facts)
+    ]
+    return context, double(to_modules(method, silo, state)), Records(data.x.double(), data.y)
+
+
+def rng():
+    return stream(0, "a", 0, "train/0")
+
+
+def values(modules, parts=None):
+    chosen = parts or modules
+    return torch.cat([p.detach().reshape(-1) for part in chosen for p in modules[part].parameters()])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
+    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed point."""
+    torch.manual_seed(0)
+    stages, modules, data = stages_of(make_job, make_data, name)
+    torch.manual_seed(0)
+    _, others, _ = stages_of(make_job, make_data, name)
+    before, way = values(modules), private()
+    for stage in stages:
+        train(handed(modules, stage), stage, data, len(data), rng(), PLAIN)
+        train(handed(others, stage), stage, data, 1, rng(), way)
+    assert (values(modules) - before).abs().max() > 1e-4
+    assert (values(modules) - values(others)).abs().max() < GRID
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
+    """With a record and without it: all parameters of a step together differ by C lr / D at most."""
+    clip, moved = 0.05, []
+    for index in range(4):
+        torch.manual_seed(0)
+        stages, modules, data = stages_of(make_job, make_data, name)
+        torch.manual_seed(0)
+        _, others, _ = stages_of(make_job, make_data, name)
+        stage = replace(stages[-1], epochs=1, optimiser=Optimiser(1.0), full_batch=False)
+        whole, less = list(range(8)), [i for i in range(8) if i != index]
+        train(handed(modules, stage), stage, data, 1, rng(), private([whole], clip=clip))
+        train(handed(others, stage), stage, data, 1, rng(), private([less], clip=clip))
+        moved.append(float((values(modules) - values(others)).norm()))
+    assert max(moved) <= clip / 8 * (1 + 1e-9)  # what the difference of two models is off
+    assert max(moved) > 0.99 * clip / 8  # the bound is reached, over all trained parts together
+
+
+def linear():
+    torch.manual_seed(0)
+    return {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), "classifier": nn.Linear(5, 3).double()}
+
+
+def cross_entropy(parts, x, y, context):
+    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+
+
+def records(n):
+    random = np.random.default_rng(1)
+    return Records(torch.from_numpy(random.normal(size=(n, 6))), torch.from_numpy(random.integers(0, 3, n)))
+
+
+BOTH = Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.5, momentum=0.9, weight_decay=0.01))
+
+
+def clipped_by_hand(parts, data, clip):
+    """Σ of the cut gradients, record after record, by autograd alone."""
+    parameters = [p for part in ("extractor", "classifier") for p in parts[part].parameters()]
+    total = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(data)):
+        loss = cross_entropy(parts, data.x[i : i + 1], data.y[i : i + 1], {}).sum()
+        found = torch.autograd.grad(loss, parameters)
+        norm = torch.cat([g.reshape(-1) for g in found]).norm()
+        total = [t + g * min(1.0, clip / float(norm)) for t, g in zip(total, found, strict=True)]
+    return torch.cat([t.reshape(-1) for t in total])
+
+
+@pytest.mark.parametrize("physical", [1, 3, 7, 16])
+def test_clipped_sums_are_those_by_hand_however_few_records_fit_into_memory(physical):
+    parts, data = linear(), records(7)
+    expected = clipped_by_hand(parts, data, 0.3)
+    before = values(parts)
+    stage = replace(BOTH, optimiser=Optimiser(1.0))
+    train(parts, stage, data, 1, rng(), private(clip=0.3, physical_batch=physical))
+    assert torch.allclose((before - values(parts)) * 8, expected, atol=1e-9, rtol=2e-6)
+
+
+def test_no_choice_of_the_other_records_lets_one_move_more_than_the_clip():
+    """In float32, one by one, these leave the sum at 257, or take it from 256 down by twice what they are.
+
+    tests/algorithms/training/test_clipped_sum.py has them with 23,553 records, and 8 clips.
+    """
+    x = torch.tensor([[1.0]] * 257 + [[-(2.0**-17) * (1 + 2.0**-20)]] * 512)
+    adding = x.flatten().numpy()
+    assert np.add.accumulate(adding)[-1] - np.add.accumulate(adding[1:])[-1] == 1 + 2**-7
+    stage, ends = Stage(("linear",), 1, lambda parts, x, *_: parts["linear"](x)[:, 0], Optimiser(1.0)), []
+    for drawn in (range(769), range(1, 769)):
+        parts = {"linear": nn.Linear(1, 1, bias=False)}
+        parts["linear"].weight.data.zero_()  # its gradient is the record
+        data = Records(x, torch.zeros(769, dtype=torch.int64))
+        train(parts, stage, data, 1, rng(), private([list(drawn)], clip=1.0, divisor=1.0, physical_batch=1))
+        ends.append(parts["linear"].weight.item())
+    assert ends[1] - ends[0] == pytest.approx(1, abs=2**-14)  # float32's steps there: the release is rounded to them
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_what_a_record_gives_has_the_same_bits_however_many_are_drawn(make_job, make_data, monkeypatch, functional):
+    """Matrix products round otherwise in calls of one, two and four records, and a model may make much of that."""
+    seen, real = [], ClippedSum.add
+
+    def add(self, shares):
+        seen.append([share.clone() for share in shares])
+        real(self, shares)
+
+    monkeypatch.setattr(ClippedSum, "add", add)
+    job, data = make_job("fedavg"), make_data(40)
+    method = job.method()
+    state = initial_state(method, "a")
+    first = []
+    for drawn in ([0], [0, 1], [0, 1, 2], [*range(5)], [*range(7, 12), 0], [*range(16, 35), 0]):
+        seen.clear()
+        modules, (stage,) = to_modules(method, "a", state), method.stages(state, facts_of(job, "a", 1, data))
+        modules["extractor"].functional = functional
+        train(modules, stage, data, 1, rng(), private([drawn]))
+        place = drawn.index(0)
+        first.append(torch.cat([share[place % 16].reshape(-1) for share in seen[place // 16]]))
+    assert first[0].any()
+    assert first[0].dtype == torch.float32
+    assert all(torch.equal(one, first[0]) for one in first)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e308])
+def test_a_record_whose_gradient_is_no_number_adds_nothing(functional, value):
+    """Nor does it end the training, which would show that it is there."""
+    one, other, data = linear(), linear(), records(9)
+    other["extractor"].functional = one["extractor"].functional = functional
+    stage = replace(BOTH, loss=lambda *given: cross_entropy(*given) * (1 + given[1].abs().sum(1)))
+    train(one, stage, data, 1, rng(), private([[0, 1, 3, 4], [5, 6]], q=0.5, clip=0.3))
+    data.x[2] = value
+    loss = train(other, stage, data, 1, rng(), private([[0, 1, 2, 3, 4], [5, 6, 2]], q=0.5, clip=0.3))
+    assert isfinite(loss)
+    assert (values(one) - values(other)).abs().max() < GRID
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_losses_whose_sum_is_beyond_float32_end_no_training(functional):
+    """Who delivers a model could make a few records' losses so large, and see by the end whether they were drawn."""
+    data = records(8)
+    parts = {name: module.float() for name, module in linear().items()}
+    parts["extractor"].functional = functional
+    stage = replace(BOTH, loss=lambda *given: cross_entropy(*given) + 3e38)
+    train(parts, stage, Records(data.x.float(), data.y), 1, rng(), private(clip=0.3))
+    assert values(parts).isfinite().all()
+
+
+def test_noise_is_added_in_float64_and_rounded_once():
+    """Rounded to float32 before it is scaled and added, it takes some values only, and these tell what it is added to.
+
+    Mironov 2012; see security/dp/noise.py.
+    """
+    parts = {name: module.float() for name, module in linear().items()}
+    stage, data = replace(BOTH, optimiser=Optimiser(1.0)), records(3)
+    for module in parts.values():
+        for p in module.parameters():
+            p.data.zero_()  # what a step makes of them is the gradient, bit for bit
+    train(parts, stage, Records(data.x.float(), data.y), 1, rng(), private([[]], sigma=1.7, clip=0.9, divisor=1.0))
+    noise = 1.7 * 0.9 * torch.from_numpy(np.random.default_rng(0).normal(size=values(parts).numel()))
+    assert torch.equal(values(parts), -noise.float())
+
+
+def test_hooks_and_functions_give_the_same(monkeypatch):
+    one, other = linear(), linear()
+    train(one, BOTH, records(9), 1, rng(), private(clip=0.3))
+    other["extractor"].functional = True
+    train(other, BOTH, records(9), 1, rng(), private(clip=0.3))
+    assert (values(one) - values(other)).abs().max() < GRID
+
+
+def test_noise_has_the_size_that_is_said_and_is_fresh_for_each_step():
+    """Nobody is drawn, so what is left of a step is noise alone: σ C / D lr."""
+    data, moves = records(50), []
+    random = Fixed([[]] * 400)
+    way = private(fresh=random, clip=0.5, sigma=3.0, q=1 / 400, divisor=4.0)
+    parts = linear()
+    stage = replace(BOTH, optimiser=Optimiser(1.0))
+    step = way.begin({part: module.train() for part, module in parts.items()}, stage)
+    for index in way.batches(stage, 50, 1, rng(), False):
+        before = values(parts)
+        step(data.x[index], data.y[index])
+        moves.append(values(parts) - before)
+    moved = torch.stack(moves)
+    assert moved.shape[0] == 400
+    assert moved.std() == pytest.approx(3.0 * 0.5 / 4.0, rel=0.02)
+    assert abs(float(moved.mean())) < 4 * 0.375 / moved.numel() ** 0.5
+    assert random.asked == moved.numel()
+
+
+def test_a_step_is_charged_before_it_draws_and_none_is_taken_beyond():
+    parts, left = linear(), [2]
+
+    def charge(whole):
+        if not left[0]:
+            raise LocalError("spent")
+        left[0] -= 1
+
+    way = private(q=0.25, charge=charge, fresh=Fixed([[0], [1], [2], [3]]))
+    with pytest.raises(LocalError, match="spent"):
+        train(parts, BOTH, records(4), 1, rng(), way)
+    by_hand = linear()
+    with pytest.raises(IndexError):
+        train(by_hand, BOTH, records(4), 1, rng(), private(q=0.25, fresh=Two([[0], [1]])))
+    assert (values(parts) == values(by_hand)).all()
+
+
+class Two(Fixed):
+    """Draws as told, and then no more."""
+
+    def drawn(self, records, q):
+        return np.array(self.draws.pop(0), np.int64)
+
+
+def test_a_stage_over_all_records_draws_all_and_says_so():
+    charged = []
+    parts, others = linear(), linear()
+    stage = replace(BOTH, full_batch=True, epochs=3)
+    train(parts, stage, records(8), 1, rng(), private(q=0.5, divisor=4.0, charge=charged.append))
+    train(others, stage, records(8), 8, rng(), PLAIN)
+    assert charged == [True] * 3
+    assert (values(parts) - values(others)).abs().max() < GRID
+
+
+def test_a_stage_over_all_records_has_noise_of_its_own():
+    """Its divisor is that of a drawn step by q, so noise of σ / q is as much on the mean of the gradients."""
+    stage = replace(BOTH, full_batch=True, epochs=300, optimiser=Optimiser(1.0))
+    parts, data = linear(), records(4)
+    moves, before = [], values(parts)
+    way = private(clip=1e-9, sigma=0.0, whole_sigma=8e9, q=0.25, divisor=1.0)
+    step = way.begin(parts, stage)
+    for index in (i for _ in range(stage.epochs) for i in way.batches(stage, 4, 1, rng(), False)):
+        step(data.x[index], data.y[index])
+        moves.append(values(parts) - before)
+        before = values(parts)
+    assert torch.stack(moves).std() == pytest.approx(8e9 * 1e-9 / 4, rel=0.02)
+
+
+def test_penalties_come_after_the_noise():
+    stage = replace(BOTH, penalty=lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values()))
+    one, other = linear(), linear()
+    train(one, stage, records(8), 8, rng(), PLAIN)
+    train(other, stage, records(8), 8, rng(), private())
+    assert (values(one) - values(other)).abs().max() < GRID
+    alone = linear()
+    train(alone, stage, records(8), 8, rng(), private(clip=1e-12))  # of the records next to nothing is left
+    assert (values(alone, ["classifier"]) - values(linear(), ["classifier"])).abs().max() > 0.01
+
+
+def test_hooks_of_a_stage_are_gone_in_the_next():
+    parts, way = linear(), private()
+    for trains in (("extractor",), ("classifier",), ("extractor", "classifier")):
+        train(parts, replace(BOTH, trains=trains), records(8), 8, rng(), way)
+    others = linear()
+    for trains in (("extractor",), ("classifier",), ("extractor", "classifier")):
+        train(others, replace(BOTH, trains=trains), records(8), 8, rng(), PLAIN)
+    assert (values(parts) - values(others)).abs().max() < GRID
+
+
+def test_normalisation_over_a_batch_is_refused():
+    with pytest.raises(LocalError, match=r"part 'extractor' cannot be trained with differential privacy.*group"):
+        check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))
+    check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)))
+
+
+COUPLED = {
+    "mean": lambda losses, _: losses / losses.mean(),
+    "features": lambda losses, x: losses + (x - x.mean(0)).square().sum(1),
+    "sorted": lambda losses, _: losses * losses.argsort(descending=True),
+    "number": lambda losses, x: losses + x.detach().sum().item(),
+}
+
+
+@pytest.mark.parametrize("couple", COUPLED.values(), ids=COUPLED)
+def test_a_loss_that_couples_records_and_does_not_say_so_is_refused(couple):
+    parts = linear()
+    before = values(parts)
+    stage = replace(BOTH, loss=lambda *given: couple(cross_entropy(*given), given[1]))
+    with pytest.raises(LocalError, match="extractor, classifier the loss of a record depends on another one of its"):
+        train(parts, stage, records(8), 8, rng(), private())
+    assert torch.equal(values(parts), before)
+
+
+def test_chance_within_a_record_couples_nothing():
+    """Dropout, which draws anew in each call."""
+    parts = linear()
+    parts["extractor"] = nn.Sequential(parts["extractor"], nn.Dropout(0.5))
+    state = torch.random.get_rng_state()
+    check_apart({part: module.train() for part, module in parts.items()}, BOTH, records(1).x)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,256 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.method import Optimiser, Stage
+from staddle.algorithms.numerics.streams import stream
+from staddle.algorithms.training.loop import (
+    PLAIN,
+    Plain,
+    batch_coupled,
+    batches,
+    clipped,
+    evaluate,
+    measure,
+    sgd_step,
+    train,
+)
+from staddle.errors import CancelledError, LocalError
+
+
+def cross_entropy(parts, x, y, context):
+    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+
+
+def linear_parts(norm=False):
+    torch.manual_seed(0)
+    layers = [nn.Flatten(), nn.Linear(6, 5), *([nn.BatchNorm1d(5)] if norm else []), nn.Tanh()]
+    return {"extractor": nn.Sequential(*layers), "classifier": nn.Linear(5, 3)}
+
+
+def records(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return Dataset(
+        torch.from_numpy(rng.normal(size=(n, 6)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, n))
+    )
+
+
+def rng():
+    return stream(0, "a", 0, "train/0")
+
+
+def test_batches_cover_every_record_once_and_the_last_is_smaller():
+    drawn = batches(10, 4, rng(), wrap=False)
+    assert [len(b) for b in drawn] == [4, 4, 2]
+    assert sorted(np.concatenate(drawn).tolist()) == list(range(10))
+    one = stream(0, "a", 0, "train/0")
+    assert batches(10, 4, one, wrap=False)[0].tolist() != batches(10, 4, one, wrap=False)[0].tolist()
+
+
+@pytest.mark.parametrize(("n", "size", "count"), [(10, 4, 3), (8, 4, 2), (3, 8, 1)])
+def test_wrapped_batches_are_full_and_repeat_the_shuffle_from_its_start(n, size, count):
+    plain_order = np.concatenate(batches(n, size, rng(), wrap=False))
+    drawn = batches(n, size, rng(), wrap=True)
+    assert [len(b) for b in drawn] == [size] * count
+    assert np.concatenate(drawn).tolist() == [plain_order[i % n] for i in range(size * count)]
+
+
+def test_training_wraps_exactly_where_normalisation_couples_a_batch():
+    sizes = {}
+    for norm in (False, True):
+        parts = linear_parts(norm)
+        assert batch_coupled(parts) is norm
+        seen = sizes.setdefault(norm, [])
+
+        class Seeing(Plain):
+            def begin(self, modules, stage, seen=seen):
+                return lambda x, _: torch.tensor(float(len(seen.append(len(x)) or [])))
+
+        train(
+            parts, Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.1)), records(10), 4, rng(), Seeing()
+        )
+    assert sizes == {False: [4, 4, 2], True: [4, 4, 4]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("momentum", "decay"), [(0, 0), (0.9, 0), (0, 0.01), (0.9, 5e-4)])
+def test_sgd_step_is_torchs_sgd_bit_for_bit(momentum, decay, dtype):
+    generator = torch.Generator().manual_seed(1)
+    ours = [torch.randn(s, generator=generator, dtype=dtype) for s in ((4, 3), (3,))]
+    theirs = [nn.Parameter(p.clone()) for p in ours]
+    optimiser = torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=decay)
+    velocity, handed = [], []
+    for _ in range(7):
+        gradients = [torch.randn(p.shape, generator=generator, dtype=dtype) for p in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        handed += [(g, g.clone()) for g in gradients]
+        optimiser.step()
+        sgd_step(ours, gradients, velocity, Optimiser(0.1, momentum, decay))
+    assert all(torch.equal(gradient, copy) for gradient, copy in handed)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_clipped_is_torchs_clipping_over_all_tensors_together():
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(shape, generator=generator) for shape in ((4, 3), (3,))]
+    whole = float(torch.cat([g.flatten() for g in gradients]).norm())
+    theirs = [nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for limit in (0.3 * whole, 1.5 * whole):
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        nn.utils.clip_grad_norm_(theirs, limit)
+        ours = clipped(gradients, limit)
+        assert all(torch.allclose(a, p.grad, rtol=1e-5) for a, p in zip(ours, theirs, strict=True))
+    assert all(a is b for a, b in zip(clipped(gradients, None), gradients, strict=True))
+    assert clipped([torch.tensor([3.0]), torch.tensor([4.0])], 2.5) == [torch.tensor([1.5]), torch.tensor([2.0])]
+    data, parts, by_hand = records(4), linear_parts(), linear_parts()
+    train(parts, Stage(("classifier",), 1, cross_entropy, Optimiser(0.1, clip=1e-3)), data, 4, rng())
+    step = (parts["classifier"].weight - by_hand["classifier"].weight).square().sum()
+    step = step + (parts["classifier"].bias - by_hand["classifier"].bias).square().sum()
+    assert step.sqrt().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+def test_a_trained_part_that_the_loss_does_not_touch_decays_only():
+    parts = {**linear_parts(), "adapter": nn.Linear(2, 2)}
+    before = {name: value.clone() for name, value in parts["adapter"].state_dict().items()}
+    stage = Stage(("classifier", "adapter"), 1, cross_entropy, Optimiser(0.1, weight_decay=0.5))
+    train(parts, stage, records(4), 4, rng())
+    assert all(torch.allclose(v, 0.95 * before[name]) for name, v in parts["adapter"].state_dict().items())
+
+
+def test_measure_adds_up_over_chunks_and_touches_no_running_statistics(make_job):
+    class Counting:
+        def measure(self, parts, x, y):
+            features = parts["extractor"](x)
+            assert not any(module.training for module in parts.values())
+            return {"sum": features.sum(0), "count": torch.tensor(len(y))}
+
+    parts, data = linear_parts(norm=True), records(1100)
+    for module in parts.values():
+        module.train()
+    found = measure(Counting().measure, parts, data)
+    assert found["count"].item() == 1100
+    assert not parts["extractor"][2].num_batches_tracked
+    assert torch.allclose(found["sum"], parts["extractor"](data.x).double().sum(0), rtol=1e-4)
+    assert found["sum"].dtype == torch.float64
+    assert measure(make_job().method().measure, parts, data) == {}
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_full_batch_is_one_step_an_epoch_on_all_records(epochs):
+    parts, oracle, data = linear_parts(), linear_parts(), records(21)
+    train(parts, Stage(("classifier",), epochs, cross_entropy, Optimiser(0.1), full_batch=True), data, 4, rng())
+    optimiser = torch.optim.SGD(oracle["classifier"].parameters(), lr=0.1)
+    for _ in range(epochs):
+        optimiser.zero_grad()
+        cross_entropy(oracle, data.x, data.y, {}).mean().backward()
+        optimiser.step()
+    assert torch.equal(parts["classifier"].weight, oracle["classifier"].weight)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_train_equals_an_obvious_loop(norm):
+    data, parts, oracle = records(21), linear_parts(norm), linear_parts(norm)
+    stage = Stage(("extractor", "classifier"), 3, cross_entropy, Optimiser(0.1, 0.9, 1e-3))
+    loss = train(parts, stage, data, 4, rng(), PLAIN)
+    same = rng()
+    model = nn.Sequential(oracle["extractor"], oracle["classifier"]).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    for _ in range(3):
+        losses = []
+        for index in batches(21, 4, same, wrap=norm):
+            optimiser.zero_grad()
+            value = nn.functional.cross_entropy(model(data.x[index]), data.y[index])
+            value.backward()
+            optimiser.step()
+            losses.append(value.item())
+    for part, module in oracle.items():
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(tensor, parts[part].state_dict()[name]), name
+    assert loss == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+
+
+def test_parts_not_trained_stand_still_in_evaluation_mode():
+    parts = linear_parts(norm=True)
+    before = {k: v.clone() for k, v in parts["extractor"].state_dict().items()}
+    head = parts["classifier"].weight.detach().clone()
+    train(parts, Stage(("classifier",), 2, cross_entropy, Optimiser(0.1, 0.9, 0.1)), records(12), 4, rng())
+    assert all(torch.equal(v, before[k]) for k, v in parts["extractor"].state_dict().items())
+    assert not torch.equal(parts["classifier"].weight, head)
+
+
+def test_momentum_does_not_outlive_a_stage():
+    two, one = linear_parts(), linear_parts()
+    for parts, optimiser in ((two, Optimiser(0.1, 0.9)), (one, Optimiser(0.1))):
+        for number in range(3):  # stages of one batch: momentum never gets to act
+            train(
+                parts,
+                Stage(("extractor", "classifier"), 1, cross_entropy, optimiser),
+                records(4),
+                4,
+                stream(0, "", number, "s"),
+            )
+    assert torch.equal(two["classifier"].weight, one["classifier"].weight)
+
+
+def test_the_penalty_adds_its_own_gradient():
+    parts = linear_parts()
+    before = parts["classifier"].weight.detach().clone()
+    zero = lambda parts, x, y, context: 0 * cross_entropy(parts, x, y, context)  # noqa: E731
+    penalty = lambda parameters, _: (parameters["classifier"]["weight"] ** 2).sum() / 2  # noqa: E731
+    train(parts, Stage(("classifier",), 1, zero, Optimiser(0.25), penalty), records(4), 4, rng())
+    assert torch.equal(parts["classifier"].weight, before * 0.75)
+
+
+def test_the_context_reaches_the_loss():
+    seen = []
+    loss = lambda parts, x, y, context: seen.append(context["t"].item()) or cross_entropy(parts, x, y, context)  # noqa: E731
+    stage = Stage(("classifier",), 1, loss, Optimiser(0.1), context={"t": torch.tensor(3.0)})
+    train(linear_parts(), stage, records(4), 4, rng())
+    assert seen == [3.0]
+
+
+def test_a_loss_that_is_not_finite_stops_and_names_the_lr():
+    stage = Stage(("extractor", "classifier"), 50, cross_entropy, Optimiser(1e38))
+    with pytest.raises(LocalError, match=r"loss is (nan|inf); lower training.lr \(1e\+38\)"):
+        train(linear_parts(), stage, records(12), 4, rng())
+
+
+def test_cancellation_is_asked_between_batches():
+    answers = iter([False, False, True])
+    done = []
+    with pytest.raises(CancelledError):
+        train(
+            linear_parts(), Stage(("classifier",), 9, cross_entropy, Optimiser(0.1)), records(12), 4, rng(),
+            cancelled=lambda: next(answers), progress=lambda: done.append(1),
+        )  # fmt: skip
+    assert len(done) == 2
+
+
+@pytest.mark.parametrize("trains", [(), ("supervisor",)])
+def test_a_stage_must_train_parts_that_exist(trains):
+    with pytest.raises(LocalError, match="the model has parts"):
+        train(linear_parts(), Stage(trains, 1, cross_entropy, Optimiser(0.1)), records(4), 4, rng())
+
+
+def test_evaluate_counts_over_chunks_without_touching_running_statistics(make_job):
+    method = make_job().method()
+    parts, data = linear_parts(norm=True), records(1100)
+    before = parts["extractor"][2].running_mean.clone()
+    for module in parts.values():
+        module.eval()
+    with torch.no_grad():
+        slow = sum(
+            int(parts["classifier"](parts["extractor"](x[None])).argmax() == y)
+            for x, y in zip(data.x, data.y, strict=True)
+        )
+    for module in parts.values():
+        module.train()
+    assert evaluate(method, parts, data) == slow
+    assert torch.equal(parts["extractor"][2].running_mean, before)
+    assert math.isclose(slow / 1100, 1 / 3, abs_tol=0.2)

@@ -1,0 +1,833 @@
+"""A private round: what a method learns, what leaves with which taint, what is spent, and where it fails closed."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines import engine
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.job.privacy import PrivacyTable, round_spends
+from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
+from staddle.algorithms.method import Effort, Stage, initial_state
+from staddle.algorithms.methods.fedper import FedPer
+from staddle.algorithms.training import silo_round as rounds
+from staddle.algorithms.training.accountant import Counts, MemoryAccount, PrivateSilo
+from staddle.algorithms.training.loop import evaluate
+from staddle.algorithms.training.private_round import PrivateRound, noisy_facts, noisy_measure, release_counts
+from staddle.algorithms.training.silo_round import final_round, local_round, state_from_bytes, state_to_bytes
+from staddle.errors import ExhaustedError, LocalError
+from staddle.files import tensor_file
+
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5}
+SIX = ["a", "b", "c", "d", "e", "f"]
+
+
+class Seeded:
+    """Random numbers that are no secret, other ones at each silo."""
+
+    def __init__(self, seed=0):
+        self.random = np.random.default_rng(seed)
+
+    def normal(self, count):
+        return self.random.normal(size=count)
+
+    def drawn(self, records, q):
+        return np.flatnonzero(self.random.uniform(size=records) < q)
+
+
+class Still:
+    """No noise, or as much as it is told, and everybody is drawn."""
+
+    def __init__(self, each=0.0):
+        self.each = each
+
+    def normal(self, count):
+        return np.full(count, self.each)
+
+    def drawn(self, records, q):
+        return np.arange(records)
+
+
+class Free(MemoryAccount):
+    """An account that pays for anything, also for steps without noise."""
+
+    def reserve(self, round_, spends):
+        self._free = Counter({spend.purpose: spend.steps for spend in spends})
+        return super().reserve(round_, spends)
+
+
+@pytest.fixture
+def make_private(make_job):
+    def make(method="fedavg", options=None, privacy=None, **fields):
+        if method == "fedsimsup":
+            fields = {"silos": SIX, "participation": 0.5, "min_cohort": 3, **fields}
+        if method == "fedaims":
+            fields = {"model": {"name": "convnet-digits"}, **fields}
+        if method == "fedbn":
+            fields = {"model": {"norm": "group"}, **fields}
+        return make_job(method, options, privacy={**PRIVACY, **(privacy or {})}, **{"rounds": 3, **fields})
+
+    return make
+
+
+def silo_of(job, random=None, account=None):
+    random = random or Seeded()
+    return PrivateSilo(account or MemoryAccount(job), lambda: random)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Outcomes by silo and round of what is simulated."""
+    found = {}
+
+    def watched(method, job, state, round_, delivered, train, test, client, **more):
+        found[client, round_] = local_round(method, job, state, round_, delivered, train, test, client, **more)
+        return found[client, round_]
+
+    monkeypatch.setattr(engine, "local_round", watched)
+    return found
+
+
+def simulated(job, shards, seed=1):
+    """A private job's end, and the accounts of its silos."""
+    accounts = {silo: MemoryAccount(job) for silo in job.silos}
+    randoms = {silo: Seeded(seed + place) for place, silo in enumerate(job.silos)}
+    return simulate(job, shards, private=lambda silo: silo_of(job, randoms[silo], accounts[silo])), accounts
+
+
+# Method by method: what paid for each tensor that leaves. In these jobs the counts are reservation 0 of a silo and its
+# n-th round is reservation n. "all" are 0 and all rounds that trained, "now" 0 and the present one, "counts" 0 alone.
+
+FEDAIMS = {
+    "backbone": "all",
+    "backbone/@weight": "counts",
+    "prototypes": "all",
+    "prototypes/@weight": "counts",
+    "direction": "all",
+}
+PPFL = {  # θ comes down in each round, c stays and moves in the rounds of its block
+    "model": "now+c",
+    "model/@weight": "counts",
+    "coupling": "counts",
+    "coupling/m": "c",
+    "membership": "c",
+}
+LEAVING = {
+    "local": ("local", {}, {}),
+    "fedavg": ("fedavg", {}, {"model": "now", "model/@weight": "counts"}),
+    "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
+    "feddyn": ("feddyn", {"alpha": 0.5}, {"model": "all", "model/@weight": "counts"}),
+    "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
+    "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 2}, {"model": "now", "model/@weight": "counts"}),
+    "fedbabu": ("fedbabu", {"tuning_epochs": 2}, {"extractor": "now", "extractor/@weight": "counts"}),
+    "fedbabu-full": (
+        "fedbabu",
+        {"tuned": "full", "tuning_epochs": 2},
+        {"extractor": "now", "extractor/@weight": "counts"},
+    ),
+    "fedbn": ("fedbn", {}, {"model": "all", "model/@weight": "counts"}),
+    "fedper": ("fedper", {}, {"extractor": "all", "extractor/@weight": "counts"}),
+    "fedprox": ("fedprox", {}, {"model": "now", "model/@weight": "counts"}),
+    "fedrep": ("fedrep", {"head_epochs": 2}, {"extractor": "all", "extractor/@weight": "counts"}),
+    "lg-fedavg": ("lg-fedavg", {}, {"layers": "all", "layers/@weight": "counts"}),
+    "moon": ("moon", {}, {"model": "all", "model/@weight": "counts"}),
+    "fedrod": ("fedrod", {}, {"model": "all", "model/@weight": "counts"}),
+    "fedclassavg": ("fedclassavg", {"contrast": 0}, {"classifier": "all", "classifier/@weight": "counts"}),
+    "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
+    "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
+    "pfedsim-warm": ("pfedsim", {"rho": 1}, {"model": "now", "model/@weight": "counts"}),
+    "cfl": ("cfl", {"start": 1}, {"model": "now", "update": "now"}),
+    "fedssa": ("fedssa", {}, {"rows": "all", "rows/@weight": "counts"}),
+    "fedssa-clip": ("fedssa", {"clip": 1.0, "t_stable": 2}, {"rows": "all", "rows/@weight": "counts"}),
+    "fedssa-stale": ("fedssa", {"stale_inclusive": True}, {"deltas": "all", "deltas/presence": "counts"}),
+    "fedsimsup": ("fedsimsup", {"tau_theta": 1}, {"census": "counts", "theta": "all"}),
+    "fedsimsup-samples": (
+        "fedsimsup",
+        {"tau_theta": 1, "similarity": "samples", "supervisor": ["transformer", "cnn"]},
+        {"census": "counts", "theta": "all"},
+    ),
+    "fedaims": ("fedaims", {}, FEDAIMS),
+    "fedaims-clusters": (
+        "fedaims",
+        {"sampling": "algorithm2", "aux_ce": "prototype", "prototype_weights": "paper_p"},
+        FEDAIMS,
+    ),
+    "fedaims-raw": (
+        "fedaims",
+        {"sampling": "algorithm2", "similarity": "raw", "aux_ce": "none", "sketch": 0},
+        FEDAIMS,
+    ),
+    "fedaims-full": ("fedaims", {"sampling": "full"}, FEDAIMS),
+    "ppfl": ("ppfl", {"release_membership": "always"}, PPFL),
+    "ppfl-batches": ("ppfl", {"membership_batches": True, "variant": "ppfl2", "weights": "samples"}, PPFL),
+    "ppfl-code": (
+        "ppfl",
+        {"schedule": "theta_then_c", "no_affinity": True, "double_exponential": True, "canonical": "mlp", "hidden": 4},
+        PPFL,
+    ),
+    "ppfl-rbcd": ("ppfl", {"schedule": "rbcd", "mixture": "logits", "release_membership": "always"}, PPFL),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_shards, recorded, name):
+    method, options, leaving = LEAVING[name]
+    job = make_private(method, options, {"metrics_sigma": 2.0})
+    _, accounts = simulated(job, make_shards(job))
+    for (silo, round_), outcome in recorded.items():
+        now = outcome.spending.id
+        ids = {"counts": paid(0), "now": paid(0, now), "all": paid(0, *range(1 + job.method().census, now + 1))}
+        if method == "ppfl":
+            ids["c"] = paid(0, *(r + 1 for r in range(round_ + 1) if "c" in job.method().blocks(r)))
+            ids["now+c"] = worst([ids["now"], ids["c"]])
+        for part in job.up(round_)[:-1]:
+            given = outcome.gifts[part.name]
+            names = {*given.tensors, *(() if given.weight is None else ("@weight",))}
+            assert outcome.taints[part.name].keys() == names
+            for tensor, taint in outcome.taints[part.name].items():
+                said = leaving.get(f"{part.name}/{tensor}", leaving[part.name])
+                assert taint == ids[said], (part.name, tensor, silo, round_)
+        (metrics,) = set(outcome.taints["metrics"].values())
+        assert metrics.name == "dp"
+        assert now in metrics.ids
+        assert set(outcome.taints) == {part.name for part in job.up(round_)}
+        assert set(outcome.state.taints) == set(outcome.state.flat)
+        spent = {spend.purpose: spend.steps for spend in round_spends(job, round_, "1.0")}
+        assert accounts[silo].spendings[now].taken == spent, "effort() is what the stages take"
+        assert not accounts[silo].spendings[now].left.keys(), "it is committed"
+
+
+@pytest.mark.parametrize("schedule", ["alternating", "theta_then_c", "rbcd"])
+@pytest.mark.parametrize("batches", [False, True])
+def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedule, batches):
+    options = {"schedule": schedule, "membership_batches": batches}
+    job = make_private("ppfl", options, rounds=12, training={"epochs": 3})
+    method, found = job.method(), set()
+    for round_ in range(job.length):
+        facts = noisy_facts(job, "a", round_, Counts(torch.tensor([4, 0, 9]), 0))
+        stages = method.stages(initial_state(method, "a"), facts)
+        whole = sum(stage.epochs for stage in stages if stage.full_batch)
+        effort = method.effort(round_)
+        assert effort == Effort(sum(stage.epochs for stage in stages) - whole, whole)
+        found.add(effort)
+    assert len(found) == 1 + (schedule == "theta_then_c" or (schedule == "rbcd" and not batches))
+
+
+def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
+    """A blind job's count of holders (counted.py) is of the noisy counts as well."""
+    blind = {"security": {"secure_aggregation": "required", "min_holders": 3}, "silos": SIX, "min_cohort": 4}
+    job = make_private("fedssa", {}, {"histogram_sigma": 2.0}, **blind)
+    assert job.counted
+    simulated(job, make_shards(job))
+    for (_, round_), outcome in recorded.items():
+        part = "rows" if round_ else "holders"
+        assert {taint.name for taint in outcome.taints[part].values()} == {"dp"}
+        assert outcome.spending is None or round_ > 0
+        assert set(outcome.taints["metrics"].values()) == {PUBLIC}
+        assert not any(count.any() for count in outcome.gifts["metrics"].tensors.values())
+
+
+# The classic mistake: a head without noise that feeds a gradient that is shared.
+
+
+class Heads(FedPer):
+    """FedPer with a private head that trains without noise, before or after the shared part."""
+
+    reads = None
+    head_first = True
+
+    def stages(self, state, facts):
+        own = replace(self.stage("classifier"), noiseless=True)
+        shared = replace(self.stage("extractor"), reads=self.reads, loss=self.loss)
+        return (own, shared) if self.head_first else (shared, own)
+
+    def loss(self, parts, x, y, context):
+        if "classifier" in parts:
+            return self.cross_entropy(parts, x, y, context)
+        return parts["extractor"](x).square().mean(1)
+
+
+def run(job, make_data, method, rounds_=2):
+    """Outcomes of some rounds of one silo."""
+    private, outcomes, state = silo_of(job), [], initial_state(method, "a", public=())
+    for round_ in range(rounds_):
+        outcomes.append(
+            local_round(method, job, state, round_, {}, make_data(24), make_data(9, 1), "a", private=private)
+        )
+        state = outcomes[-1].state
+    return outcomes
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_head_without_noise_makes_what_reads_it_private(make_private, make_data, head_first):
+    job = make_private("fedper", rounds=4)
+    method = type("Wrong", (Heads,), {"head_first": head_first})(job.setting())
+    outcomes = run(job, make_data, method)
+    taints = [set(outcome.taints["extractor"].values()) for outcome in outcomes]
+    assert all(taint.private for taint in taints[1] if taint != paid(0))  # but for the weight
+    assert any(taint.private for taint in taints[0]) is head_first  # in round 0 the head is as the job made it
+    assert {outcomes[0].state.taints[f"part/classifier/{name}"] for name in ("weight", "bias")} == {PRIVATE}
+    metrics = make_private("fedper", {}, {"metrics_sigma": 2.0})
+    (seen,) = set(run(metrics, make_data, method)[1].taints["metrics"].values())
+    assert seen.private, "a private head shows in which test records are right"
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_head_without_noise_that_nothing_reads_stays_here_and_harms_nothing(make_private, make_data, head_first):
+    job = make_private("fedper", rounds=4)
+    method = type("Right", (Heads,), {"head_first": head_first, "reads": ()})(job.setting())
+    for round_, outcome in enumerate(run(job, make_data, method)):
+        weight = outcome.taints["extractor"].pop("@weight")
+        assert weight == paid(0)
+        assert set(outcome.taints["extractor"].values()) == {paid(*range(round_ + 2))}
+        assert outcome.spending.taken == {"training": 2}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_head_without_noise_ends_no_round_however_it_diverges(make_private, make_data, value):
+    """That a round failed would be seen, and by what records it failed has no noise."""
+
+    class Diverges(Heads):
+        reads = ()
+
+        def stages(self, state, facts):
+            own, shared = super().stages(state, facts)
+            return replace(own, loss=lambda *given: self.cross_entropy(*given) * value), shared
+
+    job = make_private("fedper", rounds=2)
+    first, _ = run(job, make_data, Diverges(job.setting()))
+    assert not any(taint.private for taint in first.taints["extractor"].values())
+    assert math.isfinite(first.report.loss)
+
+
+def test_a_head_trained_after_all_has_left_is_free(make_private, make_data):
+    class Last(Heads):
+        """The head trains once, when no shared stage follows."""
+
+        head_first = False
+
+        def stages(self, state, facts):
+            both = super().stages(state, facts)
+            return both if facts.round == 1 else both[:1]
+
+    job = make_private("fedper", rounds=2)
+    outcomes = run(job, make_data, Last(job.setting()))
+    assert not any(taint.private for outcome in outcomes for taint in outcome.taints["extractor"].values())
+
+
+def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job, make_data):
+    class Peeks(Heads):
+        reads = ()
+
+        def stages(self, state, facts):
+            frozen = state.parts["classifier"]["weight"]
+
+            def penalty(parameters, context):
+                return (frozen.sum() * parameters["extractor"]["fc1.weight"]).sum()
+
+            own, shared = super().stages(state, facts)
+            return own, replace(shared, penalty=penalty)
+
+    job = make_private("fedper", rounds=4)
+    with pytest.raises(LocalError, match="stages with part 'classifier', in which records show"):
+        run(job, make_data, Peeks(job.setting()))
+    plain = make_job("fedper")
+    reaches = type("Reaches", (Heads,), {"reads": (), "loss": Heads.cross_entropy})(plain.setting())
+    with pytest.raises(KeyError):  # in a plain job too: what is not named is not there
+        local_round(reaches, plain, initial_state(reaches, "a"), 0, {}, make_data(9), make_data(9), "a")
+
+
+def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_data):
+    class Looks(Heads):
+        reads = ()
+
+        def give(self, state, facts):
+            gift = super().give(state, facts)["extractor"]
+            factor = 2.0 if float(state.parts["classifier"]["weight"].sum()) > 0 else 1.0
+            return {"extractor": Gift(gift.tensors, factor)}
+
+    class Adds(Heads):
+        reads = ()
+
+        def give(self, state, facts):
+            gift = super().give(state, facts)["extractor"]
+            first, value = next(iter(gift.tensors.items()))
+            made = torch.zeros_like(value)
+            made.view(-1)[:1] += state.parts["classifier"]["bias"][:1]
+            return {"extractor": Gift({**gift.tensors, first: value + made}, gift.weight)}
+
+    job = make_private("fedper", rounds=4)
+    with pytest.raises(
+        LocalError, match=r"takes a value out of a tensor in which records show unprotected \(__float__"
+    ):
+        run(job, make_data, Looks(job.setting()))
+    outcome = run(job, make_data, Adds(job.setting()))[0]
+    assert [taint.private for taint in outcome.taints["extractor"].values()].count(True) == 1
+
+
+def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_private, make_data):
+    job = make_private("fedssa")
+    method = job.method()
+    weights = {"extractor": initial_state(method, "b").parts["extractor"]}
+    for public, expected in (((), True), (("extractor",), False)):
+        state = initial_state(method, "a", weights, public)
+        assert state.taint("part/extractor/conv1.weight").private is expected
+        assert state.taint("part/classifier/weight") == PUBLIC
+        outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job))
+        assert outcome.taints["rows"]["rows"].private is expected
+    lost = replace(initial_state(method, "a", public=()), taints={})  # a state whose taints are not known
+    outcome = local_round(method, job, lost, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job))
+    assert outcome.taints["rows"]["rows"].private
+
+
+def test_a_buffer_that_training_changes_is_private(make_private, make_data):
+    """No noise reaches it; batch norm's are refused with the job."""
+
+    class Buffered(FedPer):
+        def modules(self, silo):
+            modules = super().modules(silo)
+            for name in ("seen", "fixed"):
+                modules["extractor"].register_buffer(name, torch.zeros(1))
+            return modules
+
+    job = make_private("fedper")
+    method = Buffered(job.setting())
+    private = PrivateRound(method, job, "a", 0, make_data(24), silo_of(job))
+    state = private.deliver(initial_state(method, "a", public=()), {})
+    modules = rounds.to_modules(method, "a", state)
+    before = {f"extractor.{name}": buffer.clone() for name, buffer in modules["extractor"].named_buffers()}
+    modules["extractor"].seen += 1
+    (stage,) = private.stages(state)
+    private.trained(stage, modules, before)
+    kept = private.keep(rounds.to_state(modules, state))
+    found = {name: kept.taints[f"part/extractor/{name}"] for name in ("seen", "fixed", "fc1.weight")}
+    assert found == {"seen": PRIVATE, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
+    with pytest.raises(ValidationError, match="batch"):
+        make_private("fedper", model={"norm": "batch"})
+
+
+def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
+    job = make_private("fedper", rounds=4)
+    state = run(job, make_data, type("Right", (Heads,), {"reads": ()})(job.setting()), 1)[0].state
+    kept = state_from_bytes(state_to_bytes(state))
+    assert kept.taints == {**state.taints, **{n: PRIVATE for n, t in state.taints.items() if t.private}}
+    assert {taint.name for taint in kept.taints.values()} == {"dp", "private"}
+    plain = state_to_bytes(initial_state(make_job("fedper").method(), "a"))
+    assert rounds.TAINTS not in tensor_file.metadata_of(plain)
+    assert state_from_bytes(plain).taints == {}
+    broken = tensor_file.to_bytes(state.flat, {rounds.TAINTS: taints_to_text(state.taints).replace("[null,", "[true,")})
+    with pytest.raises(LocalError, match="not a state file: no taint"):
+        state_from_bytes(broken)
+
+
+# What a method learns, and what is released of the counts.
+
+
+def with_counts(*counts):
+    """Records with so many of each class."""
+    y = torch.cat([torch.full((n,), c) for c, n in enumerate(counts)])
+    return Dataset(torch.zeros(len(y), 1, 8, 8) + y.reshape(-1, 1, 1, 1), y)
+
+
+def test_counts_are_drawn_once_kept_and_sent_again_for_free(make_private, make_data):
+    job = make_private("fedsimsup", {"tau_theta": 1})
+    account = MemoryAccount(job)
+    first = release_counts(job, 0, make_data(24), silo_of(job, Seeded(1), account))
+    assert account.spendings[0].taken == {"histogram": 1}
+    again = release_counts(job, 2, make_data(60), silo_of(job, Seeded(2), account))
+    assert again is first
+    assert len(account.spendings) == 1
+
+
+@pytest.mark.parametrize("record", range(3))
+def test_counts_differ_by_one_record_by_one(make_private, record):
+    """Sensitivity by brute force: the same noise on neighbouring data sets."""
+    job = make_private("fedavg", {}, {"histogram_sigma": 0.25})
+    counts = [5, 6, 7]
+    one = release_counts(job, 0, with_counts(*counts), silo_of(job, Still(1.0)))
+    counts[record] -= 1
+    other = release_counts(job, 0, with_counts(*counts), silo_of(job, Still(1.0)))
+    assert (one.counts - other.counts).double().norm() == 1
+    assert one.counts.tolist() == [5, 6, 7]
+    noisy = release_counts(job, 0, with_counts(5, 6, 7), silo_of(job, Still(8.0)))
+    assert noisy.counts.tolist() == [7, 8, 9]
+
+
+def test_a_class_is_absent_below_three_standard_deviations(make_private):
+    job = make_private("fedavg", {}, {"histogram_sigma": 2.0})
+    found = release_counts(job, 0, with_counts(0, 5, 6), silo_of(job, Still(0.0)))
+    assert found.counts.tolist() == [0, 0, 6]
+    noise = Seeded(3)
+    shown = [
+        bool(release_counts(job, 0, with_counts(0, 40), silo_of(job, noise)).counts[[0, 2]].any()) for _ in range(400)
+    ]
+    assert sum(shown) <= 5  # 2 in 741 are expected
+
+
+def test_too_few_records_for_the_noise_are_said_to_be(make_private, make_data):
+    job = make_private("fedavg", {}, {"histogram_sigma": 100.0})
+    method, account = job.method(), MemoryAccount(job)
+    state = initial_state(method, "a", public=())
+    with pytest.raises(LocalError, match=r"histogram_sigma = 100, no class seems to have the 300 training records"):
+        local_round(method, job, state, 0, {}, make_data(9), make_data(9), "a", private=silo_of(job, Still(), account))
+    assert [dict(spending.taken) for spending in account.spendings] == [{"histogram": 1}]
+
+
+def test_nothing_but_the_noisy_counts_reaches_a_method(make_private, make_data):
+    """SECURITY.md rule 21: whatever the records are, a method is handed the same."""
+    seen = []
+
+    class Recording(FedPer):
+        def deliver(self, state, delivered, facts):
+            seen.append(("deliver", facts.samples, facts.class_counts.tolist()))
+            return super().deliver(state, delivered, facts)
+
+        def stages(self, state, facts):
+            seen.append(("stages", facts.samples, facts.class_counts.tolist()))
+            return super().stages(state, facts)
+
+        def give(self, state, facts):
+            seen.append(("give", facts.samples, facts.class_counts.tolist()))
+            return super().give(state, facts)
+
+    job = make_private("fedper")
+    method, heard = Recording(job.setting()), []
+    for records in (with_counts(3, 30, 2), with_counts(50)):
+        account = MemoryAccount(job)
+        account.keep_counts(Counts(torch.tensor([4, 0, 9]), 0))
+        private, state = silo_of(job, account=account), initial_state(method, "a", public=())
+        outcome = local_round(method, job, state, 0, {}, records, records, "a", private=private)
+        final_round(method, job, outcome.state, {}, records, records, "a", private=private)
+        heard.append(list(seen))
+        seen.clear()
+        assert outcome.gifts["extractor"].weight == 13.0
+    assert heard[0] == heard[1]
+    assert {(samples, tuple(counts)) for _, samples, counts in heard[0]} == {(13, (4, 0, 9))}
+    assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
+
+
+def test_a_step_is_divided_by_the_noisy_counts(make_private, make_data):
+    """SECURITY.md rule 22: by q times their sum, whatever the number of records is."""
+    job, moved = make_private("fedavg", {}, {"sigma": "0", "sample_rate": 1.0}), []
+    method = job.method()
+    for counts in ([10, 2, 0], [20, 1, 3]):
+        account, state = Free(job), initial_state(method, "a", public=())
+        account.keep_counts(Counts(torch.tensor(counts), 0))
+        private = silo_of(job, Still(), account)
+        after = local_round(method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private).state
+        moved.append(after.parts["classifier"]["weight"] - state.parts["classifier"]["weight"])
+    assert torch.allclose(moved[0], 2 * moved[1], atol=1e-7)
+    assert moved[0].abs().max() > 1e-3
+
+
+def test_a_silo_that_never_trained_spends_nothing_for_the_last_delivery(make_private, make_data):
+    job = make_private("fedssa")
+    method, account = job.method(), MemoryAccount(job)
+    state = initial_state(method, "a", public=())
+    header = {"rows": torch.ones_like(method.initial), "status": torch.full((3,), 2)}
+    outcome = final_round(
+        method, job, state, {"header": header}, make_data(9), make_data(9), "a", False, silo_of(job, account=account)
+    )
+    assert torch.equal(outcome.state.parts["classifier"]["bias"], state.parts["classifier"]["bias"])  # no class seen
+    assert not account.spendings
+    assert account.counts() is None
+    assert set(outcome.state.taints.values()) == {PUBLIC}
+
+
+# Sensitivities and sizes of noise.
+
+
+def test_what_a_record_adds_to_a_statistic_is_cut(make_private, make_data):
+    """FedAIMS's sums of features: with a record and without, all classes together."""
+    job = make_private("fedaims")
+    method, data = job.method(), make_data(10)
+    modules = rounds.to_modules(method, "a", initial_state(method, "a"))
+    bound = 0.4
+    whole = measured(method, modules, data, bound)
+    uncut = measured(method, modules, data, 64.0)
+    with torch.no_grad():
+        expected = method.measure(modules, data.x, data.y)["sums"]
+    assert torch.allclose(uncut["sums"], expected, atol=1e-6)
+    moved = []
+    for record in range(10):
+        less = measured(method, modules, data.take(np.delete(np.arange(10), record)), bound)
+        moved.append(float((whole["sums"] - less["sums"]).norm()))
+    assert max(moved) <= bound * (1 + 1e-12)
+    assert max(moved) > 0.99 * bound
+
+
+def measured(method, modules, data, clip):
+    """The sums without noise."""
+    table = PrivacyTable(**{**PRIVACY, "statistics_clip": clip, "statistics_sigma": 1.0, "physical_batch": 16})
+    return noisy_measure(method, modules, data, table, Still())
+
+
+def test_test_records_are_classified_in_calls_of_one_size(make_private, make_data):
+    """So that no record's class, which may hang on a last bit, depends on how many others there are."""
+    sizes = set()
+
+    class Watched(FedPer):
+        def predict(self, parts, x):
+            if not any(module.training for module in parts.values()):
+                sizes.add(len(x))
+            return super().predict(parts, x)
+
+    job = make_private("fedper", privacy={"physical_batch": 16})
+    method = Watched(job.setting())
+    state = initial_state(method, "a", public=())
+    outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(37, 1), "a", private=silo_of(job))
+    assert sizes == {16}
+    modules = rounds.to_modules(method, "a", outcome.state)
+    assert outcome.report.correct_trained == evaluate(method, modules, make_data(37, 1))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_record_whose_share_is_no_number_adds_nothing(make_private, make_data, value):
+    class Sums(FedPer):
+        def measure(self, parts, x, y):
+            return {"x": x.sum((0, 1)), "y": y.sum()}
+
+    method, data = Sums(make_private("fedper").setting()), make_data(5)
+    data.x[2, 0, 3, 3] = value
+    found = measured(method, {}, data, 128.0)
+    others = data.take(np.array([0, 1, 3, 4]))
+    assert torch.allclose(found["x"], others.x.double().sum((0, 1)))
+    assert found["y"] == others.y.sum()
+
+
+def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private, make_data):
+    more = {"statistics_clip": 3.0, "statistics_sigma": 7.0, "metrics_sigma": 4.0}
+    job = make_private("fedaims", {}, {**more, "sigma": "0.001"})
+    method, data, made = job.method(), make_data(12), []
+    for each in (0.0, 1.0):
+        state = initial_state(method, "a", public=())
+        private = silo_of(job, Still(each), Free(job))
+        private.account.keep_counts(Counts(torch.tensor([4, 4, 4]), 0))
+        made.append(local_round(method, job, state, 0, {}, data, make_data(50, 1), "a", private=private))
+    still, shifted = (outcome.gifts["prototypes"].tensors["mean"] * 4 for outcome in made)
+    assert torch.allclose(shifted - still, torch.full_like(still, 21.0), atol=1e-4)
+    assert made[0].gifts["metrics"].tensors["tested"] == 50
+    assert made[1].gifts["metrics"].tensors["tested"] == 50 + round(4 * 3**0.5)
+    assert made[1].report.tested == 50
+
+
+def test_a_class_that_seems_absent_gives_no_prototype(make_private, make_data):
+    job = make_private("fedaims")
+    method, account = job.method(), MemoryAccount(job)
+    account.keep_counts(Counts(torch.tensor([4, 0, 9]), 0))
+    private, state = silo_of(job, account=account), initial_state(method, "a", public=())
+    gift = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private).gifts["prototypes"]
+    assert gift.tensors["mean"].any(1).tolist() == [True, False, True]
+    assert gift.weight.tolist() == [4.0, 0.0, 9.0]
+
+
+def test_noisy_metrics_are_counts_still(make_private, make_data):
+    job = make_private("local", {}, {"metrics_sigma": 30.0}, rounds=40)
+    method = job.method()
+    private, state = silo_of(job), initial_state(method, "a", public=())
+    seen = []
+    for round_ in range(25):
+        outcome = local_round(method, job, state, round_, {}, make_data(9), make_data(4, 1), "a", private=private)
+        counts = outcome.gifts["metrics"].tensors
+        assert {count.dtype for count in counts.values()} == {torch.int64}
+        assert all(0 <= int(counts[name]) <= int(counts["tested"]) for name in counts)
+        seen.append(int(counts["tested"]))
+    assert 0 in seen
+    assert max(seen) > 4
+
+
+def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
+    """The seed of the job has no part in it; that of these tests' random numbers has."""
+    from staddle.security.dp.noise import Randomness  # noqa: PLC0415 - algorithms do not know it
+
+    job = make_private("fedavg", rounds=1)
+    shards = make_shards(job)
+    ends = [simulate(job, shards, private=lambda _: PrivateSilo(MemoryAccount(job), Randomness)) for _ in range(2)]
+    one, other = (end.states["a"].parts["extractor"]["conv1.weight"] for end in ends)
+    assert (one != other).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg", {}),
+        ("pfedsim", {"rho": 0}),
+        ("fedssa", {"stale_inclusive": True}),
+        ("fedaims", {"sampling": "full"}),
+        ("fedsimsup", {"tau_theta": 1}),
+        ("ppfl", {"lam": 0}),
+    ],
+)
+def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, make_data, name, options):
+    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches, all that leaves and all that stays.
+
+    Sums are in fixed point, and what FedAIMS gives of them in float32.
+    """
+    privacy = {"sigma": "0", "clip": 64.0, "statistics_clip": 64.0, "sample_rate": 1.0, "metrics_sigma": 1e-9}
+    private = make_private(name, options, privacy, training={"epochs": 2})
+    plain = replace(private, privacy=None, batch_size=24)
+    records, outcomes = make_data(24), []
+    data = Wide(records.x.double(), records.y)
+    for job in (private, plain):
+        method = job.method()
+        wide = type("Wide", (type(method),), {"modules": in_float64, "initial_extra": extra_in_float64})
+        method = wide(job.setting(), method.options)
+        paying = silo_of(job, Still(), Free(job)) if job is private else None
+        state = initial_state(method, "a", public=() if paying else None)
+        outcomes.append(local_round(method, job, state, 1, {}, data, data, "a", private=paying))
+    one, other = outcomes
+    moved = 0.0
+    for tensor, value in one.state.flat.items():
+        assert (value - other.state.flat[tensor]).abs().max() < 1e-8
+        moved = max(moved, float((value - state.flat[tensor]).abs().max()))
+    assert moved > 1e-4
+    for part, gift in one.gifts.items():
+        for tensor, value in gift.tensors.items():
+            assert (value - other.gifts[part].tensors[tensor]).abs().max() < 1e-7, (part, tensor)
+        weights = [0.0 if each.weight is None else each.weight for each in (gift, other.gifts[part])]
+        assert torch.equal(*map(torch.as_tensor, weights))
+    assert one.report == replace(other.report, loss=one.report.loss)
+    assert one.report.loss == pytest.approx(other.report.loss, rel=1e-9)
+
+
+def in_float64(self, silo):
+    return {part: module.double() for part, module in super(type(self), self).modules(silo).items()}
+
+
+def extra_in_float64(self, silo):
+    extra = super(type(self), self).initial_extra(silo)
+    return {name: value.double() if value.is_floating_point() else value for name, value in extra.items()}
+
+
+class Wide:
+    """A data set in float64."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def take(self, index):
+        return Wide(self.x[index], self.y[index])
+
+
+# What is refused.
+
+
+def test_a_method_that_takes_more_than_it_says_is_refused_before_it_trains(make_private, make_data):
+    class Twice(FedPer):
+        def stages(self, state, facts):
+            return super().stages(state, facts) * 2
+
+    job = make_private("fedper")
+    account = MemoryAccount(job)
+    with pytest.raises(LocalError, match=r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"):
+        local_round(
+            Twice(job.setting()),
+            job,
+            initial_state(job.method(), "a", public=()),
+            0,
+            {},
+            make_data(24),
+            make_data(9),
+            "a",
+            private=silo_of(job, account=account),
+        )
+    assert not account.spendings[-1].taken
+
+
+def test_a_coupled_stage_is_refused_before_it_trains(make_private, make_data):
+    class Coupled(FedPer):
+        def stages(self, state, facts):
+            return tuple(replace(stage, coupled=True) for stage in super().stages(state, facts))
+
+    job = make_private("fedper")
+    account = MemoryAccount(job)
+    method, state = Coupled(job.setting()), initial_state(job.method(), "a", public=())
+    private = silo_of(job, account=account)
+    with pytest.raises(LocalError, match=r"'fedper' trains a stage that is coupled: there a record moves"):
+        local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
+    assert not account.spendings[-1].taken
+
+
+def test_an_account_holds_a_job_to_what_it_planned(make_private, make_data):
+    job = make_private("fedavg", rounds=20)  # and one more for what a crash interrupts
+    method, account = job.method(), MemoryAccount(job)
+    private, state = silo_of(job, account=account), initial_state(method, "a", public=())
+    for _ in range(21):
+        outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
+        account.commit(outcome.spending)
+    with pytest.raises(ExhaustedError, match=r"round 0 of job 'test' takes 2 steps for 'training', of those planned 0"):
+        local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
+    with pytest.raises(ExhaustedError, match="holds no more steps for 'training'"):
+        outcome.spending.take("training")
+
+
+def test_what_was_not_taken_is_free_again(make_private):
+    job = make_private("fedavg", rounds=1)
+    account = MemoryAccount(job)
+    for taken in (0, 1, 3):  # 2 steps and one more are planned
+        spending = account.reserve(0, round_spends(job, 0, "1.0"))
+        for _ in range(min(taken, 2)):
+            spending.take("training")
+        account.commit(spending)
+        if taken == 1:
+            break
+    account.reserve(0, round_spends(job, 0, "1.0"))
+    with pytest.raises(ExhaustedError):
+        account.reserve(0, round_spends(job, 0, "1.0"))
+
+
+def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_shards):
+    private, plain = make_private("fedavg"), make_job("fedavg")
+    with pytest.raises(LocalError, match=r"has a \[privacy\] table; give simulate\(\) the accounts"):
+        simulate(private, make_shards(private))
+    with pytest.raises(LocalError, match=r"has no \[privacy\] table; give it no accounts"):
+        simulate(plain, make_shards(plain), private=lambda _: silo_of(private))
+    data = make_shards(plain)["a"]
+    state = initial_state(plain.method(), "a")
+    for job, paying in ((private, None), (plain, silo_of(private))):
+        with pytest.raises(LocalError, match="a bug in Staddle"):
+            local_round(job.method(), job, state, 0, {}, *data, "a", private=paying)
+        with pytest.raises(LocalError, match="a bug in Staddle"):
+            final_round(job.method(), job, state, {}, *data, "a", private=paying)
+    unsigned = replace(private, privacy=private.private.model_copy(update={"sigma": None}))
+    with pytest.raises(LocalError, match=r"job 'test' has no privacy\.sigma yet; sign it"):
+        MemoryAccount(unsigned)
+
+
+def test_an_option_that_bounds_no_influence_is_refused(make_private):
+    with pytest.raises(LocalError, match=r'\[privacy\] with method \'fedaims\': reduction = "sum" lets a record'):
+        make_private("fedaims", {"reduction": "sum"}).method()
+
+
+def test_a_method_that_cannot_be_measured_record_by_record_says_so(make_private, make_data):
+    class Odd(FedPer):
+        def effort(self, round_):
+            return Effort(epochs=1, measures=True)
+
+        def measure(self, parts, x, y):
+            return {"sums": x.sum() if x.sum() > 0 else -x.sum()}
+
+    job = make_private("fedper")
+    method = Odd(job.setting())
+    modules = rounds.to_modules(method, "a", initial_state(method, "a"))
+    with pytest.raises(LocalError, match="method 'fedper' cannot measure record by record"):
+        measured(method, modules, make_data(3), 1.0)
+
+
+def test_a_stage_names_what_it_reads():
+    stage = Stage(("a",), 1, lambda *_: None, None, reads=("b",))
+    modules = {name: nn.Identity() for name in "abc"}
+    assert set(rounds.handed(modules, stage)) == {"a", "b"}
+    assert set(rounds.handed(modules, replace(stage, reads=None))) == {"a", "b", "c"}

@@ -1,0 +1,279 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines import engine
+from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import all_finite
+from staddle.algorithms.job.privacy import PrivacyTable
+from staddle.algorithms.models.build import ModelOptions, build
+from staddle.algorithms.training.record_checks import (
+    MOST_LISTED,
+    check_records,
+    check_training,
+    counts_by_class,
+    withheld_classes,
+)
+from staddle.errors import LocalError
+
+NAMES = ("benign", "malignant", "other")
+
+
+@pytest.fixture
+def good(make_data):
+    return make_data(8)
+
+
+def labelled(labels, names=None):
+    return Dataset(torch.zeros(len(labels), 1, 8, 8), torch.tensor(labels, dtype=torch.int64), names)
+
+
+def refused(job, records):
+    with pytest.raises(LocalError) as caught:
+        check_records(job, records, "here")
+    assert str(caught.value).startswith("here: ")
+    return str(caught.value)
+
+
+def test_good_records_fit(make_job, good):
+    check_records(make_job(), good, "here")
+    check_records(make_job(), labelled([2]), "here")
+
+
+def test_1_no_records(make_job):
+    assert "at least one to train on and one to test on" in refused(make_job(), labelled([]))
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 7, 8), (8, 64), (8,), (8, 3, 8, 8)])
+def test_2_another_shape_than_the_models(make_job, good, shape):
+    why = refused(make_job(), Dataset(torch.zeros(shape), good.y))
+    assert f"x is {list(shape)}, the job's model takes [N, 1, 8, 8]; reshape it, or have the job say" in why
+
+
+def test_3_labels_that_are_no_class(make_job):
+    why = refused(make_job(), labelled([0, 3, 1, 3, -1]))
+    assert "label 3 in 2 of 5 records, the job's model knows classes 0 to 2; number the classes from 0" in why
+    assert "label -1 in 1 of 2 records" in refused(make_job(), labelled([2, -1]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_4_values_that_are_no_number(make_job, good, value):
+    x = good.x.clone()
+    x[5, 0, 3, 3] = value
+    assert "NaN or a value beyond float32 in record 5; clean it first" in refused(make_job(), replace(good, x=x))
+
+
+def test_6_an_id_that_two_records_have(make_job):
+    records = replace(labelled([0, 1, 2]), ids=("x", "secret", "secret"))
+    why = refused(make_job(), records)
+    assert "records 1 and 2 have the same id; give each record its own" in why
+    assert "secret" not in why
+    check_records(make_job(), replace(records, ids=("a", "b", "c")), "here")
+
+
+def test_5_names_that_disagree_with_the_job(make_job):
+    job = make_job(model={"class_names": list(NAMES)})
+    check_records(job, labelled([0, 1, 2], NAMES), "here")
+    check_records(job, labelled([0, 1, 2]), "here")
+    check_records(make_job(), labelled([0, 1, 2], NAMES), "here")
+    swapped = labelled([0, 1, 2], ("malignant", "benign", "other"))
+    assert "class 0 is 'benign' in the job and 'malignant' here; reorder" in refused(job, swapped)
+    for one in (job, make_job()):
+        assert "2 class_names for 3 classes" in refused(one, labelled([0, 1], NAMES[:2]))
+        assert "both named 'b'" in refused(one, labelled([0, 1], ("a", "b", "b")))
+
+
+def test_the_log_counts_by_class_and_tells_what_is_tested_without_training(make_job):
+    counts = counts_by_class(make_job(model={"classes": 5}), labelled([0, 0, 3]), labelled([3, 4]))
+    assert counts == {
+        "training": 3,
+        "test": 2,
+        "training_by_class": [2, 0, 0, 1, 0],
+        "classes_not_trained": [1, 2, 4],
+        "classes_tested_not_trained": [4],
+    }
+
+
+def test_the_log_stays_short_for_many_classes(make_job):
+    counts = counts_by_class(make_job(model={"classes": 1000}), labelled([7]), labelled([8]))
+    assert len(counts["training_by_class"]) == MOST_LISTED
+    assert counts["classes_not_trained"][-2:] == [100, "and 899 more"]
+    assert counts["classes_tested_not_trained"] == [8]
+
+
+def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
+    job = make_job(
+        model={"classes": 5},
+        method="fedssa",
+        silos=["a", "b", "c", "d"],
+        min_cohort=3,
+        security={"secure_aggregation": "required", "min_holders": 3, "weight_most": 100, "colluders": 1},
+    )
+    assert job.counted
+    told = withheld_classes(job, labelled([0, 0, 3, 4]), torch.tensor([3, 1, 4, 4, 0]))
+    assert told == {"fewest_holders": 4, "classes_withheld": [0, 4]}
+
+
+# Asked before a simulation too.
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda d: d.take([]), "no records; at least one to train on and one to test on are needed"),
+        (lambda d: replace(d, x=d.x[..., :7]), "the job's model takes [N, 1, 8, 8]"),
+        (lambda d: replace(d, y=d.y + 2), "the job's model knows classes 0 to 2"),
+        (lambda d: replace(d, x=d.x / 0), "holds NaN or a value beyond float32"),
+        (lambda d: replace(d, class_names=("b", "a", "c")), "class 0 is 'a' in the job and 'b' here; reorder"),
+    ],
+)
+@pytest.mark.parametrize("side", [0, 1])
+def test_bad_records_are_refused_before_anything_trains(make_job, make_shards, monkeypatch, side, spoil, complaint):
+    job = make_job("fedavg", model={"class_names": ["a", "b", "c"]})
+    shards = make_shards(job)
+    shards["b"] = tuple(spoil(d) if i == side else d for i, d in enumerate(shards["b"]))
+    monkeypatch.setattr(engine, "local_round", None)
+    with pytest.raises(LocalError) as caught:
+        simulate(job, shards)
+    assert str(caught.value).startswith(f"{('training', 'test')[side]} records of silo 'b': ")
+    assert complaint in str(caught.value)
+
+
+# What no silo can be blamed for: few records, few classes. Labels [training, test] of silo a, and of the others.
+
+FEW = {
+    "one training record": ([1], [0, 1, 2], [0, 1, 2]),
+    "one record to train on and one of another class to test": ([1], [2], [0, 1, 2]),
+    "one class at a silo": ([1] * 9, [1] * 4, [0, 1, 2]),
+    "one class at each silo": ([1] * 9, [1] * 4, [2]),
+    "a class that is only tested": ([0, 1] * 5, [0, 1, 2], [0, 1, 2]),
+    "a class that nobody holds": ([0, 1] * 5, [0, 1], [1, 0]),
+    "a class that is only tested, everywhere": ([0, 1] * 5, [0, 1, 2], [1, 0]),
+}
+SILOS = ["a", "b", "c", "d"]
+SHORT = {
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+    "per-fedavg": {"variant": "fo"},
+    "pfedme": {"steps": 1},
+    "fedala": {"start_epochs": 1},
+}
+SLOW = {"pfedfda": {"lr": 0.01}}  # its steps grow with its features
+
+
+def records_of(labels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor(labels)
+    return Dataset(torch.randn(len(y), 1, 8, 8, generator=generator) + y[:, None, None, None], y)
+
+
+def few(make_job, method, case, norm="group", rounds=2, **options):
+    """A small job of the method on such records."""
+    model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": norm}
+    options = {**SHORT.get(method, {}), **options}
+    share = 1.0 if method == "ppfl" else 0.75
+    job = make_job(method, options, model, SLOW.get(method), silos=SILOS, rounds=rounds, participation=share)
+    train, test, others = FEW[case]
+    shards = {silo: (records_of(others * 6, i), records_of(others * 2, 9 + i)) for i, silo in enumerate(SILOS)}
+    return job, {**shards, "a": (records_of(train, 20), records_of(test, 21))}
+
+
+def assert_finite(result):
+    for state in result.states.values():
+        for tensors in (*state.parts.values(), state.extra):
+            assert all(all_finite(tensor) for tensor in tensors.values())
+    assert all(all_finite(tensor) for tensor in result.coordinator.values())
+
+
+@pytest.mark.parametrize("case", FEW)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_works_with_few_records_and_classes(make_job, method, case):
+    assert_finite(simulate(*few(make_job, method, case)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, method):
+    other = "group" if method == "fedbn" else "none"
+    assert_finite(simulate(*few(make_job, method, "one training record", other)))
+    job, shards = few(make_job, method, "one training record", "batch")
+    with pytest.raises(LocalError, match=r"^silo 'a': 1 record to train on, .*; add records, or have the operator"):
+        simulate(job, shards)
+    assert_finite(simulate(job, {**shards, "a": (records_of([1, 2], 20), shards["a"][1])}))
+
+
+def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
+    job = make_job("fedssa", {"extractors": ["cnn-digits"]}, {"norm": "batch"})
+    check_training(job, labelled([1]), "a", "here")
+    with pytest.raises(LocalError, match=r"^here: 1 record to train on"):
+        check_training(make_job("fedssa", model={"norm": "batch"}), labelled([1]), "a", "here")
+
+
+def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():
+    """Why one training record is refused under batch norm, though not every network shrinks that far."""
+    extractor = build(ModelOptions(name="mobilenet-v2", classes=2, norm="batch"), 7)["extractor"].train()
+    records = torch.randn(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    alone = [extractor(record.expand(4, -1, -1, -1)) for record in records]
+    assert torch.allclose(*alone, atol=1e-4)
+    assert not torch.allclose(*extractor(records.flatten(0, 1)), atol=0.1)
+
+
+def test_every_method_works_with_two_classes(make_job, make_shards):
+    for method in METHODS:
+        job, shards = few(make_job, method, "a class that nobody holds")
+        assert_finite(simulate(replace(job, model=job.model.model_copy(update={"classes": 2})), shards))
+
+
+def test_a_class_that_nobody_holds_stays_as_it_was(make_job):
+    def after(method, **options):
+        job, shards = few(make_job, method, "a class that nobody holds", rounds=4, **options)
+        return job, simulate(job, shards)
+
+    for stale in (False, True):
+        job, result = after("fedssa", stale_inclusive=stale)
+        initial = job.method().initial
+        assert result.coordinator["status"].tolist() == [2, 2, 0]
+        assert torch.equal(result.coordinator["rows"][2], initial[2])
+        assert not torch.equal(result.coordinator["rows"][0], initial[0])
+    _, result = after("fedaims")
+    for state in result.states.values():
+        assert [bool(row.any()) for row in state.extra["prototypes"]] == [True, True, False]
+    _, result = after("ppfl")
+    for state in result.states.values():
+        assert [bool(total > 0) for total in state.extra["b"]] == [True, True, False]
+    _, result = after("fedsimsup")
+    assert not result.coordinator["proportions"][:, 2].any()
+
+
+def declared_job(make_job, own):
+    """FedSimSup, blind: with what it says of silo "a" class by class."""
+    classes = {silo: own if silo == "a" else [10, 10, 0] for silo in "abcde"}
+    counts = {silo: sum(each) for silo, each in classes.items()}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "counts": counts,
+        "class_counts": classes,
+    }
+    return make_job("fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security)
+
+
+@pytest.mark.parametrize("own", [[10, 20, 10], [11, 19, 10], [5, 10, 5], [12, 20, 8]])  # exact, rounded, a half, 5 %
+def test_records_fit_what_a_job_declares_of_them_class_by_class(make_job, own):
+    check_training(declared_job(make_job, own), labelled([0] * 10 + [1] * 20 + [2] * 10), "a", "here")
+
+
+@pytest.mark.parametrize("own", [[10, 20, 13], [20, 10, 10], [40, 0, 0]])
+def test_records_of_other_classes_than_a_job_declares_are_refused(make_job, own):
+    records = labelled([0] * 10 + [1] * 20 + [2] * 10)
+    job = declared_job(make_job, own)
+    said = r"here: \d+% of its training records are of other classes than security.class_counts of the job says, at "
+    with pytest.raises(LocalError, match=said + r"most 5% may be; have the job signed with \[10, 20, 10\], or near it"):
+        check_training(job, records, "a", "here")
+    check_training(job, labelled([0] * 30 + [1] * 30), "b", "here")  # of another silo's records it says nothing
+    private = replace(job, privacy=PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5, sigma="9"))
+    check_training(private, records, "a", "here")  # an answer would be a release of how many there are

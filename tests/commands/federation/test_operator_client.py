@@ -1,0 +1,424 @@
+"""What operators see and get from a coordinator in this process; its silos are raw calls."""
+
+import csv
+import json
+import shutil
+import socket
+import sqlite3
+import time
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import safetensors.torch
+import torch
+from support.coordinator_thread import coordinator
+from support.raw_silo import Caller
+from typer.testing import CliRunner
+
+from staddle.commands.federation import local_federation
+from staddle.commands.federation import operator_client as operations
+from staddle.commands.main import app
+from staddle.coordinator import config as configs
+from staddle.coordinator.rpc import operations as served
+from staddle.coordinator.storage import results
+from staddle.errors import LocalError, PeerError, RefusedError
+from staddle.files import tensor_file
+from staddle.files.documents import canonical_json
+from staddle.proto import federation_pb2 as pb
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import JOB
+from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.identity.signed_document import sign_document
+
+CODE = pb.ERROR_CODE_DATA
+SILOS = ("north", "east", "south")
+
+
+def document(name="one", **changes):
+    return {
+        "version": 1,
+        "name": name,
+        "seed": 11,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "method": {"name": "pfedsim", "options": {"rho": 0.5}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    return local_federation.make(tmp_path_factory.mktemp("operated") / "federation", SILOS)
+
+
+@pytest.fixture
+def world(federation, tmp_path):
+    """A coordinator without jobs; ``call`` is the command line, ``signed`` a job file, ``silos`` take part in a job."""
+    folder = federation.folder
+    timing = {"beat_seconds": 60, "hold_seconds": 1, "admission_seconds": 60}
+    local_federation.write_coordinator(federation, [], timing)
+    roster = rosters.load(folder / "roster.json")
+    config = configs.load(federation.coordinator_config).model_copy(update={"directory": tmp_path / "state"})
+    with coordinator(config) as here:
+        operator = local_federation.write_operator(federation, here.address)
+        callers = []
+
+        def call(*arguments, code=0, operator=operator):
+            result = CliRunner().invoke(app, ["job", *map(str, arguments), "--operator", str(operator)])
+            if result.exception is not None and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            assert result.exit_code == code, result.output
+            return result.output
+
+        def signed(name="one", **changes):
+            job = local_federation.sign_job(federation, document(name, **changes))
+            return job, folder / "jobs" / f"{name}.json"
+
+        def silos(job):
+            async def accept():
+                made = [Caller(here.address, load_keys(folder / s / "keys"), roster, job) for s in SILOS]
+                callers.extend(made)
+                for caller in made:
+                    await caller.accept()
+                return made
+
+            return here.run(accept())
+
+        def give(caller, round_, **changes):
+            async def scenario():
+                await caller.told("round")
+                await caller.give(round_, **changes)
+
+            here.run(scenario())
+
+        def until(condition):
+            async def scenario():
+                while not condition():
+                    await here.daemon.changed.wait()
+
+            here.run(scenario())
+
+        async def leave():
+            for caller in callers:
+                await caller.channel.close()
+
+        yield SimpleNamespace(
+            here=here, call=call, signed=signed, silos=silos, give=give, until=until, operator=operator,
+            config=config, folder=folder, roster=roster,
+        )  # fmt: skip
+        here.run(leave())
+        assert here.broken == []
+
+
+def shown(world, name="one"):
+    return json.loads(world.call("show", name, "--json"))
+
+
+def test_a_job_from_its_submission_to_its_results(world, tmp_path):
+    job, path = world.signed()
+    unheard = "; not heard of since the coordinator started: north, east, south"
+    assert world.call("submit", path) == f"{'one':<24} {'admitting':<18} 0 of 2 rounds{unheard}\n"
+    state = shown(world)
+    assert state == {
+        "job": "one",
+        "method": "pfedsim",
+        "digest": job.digest,
+        "stage": "admitting",
+        "round": 0,
+        "rounds": 2,
+        "outcome": "running",
+        "reason": "",
+        "answers": dict.fromkeys(SILOS, ""),
+        "cohort": [],
+        "given": [],
+        "failed": {},
+        "unheard": list(SILOS),
+    } | {"rounds": []}
+    north, east, south = world.silos(job)
+    world.give(north, 0)
+    state = shown(world)
+    assert (state["stage"], state["cohort"], state["given"]) == ("round", list(SILOS), ["north"])
+    assert state["answers"] == dict.fromkeys(SILOS, "accepted")
+    assert world.call("list") == f"{'one':<24} {'round':<18} 0 of 2 rounds, 1 of 3 silos gave\n"
+    world.give(east, 0)
+    world.here.run(south.answer("FAILED", 0, CODE))
+    world.until(lambda: world.here.daemon.runs[0].state.round == 1)
+    state = shown(world)
+    assert [closed["members"] for closed in state["rounds"]] == [["north", "east"]]
+    world.here.run(south.answer("FAILED", 1, pb.ERROR_CODE_BUDGET))
+    assert shown(world)["failed"] == {"south": "BUDGET"}
+    failed = "failed     south BUDGET, its privacy budget is spent"
+    assert failed in world.call("show", "one").splitlines()
+    for silo in (north, east):
+        world.give(silo, 1, fill=3.0)
+    world.until(lambda: world.here.daemon.runs[0].state.stage == "finishing")
+    for silo in (north, east, south):
+        world.here.run(silo.answer("DONE", 2))
+    watched = world.call("watch", "one").splitlines()
+    assert watched[0] == "round 0 closed: north, east: the silos keep their test counts to themselves"
+    assert watched[1] == "round 1 closed: north, east: correct.delivered 6, correct.trained 6, tested 6"
+    assert watched[2:] == [f"{'one':<24} {'ended completed':<18} 2 of 2 rounds"]
+    (line,) = [json.loads(line) for line in world.call("watch", "one", "--json").splitlines()]
+    assert [closed["round"] for closed in line["closed"]] == [0, 1]
+    text = world.call("show", "one").splitlines()
+    assert "answers    east accepted, north accepted, south accepted" in text
+    assert "cohort     -" in text
+    assert "reason     -" in text
+    assert text[-1] == "round 1: north, east: correct.delivered 6, correct.trained 6, tested 6"
+    assert [entry["job"] for entry in json.loads(world.call("list", "--json"))] == ["one"]
+    far = world.call("results", "one", "--out", tmp_path / "far").split()
+    assert [path.rpartition("/")[2] for path in far] == ["rounds.csv", "job.json"]
+    near = results.write(tmp_path / "near", results.read(world.config.directory, "one"))
+    assert {path.name for path in near} == {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
+    assert all(path.is_file() for path in near)
+    tables = [list(csv.DictReader((tmp_path / folder / "rounds.csv").open())) for folder in ("far", "near")]
+    assert tables[0] == tables[1]
+    assert [row["members"] for row in tables[0]] == ["north east"] * 2
+    assert list(tables[0][0]) == ["round", "members", "correct.delivered", "correct.trained", "tested"]
+    sums = [{name: int(row[name]) for name in list(row)[2:]} for row in tables[0]]
+    assert sums == [closed["metrics"] for closed in shown(world)["rounds"]]
+    documents = [json.loads((tmp_path / folder / "job.json").read_text()) for folder in ("far", "near")]
+    assert [[c["round"] for c in d["rounds"]] for d in documents] == [[0, 1]] * 2
+    assert [d["state"]["outcome"] for d in documents] == ["completed"] * 2
+    model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
+    assert all(torch.equal(value, torch.full_like(value, 0.5)) for value in model.values())
+
+
+def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
+    job, path = world.signed()
+    world.call("submit", path)
+    callers = world.silos(job)
+    with operations.connected(world.operator) as operator:
+        reports = operator.watch("one")
+        told = [next(reports)]
+        for caller in callers:
+            world.give(caller, 0)
+        while told[-1].status.round == 0:
+            told.append(next(reports))
+        assert [closed.round for report in told for closed in report.rounds] == [0]
+        for caller in callers:
+            world.here.run(caller.answer("FAILED", 1, CODE))
+        world.until(lambda: world.here.daemon.runs[0].state.stage == "finishing")
+        for caller in callers:
+            world.here.run(caller.answer("DONE", 1))
+        told += list(reports)
+    assert told[-1].status.stage == "ended"
+    assert [closed.round for report in told for closed in report.rounds] == [0]
+    assert all(before != after for before, after in pairwise(told))
+    line = world.call("watch", "one", code=1).splitlines()[-1]
+    assert "ended failed" in line
+    assert line.endswith(shown(world)["reason"])
+    assert shown(world)["reason"]
+
+
+def test_jobs_run_in_turn_stop_and_resume(world):
+    for name in ("one", "two"):
+        assert world.call("submit", world.signed(name)[1]).split()[0] == name
+    assert [line.split()[:2] for line in world.call("list").splitlines()] == [["one", "admitting"], ["two", "queued"]]
+    assert world.call("stop", "one").split()[:2] == ["one", "stopped"]
+    assert [line.split()[1] for line in world.call("list").splitlines()] == ["stopped", "admitting"]
+    assert world.call("resume", "one").split()[:2] == ["one", "queued"]
+    for command in ("show", "stop", "resume", "watch"):
+        with pytest.raises(RefusedError, match="no job 'three' here; `staddle job list` has all") as caught:
+            world.call(command, "three")
+        assert caught.value.code == "UNKNOWN_JOB"
+
+
+def test_a_submission_again_changes_nothing_and_another_job_needs_another_name(world):
+    _, path = world.signed()
+    assert world.call("submit", path) == world.call("submit", path)
+    assert len(world.here.daemon.runs) == 1
+    with pytest.raises(RefusedError, match="another job has the name 'one'; have this one signed under") as caught:
+        world.call("submit", world.signed(rounds=3)[1])
+    assert caught.value.code == "JOB_INVALID"
+    assert [run.job.rounds for run in world.here.daemon.runs] == [2]
+
+
+def test_a_job_that_has_ended_is_not_submitted_again(world):
+    _, path = world.signed()
+    world.call("submit", path)
+    run = world.here.daemon.runs[0]
+    run.state = replace(run.state, stage="ended", outcome="failed")
+    with pytest.raises(LocalError, match="job 'one' has ended; to run it again, have it signed under a new name"):
+        world.call("submit", path)
+
+
+def test_only_so_many_jobs_are_kept(world, monkeypatch):
+    monkeypatch.setattr(served, "MOST_JOBS", 2)
+    first = world.signed("one")[1]
+    for path in (first, world.signed("two")[1]):
+        world.call("submit", path)
+    with pytest.raises(RefusedError, match="2 jobs are kept here") as caught:
+        world.call("submit", world.signed("three")[1])
+    assert caught.value.code == "LIMIT"
+    world.call("submit", first)  # known already
+
+
+def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
+    job, path = world.signed()
+    by_silo = sign_document(job.document(), world.roster, load_keys(world.folder / "north" / "keys"), JOB)
+    path.write_bytes(canonical_json(by_silo))
+    with pytest.raises(RefusedError, match="only a member of role operator may sign") as caught:
+        world.call("submit", path)
+    assert caught.value.code == "JOB_SIGNATURE"
+    for stranger in ("west", "operator"):
+        with pytest.raises(RefusedError, match=f"silo '{stranger}' is no silo of the roster; add it") as caught:
+            world.call("submit", world.signed("strange", silos=["north", stranger])[1])
+        assert caught.value.code == "JOB_INVALID"
+    assert world.call("list") == "no jobs\n"
+
+
+def test_a_watcher_is_told_when_the_coordinator_stops(world):
+    world.call("submit", world.signed()[1])
+    with operations.connected(world.operator) as operator:
+        reports = operator.watch("one")
+        next(reports)
+        world.here.daemon.stopping = True
+        world.here.run(told_to_look(world.here.daemon))
+        with pytest.raises(RefusedError, match="this coordinator is stopping; try again later") as caught:
+            next(reports)
+    assert caught.value.code == "STOPPING"
+
+
+async def told_to_look(daemon):
+    daemon.changed.set()
+
+
+# The connection.
+
+
+def changed(world, tmp_path, **changes):
+    """The operator's file with other lines, beside the files that it names."""
+    path = tmp_path / "operator.toml"
+    text = world.operator.read_text().replace('"operator"', f'"{world.folder}/operator"')
+    text = text.replace('"roster.json"', f'"{world.folder}/roster.json"')
+    for old, new in changes.values():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path
+
+
+def test_only_an_operator_of_the_roster_connects(world, tmp_path):
+    assert world.call("list", operator=changed(world, tmp_path)) == "no jobs\n"
+    keys = f'"{world.folder}/operator"'
+    for other in ("founder", "north/keys"):
+        path = changed(world, tmp_path, keys=(keys, f'"{world.folder}/{other}"'))
+        with pytest.raises(LocalError, match="is no operator of roster version 6; have it added"):
+            world.call("list", operator=path)
+    create_keys(tmp_path / "own", "operator", Role.OPERATOR, "an impostor of the same name")
+    path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/own"'))
+    with pytest.raises(LocalError, match="'operator' is no operator of roster version 6"):
+        world.call("list", operator=path)
+    create_keys(tmp_path / "new", "another", Role.OPERATOR, "not yet added")
+    path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/new"'))
+    with pytest.raises(LocalError, match="'another' is no operator of roster version 6"):
+        world.call("list", operator=path)
+
+
+def test_a_roster_that_is_not_the_pinned_one_is_refused(world, tmp_path):
+    path = changed(world, tmp_path, trust=('federation = "local"', 'federation = "other"'))
+    with pytest.raises((LocalError, PeerError), match="other"):
+        world.call("list", operator=path)
+
+
+def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
+    path = changed(world, tmp_path, address=(world.here.address, "127.0.0.1:1"))
+    with pytest.raises(PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE.*roster show") as caught:
+        world.call("list", operator=path)
+    assert not isinstance(caught.value, RefusedError)
+    with pytest.raises(PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE"):
+        world.call("watch", "one", operator=path)
+    with pytest.raises(LocalError, match="not host:port"):
+        world.call("list", operator=changed(world, tmp_path, address=(world.here.address, "nowhere")))
+
+
+def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "CALL_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        started = time.monotonic()
+        with pytest.raises(PeerError, match=f"no answer from {address}"):
+            world.call("list", operator=changed(world, tmp_path, address=(world.here.address, address)))
+        assert time.monotonic() - started < 10
+
+
+# Results and arguments.
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["job", *map(str, arguments)]).exception
+
+
+def test_results_are_of_one_place_and_a_show_of_one_kind(world, tmp_path):
+    config = world.folder / "coordinator" / "coordinator.toml"
+    for given in ((), ("--operator", world.operator, "--config", config)):
+        error = run("results", "one", "--out", tmp_path / "out", *given)
+        assert isinstance(error, LocalError)
+        assert "give --operator (rounds only), or --config" in str(error)
+    roster = world.folder / "roster.json"
+    for given in ((), ("--operator", world.operator, "--roster", roster)):
+        error = run("show", world.signed()[1], *given)
+        assert isinstance(error, LocalError)
+        assert "give --roster for a signed job file, or --operator" in str(error)
+
+
+def test_results_that_cannot_be_read_say_why(world, tmp_path):
+    with pytest.raises(LocalError, match=r"coordinator.sqlite: no such file; a coordinator with this configuration"):
+        results.read(tmp_path / "empty", "one")
+    with pytest.raises(LocalError, match="has no job 'one'; it has none"):
+        results.read(world.config.directory, "one")
+    world.call("submit", world.signed("two")[1])
+    world.call("submit", world.signed("a-third")[1])
+    with pytest.raises(LocalError, match="has no job 'one'; it has two, a-third"):
+        results.read(world.config.directory, "one")
+    kept = results.read(world.config.directory, "two")
+    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == ("admitting", [], {}, ())
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copyfile(world.operator, other / "coordinator.sqlite")
+    with pytest.raises(LocalError, match=r"coordinator.sqlite: cannot read it: file is not a database"):
+        results.read(other, "one")
+
+
+def test_reading_results_changes_nothing_in_the_database(world):
+    world.call("submit", world.signed()[1])
+    asked = []
+    real = sqlite3.connect
+
+    def connect(*arguments, **options):
+        asked.append(arguments)
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results.sqlite3, "connect", connect)
+        results.read(world.config.directory, "one")
+    assert [arguments[0].endswith("?mode=ro") for arguments in asked] == [True]
+
+
+def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
+    rounds = [
+        {"round": 0, "members": ["b", "a"], "metrics": {}},
+        {"round": 1, "members": ["a"], "metrics": {"tested": 3, "correct": 2}},
+    ]
+    assert results.to_csv(rounds) == "round,members,correct,tested\n0,b a,,\n1,a,2,3\n"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rounds.csv").write_text("old")
+    with pytest.raises(LocalError, match="cannot write it: No such file or directory; a round may just have closed"):
+        results.write(tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"}))
+    assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
+
+
+def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
+    path = tmp_path / "1.model.safetensors"
+    path.write_bytes(data := tensor_file.to_bytes({"w": torch.ones(2)}))
+    kept = results.Kept({}, [], {"model": path})
+    assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
+    path.write_bytes(data[:-1] + b"\0")
+    with pytest.raises(LocalError, match=r"1\.model\.safetensors is refused: .*the disk changed it"):
+        results.write(tmp_path / "out", kept)
+    assert not (tmp_path / "out" / "model.safetensors").exists()

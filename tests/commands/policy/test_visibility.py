@@ -1,0 +1,181 @@
+"""What ``job sign`` and the demo say of a job."""
+
+import pytest
+
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.commands.policy.visibility import seen, together, told_by_likeness, unbounded
+
+SILOS = list("abcdefg")
+
+
+def job(mix, colluders):
+    counts = {"counts": dict.fromkeys(SILOS, 30), "class_counts": dict.fromkeys(SILOS, [3] * 10)}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "mix": mix,
+        "colluders": colluders,
+        **counts,
+    }
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "min_cohort": 4,
+        "participation": 0.75 if colluders < 2 else 1.0,
+        "method": {"name": "fedsimsup"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": security,
+    }
+    return Job.from_file(JobFile.model_validate(document), "job.toml")
+
+
+@pytest.mark.parametrize(
+    ("mix", "colluders", "said"),
+    [
+        ("one-upload", 1, "nothing of what it mixes (but all of it as soon as one silo is in league with it), "),
+        ("directed", 1, "nothing of what it mixes (nor, with 1 silo in league, more than the means that it gets), "),
+        ("directed", 0, "nothing of what it mixes, "),
+    ],
+)
+def test_what_a_mix_hides_is_said_for_either_kind(mix, colluders, said):
+    assert said in seen(job(mix, colluders))
+
+
+@pytest.mark.parametrize(
+    ("silos", "participation", "said"),
+    [
+        (8, 0.5, "over 4 of 8 silos in fixed batches, "),
+        (8, 1.0, "over all 8 silos in fixed batches, "),
+        (7, 1.0, "over all 7 silos, "),
+    ],
+)
+def test_who_is_summed_together_is_said(silos, participation, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": list("abcdefgh")[:silos],
+        "min_cohort": 3,
+        "participation": participation,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required"},
+    }
+    assert said in seen(Job.from_file(JobFile.model_validate(document), "job.toml"))
+
+
+@pytest.mark.parametrize(
+    ("silos", "security", "said"),
+    [
+        (8, {}, "it has 2 batches: "),
+        (7, {}, "its silos are one batch: a round waits for all of them"),
+        (8, {"dropouts": "any", "weights": "public", "counts": dict.fromkeys("abcdefgh", 30)}, ""),
+        (8, {"secure_aggregation": "off"}, ""),
+    ],
+)
+def test_the_batches_of_a_job_are_named(silos, security, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": list("abcdefgh")[:silos],
+        "min_cohort": 3,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", **security},
+    }
+    found = Job.from_file(JobFile.model_validate(document), "job.toml")
+    told = together(found)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+    assert all(", ".join(batch) in told for batch in found.batches if len(found.batches) > 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("pfedsim", {"similarity": "per_class"}, "which silo holds which class (AUC 0.97 to 1.00"),
+        ("pfedsim", {}, "similar shares of labels (rank correlation 0.5 to 0.87"),
+        ("cfl", {}, "which silos have similar records"),
+        ("pfedsim", {"rho": 1}, ""),
+        ("fedavg", {}, ""),
+    ],
+)
+def test_what_comparisons_tell_is_said_with_figures(method, options, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "method": {"name": method, "options": options},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+    }
+    told = told_by_likeness(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    assert said in told
+    assert bool(told) == bool(said)
+
+
+def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_weights():
+    silos = ["a", "b", "c", "d", "e"]
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": silos,
+        "min_cohort": 3,
+        "method": {"name": "pfedsim", "options": {"rho": 0.25}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", "mix": "directed"},
+    }
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    assert "with 1 silo in league, more than the means that it gets, by the coordinator's weights)" in seen(job)
+    assert (
+        "tells the coordinator, and the silos of a round, which check the weights of its rows, which"
+        in told_by_likeness(job)
+    )
+
+
+ONE_SILO = "to one silo, alone or in league with the coordinator: policies look for such models"
+EITHER = "to the coordinator or to one silo: policies look for such models"
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "said"),
+    [
+        ("fedavg", {}, ONE_SILO),
+        ("fedavg", {"tags": False}, EITHER),
+        ("pfedsim", {}, ONE_SILO),  # sums with tags, then rows with tags
+        ("fedssa", {}, EITHER),  # what its coordinator half makes of sums no silo can check
+        ("feddyn", {}, EITHER),
+        ("local", {}, ""),
+    ],
+)
+def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, said):
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 4,
+        "silos": SILOS,
+        "min_cohort": 4,
+        "method": {"name": method},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        "security": {"secure_aggregation": "required", **own},
+    }
+    told = unbounded(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    assert said in told
+    assert bool(said) == bool(told)

@@ -1,0 +1,367 @@
+"""What ``staddle privacy`` says of a job before it runs, and of a silo's budgets beside a running agent."""
+
+import json
+import shutil
+from decimal import Decimal
+
+import pytest
+import torch
+from support.private_jobs import undrafted
+from typer.testing import CliRunner
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.privacy import job_spends
+from staddle.commands.federation import local_federation
+from staddle.commands.privacy import plan as privacy_plan
+from staddle.commands.privacy import show as privacy_show
+from staddle.commands.privacy.privacy import app
+from staddle.errors import LocalError, PeerError
+from staddle.security.dp.budget import Budget
+from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.rdp import Event, cost, group, shown
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.log.segments import segments
+
+JOB = """
+version = 1
+name = "first"
+seed = 7
+rounds = 20
+silos = ["a", "b", "c", "d"]
+
+[method]
+name = "fedaims"
+
+[model]
+name = "convnet-digits"
+classes = 10
+norm = "group"
+
+[training]
+lr = 0.1
+
+[privacy]
+epsilon = 8
+delta = 1e-5
+sample_rate = 0.05
+metrics_sigma = 40
+"""
+DELTA = 1e-5
+RECORDS = Dataset(torch.zeros(4, 1, 8, 8), torch.arange(4))
+PRIVATE = {"privacy": {"epsilon": 8.0, "delta": DELTA, "sample_rate": 0.1}}
+
+
+@pytest.fixture(autouse=True)
+def no_other_process(monkeypatch):
+    """What the second opinion says is tested where it is; here it is of one mind with the first, or has none."""
+
+    def opinion(events, delta):
+        return cost(events, delta) * 0.9
+
+    monkeypatch.setattr(privacy_plan, "opinion", opinion)
+    monkeypatch.setattr(privacy_show, "opinions", lambda asked: [opinion(each.events, each.delta) for each in asked])
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    made = local_federation.make(tmp_path_factory.mktemp("privacy") / "federation", ["a", "b", "c", "d"])
+    document = {
+        "version": 1,
+        "name": "signed",
+        "seed": 1,
+        "rounds": 3,
+        "silos": list(made.silos),
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+    }
+    local_federation.sign_job(made, {**document, **PRIVATE})
+    plain = local_federation.sign_job(made, {**document, "name": "plain"})
+    local_federation.write_silo(made, "a", "127.0.0.1:1", RECORDS, [plain])
+    return made
+
+
+def call(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def planned(tmp_path):
+    def run(*options, old="", new=""):
+        assert old in JOB
+        path = tmp_path / "job.toml"
+        path.write_text(JOB.replace(old, new))
+        return call("plan", path, *options).output
+
+    return run
+
+
+def test_each_purpose_and_all_together(planned, tmp_path):
+    found = json.loads(planned("--json"))
+    job = Job.from_toml(tmp_path / "job.toml")
+    spends = job_spends(job, found["sigma"])
+    assert [release["purpose"] for release in found["releases"]] == ["histogram", "training", "statistics", "metrics"]
+    for release, one in zip(found["releases"], spends, strict=True):
+        assert release == {
+            "purpose": one.purpose,
+            "sigma": one.sigma,
+            "q": one.q,
+            "steps": one.steps,
+            "epsilon": shown(cost([one], DELTA)),
+        }
+    assert found["epsilon"] == shown(cost(spends, DELTA))
+    assert Decimal("7.9") < Decimal(found["epsilon"]) <= 8
+    assert found["epsilon_prv"] == shown(cost(spends, DELTA) * 0.9)
+    assert (found["rounds"], found["spare_rounds"], found["planned_here"]) == (20, 1, True)
+    a_round = [Event(found["sigma"], "0.05", 20), Event("20", "1", 1), Event("40", "1", 1)]
+    assert found["round_epsilon"] == shown(cost(a_round, DELTA))
+    assert (found["count_sigma"], found["class_shows_from"]) == ("10.0", "30.0")
+    assert "batch" not in found
+
+
+def test_the_same_in_words(planned):
+    said = planned("--records", "500")
+    assert "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips a step, planned" in said
+    assert "by RDP, which is enforced" in said
+    assert "by PRV, a tighter bound, which is only reported" in said
+    assert "covers 20 rounds of the silo that is drawn most often, and 1 more that crashes may interrupt" in said
+    assert "noise of standard deviation 10.0: a class shows from 30.0 on" in said
+    assert (
+        "of 500 records a step draws 25 on average; their mean gradient, of norm 1 at most, gets noise of 0.0393"
+        in said
+    )
+    given = planned(old="sample_rate", new='sigma = "2"\nsample_rate')
+    assert "noise 2 clips a step, as it names it" in given
+
+
+def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):
+    one, other = json.loads(planned("--json")), json.loads(planned("--json", "--delta", "1e-6"))
+    assert one["sigma"] == other["sigma"]
+    assert other["delta"] == "0.000001"
+    assert Decimal(other["epsilon"]) > 8 > Decimal(one["epsilon"])
+    with pytest.raises(LocalError, match="--delta 1: give a number between 0 and 1"):
+        planned("--delta", "1")
+
+
+def test_records_that_do_not_suffice_or_are_too_many(planned):
+    with pytest.raises(
+        LocalError, match=r"would draw 0\.5 of them .* from 0\.05 to 0\.1 at least, better to 1, or leave"
+    ):
+        planned("--records", "10")
+    with pytest.raises(LocalError, match=r"delta = 1e-05 would allow .*; lower it below 5e-06"):
+        planned("--records", "200000")
+
+
+def test_what_is_not_private_or_costs_too_much_has_no_plan(planned, federation):
+    with pytest.raises(LocalError, match=r"job\.toml: \[privacy\] no noise of its steps .* raise statistics_sigma"):
+        planned(old="epsilon = 8", new="epsilon = 0.5")
+    with pytest.raises(
+        LocalError, match=r"plain\.toml: job 'plain' has no \[privacy\] table.*staddle job init --private"
+    ):
+        call("plan", federation.folder / "jobs" / "plain.toml")
+
+
+def test_a_signed_job_and_its_signature(federation, tmp_path):
+    signed, roster = federation.folder / "jobs" / "signed.json", federation.folder / "roster.json"
+    assert call("plan", signed).output.endswith("signature not checked (give --roster)\n")
+    checked = call("plan", signed, "--roster", roster).output
+    assert "signature" not in checked
+    assert "as it names it" in checked
+    altered = tmp_path / "altered.json"
+    altered.write_text(signed.read_text().replace('"epsilon":"8.0"', '"epsilon":"80.0"'))
+    with pytest.raises(PeerError, match="changed after it was signed"):
+        call("plan", altered, "--roster", roster)
+
+
+# Budgets.
+
+DIGEST = "ab" * 32
+TABLE = '\n[dataset.data]\nunit = "record"\nepsilon = 6.0\ndelta = 1e-5\nrecords_per_person = 3\n'
+
+
+class Silo:
+    """A silo's folder, with a budget as the agent keeps it."""
+
+    def __init__(self, federation, place):
+        self.folder = place / "a"
+        shutil.copytree(federation.folder / "a", self.folder)
+        shutil.copy(federation.folder / "roster.json", place)
+        self.config, self.policy = self.folder / "silo.toml", self.folder / "policy.toml"
+        self.policy.write_text(undrafted(self.policy.read_text()) + TABLE)
+        self.keys = load_keys(self.folder / "keys")
+        self.budgets = self.folder / "state" / "privacy"
+
+    def open(self, dataset="data", known=False):
+        return Budget.open(self.budgets / dataset, dataset, "local", "a", self.keys.log, known=known)
+
+    def ledger(self):
+        return Ledger.open(self.folder / "state" / "ledger", "a", "local", self.keys.log)
+
+    def shown(self):
+        return json.loads(call("show", "--config", self.config, "--json").output)
+
+
+@pytest.fixture
+def silo(federation, tmp_path):
+    return Silo(federation, tmp_path)
+
+
+def spend(budget, digest=DIGEST, name="first", steps=100, taken=None):
+    one = budget.reserve(name, digest, 0, "training", [Steps(sigma="1.1", q="0.02", steps=steps)])
+    if taken is not None:
+        budget.commit(one, [taken])
+
+
+def test_before_anything_was_spent(silo):
+    assert silo.shown() == [
+        {
+            "dataset": "data",
+            "unit": "record",
+            "policy": {"epsilon": "6.0", "delta": "0.00001"},
+            "limit": None,
+            "jobs": [],
+        }
+    ]
+    assert (
+        "data set 'data': nothing spent of epsilon 6.0 at delta = 0.00001"
+        in call("show", "--config", silo.config).output
+    )
+    silo.policy.write_text(silo.policy.read_text().replace(TABLE, ""))
+    assert silo.shown() == []
+    assert "no data set has a budget" in call("show", "--config", silo.config).output
+
+
+def test_what_was_spent_is_read_while_it_is_written(silo):
+    with silo.open() as budget:
+        budget.set_limit("8", "0.00001", "e3" * 32)
+        spend(budget, taken=40)
+        spend(budget)
+        spend(budget, "cd" * 32, "second")
+        (found,) = silo.shown()
+        first, second = Event("1.1", "0.02", 140), Event("1.1", "0.02", 100)
+        total = cost([first, second], DELTA)
+        assert found["spent"] == shown(budget.epsilon()) == shown(total)
+        assert Decimal(found["left"]) == 8 - Decimal(found["spent"])
+        assert found["spent_prv"] == shown(total * 0.9)
+        assert found["jobs"] == [
+            {
+                "job": name,
+                "digest": digest,
+                "epsilon": shown(cost([event], DELTA)),
+                "epsilon_prv": shown(cost([event], DELTA) * 0.9),
+                "open": 1,
+            }
+            for name, digest, event in (("first", DIGEST, first), ("second", "cd" * 32, second))
+        ]
+        epsilon, delta = group(total, DELTA, 3)
+        assert found["person"] == {"records": 3, "epsilon": shown(epsilon), "delta": f"{delta:.3g}"}
+        said = call("show", "--config", silo.config).output
+    assert f"data set 'data': epsilon {found['spent']} of 8 spent at delta = 0.00001, {found['left']} left" in said
+    assert "the policy says epsilon 6.0 at delta = 0.00001 now: from the agent's next start on" in said
+    assert f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (bound for a group" in said
+    assert "2 reservations open; open reservations count as spent" in said
+
+
+def test_an_unfinished_line_is_no_fault_and_a_data_set_without_policy_is_shown(silo):
+    with silo.open() as budget, silo.open("older") as older:
+        for each in (budget, older):
+            each.set_limit("6", "0.00001", "e3" * 32)
+            spend(each, taken=100)
+        with segments(silo.budgets / "data")[-1].open("ab") as file:
+            file.write(b'{"type":"budget.rese')
+        data, other = silo.shown()
+        assert data["spent"] == other["spent"]
+        assert (other["dataset"], other["policy"]) == ("older", None)
+        said = call("show", "--config", silo.config).output
+    assert "the policy has no table for it now" in said
+    assert "the policy says" not in said
+
+
+def gone(silo):
+    shutil.rmtree(silo.budgets / "data")
+
+
+def cut(silo):
+    (path,) = segments(silo.budgets / "data")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def altered(silo):
+    (path,) = segments(silo.budgets / "data")
+    path.write_bytes(path.read_bytes().replace(b'"steps":100', b'"steps":101'))
+
+
+def unsigned(silo):
+    (silo.budgets / "data" / "checkpoint").unlink()
+
+
+def of_another(silo):
+    shutil.move(silo.budgets / "data", silo.budgets / "other")
+
+
+def rolled_back(silo):
+    shutil.rmtree(silo.budgets / "data")
+    shutil.copytree(silo.folder / "old", silo.budgets / "data")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (cut, "records were cut off: there are 2, and the folder itself holds"),
+        (altered, "records were rewritten: the folder itself holds a signed checkpoint of 3"),
+        (unsigned, "checkpoint: is missing; restore"),
+        (of_another, "privacy/other/checkpoint: "),
+        (rolled_back, "was rolled back or altered: records were cut off: there are 2, and the silo's ledger holds"),
+    ],
+)
+def test_a_budget_that_does_not_hold_is_not_shown(silo, harm, said):
+    with silo.open() as budget:
+        budget.set_limit("8", "0.00001", "e3" * 32)
+    shutil.copytree(silo.budgets / "data", silo.folder / "old")
+    with silo.open(known=True) as budget, silo.ledger() as ledger:
+        spend(budget)
+        ledger.privacy_head("data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8")
+    assert silo.shown()[0]["jobs"]
+    harm(silo)
+    with pytest.raises(LocalError, match=said):
+        silo.shown()
+
+
+def test_a_budget_that_is_gone_is_told_beside_those_that_are_not(silo):
+    with silo.open() as budget, silo.ledger() as ledger:
+        budget.set_limit("8", "0.00001", "e3" * 32)
+        spend(budget)
+        ledger.privacy_head("data", budget.head(), epsilon="1.0000", delta="0.00001", limit="8")
+    with silo.open("older") as budget:
+        budget.set_limit("2", "0.00001", "e3" * 32)
+    gone(silo)
+    lost, there = silo.shown()
+    said = (
+        "privacy/data: gone, and with it what was spent on data set 'data', epsilon 1.0000 of 8 by the ledger; restore"
+    )
+    assert said in lost["lost"]
+    assert (there["dataset"], there["spent"]) == ("older", "0.0000")
+    result = CliRunner().invoke(app, ["show", "--config", str(silo.config)])
+    assert result.exit_code == 1
+    assert said in " ".join(result.output.split())
+    assert "data set 'older': " in result.output
+
+
+def test_a_key_of_another_silo_signs_no_budget(silo, federation):
+    with silo.open() as budget:
+        budget.set_limit("8", "0.00001", "e3" * 32)
+    shutil.rmtree(silo.folder / "keys")
+    shutil.copytree(federation.keys("b"), silo.folder / "keys")
+    with pytest.raises(LocalError, match="checkpoint"):
+        silo.shown()
+
+
+def test_the_bound_for_a_group():
+    assert group(1.0, 1e-5, 1) == (1.0, 1e-5)
+    assert group(2.0, 1e-6, 3) == pytest.approx((6.0, 3e-6 * 2.718281828459045**4))
+    assert group(500.0, 1e-6, 3)[1] == float("inf")

@@ -1,0 +1,84 @@
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from staddle.commands.console.printer import Screen
+from staddle.commands.simulate.progress import Bars, Lines, accuracy, shown
+from staddle.simulator.run.history import Measured
+
+
+def run(label="pfedsim", seed=1, rounds=4):
+    return SimpleNamespace(label=label, seed=seed, job=SimpleNamespace(rounds=rounds))
+
+
+def seen(rounds, measure="all/trained", correct=1):
+    return Measured(rounds, measure, {"a": correct, "b": 4}, {"a": 2, "b": 8})
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def told():
+    lines = []
+    clock = Clock()
+    return lines, clock, Lines(lines.append, clock)
+
+
+def test_a_line_every_ten_seconds_and_at_the_end(told):
+    lines, clock, watch = told
+    watch.begin(run(), 0)
+    for number, seconds in enumerate((6, 6, 6, 1), 1):
+        watch.work("training", 2)
+        watch.silo()
+        clock.now += seconds
+        watch.round(number, (seen(number),) if number == 2 else ())
+    assert lines == [
+        "pfedsim, seed 1: begins, of 4",
+        "pfedsim, seed 1: round 2 of 4, 6 s/round, 0:00:12 left; trained 50.0%",
+        "pfedsim, seed 1: round 4 of 4, 4.75 s/round; trained 50.0%",
+    ]
+
+
+def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(told):
+    lines, clock, watch = told
+    watch.begin(run(), 4)
+    assert lines == []
+    watch.begin(run(seed=2), 3)
+    clock.now += 0.5
+    watch.round(4, ())
+    assert lines == ["pfedsim, seed 2: goes on after round 3, of 4", "pfedsim, seed 2: round 4 of 4, 2 rounds/s"]
+
+
+def test_bars_on_a_terminal_count_what_was_done_before():
+    console = Console(force_terminal=True, width=150, height=30)
+    runs, clock = [run(rounds=4), run("local", rounds=4)], Clock()
+    with console.capture() as said, Screen(console=console).progress() as progress:
+        watch = Bars(progress, runs, clock)
+        for one, begun in zip(runs, (4, 2), strict=True):
+            watch.begin(one, begun)
+            for number in range(begun + 1, 4):
+                watch.work("looking", 2)
+                watch.silo()
+                clock.now += 60
+                watch.round(number, (seen(number), seen(number, "all/aggregated", 2)))
+    last = said.get().splitlines()
+    assert any("all 2 runs" in line and "7/8" in line and "0:01:00 left" in line for line in last)
+    assert any("local, seed 1" in line and "3/4" in line and "trained 50.0%, aggregated 75.0%" in line for line in last)
+    assert any("looking" in line and "1/2" in line for line in last)
+
+
+def test_a_terminal_has_bars_and_a_log_has_lines():
+    for terminal, kind in ((True, Bars), (False, Lines)):
+        screen = Screen(console=Console(force_terminal=terminal, quiet=True))
+        with shown(screen, [run()]) as watch:
+            assert isinstance(watch, kind)
+
+
+def test_accuracy_is_of_all_silos_or_nothing():
+    assert accuracy((seen(1, "selected/after"),)) == ""

@@ -1,0 +1,270 @@
+"""``staddle simulate`` from the command line; what single modules do is tested with them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+import typer
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+from staddle.algorithms.engines.engine import Serial
+from staddle.commands.simulate import simulate
+from staddle.errors import LocalError
+from staddle.security.log.lock import locked
+from staddle.simulator.report import report
+
+FILE = """\
+version = 1
+name = "toy"
+seeds = [1, 2]
+rounds = {rounds}
+participation = 0.75
+
+[data]
+file = "digits.npz"
+
+[partition]
+kind = "dirichlet"
+silos = 4
+alpha = 1.0
+minimum = 8
+
+[model]
+name = "cnn-digits"
+classes = 10
+
+[training]
+batch_size = 16
+lr = 0.1
+
+{methods}
+
+[simulation]
+look_every = {looks}
+checkpoint_every = 2
+"""
+TWO = '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = { rho = 0.3 }'
+ONE, RUN = ("--method", "early", "--seed", "2"), "early/seed-2"
+FIVE = """\
+[[methods]]
+name = "pfedsim"
+
+[[methods]]
+name = "fedsimsup"
+options = { tau_theta = 1 }
+
+[[methods]]
+name = "fedssa"
+
+[[methods]]
+name = "ppfl"
+options = { lam = 0 }
+
+[[methods]]
+name = "fedaims"
+model = { name = "convnet-digits" }
+"""
+
+app = typer.Typer()
+app.command()(simulate.simulate)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A disk that is never waited for."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes the file, and records beside it."""
+    x, y = load_digits(return_X_y=True)
+    np.savez(tmp_path / "digits.npz", x=(x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:160])
+
+    def write(methods=TWO, rounds=2, looks=1):
+        (tmp_path / "toy.toml").write_text(FILE.format(methods=methods, rounds=rounds, looks=looks))
+        return tmp_path / "toy.toml"
+
+    return write
+
+
+def said(file, *arguments):
+    result = CliRunner().invoke(app, [str(file), "--workers", "1", *arguments])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def refused(file, *arguments):
+    result = CliRunner().invoke(app, [str(file), "--workers", "1", *arguments])
+    assert isinstance(result.exception, LocalError), (result.output, result.exception)
+    return str(result.exception)
+
+
+def results(out):
+    """What an experiment came to, by file: the runs' own, and the report but for how long it took."""
+    found = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
+    left = ("LOCK", "checkpoint", "summary.md")
+    return {name: path.read_bytes() for name, path in found.items() if not any(word in name for word in left)}
+
+
+@pytest.mark.usefixtures("quick")
+def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
+    shown = said(write()).output
+    out = tmp_path / "toy"
+    assert "4 silos with 1" in shown
+    begun = [f"{label}, seed {seed}: begins, of 2" for label in ("fedavg", "early") for seed in (1, 2)]
+    assert [line for line in shown.splitlines() if "begins" in line] == begun
+    assert shown.index("│ fedavg") < shown.index("│ early")  # the file's order
+    assert str(out / "summary.md") in shown
+    files = results(out)
+    assert {"curves.png", "spread.png", "partition.json", "partition.png", "early/seed-2/heatmap.png"} <= set(files)
+    assert {"fedavg/seed-1/rounds.csv", "early/seed-2/silos.csv", "early/seed-1/models/silo-003.safetensors"} <= set(
+        files
+    )
+    (out / "curves.png").unlink()
+    again = said(write(), "--json")
+    told = json.loads(again.stdout)
+    assert "begins" not in again.output
+    assert results(out) == files
+    assert [method["label"] for method in told["methods"]] == ["fedavg", "early"]
+    assert [run["seed"] for run in told["methods"][1]["runs"]] == [1, 2]
+    last = {"measure": "all/trained", "average": "macro", "choice": "last"}
+    (score,) = [one for one in told["methods"][0]["scores"] if last.items() <= one.items()]
+    assert score["seeds"] == 2
+    assert f"{score['mean']:.2%} ± {100 * score['deviation']:.2f}" in shown
+
+
+@pytest.mark.usefixtures("quick")
+def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
+    shown = said(
+        write(rounds=9), "--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(tmp_path / "o" / "p")
+    )
+    assert "early, seed 5: round 1 of 1" in shown.output
+    assert [path.name for path in (tmp_path / "o" / "p").glob("*/*") if path.is_dir()] == ["seed-5"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_five_methods(write):
+    shown = said(write(FIVE, rounds=1), "--seed", "1").output
+    rows = [line for line in shown.splitlines() if line.startswith("│")]
+    assert [row.split()[1] for row in rows] == ["pfedsim", "fedsimsup", "fedssa", "ppfl", "fedaims"]
+    assert all("%" in row for row in rows)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(write, tmp_path):
+    file, out = write(), tmp_path / "toy"
+    said(file, "--seed", "1", "--method", "fedavg")
+    files = results(out)
+    text = file.read_text()
+    for old, new, fault in (
+        ("lr = 0.1", "lr = 0.2", r"training.lr is 0.1 there and 0.2 here; choose another --out"),
+        ("alpha = 1.0", "alpha = 2.0", "the silos have other numbers of records"),
+        ('name = "toy"', 'name = "other"', "name is toy there and other here"),
+    ):
+        file.write_text(text.replace(old, new))
+        assert fault in refused(file, "--out", str(out))
+        assert fault in refused(file, "--out", str(out), "--seed", "3")  # seeds of one label are one method
+    file.write_text(text.replace("alpha = 1.0", "alpha = 2.0"))
+    assert "holds a run on other records" in refused(file, "--method", "early")
+    file.write_text(text)
+    assert "no method is labelled or named 'late'; " in refused(file, "--method", "late")
+    assert "is no folder; choose another --out" in refused(file, "--out", str(file))
+    with locked(out / "fedavg" / "seed-1"):
+        assert "another process runs with this folder" in refused(file)
+    assert "which is not installed" in refused(file, "--tensorboard") or "tensorboard" in sys.modules
+    assert results(out) == files
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
+    error = refused(write(), "--one-by-one", "--precision", "tf32", "--no-graphs")
+    assert error.startswith("--no-graphs and --one-by-one and --precision tf32: for a GPU alone")
+
+
+def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
+    methods = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }\n\n[[methods]]\nname = "local"'
+    file = write(methods, rounds=1)
+    result = CliRunner().invoke(app, [str(file), "--workers", "1", "--seed", "1"])
+    assert isinstance(result.exception, LocalError)
+    fault = next(line for line in result.output.splitlines() if line.startswith("fedavg, seed 1: round 0 at silo "))
+    assert str(result.exception) == f"1 run of 2 could not go on: {fault}"
+    assert "│ local" in result.output
+    assert (tmp_path / "toy" / "summary.md").exists()
+
+
+def test_ended_by_a_signal_it_goes_on_where_it_was(write, tmp_path, monkeypatch, quick):
+    """SIGTERM in the third round, which is lost; not so the two before it."""
+    file, trained = write(rounds=4), []
+
+    def train(self, *work):
+        trained.append(work)
+        if len(trained) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return train_all(self, *work)
+
+    with monkeypatch.context() as patch:
+        train_all = Serial.train
+        patch.setattr(Serial, "train", train)
+        told = refused(file, *ONE)
+    assert told == "early, seed 2: stopped; the same command goes on after round 2 of 4"
+    assert "early, seed 2: goes on after round 2, of 4" in said(file, *ONE).output
+    said(file, *ONE, "--out", str(tmp_path / "whole"))
+    assert results(tmp_path / "toy") == results(tmp_path / "whole")
+
+
+@pytest.fixture
+def begin():
+    """Begins the command as a process of its own, which does not outlive the test."""
+    with ExitStack() as stack:
+
+        def begin(file, out, workers):
+            command = (sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE)
+            process = subprocess.Popen([*command, "--workers", workers], stdout=subprocess.DEVNULL)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def kill_after(processes):
+    """Kill each once its run has done so many rounds."""
+    while processes:
+        for process, (out, rounds) in tuple(processes.items()):
+            assert process.poll() is None
+            history = out / RUN / "history.jsonl"
+            if history.exists() and f'{{"rounds":{rounds},' in history.read_text():
+                process.kill()
+                process.wait()
+                del processes[process]
+        time.sleep(0.002)
+
+
+def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
+    """By kill -9, after the first checkpoint, of two workers; and in a later round, of one process."""
+    monkeypatch.setattr(report, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
+    file, outs = write(rounds=16, looks=8), [tmp_path / "two", tmp_path / "one"]
+    kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
+    for out in outs:
+        assert not (out / RUN / "rounds.csv").exists()
+        assert "goes on after round" in said(file, *ONE, "--out", str(out)).output
+    said(file, *ONE, "--out", str(tmp_path / "whole"))
+    for out in outs:
+        assert results(out) == results(tmp_path / "whole")

@@ -1,0 +1,1308 @@
+import copy
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staddle.coordinator.rounds.events import (
+    Answered,
+    Began,
+    Damaged,
+    Deadline,
+    Done,
+    DrawCohort,
+    Drawn,
+    Drop,
+    Failed,
+    Fold,
+    Folded,
+    FoldFailed,
+    Gather,
+    Given,
+    Halt,
+    Lost,
+    Report,
+    Resumed,
+    Stopped,
+    SumFailed,
+    Summed,
+    Unkeyed,
+    Watch,
+)
+from staddle.coordinator.rounds.machine import (
+    MOST_ATTEMPTS,
+    MOST_REFUSED,
+    MOST_RESTARTED,
+    JobState,
+    advance,
+    resumed,
+)
+from staddle.coordinator.rounds.tasks import FinishTask, OfferTask, RoundTask, awaited, concerned, task_for
+
+SILOS = ("b", "a", "c")  # job order is not the alphabet's
+ALL = (*SILOS, "stranger")
+STAGES = ("queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped")
+STEPS = {  # the table, read by hand
+    ("queued", "admitting"),
+    ("admitting", "drawing"),
+    ("admitting", "finishing"),
+    ("admitting", "ended"),  # nobody accepted: there is nobody to tell
+    ("drawing", "round"),
+    ("drawing", "finishing"),
+    ("round", "folding"),
+    ("round", "finishing"),
+    ("folding", "drawing"),
+    ("folding", "finishing"),
+    ("folding", "round"),  # the disk changed what a silo gave
+    ("finishing", "ended"),
+    *((stage, "stopped") for stage in ("queued", "admitting", "drawing", "round", "folding")),
+    ("stopped", "queued"),
+    ("queued", "drawing"),  # where it was stopped
+    ("queued", "round"),
+    ("queued", "folding"),  # all that the round waits for had been given
+    ("queued", "finishing"),  # all had answered, too few accepted
+    ("queued", "ended"),
+}
+
+
+def run(state, *events):
+    """The state after some events, and the effects of the last."""
+    effects = ()
+    for event in events:
+        state, effects = advance(state, event)
+    return state, effects
+
+
+def job(silos=SILOS, rounds=2, min_cohort=2):
+    return JobState("job", silos, rounds, min_cohort)
+
+
+ADMITTED = (Began(), Answered("b", None), Answered("a", None), Answered("c", None))
+OPEN = (*ADMITTED, Drawn(0, SILOS))
+GAVE = (*OPEN, Given("c", 0, "dc"), Given("b", 0, "db"), Given("a", 0, "da"))
+SECOND = (*GAVE, Folded(0), Drawn(1, ("b", "c")))
+FINISHING = (*SECOND, Given("b", 1, "db"), Given("c", 1, "dc"), Folded(1))
+ENDED = (*FINISHING, Done("a"), Done("b"), Done("c"))
+REACHED = {
+    "queued": (),
+    "admitting": (Began(), Answered("b", None)),
+    "drawing": ADMITTED,
+    "round": (*OPEN, Given("b", 0, "db")),
+    "folding": GAVE,
+    "finishing": FINISHING,
+    "ended": ENDED,
+    "stopped": (*OPEN, Given("b", 0, "db"), Stopped()),
+}
+
+
+def without_reports(effects):
+    return tuple(e for e in effects if not isinstance(e, Report))
+
+
+def reports(effects):
+    return [(e.event, dict(e.fields)) for e in effects if isinstance(e, Report)]
+
+
+# The happy path.
+
+
+def test_a_job_runs_through_all_its_rounds():
+    state, effects = run(job(), Began())
+    assert (state.stage, without_reports(effects)) == ("admitting", (Watch("admitting", 0),))
+    assert reports(effects) == [("job.offered", {"silos": SILOS, "rounds": 2})]
+    assert [task_for(state, s) for s in ALL] == [OfferTask()] * 3 + [None]
+
+    state, effects = run(state, Answered("c", None), Answered("a", None), Answered("b", None))
+    assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(0),))
+    assert state.admitted == SILOS
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+
+    for number in (0, 1):
+        state, effects = run(state, Drawn(number, SILOS))
+        assert (state.stage, without_reports(effects)) == ("round", (Watch("round", number),))
+        assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
+        assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS, number)] * 3 + [None]
+        state, effects = run(state, Given("c", number, "x"), Given("b", number, "y"))
+        assert (state.stage, without_reports(effects)) == ("round", ())
+        assert state.open == ("a",)
+        assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS, number), None]
+        state, effects = run(state, Given("a", number, "z"))
+        assert (state.stage, without_reports(effects)) == ("folding", (Fold(number, SILOS),))
+        assert state.given == {"b": "y", "a": "z", "c": "x"}
+        assert [task_for(state, s) for s in ALL] == [None] * 4
+        state, effects = run(state, Folded(number))
+        assert reports(effects)[0] == ("round.closed", {"round": number, "members": SILOS})
+
+    assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
+    assert without_reports(effects) == (Watch("finishing", 2),)
+    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [None]
+    state, effects = run(state, Done("a"), Done("b"))
+    assert (state.stage, effects) == ("finishing", ())
+    state, effects = run(state, Done("c"))
+    assert (state.stage, state.done) == ("ended", frozenset(SILOS))
+    assert reports(effects) == [("job.ended", {"outcome": "completed", "reason": ""})]
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+
+
+def test_uploads_of_the_last_round_do_not_count_in_the_next():
+    state, _ = run(job(), *SECOND)
+    assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
+    assert [task_for(state, s) for s in SILOS] == [RoundTask(1, ("b", "c"), 1), None, RoundTask(1, ("b", "c"), 1)]
+
+
+def test_only_rounds_that_were_folded_count_for_those_who_gave():
+    state, _ = run(job(rounds=4), *OPEN, Given("b", 0, "x"), Given("c", 0, "y"), Deadline("round", 0))
+    assert state.counted == {}  # the fold may fail yet
+    state, _ = run(state, Folded(0), Drawn(1, ("a", "b")))
+    assert [task_for(state, s) for s in "ab"] == [RoundTask(1, ("a", "b"), 0), RoundTask(1, ("a", "b"), 1)]
+    state, _ = run(state, Given("a", 1, "x"), Given("b", 1, "y"), Folded(1), Drawn(2, SILOS))
+    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
+    state, _ = run(state, Given("a", 2, "x"), Given("b", 2, "y"), Given("c", 2, "z"), FoldFailed(2, "disk"))
+    assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
+
+
+def test_a_finished_job_forgets_its_last_round():
+    state, _ = run(job(), *FINISHING)
+    assert (state.cohort, state.given, state.failed, state.open) == ((), {}, {}, ())
+
+
+# Admission.
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
+def test_the_order_of_answers_changes_nothing(order):
+    state, _ = run(job(), Began(), *(Answered(s, None) for s in order))
+    assert state.admitted == SILOS
+
+
+def test_a_refusal_is_kept_with_its_code_and_is_no_admission():
+    state, effects = run(job(), Began(), Answered("a", "POLICY"))
+    assert state.answers == {"a": "POLICY"}
+    assert reports(effects) == [("job.declined", {"silo": "a", "code": "POLICY"})]
+    state, effects = run(state, Answered("b", None), Answered("c", None))
+    assert (state.stage, state.admitted) == ("drawing", ("b", "c"))
+
+
+def test_the_first_answer_holds():
+    state, _ = run(job(), Began(), Answered("a", "POLICY"))
+    assert run(state, Answered("a", None)) == (state, ())
+    state, _ = run(job(), Began(), Answered("a", None))
+    assert run(state, Answered("a", "POLICY")) == (state, ())
+
+
+def test_too_few_acceptances_end_the_job_and_say_who_refused():
+    answers = (Answered("a", "DATA"), Answered("b", None))
+    state, effects = run(job(), Began(), *answers, Answered("c", "POLICY"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
+    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0), None, None]
+    assert run(state, Done("b"))[0].stage == "ended"
+    assert run(state, Done("a")) == (state, ())
+
+
+def test_a_silo_that_said_nothing_is_named_at_the_deadline():
+    state, _ = run(job(), Began(), Answered("b", None), Deadline("admitting", 0))
+    assert "a: no answer, c: no answer" in state.reason
+
+
+def test_nobody_to_tell_ends_the_job_at_once():
+    state, effects = run(job(), Began(), Deadline("admitting", 0))
+    assert (state.stage, state.outcome) == ("ended", "failed")
+    assert without_reports(effects) == ()
+    assert [event for event, _ in reports(effects)] == ["job.finishing", "job.ended"]
+
+
+def test_enough_acceptances_at_the_deadline_go_on():
+    state, effects = run(job(), *ADMITTED[:3], Deadline("admitting", 0))
+    assert (state.stage, state.admitted, effects) == ("drawing", ("b", "a"), (DrawCohort(0),))
+    assert task_for(state, "c") == OfferTask()  # it may still come
+
+
+def test_a_silo_that_answers_late_is_drawn_from_then_on():
+    state, _ = run(job(rounds=3), *ADMITTED[:3], Deadline("admitting", 0), Drawn(0, ("b", "a")))
+    state, effects = run(state, Answered("c", None))
+    assert (state.stage, state.admitted, state.cohort, effects[0].event) == ("round", SILOS, ("b", "a"), "job.accepted")
+    assert task_for(state, "c") is None
+    state, _ = run(state, Given("a", 0, "x"), Given("b", 0, "y"), Folded(0), Drawn(1, SILOS))
+    assert task_for(state, "c") == RoundTask(1, SILOS, 0)
+    assert run(state, Answered("c", "DATA")) == (state, ())
+
+
+# A keyed job.
+
+
+def keyed():
+    return replace(job(rounds=3), keyed=True)
+
+
+def test_a_keyed_job_begins_with_all_of_its_silos():
+    state, effects = run(keyed(), *ADMITTED)
+    assert (state.stage, state.admitted, effects[-1]) == ("drawing", SILOS, DrawCohort(0))
+
+
+def test_a_keyed_job_names_who_declined_or_said_nothing():
+    state, _ = run(keyed(), *ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
+    state, _ = run(keyed(), *ADMITTED[:3], Deadline("admitting", 0))
+    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no answer)"
+    assert task_for(state, "c") is None  # it is too late for it
+    state, _ = run(keyed(), *ADMITTED[:2], Deadline("admitting", 0))
+    assert state.reason == "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
+    before, _ = run(job(), *REACHED[stage])
+    keyed = replace(before, keyed=True)
+    state, effects = run(keyed, Unkeyed("the roster has changed"))
+    if stage in ("finishing", "ended"):
+        assert (state, effects) == (keyed, ())
+        return
+    assert (state.outcome, state.reason, state.cohort) == ("failed", "the roster has changed", ())
+    assert state.stage == ("finishing" if state.admitted else "ended")
+    assert state.expired
+    assert not before.expired
+    assert run(before, Unkeyed("the roster has changed")) == (before, ())  # a job without a key has nothing to lose
+
+
+# Stopping and resuming.
+
+
+def test_a_stopped_round_goes_on_with_what_was_given():
+    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("c", 0, "lost"), Stopped())
+    assert (state.stage, effects) == ("stopped", (Report("job.stopped", {"round": 0}),))
+    assert [task_for(state, s) for s in ALL] == [None] * 4
+    for event in (Given("a", 0, "z"), Deadline("round", 0), Lost("a"), Began(), Stopped(), Folded(0)):
+        assert run(state, event) == (state, ())
+    state, _ = run(state, Resumed())
+    assert (state.stage, state.given) == ("queued", {"b": "x"})
+    state, effects = run(state, Began())
+    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+    assert [task_for(state, s) for s in SILOS] == [
+        None,
+        RoundTask(0, SILOS, 0),
+        RoundTask(0, SILOS, 0),
+    ]  # c may try again
+    state, effects = run(state, Given("a", 0, "y"), Given("c", 0, "z"))
+    assert without_reports(effects) == (Fold(0, SILOS),)
+
+
+def test_a_fold_is_finished_before_the_job_stops():
+    state, effects = run(job(rounds=3), *GAVE, Stopped())
+    assert (state.stage, state.stopping, effects) == ("folding", True, ())
+    state, effects = run(state, Folded(0))
+    assert (state.stage, state.round, without_reports(effects)) == ("stopped", 1, ())
+    assert [event for event, _ in reports(effects)] == ["round.closed", "job.stopped"]
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(1),))
+    assert run(job(rounds=1), *GAVE, Stopped(), Folded(0))[0].stage == "finishing"  # there is nothing left to stop
+    assert run(job(), *GAVE, Stopped(), Resumed(), Folded(0))[0].stage == "drawing"
+
+
+def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
+    state, _ = run(job(), Began(), Answered("a", None), Stopped(), Resumed(), Began())
+    assert (state.stage, [task_for(state, s) for s in SILOS]) == ("admitting", [OfferTask(), None, OfferTask()])
+    assert run(state, Answered("b", None), Answered("c", None))[0].stage == "drawing"
+
+
+@pytest.mark.parametrize("stage", ["finishing", "ended"])
+def test_a_job_that_is_over_is_not_stopped(stage):
+    state, _ = run(job(), *REACHED[stage])
+    assert run(state, Stopped()) == run(state, Resumed()) == (state, ())
+
+
+# A quorum.
+
+
+@pytest.mark.parametrize(("quorum", "gifts"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)])
+def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, gifts):
+    state, _ = run(JobState("job", SILOS, 2, 2, quorum), *OPEN)
+    for number, silo in enumerate("acb", 1):
+        assert state.stage == "round"
+        state, effects = run(state, Given(silo, 0, "x"))
+        if number == gifts:
+            break
+    given = tuple(s for s in SILOS if s in "acb"[:gifts])
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, given),))
+
+
+# Rounds.
+
+
+@pytest.mark.parametrize("cohort", [(), ("b",)])
+def test_too_small_a_cohort_ends_the_job(cohort):
+    state, effects = run(job(), *ADMITTED, Drawn(0, cohort))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert f"only {len(cohort)} of the drawn silos are admitted" in state.reason
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
+def test_members_are_folded_in_job_order_whoever_gave_first(order):
+    _, effects = run(job(), *OPEN, *(Given(s, 0, s) for s in order))
+    assert without_reports(effects) == (Fold(0, SILOS),)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
+def test_a_failed_silo_is_left_out_of_the_fold(order):
+    events = (Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Given("c", 0, "y"))
+    state, effects = run(job(), *OPEN, *(events[i] for i in order))
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert state.failed == {"a": "TRAINING"}
+
+
+def test_a_lost_silo_fails_its_round_and_no_other():
+    state, effects = run(job(), *OPEN, Lost("a"))
+    assert state.failed == {"a": "lost"}
+    assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "lost"})]
+    assert run(state, Lost("a")) == (state, ())
+    state, effects = run(state, Given("b", 0, "x"), Given("c", 0, "y"))
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
+
+
+def test_a_round_opens_without_silos_that_are_known_to_be_lost_and_the_next_one_asks_them_again():
+    state, effects = run(job(), *ADMITTED, Drawn(0, SILOS, ("a", "stranger")))
+    assert (state.cohort, state.failed, state.open) == (SILOS, {"a": "lost"}, ("b", "c"))
+    told = [
+        ("round.opened", {"round": 0, "cohort": SILOS}),
+        ("silo.dropped", {"silo": "a", "round": 0, "code": "lost"}),
+    ]
+    assert (reports(effects), without_reports(effects)) == (told, (Watch("round", 0),))
+    state, effects = run(state, Given("b", 0, "x"), Given("c", 0, "y"))
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
+
+
+def test_a_round_for_which_too_few_are_known_to_be_there_asks_all():
+    state, effects = run(job(), *ADMITTED, Drawn(0, SILOS, ("a", "b")))
+    assert (state.stage, state.failed, state.open) == ("round", {}, SILOS)
+    assert reports(effects) == [("round.opened", {"round": 0, "cohort": SILOS})]
+
+
+def test_a_silo_that_gave_cannot_be_lost():
+    state, _ = run(job(), *OPEN, Given("a", 0, "x"))
+    for silo in ("a", "stranger"):
+        assert run(state, Lost(silo)) == (state, ())
+
+
+def test_a_failed_silo_may_not_give_and_a_giver_may_not_fail():
+    state, _ = run(job(), *OPEN, Failed("a", 0, "lost"))
+    assert run(state, Given("a", 0, "x")) == (state, ())
+    state, _ = run(job(), *OPEN, Given("a", 0, "x"))
+    assert run(state, Failed("a", 0, "lost")) == (state, ())
+    assert run(state, Given("a", 0, "other")) == (state, ())
+
+
+def test_a_failed_silo_is_back_in_the_next_round():
+    events = (*OPEN, Failed("a", 0, "lost"), Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Drawn(1, SILOS))
+    state, _ = run(job(), *events)
+    assert state.open == SILOS
+
+
+def test_too_few_uploads_end_the_job_and_say_why():
+    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Failed("c", 0, "lost"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
+    assert not any(isinstance(e, Fold) for e in effects)
+    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0)] * 3
+
+
+def test_the_deadline_of_a_round_drops_who_is_late():
+    state, effects = run(job(), *OPEN, Given("c", 0, "x"), Given("b", 0, "y"), Deadline("round", 0))
+    assert (state.stage, state.failed) == ("folding", {"a": "deadline"})
+    assert without_reports(effects) == (Fold(0, ("b", "c")),)
+    assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "deadline"})]
+    assert run(state, Given("a", 0, "z")) == (state, ())
+
+
+def test_the_deadline_of_another_round_changes_nothing():
+    state, _ = run(job(), *SECOND)
+    for event in (Deadline("round", 0), Deadline("round", 2), Deadline("admitting", 1), Deadline("finishing", 1)):
+        assert run(state, event) == (state, ())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_only_the_cohort_of_this_round_may_give(number):
+    state, _ = run(job(), *SECOND)
+    assert run(state, Given("a", 1, "x")) == (state, ())
+    assert run(state, Given("stranger", 1, "x")) == (state, ())
+    assert run(state, Given("b", 0, "x")) == (state, ())
+    assert run(state, Given("b", 2, "x")) == (state, ())
+    assert run(state, Drawn(number, SILOS)) == (state, ())
+
+
+def test_a_failed_fold_ends_the_job():
+    state, effects = run(job(), *GAVE, FoldFailed(0, "disk"))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "disk")
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
+    state, effects = run(job(), *GAVE, Damaged(0, ("a",), "changed 0.a.upload"))
+    assert (state.stage, state.given, without_reports(effects)) == (
+        "round",
+        {"b": "db", "c": "dc"},
+        (Watch("round", 0),),
+    )
+    assert reports(effects) == [("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})]
+    assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
+    assert resumed(state) == (Watch("round", 0),)
+    again, effects = run(state, Given("a", 0, "da"))
+    assert (again.stage, without_reports(effects)) == ("folding", (Fold(0, SILOS),))
+    assert run(state, Lost("a"))[1][-1] == Fold(0, ("b", "c"))  # a silo that is gone meanwhile drops out, as any
+    assert run(again, Folded(0))[0].again == frozenset()
+
+
+def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
+    state, _ = run(job(), *GAVE, Damaged(0, ("a",), "x"), Given("a", 0, "da"), Damaged(0, ("b",), "y"))
+    assert (state.stage, state.open) == ("round", ("b",))  # another one's is its first
+    state, effects = run(state, Given("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason.startswith("changed 0.a.upload a second time; have the job signed again")
+    assert without_reports(effects) == (Watch("finishing", 0),)
+
+
+def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
+    state, effects = run(job(), *GAVE, Stopped(), Damaged(0, ("a",), "x"))
+    assert (state.stage, state.stopping, state.open, without_reports(effects)) == ("stopped", False, ("a",), ())
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+
+
+@pytest.mark.parametrize("event", [Damaged(1, ("a",), "x"), Damaged(0, ("stranger",), "x")])
+def test_what_nobody_gave_is_not_asked_for_again(event):
+    state, _ = run(job(), *GAVE)
+    assert run(state, event) == (state, ())
+
+
+def test_a_fold_counts_once():
+    state, _ = run(job(), *GAVE, Folded(0))
+    for event in (Folded(0), Folded(1), FoldFailed(0, "x")):
+        assert run(state, event) == (state, ())
+
+
+def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
+    state, _ = run(job(), *SECOND, Given("b", 1, "x"), Given("c", 1, "y"))
+    assert state.stage == "folding"
+    for event in (Folded(0), Folded(2), FoldFailed(0, "x"), Drawn(1, SILOS), Deadline("round", 1)):
+        assert run(state, event) == (state, ())
+
+
+# The end.
+
+
+def test_a_late_confirmation_is_noted_after_the_end():
+    state, _ = run(job(), *FINISHING, Done("a"), Deadline("finishing", 2))
+    assert (state.stage, state.done) == ("ended", {"a"})
+    assert task_for(state, "b") == FinishTask(2, completed=True, counted=2)
+    state, effects = run(state, Done("b"), Done("c"))
+    assert (state.stage, effects, state.done) == ("ended", (), set(SILOS))
+    assert task_for(state, "b") is None
+
+
+def test_a_silo_that_declined_is_not_waited_for():
+    events = (Began(), Answered("a", "DATA"), Answered("b", None), Answered("c", None), Drawn(0, ("b", "c")))
+    state, _ = run(job(rounds=1), *events, Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Done("b"))
+    assert task_for(state, "a") is None
+    assert run(state, Done("c"))[0].stage == "ended"
+
+
+def test_a_silo_lost_at_the_end_is_not_waited_for_and_still_told_when_it_comes_back():
+    state, effects = run(job(), *FINISHING, Lost("a"), Done("b"))
+    assert (state.stage, state.done, awaited(state)) == ("finishing", {"b"}, ("c",))
+    state, effects = run(state, Done("c"))
+    assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
+    assert task_for(state, "a") == FinishTask(2, completed=True, counted=1)
+    state, effects = run(state, Done("a"))
+    assert (state.stage, effects, task_for(state, "a")) == ("ended", (), None)
+
+
+def test_a_silo_lost_after_its_confirmation_changes_nothing_of_the_end():
+    state, _ = run(job(), *FINISHING, Done("a"), Lost("a"))
+    assert (state.stage, state.done, awaited(state)) == ("finishing", {"a"}, ("b", "c"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_late_failure_of_a_round_is_no_loss_at_the_end(number):
+    state, _ = run(job(), *FINISHING)
+    assert run(state, Failed("a", number, "TRAINING")) == (state, ())
+
+
+def test_the_last_silo_that_is_waited_for_may_be_lost():
+    state, effects = run(job(), *FINISHING, Done("a"), Done("b"), Lost("c"))
+    assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
+    assert task_for(state, "c") == FinishTask(2, completed=True, counted=2)
+
+
+def test_a_stranger_cannot_be_lost_at_the_end():
+    state, _ = run(job(), *FINISHING)
+    assert run(state, Lost("stranger")) == (state, ())
+
+
+# Attempts at the sum of a blind round.
+
+
+def blind_round():
+    """A blind job whose first round is open."""
+    return run(replace(job(), blind=True), *OPEN)
+
+
+def attempts(state, codes):
+    """How many attempts there are if in each one silo drops out with one of these codes, in turn; the end."""
+    number = waited_for = 0
+    while True:
+        assert (state.stage, state.attempt, state.failed) == ("round", number, {})
+        code = codes[number % len(codes)]
+        waited_for += code != "STOPPED"
+        state, effects = run(state, Failed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False))
+        number += 1
+        if state.stage == "finishing":
+            return number, state
+        assert without_reports(effects) == (Gather(0, SILOS, number, waited_for if code != "STOPPED" else 0),)
+
+
+@pytest.mark.parametrize(
+    ("codes", "most"),
+    [
+        (("lost", "deadline"), MOST_ATTEMPTS),
+        (("lost", "STOPPED", "deadline"), 3 * MOST_ATTEMPTS // 2),  # who began anew is there, and not waited for
+        (("STOPPED",), MOST_RESTARTED),
+        (("POLICY",), MOST_REFUSED),
+        (("lost", "TRAINING"), 2 * MOST_REFUSED),
+    ],
+)
+def test_silos_that_are_away_are_waited_for_longer_than_silos_that_refuse(codes, most):
+    state, effects = blind_round()
+    assert without_reports(effects) == (Gather(0, SILOS, 0, 0),)
+    number, state = attempts(state, codes)
+    assert (number, state.outcome, state.reason) == (most, "failed", "round 0: TOO_FEW: one is missing")
+    assert (state.attempt, state.fruitless, state.refused) == (0, 0, 0)
+
+
+def test_a_sum_that_fails_with_nobody_away_is_not_tried_for_long():
+    state, _ = blind_round()
+    for number in range(MOST_REFUSED):
+        assert state.stage == "round"
+        state, _ = run(state, SumFailed(0, number, "SUM: canaries do not come out", final=False))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+
+
+def test_an_attempt_after_which_none_can_follow_ends_the_job():
+    state, _ = run(blind_round()[0], SumFailed(0, 0, "TOO_FEW: they signed", final=True))
+    assert (state.stage, state.reason) == ("finishing", "round 0: TOO_FEW: they signed")
+
+
+SIX = ("a", "b", "c", "d", "e", "f")
+BATCHES = (("a", "b"), ("c", "d"), ("e", "f"))
+
+
+def batched(*drawn, lost=()):
+    """A blind job of three batches, two of which are enough, in its first round."""
+    state = JobState("job", SIX, 2, 2, blind=True, batches=BATCHES, fewest=4)
+    return run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX, lost))
+
+
+def gathered(effects):
+    return [effect.cohort for effect in effects if isinstance(effect, Gather)]
+
+
+def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
+    state, effects = batched("a", "b", "c", "e", "f")
+    assert (state.cohort, gathered(effects)) == (("a", "b", "e", "f"), [("a", "b", "e", "f")])
+    state, _ = batched("a", "c", "d")
+    why = "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and it takes 4"
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+
+
+def test_the_next_attempt_is_made_without_the_batches_of_those_who_were_lost_while_enough_are_left():
+    state, effects = batched()
+    assert gathered(effects) == [SIX]
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
+    state, effects = run(state, Failed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [SIX]  # two silos are too few, so all are waited for
+    state, effects = run(state, Failed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
+    _, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [SIX]
+
+
+def test_the_first_attempt_is_made_without_the_batches_of_those_who_are_known_to_be_lost_while_enough_are_left():
+    state, effects = batched(lost=("c",))
+    assert (state.cohort, state.failed, gathered(effects)) == (SIX, {"c": "lost"}, [("a", "b", "e", "f")])
+    state, effects = run(state, SumFailed(0, 0, "TOO_FEW: e", final=False))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
+    state, effects = batched(lost=("c", "e"))
+    assert (state.failed, gathered(effects)) == ({}, [SIX])  # two silos are too few, so all are waited for
+
+
+def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost():
+    state, effects = run(JobState("job", SILOS, 2, 2, blind=True), *ADMITTED, Drawn(0, SILOS, ("a",)))
+    assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])  # it is dropped once the attempt begins
+
+
+def test_a_round_that_is_resumed_asks_all_batches_again():
+    state, _ = batched()
+    state, _ = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False), Stopped(), Resumed())
+    _, effects = run(state, Began())
+    assert gathered(effects) == [SIX]
+
+
+# A sum that is none of values.
+
+
+def spoiled(attempt, *silos, round_=0):
+    return SumFailed(round_, attempt, "SUM: beyond", False, silos)
+
+
+def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_another_one_is_the_first_in_each_round():
+    state, effects = run(batched()[0], spoiled(0, *SIX))
+    assert gathered(effects) == [("c", "d", "e", "f")]
+    state, effects = run(state, spoiled(1, *"cdef"))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    state, effects = run(state, Summed(0, ("a", "b", "e", "f")))
+    assert state.excluded == {}  # whoever did it may have stopped
+    state, _ = run(state, Folded(0))
+    assert state.counted == dict.fromkeys(SIX, 1)  # all of them signed a sum of what they trained
+    state, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [SIX]
+    state, effects = run(state, spoiled(0, *SIX, round_=1))
+    assert gathered(effects) == [("a", "b", "e", "f")]
+    state, effects = run(state, spoiled(1, *"abef", round_=1))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, effects = run(state, spoiled(2, *"abcd", round_=1))
+    assert gathered(effects) == [("c", "d", "e", "f")]
+    state, _ = run(state, spoiled(3, *"cdef", round_=1))
+    why = "round 1: SUM: beyond; no batch of a, b, c, d, e, f could be found without which there is a sum"
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
+
+
+def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
+    state = JobState("job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX))
+    state, effects = run(state, spoiled(1, *"def"))
+    assert Report("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
+    assert gathered(effects) == [("a", "b", "c")]
+    state, _ = run(state, Summed(0, ("a", "b", "c")), Folded(0))
+    assert state.excluded == dict.fromkeys("def", "BATCH")
+    _, effects = run(state, Drawn(1, SIX))
+    assert gathered(effects) == [("a", "b", "c")]
+
+
+def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
+    state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"), spoiled(2, *"abef"))
+    assert state.stage == "round"
+    state, _ = run(state, spoiled(3, *"abcd"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+
+
+def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
+    """Three signed and died before it was open; the round goes on without their batch, and they from where it led."""
+    state, _ = batched()
+    why = "TOO_FEW: stage 'reveal' closed with 3 silos"
+    state, effects = run(state, Failed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
+    assert state.counted == dict.fromkeys(SIX, 1)
+    assert state.signed == frozenset()
+
+
+def test_spoiled_sums_do_not_count_among_the_attempts_that_failed():
+    state, _ = run(batched()[0], spoiled(0, *SIX), spoiled(1, *"cdef"))
+    assert (state.attempt, state.fruitless, state.refused) == (2, 0, 0)
+
+
+def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
+    eight = (*SIX, "g", "h")
+    state = JobState("job", eight, 2, 2, blind=True, batches=(*BATCHES, ("g", "h")), fewest=4)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in eight), Drawn(0, eight), spoiled(0, *eight))
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False))
+    assert gathered(effects) == [("e", "f", "g", "h")]
+    state, _ = run(state, Summed(0, ("e", "f", "g", "h")))
+    assert (state.stage, state.excluded) == ("folding", {})  # whose doing it was is not known
+    state, _ = run(state, Folded(0))
+    assert state.counted == dict.fromkeys(eight, 1)
+
+
+def test_a_spoiled_sum_ends_a_job_of_one_batch():
+    state = JobState("job", SIX, 2, 2, blind=True, batches=(SIX,), fewest=4)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX))
+    state, _ = run(state, SumFailed(0, 0, "SUM: beyond", True, SIX))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: SUM: beyond")
+
+
+def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
+    state, _ = run(batched()[0], Stopped(), spoiled(0, *SIX))
+    assert state.stage == "stopped"
+    _, effects = run(state, Resumed(), Began())
+    assert gathered(effects) == [("c", "d", "e", "f")]
+
+
+# Every cell of the table.
+
+MOVES = {  # (stage, event): where to; what is not here changes nothing
+    ("queued", "Began"): "admitting",
+    ("admitting", "Answered"): "admitting",
+    ("admitting", "Deadline"): "finishing",
+    ("drawing", "Drawn"): "round",
+    ("round", "Given"): "round",
+    ("round", "Failed"): "round",
+    ("round", "Lost"): "round",
+    ("round", "Deadline"): "finishing",
+    ("folding", "Folded"): "drawing",
+    ("folding", "FoldFailed"): "finishing",
+    ("folding", "Damaged"): "round",
+    ("finishing", "Done"): "finishing",
+    ("finishing", "Lost"): "finishing",
+    ("finishing", "Deadline"): "ended",
+    **{(stage, "Stopped"): "stopped" for stage in ("queued", "admitting", "drawing", "round")},
+    ("folding", "Stopped"): "folding",
+    ("stopped", "Resumed"): "queued",
+}
+
+
+def fitting(state):
+    """One event of each kind, as fitting to the state as it can be."""
+    return {
+        "Began": Began(),
+        "Answered": Answered("a", None),
+        "Drawn": Drawn(state.round, SILOS),
+        "Given": Given("a", state.round, "x"),
+        "Failed": Failed("a", state.round, "lost"),
+        "Lost": Lost("a"),
+        "Folded": Folded(state.round),
+        "FoldFailed": FoldFailed(state.round, "disk"),
+        "Damaged": Damaged(state.round, ("a",), "disk"),
+        "Done": Done("a"),
+        "Deadline": Deadline(state.stage, state.round),
+        "Stopped": Stopped(),
+        "Resumed": Resumed(),
+    }
+
+
+@pytest.mark.parametrize("kind", list(fitting(job())))
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_cell_of_the_table(stage, kind):
+    state, _ = run(job(), *REACHED[stage])
+    assert state.stage == stage
+    following, effects = advance(state, fitting(state)[kind])
+    if (stage, kind) in MOVES:
+        assert following.stage == MOVES[stage, kind]
+        assert following != state
+    else:
+        assert (following, effects) == (state, ())
+
+
+# Any events in any order.
+
+
+class World:
+    """A coordinator's shell around one job, with every claim of the module checked at every step."""
+
+    def __init__(self, state):
+        self.first = self.state = state
+        self.events = []
+        self.pending = []  # what the shell owes: draws and folds
+        self.watches = []  # deadlines that will fire
+
+    def send(self, event):
+        before, copied = self.state, copy.deepcopy(self.state)
+        after, effects = advance(before, event)
+        assert before == copied, "the state was changed in place"
+        self.events.append(event)
+        self.state = after
+        self._check_concerned(before, after)
+        self._check(before, event, after, effects)
+        for effect in effects:
+            if isinstance(effect, Watch):
+                self.watches.append(Deadline(effect.stage, effect.round))
+            elif not isinstance(effect, Report):
+                self.pending.append(effect)
+
+    def _check(self, before, event, after, effects):
+        if after == before:
+            assert effects == (), "an event that changes nothing has an effect"
+            return
+        assert before.stage == after.stage or (before.stage, after.stage) in STEPS
+        assert before.counted.items() <= after.counted.items() or isinstance(event, Folded)
+        assert before.round <= after.round <= after.rounds
+        assert after.round - before.round <= 1
+        assert before.answers.items() <= after.answers.items()
+        assert before.done <= after.done <= set(after.admitted)
+        if before.outcome != "running":
+            assert (after.outcome, after.reason) == (before.outcome, before.reason)
+        assert (after.outcome != "running") == (after.stage in ("finishing", "ended"))
+        assert after.opened >= before.opened
+        assert not after.stopping or after.stage in ("folding", "finishing", "ended")
+        assert (after.outcome == "completed") <= (after.round == after.rounds)
+        assert set(after.given) <= set(after.cohort)
+        assert set(after.failed) <= set(after.cohort or after.admitted)
+        assert not set(after.given) & set(after.failed)
+        assert set(after.cohort) <= set(after.silos)
+        self._check_late(before, event)
+        self._check_effects(before, after, effects)
+
+    def _check_concerned(self, before, after):
+        """Whoever has a task now that it had not before is woken, and nobody else."""
+        tasks = {silo: task_for(after, silo) for silo in after.silos}
+        new = [silo for silo in after.silos if tasks[silo] is not None and tasks[silo] != task_for(before, silo)]
+        assert list(concerned(before, after)) == new
+
+    def _check_late(self, before, event):
+        """Only an event that the state awaits may change it."""
+        match event:
+            case Lost(silo):
+                assert before.stage in ("round", "finishing")
+                assert before.answers[silo] == "accepted"
+                assert before.stage == "finishing" or silo in before.open
+            case Given(silo, number, _) | Failed(silo, number, _):
+                assert (before.stage, before.round) == ("round", number)
+                assert silo in before.cohort
+                assert silo not in {**before.given, **before.failed}
+            case Drawn(number, _, _):
+                assert (before.stage, before.round) == ("drawing", number)
+            case Folded(number) | FoldFailed(number, _) | Damaged(number):
+                assert (before.stage, before.round) == ("folding", number)
+            case Deadline(stage, number):
+                assert (before.stage, before.round) == (stage, number)
+            case Answered(silo, _):
+                assert before.stage in ("admitting", "drawing", "round", "folding")
+                assert silo not in before.answers
+            case Stopped():
+                assert before.stage in ("queued", "admitting", "drawing", "round", "folding")
+            case Resumed():
+                assert before.stage == "stopped" or before.stopping
+            case Done(silo):
+                assert before.stage in ("finishing", "ended")
+                assert before.answers[silo] == "accepted"
+            case Began():
+                assert before.stage == "queued"
+
+    def _check_effects(self, before, after, effects):
+        wanted = []
+        if after.stage != before.stage:
+            members = tuple(s for s in after.cohort if s in after.given)
+            wanted = {
+                "admitting": [Watch("admitting", 0)],
+                "drawing": [DrawCohort(after.round)],
+                "round": [Watch("round", after.round)],
+                "folding": [Fold(after.round, members)],
+                "finishing": [Watch("finishing", after.round)],
+                "ended": [],
+                "stopped": [],
+                "queued": [],
+            }[after.stage]
+            if before.stage == "queued" and after.stage == "folding":
+                wanted = [Watch("round", after.round), *wanted]
+            if before.stage == "queued" and after.stage in ("drawing", "finishing", "ended") and not before.opened:
+                wanted = [Watch("admitting", 0), *wanted]
+            if after.stage == "folding":
+                assert len(members) >= after.min_cohort
+                assert members == tuple(s for s in after.silos if s in after.given), "not in job order"
+            if after.stage == "round":
+                assert len(after.cohort) >= after.min_cohort
+        assert list(without_reports(effects)) == wanted
+
+    def check_tasks(self):
+        state = self.state
+        assert awaited(state) == tuple(s for s in state.silos if s in self._awaited())
+        for silo in (*state.silos, "stranger"):
+            match task_for(state, silo):
+                case OfferTask():
+                    assert state.stage in ("admitting", "drawing", "round", "folding")
+                    assert silo in state.silos
+                    assert silo not in state.answers
+                case RoundTask(number, cohort):
+                    assert (state.stage, state.round, state.cohort) == ("round", number, cohort)
+                    assert silo in cohort
+                    assert silo not in {**state.given, **state.failed}
+                case FinishTask(number, completed):
+                    assert state.stage in ("finishing", "ended")
+                    assert (number, completed) == (state.round, state.outcome == "completed")
+                    assert state.answers[silo] == "accepted"
+                    assert silo not in state.done
+                case None:
+                    told = {
+                        "admitting": set(state.silos) - set(state.answers),
+                        "round": set(state.open),
+                        "finishing": set(state.admitted) - state.done,
+                        "ended": set(state.admitted) - state.done,
+                    }
+                    assert silo not in told.get(state.stage, ())
+
+    def _awaited(self):
+        """Who keeps the stage from ending, by what the stage waits for."""
+        state = self.state
+        if state.stage == "round":
+            return set(state.cohort) - set(state.given) - set(state.failed)
+        return set(state.admitted) - state.done - set(state.failed) if state.stage == "finishing" else set()
+
+
+def any_event(draw, state):
+    """An event of any kind, near the state or stale, duplicated or of a stranger."""
+    number = draw(st.sampled_from((state.round, state.round, max(0, state.round - 1), state.round + 1)))
+    silo = draw(st.sampled_from((*state.silos, "stranger")))
+    choices = (
+        Began(),
+        Answered(silo, None),
+        Answered(silo, None),
+        Answered(silo, "POLICY"),
+        Given(silo, number, "x"),
+        Given(silo, number, "y"),
+        Failed(silo, number, "TRAINING"),
+        Lost(silo),
+        Folded(number),
+        FoldFailed(number, "disk"),
+        Damaged(number, (silo,), "disk"),
+        Done(silo),
+        *(Deadline(stage, number) for stage in STAGES if stage != state.stage),
+        Deadline(state.stage, number),
+        Stopped(),
+        Resumed(),
+    )
+    return draw(st.sampled_from(choices))
+
+
+def answer(draw, state, effect):
+    """What the shell answers to an effect."""
+    if isinstance(effect, DrawCohort):
+        drawn = draw(st.sets(st.sampled_from(state.silos)))
+        everybody = draw(st.integers(0, 3)) > 0
+        lost = draw(st.sets(st.sampled_from(state.silos)))
+        return Drawn(effect.round, tuple(s for s in state.admitted if everybody or s in drawn), tuple(sorted(lost)))
+    return Folded(effect.round) if draw(st.integers(0, 5)) else FoldFailed(effect.round, "disk")
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_any_events_in_any_order(data):
+    silos = data.draw(st.permutations("abcd"))[: data.draw(st.integers(2, 4))]
+    fewest = data.draw(st.integers(1, len(silos)))
+    world = World(job(tuple(silos), data.draw(st.integers(1, 3)), fewest))
+    for _ in range(data.draw(st.integers(0, 30))):
+        choice = data.draw(st.integers(0, 9))
+        if choice < 2 and world.pending:
+            world.send(answer(data.draw, world.state, world.pending.pop(0)))
+        elif choice == 2 and world.watches:
+            world.send(data.draw(st.sampled_from(world.watches)))
+        elif choice == 3 and world.events:
+            world.send(data.draw(st.sampled_from(world.events)))
+        else:
+            world.send(any_event(data.draw, world.state))
+        world.check_tasks()
+
+    # It always ends once it is resumed, what is owed is done and the deadlines fire.
+    world.send(Resumed())
+    world.send(Began())
+    for _ in range(3 * world.state.rounds + 5):
+        while world.pending:
+            world.send(answer(data.draw, world.state, world.pending.pop(0)))
+        for deadline in tuple(world.watches):
+            world.send(deadline)
+    assert world.state.stage == "ended"
+    world.check_tasks()
+
+    # Replaying the events gives the state, and so does replaying them with every event twice: but who is lost from the
+    # last round, and then once more, is lost to the end as well.
+    assert run(world.first, *world.events)[0] == world.state
+    twice = [event for event in world.events for _ in (0, 1)]
+    assert replace(run(world.first, *twice)[0], failed={}) == replace(world.state, failed={})
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_a_willing_federation_completes_whatever_the_order(data):
+    silos = tuple(data.draw(st.permutations("abcd")))
+    rounds = data.draw(st.integers(1, 3))
+    state, _ = run(job(silos, rounds, 2), Began(), *(Answered(s, None) for s in data.draw(st.permutations(silos))))
+    folds = []
+    for number in range(rounds):
+        state, _ = run(state, Drawn(number, silos))
+        for silo in data.draw(st.permutations(silos)):
+            state, effects = run(state, Given(silo, number, silo))
+        folds += without_reports(effects)
+        state, _ = run(state, Folded(number))
+    state, _ = run(state, *(Done(s) for s in data.draw(st.permutations(silos))))
+    assert folds == [Fold(number, silos) for number in range(rounds)]
+    assert (state.stage, state.outcome, state.round) == ("ended", "completed", rounds)
+
+
+def test_an_upload_that_leaves_the_round_open_wakes_nobody():
+    state, _ = run(job(), *OPEN)
+    assert concerned(state, run(state, Given("a", 0, "x"))[0]) == ()
+    closed, _ = run(state, *(Given(silo, 0, "x") for silo in SILOS), Folded(0))
+    assert concerned(closed, run(closed, Drawn(1, ("c", "b")))[0]) == ("b", "c")
+
+
+def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
+    state, _ = run(JobState("job", SILOS, 2, 2, blind=True), *OPEN)
+    assert concerned(state, run(state, Stopped())[0]) == SILOS
+    assert concerned(state, run(state, Failed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0]) == SILOS
+    assert concerned(state, run(state, Failed("a", 0, "lost"))[0]) == ()
+
+
+# A blind job: each round is one secure sum.
+
+
+def blind(*events, rounds=2):
+    return run(JobState("job", SILOS, rounds, 2, blind=True), *events)
+
+
+SUM = ("b", "c")
+SUMMED = (*OPEN, Summed(0, SUM))
+
+
+def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
+    state, effects = blind(*OPEN)
+    assert (state.stage, without_reports(effects)) == ("round", (Gather(0, SILOS, 0, 0),))
+    assert [task_for(state, s) for s in ALL] == [RoundTask(0, SILOS, 0)] * 3 + [None]
+    assert awaited(state) == SILOS
+    for event in (
+        Given("b", 0, "db"),
+        Deadline("round", 0),
+        Summed(1, SUM),
+        SumFailed(1, 0, "?"),
+        SumFailed(0, 1, "?"),
+    ):
+        assert run(state, event) == (state, ())
+    state, effects = run(state, Summed(0, ("c", "b")))
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))  # in job order
+    for event in (Summed(0, SILOS), SumFailed(0, 0, "?"), Failed("a", 0, "lost")):
+        assert run(state, event) == (state, ())
+    state, _ = run(state, Folded(0))
+    assert state.counted == {"b": 1, "c": 1}
+    state, effects = run(state, Drawn(1, SILOS))
+    assert without_reports(effects) == (Gather(1, SILOS, 0, 0),)
+
+
+@pytest.mark.parametrize(("event", "code"), [(Failed("a", 0, "DATA"), "DATA"), (Lost("a"), "lost")])
+def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
+    state, effects = blind(*OPEN, event)
+    assert (state.stage, without_reports(effects)) == ("round", (Drop("a", code),))
+    assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": code})]
+    assert (task_for(state, "a"), state.open) == (None, ("b", "c"))
+    state, _ = run(state, event)
+    state, effects = run(state, Failed("b", 0, "lost"), Failed("c", 0, "lost"))
+    assert (state.stage, state.open) == ("round", ())  # its sum ends by itself
+    state, effects = run(state, SumFailed(0, 0, "too few"))
+    assert (state.failed, without_reports(effects)) == ({}, (Gather(0, SILOS, 1, 1),))
+    assert task_for(state, "a") == RoundTask(0, SILOS, 0)
+
+
+def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_asked_in_the_next():
+    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    assert (task_for(state, "a"), state.stage) == (None, "round")
+    for number in range(MOST_REFUSED + 1):  # another is away, and waited for
+        state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+        assert (state.failed, without_reports(effects)) == (
+            {"a": "BUDGET"},
+            (Gather(0, SILOS, number + 1, number + 1),),
+        )
+        assert [task_for(state, silo) for silo in SILOS] == [RoundTask(0, SILOS, 0), None, RoundTask(0, SILOS, 0)]
+    state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert [task_for(state, silo) for silo in SILOS] == [
+        RoundTask(1, SILOS, counted) for counted in (1, 0, 1)
+    ]  # it goes on receiving
+
+
+def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
+    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    for number in range(MOST_REFUSED):
+        assert (state.stage, task_for(state, "a")) == ("round", None)
+        state, _ = run(state, SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert isinstance(task_for(state, "a"), FinishTask)
+
+
+def test_a_round_that_fails_for_a_privacy_budget_says_so():
+    state, _ = run(job(), *OPEN, *(Failed(silo, 0, "BUDGET") for silo in ("a", "b")), Given("c", 0, "dc"))
+    why = "BUDGET, its privacy budget is spent"
+    assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
+
+
+def test_three_attempts_fail_and_then_the_job():
+    state, effects = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"))
+    assert reports(effects) == [("sum.failed", {"round": 0, "attempt": 1, "why": "y"})]
+    assert without_reports(effects) == (Gather(0, SILOS, 2, 2),)
+    assert run(state, SumFailed(0, 1, "again")) == (state, ())
+    state, effects = run(state, SumFailed(0, 2, "z"))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: z")
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x", final=True))
+    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: x")
+
+
+def test_each_round_has_its_own_attempts():
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"), Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert (state.attempt, state.fruitless) == (0, 0)
+    assert run(state, SumFailed(1, 0, "x"), SumFailed(1, 1, "y"))[0].stage == "round"
+
+
+def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
+    state, effects = blind(*OPEN, Stopped())
+    assert (state.stage, without_reports(effects)) == ("stopped", (Halt(0),))
+    assert [task_for(state, s) for s in SILOS] == [None] * 3
+    for _ in range(5):  # what an operator stops does not count
+        state, effects = run(state, SumFailed(0, state.attempt, "stopped"))
+        assert (state.stage, effects) == ("stopped", ())
+        state, effects = run(state, Resumed(), Began())
+        assert without_reports(effects) == (Gather(0, SILOS, state.attempt, 0),)
+        state, _ = run(state, Stopped())
+    assert state.attempt == 5
+    state, effects = run(state, Resumed(), Began())  # it has not ended yet: the same attempt, begun already
+    assert without_reports(effects) == (Gather(0, SILOS, 5, 0),)
+    state, effects = run(state, SumFailed(0, 5, "stopped"))
+    assert without_reports(effects) == (Gather(0, SILOS, 6, 1),)
+
+
+def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed():
+    state, effects = blind(*OPEN, Stopped(), Summed(0, SUM))
+    assert (state.stage, effects, state.given) == ("stopped", (), {"b": "", "c": ""})
+    assert run(state, SumFailed(0, 0, "?")) == (state, ())
+    state, effects = run(state, Resumed(), Began())
+    assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))
+
+
+def test_after_a_restart_the_sum_is_gathered_again():
+    state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
+    assert resumed(state) == (Gather(0, SILOS, 1, 0),)  # at once: it may not live as long as the pause
+    assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
+    assert resumed(blind(*OPEN, Stopped())[0]) == ()
+
+
+# Who is shown to have broken the rules.
+
+GUILTY_CODES = ("MISDEALT", "COMPLAINT")
+
+
+@pytest.mark.parametrize("code", GUILTY_CODES)
+def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(code):
+    state, _ = blind(*OPEN, Failed("a", 0, code))
+    state, effects = run(state, SumFailed(0, 0, "MISDEALT: ..."))
+    assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)  # at once: no pause for a fruitless one
+    assert (state.fruitless, state.refused, state.failed, state.excluded) == (0, 0, {"a": code}, {"a": code})
+    state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    assert (state.stage, state.open) == ("round", ("b", "c"))
+    assert [task_for(state, silo) for silo in SILOS] == [RoundTask(1, SILOS, 1), None, RoundTask(1, SILOS, 1)]
+    state, _ = run(state, Summed(1, SUM), Folded(1))
+    assert isinstance(task_for(state, "a"), FinishTask)  # it is told the end
+
+
+EIGHT = tuple("abcdefgh")
+
+
+def in_batches(*batches, **fields):
+    """A blind job in its first round, whose batches may shrink to three silos; a sum takes four."""
+    silos = tuple(sorted(silo for batch in batches for silo in batch))
+    state = JobState("job", silos, 3, 3, blind=True, batches=batches, fewest=4, least=3, **fields)
+    return run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))[0]
+
+
+def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
+    state, effects = run(in_batches(SIX), Failed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    assert gathered(effects) == [("a", "b", "c", "d", "e")]
+    assert (state.failed, state.excluded) == ({"f": "MISDEALT"}, {"f": "MISDEALT"})
+    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
+    assert gathered(effects) == [("a", "b", "c", "d", "e")]  # who is away is waited for
+    state, effects = run(state, Failed("e", 0, "MISDEALT"), SumFailed(0, 2, "MISDEALT: ..."))
+    assert gathered(effects) == [("a", "b", "c", "d")]
+    state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
+    state, effects = run(state, Drawn(1, SIX))
+    assert (state.cohort, gathered(effects)) == (("a", "b", "c", "d"), [("a", "b", "c", "d")])
+    state, _ = run(state, Failed("d", 1, "MISDEALT"), Summed(1, ("a", "b", "c", "d")), Folded(1), Drawn(2, SIX))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason.startswith(
+        "round 2: only 3 of the drawn silos are admitted, 3 of them in whole batches, and it"
+    )
+
+
+def test_who_complains_without_a_reason_takes_its_batch_along():
+    """What it signed is no evidence for others."""
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, effects = run(state, Failed("a", 0, "COMPLAINT"), SumFailed(0, 0, "TOO_FEW"))
+    assert gathered(effects) == [EIGHT[4:]]
+
+
+def test_of_several_batches_one_goes_on_without_who_is_proven_while_it_is_as_large_as_batches_must_be():
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, effects = run(state, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[1:]]
+    state, effects = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 1, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[1:7]]
+    state, effects = run(state, Failed("f", 0, "lost"), SumFailed(0, 2, "TOO_FEW"))
+    assert gathered(effects) == [EIGHT[1:7]]  # three are too few for a sum, so all are waited for
+    four = in_batches(EIGHT[:4], EIGHT[4:])
+    for number, silo in enumerate("ab"):
+        four, effects = run(four, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+    assert gathered(effects) == [EIGHT[4:]]  # two are no batch
+
+
+def test_a_batch_that_a_silo_left_is_left_out_and_excluded_like_any_other():
+    state = in_batches(EIGHT[:4], EIGHT[4:])
+    state, _ = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state = replace(state, fewest=3)
+    state, effects = run(state, spoiled(1, *"abcdefg"))
+    assert gathered(effects) == [("e", "f", "g")]
+    state, effects = run(state, spoiled(2, *"efg"))
+    assert Report("batch.excluded", {"round": 0, "silos": ("e", "f", "g")}) in effects
+    assert gathered(effects) == [EIGHT[:4]]
+    assert state.excluded == {"h": "MISDEALT", "e": "BATCH", "f": "BATCH", "g": "BATCH"}
+
+
+def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes():
+    silos = tuple(f"s{i:02}" for i in range(40))
+    state = replace(job(silos, min_cohort=3), blind=True)
+    state, _ = run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))
+    for number, silo in enumerate(silos[:37]):
+        state, effects = run(state, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        assert without_reports(effects) == (Gather(0, silos, number + 1, 0),)
+    assert state.open == silos[37:]
+
+
+@pytest.mark.parametrize("code", GUILTY_CODES)
+def test_an_attempt_without_anybody_new_at_fault_is_counted_as_ever(code):
+    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    for number in range(1, MOST_REFUSED + 1):
+        assert state.stage == "round"
+        state, _ = run(state, Failed("b", 0, "POLICY"), SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    for number in range(1, MOST_REFUSED + 2):  # who is away is waited for, beside one that is out
+        state, _ = run(state, Failed("b", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+    assert (state.stage, state.refused) == ("round", 0)
+
+
+def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_left():
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
+    assert (state.stage, state.reason) == ("finishing", "round 0: MISDEALT: a dealt …")
+    at_fault = (Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "x"), Failed("b", 0, "COMPLAINT"))
+    state, _ = blind(*OPEN, *at_fault, SumFailed(0, 1, "y"), Summed(0, ("c",)))
+    assert state.stage == "finishing"
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
+    assert (state.stage, state.outcome) == ("finishing", "failed")
+    assert state.reason == (
+        "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
+        "a: MISDEALT, it dealt shares that do not open or do not join"
+    )
+
+
+def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_and_in_no_other():
+    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS))
+    state, _ = run(state, Folded(0), Drawn(1, SILOS))
+    assert (state.counted["a"], state.open) == (1, ("b", "c"))
+
+
+def test_fault_is_noted_of_who_had_dropped_out_and_while_a_job_is_stopped():
+    state, _ = blind(*OPEN, Failed("a", 0, "lost"), Failed("a", 0, "MISDEALT"))
+    assert state.failed == {"a": "MISDEALT"}
+    state, _ = blind(*OPEN, Stopped(), Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"), Resumed(), Began())
+    assert (state.failed, state.open) == ({"a": "MISDEALT"}, ("b", "c"))
+    state, _ = run(state, Failed("a", 1, "MISDEALT"), Failed("stranger", 0, "MISDEALT"))
+    assert "stranger" not in state.failed

@@ -1,0 +1,226 @@
+import asyncio
+import json
+import shutil
+import socket
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.commands.coordinator import app
+from staddle.commands.federation import local_federation
+from staddle.coordinator import config as configs
+from staddle.coordinator.blind.unmask import masked_bytes
+from staddle.coordinator.check import check, largest_round
+from staddle.coordinator.server import running
+from staddle.files.documents import validate
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+
+SILOS = ["a", "b"]
+NAMES = ["configuration", "keys", "roster", "member", "clock", "database", "ledger", "job", "disk", "listen"]
+
+
+def job(name, **changes):
+    return {
+        "version": 1,
+        "name": name,
+        "seed": 7,
+        "rounds": 2,
+        "silos": SILOS,
+        "method": {"name": "fedavg"},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.1},
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    made = local_federation.make(tmp_path_factory.mktemp("check") / "federation", SILOS)
+    local_federation.sign_job(made, job("one"))
+    return made
+
+
+@pytest.fixture
+def federation(original, tmp_path):
+    shutil.copytree(original.folder, tmp_path / "local")
+    made = local_federation.LocalFederation(tmp_path / "local", original.silos, original.founder)
+    local_federation.write_coordinator(made, ["one"], {})
+    return made
+
+
+@pytest.fixture
+def failed(federation):
+    def call():
+        return {found.name: found.text for found in check(federation.coordinator_config).findings if not found.ok}
+
+    return call
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def serve(federation, then):
+    """Run the coordinator, and beside it a function in a thread."""
+
+    async def run():
+        async with running(configs.load(federation.coordinator_config)) as address:
+            return await asyncio.to_thread(then, address)
+
+    return asyncio.run(run())
+
+
+def test_all_that_is_as_it_should_be(federation):
+    result = CliRunner().invoke(app, ["check", "--config", str(federation.coordinator_config)])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "all is well"
+    result = CliRunner().invoke(app, ["check", "--json", "--config", str(federation.coordinator_config)])
+    document = json.loads(result.output)
+    assert [finding["name"] for finding in document["findings"]] == NAMES
+    texts = {finding["name"]: finding["text"] for finding in document["findings"]}
+    assert "'one', fedavg, 2 silos give 107.1 KiB a round" in texts["job"]
+    assert "none yet" in texts["database"]
+    assert not (federation.folder / "coordinator" / "state").exists()
+
+
+def test_configuration_keys_and_roster(federation, failed):
+    (federation.folder / "coordinator" / "keys" / "tls.key").chmod(0o604)
+    found = failed()
+    assert "chmod 600" in found["keys"]
+    assert found["member"] == "not tried: first put keys and roster right"
+    edit(federation.coordinator_config, "threshold = 1", "threshold = 2")
+    found = failed()
+    assert "roster says threshold 1, we pin 2" in found["roster"]
+    assert found["job"] == "not tried: first put roster and database right"
+    edit(federation.coordinator_config, "listen", "lisen")
+    assert "did you mean 'listen'?" in failed()["configuration"]
+
+
+def test_keys_of_another_role(federation, failed):
+    edit(federation.coordinator_config, 'keys = "keys"', 'keys = "../a/keys"')
+    assert "'a' is a silo, not a coordinator" in failed()["member"]
+
+
+def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
+    signed = federation.folder / "jobs" / "one.json"
+    whole = signed.read_text()
+    edit(signed, '"rounds":2', '"rounds":3')
+    assert "its signature does not fit" in failed()["job"]
+    signed.write_text(whole)
+    path = federation.folder / "roster.json"
+    roster = rosters.remove(rosters.load(path), "b")
+    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
+    assert "signed under roster" in failed()["job"]
+    local_federation.sign_job(federation, job("one"))
+    assert "silo 'b' is no silo of the roster" in failed()["job"]
+    signed.unlink()
+    assert "cannot read it" in failed()["job"]
+
+
+def test_the_database_and_the_port_of_a_coordinator_that_runs(federation, failed):
+    def beside(address):
+        edit(federation.coordinator_config, "127.0.0.1:0", address)
+        texts = {found.name: found.text for found in check(federation.coordinator_config).findings if found.ok}
+        assert list(texts) == NAMES
+        assert texts["listen"].startswith(f"{address} is taken by the coordinator that runs with ")
+        assert "1 jobs, 1 of them not ended" in texts["database"]
+        edit(federation.coordinator_config, '"state"', '"elsewhere"')
+        assert f"{address}: Address already in use; free the port" in failed()["listen"]
+        edit(federation.coordinator_config, '"elsewhere"', '"state"')
+
+    serve(federation, beside)
+    path = federation.folder / "roster.json"
+    whole = path.read_bytes()
+    roster = rosters.remove(rosters.load(path), "b")
+    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
+    assert failed() == {}  # the coordinator took the job under the roster of its time
+    path.write_bytes(whole)
+    local_federation.sign_job(federation, job("one", rounds=3))
+    assert "another job 'one' was run here" in failed()["job"]
+
+
+def test_a_port_of_somebody_else_and_an_address_that_is_not_ours(federation, failed):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        edit(federation.coordinator_config, "127.0.0.1:0", f"127.0.0.1:{port}")
+        assert "Address already in use" in failed()["listen"]
+    edit(federation.coordinator_config, f"127.0.0.1:{port}", "192.0.2.1:7443")
+    assert "listen on an address of this host" in failed()["listen"]
+    edit(federation.coordinator_config, "192.0.2.1", "nowhere.invalid")
+    assert "nowhere.invalid:7443: " in failed()["listen"]
+
+
+def test_a_database_that_is_none(federation, failed):
+    folder = federation.folder / "coordinator" / "state"
+    folder.mkdir()
+    (folder / "coordinator.sqlite").write_bytes(b"no database at all" * 99)
+    found = failed()
+    assert "coordinator.sqlite" in found["database"]
+    assert "not tried" in found["job"]
+
+
+def test_a_folder_of_tensors_without_its_database(federation, failed):
+    folder = federation.folder / "coordinator" / "state" / "jobs" / "one"
+    folder.mkdir(parents=True)
+    assert failed() == {}
+    (folder / "1.model.safetensors").touch()
+    assert f"{folder}: holds 1.model.safetensors, but by coordinator.sqlite there is no such job" in failed()["job"]
+
+
+def test_a_job_that_may_take_more_disk_than_a_job_is_given(federation, failed):
+    texts = {found.name: found.text for found in check(federation.coordinator_config).findings}
+    assert "; at most 280.2 KiB (107.1 KiB uploads, 173.1 KiB published) on the disk" in texts["job"]
+    edit(federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]')
+    assert "job 'one' with 2 silos may take 280.2 KiB" in failed()["job"]
+    assert "limits.max_job_bytes is 280.0 KiB: raise it" in failed()["job"]
+    edit(federation.coordinator_config, '"280KiB"', '"281KiB"')
+    assert failed() == {}
+
+
+def test_the_disk_holds_a_round_of_every_job(federation, failed, monkeypatch):
+    monkeypatch.setattr("staddle.coordinator.check.largest_round", lambda _: 3 * 2**29)
+    local_federation.sign_job(federation, job("two"))
+    local_federation.write_coordinator(federation, ["one", "two"], {})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**30))
+    assert failed() == {}
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 2**30 - 1))
+    assert "3.0 GiB needed (a round of each job); make room" in failed()["disk"]
+
+
+def test_a_ledger_that_was_changed_is_found(federation, failed):
+    folder = federation.state("coordinator") / "ledger"
+    keys = load_keys(federation.folder / "coordinator" / "keys")
+    with ReceivingLedger.open(folder, "coordinator", federation.name, keys.log) as ledger:
+        ledger.serving("coordinator", "staddle", "ab" * 32)
+        ledger.stop("asked to stop")
+    assert failed() == {}
+    path = folder / "seg-00000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED"))
+    assert "run: staddle ledger verify" in failed()["ledger"]
+
+
+def test_the_largest_round_of_a_blind_job_has_padded_words_of_eight_bytes():
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 2,
+        "silos": ["a", "b", "c", "d"],
+        "min_cohort": 3,
+        "method": {"name": "pfedsim", "options": {"rho": 0.0}},
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+    }
+    plain, blind = (
+        Job.from_file(validate({**document, "security": {"secure_aggregation": how}}, JobFile, "job"), "job")
+        for how in ("off", "required")
+    )
+    extractor, rows, metrics = (sum(spec.nbytes for spec in part.tensors) for part in plain.up(0))
+    assert largest_round(plain) == 4 * (extractor + rows + metrics)
+    assert largest_round(blind) == 4 * (2 * extractor + rows + masked_bytes(blind, 0))

@@ -1,0 +1,74 @@
+"""The terms that a coordinator opens a job's sums by, against those of its silos."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from support.secure_messages import longest_evidence
+from support.secure_sums import attempt
+
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.commands.federation import local_federation
+from staddle.coordinator.rounds.machine import JobState
+from staddle.coordinator.secure_sum_runner import Gathering, Means
+from staddle.coordinator.storage.database import Database
+from staddle.files.documents import validate
+from staddle.security.blind.plan import round_terms
+from staddle.security.identity import roster as rosters
+from staddle.security.secagg.spec import Terms
+
+SILOS = ("a", "b", "c", "d", "e", "f", "g", "h")
+COUNTS = {"weights": "public", "counts": dict.fromkeys(SILOS, 60)}
+BATCHED, ANY = {"dropouts": "batches"}, {"dropouts": "any"}
+JOBS = {
+    "batches": ({"name": "fedavg"}, BATCHED),
+    "changing silos": ({"name": "fedavg"}, ANY),
+    "rows for members": ({"name": "pfedsim", "options": {"rho": 0.5}}, {**BATCHED, "mix": "directed"}),
+    "rows for changing members": ({"name": "pfedsim", "options": {"rho": 0.5}}, {**ANY, "mix": "directed"}),
+}
+
+
+def gathering(tmp_path, name, round_=0, proofs=()):
+    """That of one round of a job, of which there is this evidence."""
+    method, security = JOBS[name]
+    federation = local_federation.make(tmp_path / "federation", SILOS)
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 6,
+        "silos": list(SILOS),
+        "min_cohort": 3,
+        "method": method,
+        "model": {"name": "cnn-digits", "classes": 10},
+        "training": {"lr": 0.05},
+        "security": {"secure_aggregation": "required", **COUNTS, **security},
+    }
+    job = Job.from_file(validate(document, JobFile, "job"), "job")
+    roster = rosters.load(federation.folder / "roster.json")
+    database = Database(tmp_path / "coordinator.sqlite")
+    with database.transaction():
+        database.add_job(b"{}", JobState("job", SILOS, 6, 3), {})
+        for proof in proofs:
+            database.add_misdealing("job", proof)
+    means = Means(None, roster, SimpleNamespace(sign=None), database, None)
+    found = Gathering(None, means, SimpleNamespace(job=job, state=SimpleNamespace(round=round_)))
+    database.close()
+    return job, found.summing
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
+    """Else it would wait for signatures that they do not give, or let a sum be that they would repeat."""
+    job, summing = gathering(tmp_path, name)
+    setting = summing._setting
+    assert setting.terms == round_terms(job, Terms(min_cohort=job.min_cohort, colluders=job.security.colluders))
+    assert {silo for batch in setting.together for silo in batch} == (set() if name == "changing silos" else set(SILOS))
+
+
+def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_path):
+    """Replayed, an attempt is told what it was told at first, not what came to light after it."""
+    proofs = [replace(longest_evidence(4, at), document=attempt(4, round=at).payload()) for at in range(3)]
+    _, summing = gathering(tmp_path, "batches", 2, proofs)
+    assert summing._setting.proofs == tuple(proofs[:2])
+    assert summing._terms.excused == {proof.dealer for proof in proofs[:2]}

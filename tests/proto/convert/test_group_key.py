@@ -1,0 +1,197 @@
+"""What silos give to a job's key crosses unchanged, within the sizes that are told, and anything else is refused."""
+
+from dataclasses import replace
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.secure_messages import HASH, SESSION, SIGNATURE, hashes, ids, names, proofs, sessions, signatures, some
+
+from staddle.errors import RefusedError
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.channel import MAX_MESSAGE_BYTES
+from staddle.proto.convert import group_key as m
+from staddle.proto.convert.secagg_messages import MOST_HASHES
+from staddle.security.blind.group_key import Contribution, Relayed
+from staddle.security.blind.sealing import SEALED_BYTES, Letter, Sealed, Sealing
+from staddle.security.secagg.spec import MOST_SILOS
+from staddle.silo.egress.control import MAX_CONTROL_BYTES
+
+NS = (4, 10, 100, MOST_SILOS)
+sealed = st.builds(Sealed, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
+contributions = st.builds(Contribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures)
+contributeds = st.builds(
+    m.Contributed, sessions, ids, hashes, contributions, some(sealed, lambda piece: piece.recipient)
+)
+relayeds = some(
+    st.builds(Relayed, contributions, st.builds(Letter, sealed, proofs)), lambda each: each.contribution.sealing.sender
+)
+
+
+def contribution(silo):
+    return Contribution(Sealing(silo, HASH, HASH, HASH), HASH, SIGNATURE)
+
+
+def longest_contributed(n):
+    me, *others = names(n)
+    pieces = tuple(Sealed(other, b"\xff" * SEALED_BYTES) for other in others)
+    return m.Contributed(SESSION, "j" * 64, HASH, contribution(me), pieces)
+
+
+def longest_told(n):
+    me, *others = names(n)
+    letter = Letter(Sealed(me, b"\xff" * SEALED_BYTES), (HASH,) * MOST_HASHES)
+    return tuple(Relayed(contribution(other), letter) for other in others)
+
+
+ASKED = m.KeyAsked(SESSION, "j" * 64, HASH)
+ME = names(4)[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(contributeds)
+def test_what_is_given_crosses_unchanged(value):
+    silo = value.contribution.sealing.sender
+    assert m.contributed_from_wire(silo, again(m.contributed_to_wire(value))) == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(relayeds)
+def test_what_is_told_crosses_unchanged(value):
+    assert m.told_from_wire(again(m.told_to_wire(value))) == value
+
+
+@given(st.builds(m.KeyAsked, sessions, ids, hashes))
+def test_what_is_asked_crosses_unchanged(value):
+    assert m.asked_from_wire("a", again(m.asked_to_wire(value))) == value
+
+
+def again(message):
+    return type(message).FromString(message.SerializeToString())
+
+
+def test_the_sizes_are_those_of_the_docstring():
+    told = " ".join(m.__doc__.split())
+    given, other = (m.contributed_to_wire(longest_contributed(n)).ByteSize() for n in (1, 2))
+    each, base = other - given, 2 * given - other
+    one = m.told_to_wire(longest_told(2)).ByteSize()
+    assert f"``Contributed`` has at most {base} + {each} n bytes" in told
+    assert f"``KeyAsked`` {m.asked_to_wire(ASKED).ByteSize()}, fit for a control message" in told
+    assert f"``KeyTold`` {one} (n - 1):" in told
+    assert m.asked_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
+    for n in NS:
+        assert m.contributed_to_wire(longest_contributed(n)).ByteSize() <= base + each * n <= MAX_MESSAGE_BYTES
+        assert m.told_to_wire(longest_told(n)).ByteSize() <= one * (n - 1) <= MAX_MESSAGE_BYTES
+
+
+def test_printing_shows_no_session():
+    for value in (longest_contributed(4), ASKED):
+        assert "the session" not in repr(replace(value, session=b"the session"))
+
+
+def test_the_pieces_and_what_is_told_are_few_and_in_order():
+    pieces = longest_contributed(3).pieces
+    relayed = longest_told(4)
+    for wrong, text in (
+        (pieces[::-1], "not ascending"),
+        ((*pieces, pieces[-1]), "not ascending"),
+        (pieces * MOST_SILOS, "at most 1000 there can be"),
+    ):
+        with pytest.raises(RefusedError, match=text) as caught:
+            m.contributed_from_wire(ME, m.contributed_to_wire(replace(longest_contributed(3), pieces=wrong)))
+        assert (caught.value.peer, caught.value.code) == (ME, "SHARES")
+    for wrong, text in (
+        (relayed[::-1], "not ascending"),
+        ((*relayed, relayed[-1]), "not ascending"),
+        (relayed * 2, "6 contributions, at most 4 there can be"),
+    ):
+        with pytest.raises(RefusedError, match=text) as caught:
+            m.told_from_wire(m.told_to_wire(wrong), 4)
+        assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
+
+
+def test_nobody_gives_in_the_name_of_another():
+    with pytest.raises(RefusedError, match="in the name of") as caught:
+        m.contributed_from_wire("somebody", m.contributed_to_wire(longest_contributed(3)))
+    assert (caught.value.peer, caught.value.code) == ("somebody", "KEYS")
+
+
+# Each field.
+
+LENGTHS = (b"\0" * 31, b"\0" * 33, b"\0" * 47, b"\0" * 49, b"\0" * 63, b"\0" * 65)
+CODES = {"Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES", "KeyTold": "KEYS"}
+
+
+def fields_of(message, path=()):
+    """All fields but lists of messages, at any depth, with the way there."""
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if isinstance(value, Message):
+            yield from fields_of(value, (*path, field.name))
+        elif field.is_repeated and field.name != "proof":
+            yield from fields_of(value[0], (*path, field.name, 0))
+        else:
+            yield (*path, field.name)
+
+
+def inside(message, path):
+    for step in path:
+        message = message[step] if isinstance(step, int) else getattr(message, step)
+    return message
+
+
+READ = {
+    "given": (m.contributed_to_wire(longest_contributed(4)), lambda message: m.contributed_from_wire(ME, message)),
+    "asked": (m.asked_to_wire(ASKED), lambda message: m.asked_from_wire(ME, message)),
+    "told": (m.told_to_wire(longest_told(4)), m.told_from_wire),
+}
+EVERY = [
+    pytest.param(kind, path, id=f"{kind} {path}") for kind, (whole, _) in READ.items() for path in fields_of(whole)
+]
+
+
+@pytest.mark.parametrize(("kind", "path"), EVERY)
+def test_each_field_is_refused_with_the_code_of_its_step(kind, path):
+    whole, read = READ[kind]
+    part, name = inside(whole, path[:-1]), path[-1]
+    value = getattr(part, name)
+    if name == "proof":
+        wrong = [[b"\0" * 31], [b"\0" * 33], [HASH] * (MOST_HASHES + 1)]
+    elif isinstance(value, str):
+        wrong = ["", "A", "a\n", "a" * 65, "é"]
+    elif name == "generation":
+        wrong = [2**53, 2**64 - 1]
+    else:
+        wrong = [b"", b"\0" * 65, *(each for each in LENGTHS if name != "session" and len(each) != len(value))]
+    for each in wrong:
+        changed = again(whole)
+        place = inside(changed, path[:-1])
+        place.ClearField(name)
+        if name == "proof":
+            place.proof.extend(each)
+        else:
+            setattr(place, name, each)
+        with pytest.raises(RefusedError) as caught:
+            read(changed)
+        blamed = "coordinator" if kind == "told" else ME
+        assert (caught.value.peer, caught.value.code) == (blamed, CODES.get(part.DESCRIPTOR.name, "MANIFEST"))
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_field_that_is_not_known_is_refused(kind):
+    whole, read = READ[kind]
+    read(whole)
+    for path in {path[:-1] for path in fields_of(whole)}:
+        changed = again(whole)
+        inside(changed, path).MergeFromString(b"\xf8\x07\x01")
+        with pytest.raises(RefusedError, match="does not know"):
+            read(changed)
+
+
+def test_a_message_without_its_contribution_is_refused():
+    for changed, read in ((again(READ["given"][0]), READ["given"][1]), (again(READ["told"][0]), READ["told"][1])):
+        part = changed if isinstance(changed, pb.Contributed) else changed.relayed[0]
+        part.ClearField("contribution")
+        with pytest.raises(RefusedError, match="is no id of a member"):
+            read(changed)

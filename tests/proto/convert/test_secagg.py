@@ -1,0 +1,279 @@
+"""The secure sum's messages cross protobuf unchanged, in the sizes that are told, and a whole sum with them."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.secure_messages import (
+    ASKED,
+    askeds,
+    givens,
+    giver,
+    longest_evidence,
+    longest_given,
+    longest_told,
+    tolds,
+)
+from support.secure_sums import Run, attempt, frame, group, names, ones
+
+from staddle.errors import RefusedError
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.channel import MAX_MESSAGE_BYTES
+from staddle.proto.convert import secagg_received as secure_told
+from staddle.proto.convert import secagg_sent as secure_given
+from staddle.proto.convert.secagg_messages import (
+    MOST_GROUPS,
+    MOST_HASHES,
+    MOST_PROOF_BYTES,
+    MOST_SPEC_BYTES,
+    misdealing_to_wire,
+)
+from staddle.proto.convert.secagg_received import MOST_NOTES, SignedSpec, Told, told_from_wire, told_to_wire
+from staddle.proto.convert.secagg_sent import (
+    Attempt,
+    Given,
+    Over,
+    asked_from_wire,
+    asked_to_wire,
+    given_from_wire,
+    given_to_wire,
+)
+from staddle.security.arithmetic.fixedpoint import Group
+from staddle.security.faults import Code
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.messages import Abandon
+from staddle.security.secagg.spec import MOST_SILOS, RoundSpec, specify
+from staddle.silo.egress.control import MAX_CONTROL_BYTES
+
+
+def carried_up(silo, value):
+    return given_from_wire(silo, pb.SecureGiven.FromString(given_to_wire(value).SerializeToString()))
+
+
+def carried_down(value):
+    return told_from_wire(pb.SecureTold.FromString(told_to_wire(value).SerializeToString()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(givens)
+def test_what_is_given_crosses_unchanged(value):
+    assert carried_up(giver(value), value) == value
+
+
+@settings(max_examples=300, deadline=None)
+@given(tolds)
+def test_what_is_told_crosses_unchanged(value):
+    assert carried_down(value) == value
+
+
+@given(askeds)
+def test_what_is_asked_crosses_unchanged(value):
+    assert asked_from_wire("a", pb.SecureAsked.FromString(asked_to_wire(value).SerializeToString())) == value
+
+
+def test_nothing_crosses_as_nothing():
+    assert carried_down(None) is None
+
+
+def test_a_silo_may_have_given_up_two_attempts():
+    notes = tuple(Abandon("a", bytes([number]) * 64) for number in (1, 2))
+    told = Told(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), notes))
+    assert carried_down(told) == told
+
+
+def test_every_code_crosses_as_itself_and_there_is_no_other():
+    assert {carried_down(Told(ATTEMPT_HERE, Over(code))).body.code for code in Code} == set(Code)
+    assert set(pb.SecureCode.keys()) == {"SECURE_CODE_UNSPECIFIED", *(f"SECURE_CODE_{code}" for code in Code)}
+
+
+ATTEMPT_HERE = Attempt("j1", bytes(32), 3, 0, bytes(32))
+
+
+# Sizes.
+
+NS = (4, 10, 100, 1000)
+
+
+def table(module):
+    """Body -> (formula, sizes for NS), as the module's docstring has them."""
+    rows = re.findall(r"^    ([a-z]+) +(\d.*?)((?: +\d+){4})$", module.__doc__, re.MULTILINE)
+    return {body: (formula, tuple(map(int, sizes.split()))) for body, formula, sizes in rows}
+
+
+def bound(formula, n, g, d=0, m=None):
+    return eval(
+        formula, {"n": n, "g": g, "d": d, "m": n if m is None else m, "p": (n - 1).bit_length(), "t": 2 * n // 3 + 1}
+    )
+
+
+def test_the_longest_that_a_silo_gives():
+    found = {n: {body: given_to_wire(m).ByteSize() for body, m in longest_given(n).items()} for n in NS}
+    assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
+        body: sizes for body, (_, sizes) in table(secure_given).items()
+    }
+    assert f"at most {asked_to_wire(ASKED).ByteSize()}." in secure_given.__doc__
+
+
+def test_the_longest_that_a_silo_is_told():
+    found = {n: {body: told_to_wire(m).ByteSize() for body, m in longest_told(n).items()} for n in NS}
+    assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
+        body: sizes for body, (_, sizes) in table(secure_told).items()
+    }
+
+
+@pytest.mark.parametrize("n", [2, 3, *NS])
+@pytest.mark.parametrize("g", [0, 1, 15, 16, 73, 496, MOST_GROUPS])
+def test_the_formulas_hold(n, g):
+    up, down = table(secure_given), table(secure_told)
+    for body, message in longest_given(n, g).items():
+        size, most = given_to_wire(message).ByteSize(), bound(up[body][0], n, g)
+        assert most - 10 <= size <= most <= MAX_MESSAGE_BYTES
+    for body, message in longest_told(n, g).items():
+        assert told_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
+    if n <= 100 or g <= 496:
+        assert max(bound(formula, n, g) for formula, _ in down.values()) <= MAX_MESSAGE_BYTES
+
+
+def test_the_limits_that_the_docstrings_name():
+    most = bound(table(secure_told)["survivors"][0], 1000, 496)
+    assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
+    assert given_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
+    assert given_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
+    fixed = ("complaint", "header", "survival", "abandon", "end")
+    assert all(given_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES for body in fixed)
+
+
+def test_the_longest_specification_with_all_notes_fits():
+    most = 2**53 - 1
+    last = Group(name="x" * 128, elements=2**40, clip_exponent=-64, scale_exponent=126, weights="public")
+    private = {"ring": 64, "weights": "private", "weight_least": most, "weight_most": most, "rows": 2**40}
+    sized = {"elements": 2**40, "clip_exponent": -64, "scale_exponent": 126}
+    groups = [Group(name=f"{i:0128}", **sized, **private) for i in range(MOST_GROUPS - 1)]
+    numbers = dict.fromkeys(["round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders"], most)
+    words = dict.fromkeys(["federation", "job", "purpose", "recipient"], "w" * 64)
+    digests = dict.fromkeys(["roster", "job_digest", "model_digest", "schema_digest", "key_parts"], "a" * 64)
+    cohort = [f"{i:064}" for i in range(MOST_SILOS)]
+    rest = {"counts": [most] * MOST_SILOS, "prg": 2, "tagged": False, "chunk_bytes": 1 << 22, "exchange": "sum"}
+    spec = RoundSpec(cohort=cohort, groups=[*groups, last], **numbers, **words, **digests, **rest)
+    assert len(spec.payload()) <= MOST_SPEC_BYTES
+    message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
+    size = told_to_wire(message).ByteSize()
+    assert size <= bound(table(secure_told)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
+    assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
+    assert carried_down(message) == message
+    with pytest.raises(ValueError, match="4096"):
+        RoundSpec(cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest)
+
+
+def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
+    proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
+    message = told_to_wire(Told(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
+    kept = len(message.spec.proofs)
+    size = sum(proof.ByteSize() for proof in message.spec.proofs)
+    assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
+    assert told_from_wire(message).body.proofs == proofs[:kept]
+    message.spec.proofs.append(misdealing_to_wire(proofs[kept]))
+    with pytest.raises(RefusedError, match="fields that its protocol version does not know"):
+        told_from_wire(message)
+
+
+def test_a_proof_among_the_most_silos_fits():
+    assert 2 ** (MOST_HASHES - 1) < MOST_SILOS <= 2**MOST_HASHES
+
+
+# A whole sum.
+
+
+class Wired(Run):
+    """A run whose every message between silo and coordinator crosses as bytes; ``crossed`` counts them by body."""
+
+    def __init__(self, *args, **fields):
+        self.crossed = {}
+        super().__init__(*args, **fields)
+
+    def deliver(self, to, event):
+        if to == "coordinator":
+            event = self.up(event)
+        elif isinstance(event, c.Ask):
+            spec = self.down(to, SignedSpec(event.document, event.signature, tuple(self.notes)))
+            event = c.Ask((to,), spec.document, spec.signature)
+        elif not isinstance(event, s.Streamed):
+            event = self.down(to, event)
+        super().deliver(to, event)
+
+    def attempt(self):
+        spec = self.spec
+        return Attempt(spec.job, bytes.fromhex(spec.job_digest), spec.round, spec.attempt, spec.context())
+
+    def up(self, event):
+        match event:
+            case c.KeysGiven(bundle, keys):
+                body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
+                return c.KeysGiven(body.bundle, body.keys)
+            case c.ComplaintGiven(complaint):
+                return c.ComplaintGiven(self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint)
+            case c.SharesGiven(dealing, portions):
+                body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
+                return c.SharesGiven(body.dealing, body.portions)
+            case c.Uploaded(header, length, sha256):
+                return c.Uploaded(self.given_by(header.silo, s.SendHeader(header)).header, length, sha256)
+            case c.SurvivalGiven(survival):
+                return c.SurvivalGiven(self.given_by(survival.silo, s.SendSurvival(survival)).survival)
+            case c.RevealGiven(reveal):
+                return c.RevealGiven(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
+            case c.AbandonGiven(note):
+                return c.AbandonGiven(self.given_by(note.silo, s.SendAbandon(note)).note)
+            case c.Failed(silo, code):
+                return c.Failed(silo, self.given_by(silo, Over(Code(code))).code)
+            case _:
+                return event
+
+    def given_by(self, silo, body):
+        return self.noted(carried_up(silo, Given(b"s", self.attempt(), body))).body
+
+    def down(self, silo, body):
+        return self.noted(carried_down(Told(self.attempt(), body))).body
+
+    def noted(self, value):
+        name = type(value.body).__name__
+        self.crossed[name] = self.crossed.get(name, 0) + 1
+        return value
+
+
+STAGES = ["SendKeys", "SendShares", "Upload", "SendHeader", "SendSurvival", "SendReveal"]
+
+
+def seen(run):
+    """All that came of a run."""
+    opened = run.opened and [(each.total.tolist(), each.weight.tolist()) for each in run.opened]
+    return opened, run.state, run.uploads, run.ends, run.memories, [effect for _, effect in run.sent]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
+    n, seed = data.draw(st.integers(4, 7)), data.draw(st.integers(0, 2**32))
+    drops = data.draw(st.dictionaries(st.sampled_from(names(n)), st.sampled_from(STAGES), max_size=2))
+    own = frame(tagged=data.draw(st.booleans()), groups=(group(), group("b", 5, ring=64)))
+    values = {silo: [*ones(names(n))[silo], *ones(names(n), 5)[silo]] for silo in names(n)}
+    runs = [kind(specify(own, names(n), 0), values, own=own, drops=drops, seed=seed).finish() for kind in (Run, Wired)]
+    assert seen(runs[0]) == seen(runs[1])
+    if not drops:
+        everyone = ["SignedSpec", "SendKeys", "KeysTold", "SendShares", "SharesTold", "SendHeader", "SurvivorsTold"]
+        assert {runs[1].crossed[name] for name in everyone} == {n}
+        enough = [runs[1].crossed[name] for name in ("SendSurvival", "NotesTold", "SendReveal", "ResultTold")]
+        assert min(enough) >= runs[1].spec.threshold
+        assert runs[1].opened[0].total[0] == sum(range(1, n + 1)) / 16
+
+
+def test_an_attempt_that_is_abandoned_crosses_too_and_its_notes_open_the_next():
+    five = names(5)
+    lost = dict.fromkeys(five[3:], "SendHeader")
+    first = Wired(attempt(5), ones(five), drops=lost).finish()
+    assert first.crossed["AbandonAsked"] == first.crossed["SendAbandon"] + len(lost)
+    notes = sorted(first.state.notes.values(), key=lambda note: (note.silo, note.signature))
+    assert len(notes) == 3 >= first.state.notes_missing
+    again = Wired(attempt(5, 1), ones(five), memories=first.memories, notes=notes).finish()
+    assert again.opened[0].total[0] == sum(range(1, 6)) / 16

@@ -1,0 +1,135 @@
+"""Which sums come down in words, and of which round: as silo and coordinator know it from the job alone."""
+
+import pytest
+
+from staddle.algorithms.exchange.parts import Sum
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import METRICS
+from staddle.errors import LocalError
+from staddle.security.blind.plan import in_words, round_frame, sums_down, sums_published
+from staddle.silo.parts.declared import Declared, Records
+
+SILOS = ["a", "b", "c", "d", "e"]
+NOTHING = "0" * 64
+TAGGED = {"secure_aggregation": "required"}
+COUNTS = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(SILOS, 40)}
+JOBS = {
+    "fedavg": ({}, TAGGED, 1.0),
+    "fedper": ({}, {**TAGGED, **COUNTS}, 0.8),
+    "ppfl": ({"models": 2}, {"secure_aggregation": "required", "audience": "silos"}, 1.0),
+    "pfedsim": ({"rho": 0.5}, {"secure_aggregation": "required"}, 1.0),
+    "fedssa": ({"t_stable": 3}, {"secure_aggregation": "required"}, 1.0),
+    "fedaims": ({"sampling": "algorithm2"}, {"secure_aggregation": "required"}, 1.0),
+    "fedsimsup": ({"similarity": "samples"}, {"secure_aggregation": "required", **COUNTS}, 0.8),
+}
+
+
+def made(method, options, security, participation=1.0):
+    document = {
+        "version": 1,
+        "name": "job",
+        "seed": 11,
+        "rounds": 6,
+        "silos": SILOS,
+        "participation": participation,
+        "min_cohort": 3,
+        "method": {"name": method, "options": options},
+        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 10},
+        "training": {"batch_size": 32, "lr": 0.05},
+        "security": security,
+    }
+    job = Job.from_file(JobFile.model_validate(document), "job.toml")
+    job.document()
+    return job
+
+
+def slowly(job, round_):
+    """Part by part, back from the round before."""
+    found = []
+    for part in job.down(round_):
+        for before in reversed(range(round_)):
+            sums = [each for each in job.up(before) if isinstance(each.exchange, Sum)]
+            names = [each.name for each in sums]
+            if part.name in names:
+                found.append((sums[names.index(part.name)], before, names.index(part.name)))
+                break
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
+    job = made(name, *JOBS[name])
+    assert job.keyed
+    for round_ in range(job.length + 1):
+        assert [(each.part, each.round, each.group) for each in sums_down(job, round_)] == slowly(job, round_)
+        assert {each.part.name for each in sums_down(job, round_)} <= set(in_words(job, round_))
+    for round_ in range(job.length):
+        assert round_frame(job, round_, "lung", NOTHING, NOTHING).tagged
+        later = {(each.part.name, each.round) for after in range(job.length + 1) for each in sums_down(job, after)}
+        due = {part for part, before in later if before == round_}
+        assert due <= set(sums_published(job, round_)) <= {part.name for part in job.up(round_)} - {METRICS.name}
+    words = {each.part.name for round_ in range(job.length + 1) for each in sums_down(job, round_)}
+    wanted = {
+        "fedavg": {"model"},
+        "fedper": {"extractor"},
+        "ppfl": {"holders", "model", "coupling"},
+        "pfedsim": {"model"},
+        "fedssa": {"holders"},
+        "fedaims": {"holders", "backbone", "prototypes"},
+    }
+    assert words == wanted.get(name, set())
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_silos_alone_read_is_what_comes_down_in_words(name):
+    options, security, participation = JOBS[name]
+    quiet = {key: value for key, value in security.items() if key != "tags"} | {"audience": "silos"}
+    if name == "fedsimsup":
+        with pytest.raises(LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"):
+            made(name, options, quiet, participation)
+        return
+    job = made(name, options, quiet, participation)
+    assert job.keyed
+    for round_ in range(job.length):
+        frame = round_frame(job, round_, "lung", NOTHING, NOTHING)
+        readers = {own.name: own.reader for own in frame.groups}
+        assert frame.tagged
+        assert readers.pop(METRICS.name) == "coordinator"
+        if name == "fedssa":
+            readers.pop("rows", None)  # of them its coordinator half makes what it publishes
+        assert readers == dict.fromkeys(sums_published(job, round_), "silos")
+        declared = Declared.of(job.document(), Records(30, 10)).groups(round_)[1]
+        assert declared == frame.groups  # the gate reads the same from the signed document
+
+
+def test_a_part_never_comes_as_tensors_before_its_first_sum():
+    job = made("fedavg", *JOBS["fedavg"])
+    assert (sums_down(job, 0), in_words(job, 0)) == ((), ("model",))
+
+
+def test_what_is_counted_once_comes_down_in_every_later_round():
+    job = made("fedssa", *JOBS["fedssa"])
+    found = [[(each.part.name, each.round) for each in sums_down(job, n)] for n in range(job.length + 1)]
+    assert found == [[]] + [[("holders", 0)]] * job.length
+    assert [sums_published(job, n) for n in range(job.length)] == [("holders",)] + [()] * (job.length - 1)
+
+
+def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
+    job = made("fedavg", {}, {"secure_aggregation": "required", "tags": False})
+    assert not job.keyed
+    assert all((sums_down(job, n), in_words(job, n)) == ((), ()) for n in range(job.length + 1))
+    assert sums_published(job, 0) == ()
+    assert not round_frame(job, 0, "lung", NOTHING, NOTHING).tagged
+
+
+@pytest.mark.parametrize("key", ["tags", "audience"])
+def test_to_go_without_tags_that_are_there_and_an_audience_without_a_sum_are_refused(key):
+    own = {"tags": False} if key == "tags" else {"audience": "silos"}
+    said = {"tags": r"tags = false does nothing: its silos share a key", "audience": r"audience does nothing: no sum"}
+    with pytest.raises(LocalError, match=rf"security\.{said[key]}"):
+        made("pfedsim", {"rho": 0.0}, {"secure_aggregation": "required", **own})  # it never sums but its metrics
+
+
+def test_to_go_without_tags_in_the_clear_is_refused():
+    with pytest.raises(ValueError, match='tags = False does nothing with secure_aggregation = "off"'):
+        made("fedavg", {}, {"tags": False})

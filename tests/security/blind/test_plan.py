@@ -1,0 +1,64 @@
+"""What silo and coordinator both make of a blind round before its cohort."""
+
+import pytest
+
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.proto.wire import delivered_items
+from staddle.security.blind.plan import model_digest
+
+SILOS = ["a", "b", "c", "d"]
+GIVEN = {"fedssa": {"t_stable": 3}, "fedaims": {"sampling": "algorithm2"}, "pfedsim": {"rho": 0.5}, "fedavg": {}}
+
+
+def job_of(method):
+    return Job.from_file(
+        JobFile.model_validate(
+            {
+                "version": 1,
+                "name": "j",
+                "seed": 1,
+                "rounds": 4,
+                "silos": SILOS,
+                "min_cohort": 3,
+                "method": {"name": method, "options": GIVEN[method]},
+                "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 3},
+                "training": {"lr": 0.1},
+                "security": {"secure_aggregation": "required"},
+            }
+        ),
+        "job.toml",
+    )
+
+
+def digest(method, round_, changed=""):
+    """Of a round's delivery, with other values in one part."""
+    job = job_of(method)
+    items = delivered_items(job.down(round_))
+    return model_digest(job, round_, items, [bytes([item.part == changed]) * 32 for item in items])
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedssa", "header"), ("fedaims", "backbone"), ("fedavg", "model")])
+def test_a_model_that_comes_down_to_all_is_part_of_the_digest(method, part):
+    """A coordinator that hands silos different ones gets no sum of them: FedSSA's header is no part that is summed."""
+    assert digest(method, 2) != digest(method, 2, part)
+
+
+def test_the_same_values_are_not_summed_a_second_time():
+    assert digest("fedavg", 2) == digest("fedavg", 3)
+
+
+def test_where_holders_are_counted_a_header_that_stays_the_same_ends_no_job():
+    """Of classes that too few hold nothing comes; all of its sums are over all silos, so none is left out of one."""
+    assert digest("fedssa", 2) != digest("fedssa", 3)
+
+
+@pytest.mark.parametrize(("method", "part"), [("fedaims", "block"), ("pfedsim", "extractor")])
+def test_what_one_silo_gets_is_no_part_of_it(method, part):
+    assert part in {item.part for item in delivered_items(job_of(method).down(3))}
+    assert digest(method, 3) == digest(method, 3, part)
+
+
+def test_a_round_that_sums_metrics_alone_is_known_by_its_number():
+    assert digest("pfedsim", 3) == digest("pfedsim", 3, "model")
+    assert digest("pfedsim", 3) != digest("pfedsim", 2)
+    assert digest("pfedsim", 1) != digest("pfedsim", 1, "model")  # its first phase sums the model

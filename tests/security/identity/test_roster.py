@@ -1,0 +1,254 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from staddle.errors import LocalError, PeerError
+from staddle.files.documents import canonical_json, validate
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.certificate import self_signed
+from staddle.security.identity.domains import ENTRY
+from staddle.security.identity.keys import Entry, Role, create_keys, entry_payload, load_keys
+from staddle.security.identity.roster import Pins, Roster
+
+MEMBERS = {
+    "coordinator": Role.COORDINATOR,
+    "f1": Role.FOUNDER,
+    "f2": Role.FOUNDER,
+    "f3": Role.FOUNDER,
+    "operator-1": Role.OPERATOR,
+    "silo-a": Role.SILO,
+    "silo-b": Role.SILO,
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    for member, role in MEMBERS.items():
+        create_keys(folder / member, member, role, "org of " + member)
+    return {member: load_keys(folder / member) for member in MEMBERS}
+
+
+@pytest.fixture(scope="module")
+def made(keys):
+    """A roster of all members, signed by f1 and f2 of three founders, and the pins that fit it."""
+    founders = [keys[f].entry for f in ("f3", "f1", "f2")]
+    roster = rosters.new("lung", founders, 2)
+    for member in ("silo-b", "coordinator", "silo-a", "operator-1"):
+        roster = rosters.add(roster, keys[member].entry)
+    unsigned = roster
+    for founder in ("f1", "f2"):
+        roster = rosters.sign(roster, keys[founder])
+    pins = Pins(federation="lung", threshold=2, founders=tuple(f.protocol_fingerprint for f in founders))
+    return SimpleNamespace(roster=roster, unsigned=unsigned, pins=pins)
+
+
+def test_signed_roster_verifies_after_a_round_trip_through_a_file(made, tmp_path):
+    rosters.save(made.roster, tmp_path / "r.json")
+    loaded = rosters.load(tmp_path / "r.json")
+    rosters.verify(loaded, made.pins)
+    assert loaded == made.roster
+    assert rosters.digest(loaded) == rosters.digest(made.unsigned)
+
+
+def test_lookups(made, keys):
+    roster = made.roster
+    assert [entry.id for entry in roster.silos] == ["silo-a", "silo-b"]
+    assert roster.coordinator == roster["coordinator"] == keys["coordinator"].entry
+    assert roster.by_spki(keys["silo-a"].entry.spki_sha256).id == "silo-a"
+    assert "silo-a" in roster
+    assert "silo-c" not in roster
+    assert roster.bundle().count("BEGIN CERTIFICATE") == len(MEMBERS)
+    with pytest.raises(PeerError, match="silo-c: is no member"):
+        roster["silo-c"]
+    with pytest.raises(PeerError, match=r"TLS key 00.*belongs to no member"):
+        roster.by_spki("00" * 32)
+
+
+def test_order_of_adding_does_not_change_the_digest(keys):
+    def build(order):
+        roster = rosters.new("x", [keys["f1"].entry], 1)
+        for member in order:
+            roster = rosters.add(roster, keys[member].entry)
+        return rosters.digest(roster)
+
+    assert build(["silo-a", "coordinator"]) == build(["coordinator", "silo-a"])
+
+
+def test_changes_make_a_new_version_without_signatures(made, keys, tmp_path):
+    removed = rosters.remove(made.roster, "silo-a")
+    assert (removed.version, dict(removed.signatures)) == (made.roster.version + 1, {})
+    assert "silo-a" not in removed
+    with pytest.raises(LocalError, match="'silo-x' is not in the roster; its members: coordinator"):
+        rosters.remove(made.roster, "silo-x")
+    create_keys(tmp_path / "again", "silo-a", Role.SILO, "new keys")
+    entry = load_keys(tmp_path / "again").entry
+    with pytest.raises(LocalError, match="is in the roster already"):
+        rosters.add(made.roster, entry)
+    replaced = rosters.add(made.roster, entry, replace=True)
+    assert replaced["silo-a"] == entry
+    assert not replaced.signatures
+
+
+def test_structure_is_checked(made, keys, tmp_path):
+    with pytest.raises(LocalError, match="'silo-a' has role silo, not founder"):
+        rosters.new("x", [keys["silo-a"].entry], 1)
+    with pytest.raises(LocalError, match="threshold 2 is more than the 1 founders"):
+        rosters.new("x", [keys["f1"].entry], 2)
+    for threshold in (0, -1):
+        with pytest.raises(LocalError, match=r"threshold = "):
+            rosters.new("x", [keys["f1"].entry], threshold)
+    with pytest.raises(LocalError, match="threshold 1 is more than the 0 founders"):
+        rosters.new("x", [], 1)
+    with pytest.raises(LocalError, match="threshold 2 is more"):
+        rosters.remove(rosters.remove(made.roster, "f1"), "f2")
+    create_keys(tmp_path / "c2", "c2", Role.COORDINATOR, "o")
+    with pytest.raises(LocalError, match="more than one coordinator: c2, coordinator"):
+        rosters.add(made.roster, load_keys(tmp_path / "c2").entry)
+    twice = made.unsigned.model_dump(mode="json")
+    twice["entries"].insert(0, twice["entries"][0])
+    with pytest.raises(LocalError, match="2 entries have the same id 'coordinator'"):
+        validate(twice, Roster, "r")
+    unsorted = made.unsigned.model_dump(mode="json")
+    unsorted["entries"].reverse()
+    with pytest.raises(LocalError, match="not sorted"):
+        validate(unsorted, Roster, "r")
+
+
+def test_one_key_cannot_be_two_members(made, keys, tmp_path):
+    # A founder with two entries over one protocol key would count twice towards the threshold.
+    create_keys(tmp_path / "f9", "f9", Role.FOUNDER, "o")
+    own = load_keys(tmp_path / "f9").entry.model_dump(mode="json")
+    for name in ("protocol_key", "log_key", "exchange_key"):
+        borrowed = {**own, name: getattr(keys["f1"].entry, name)}
+        signer = keys["f1"] if name == "protocol_key" else load_keys(tmp_path / "f9")
+        borrowed["signature"] = signer.sign(ENTRY, entry_payload(borrowed)).hex()
+        twin = validate(borrowed, Entry, "entry")
+        with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
+            rosters.add(made.unsigned, twin)
+    name = "spki_sha256"  # a certificate for another id over the same TLS key
+    pem = self_signed("f9", load_pem_private_key(keys["f1"].tls_key, None))
+    borrowed = {**own, "certificate": pem, name: keys["f1"].entry.spki_sha256}
+    borrowed["signature"] = load_keys(tmp_path / "f9").sign(ENTRY, entry_payload(borrowed)).hex()
+    with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
+        rosters.add(made.unsigned, validate(borrowed, Entry, "entry"))
+
+
+def test_an_entry_changed_in_memory_is_checked_again(made, keys):
+    with pytest.raises(LocalError, match=r"entries.4: certificate is not for the one name 'f9.staddle'$"):
+        rosters.add(made.unsigned, keys["f1"].entry.model_copy(update={"id": "f9"}))
+
+
+def test_only_a_founder_of_a_complete_roster_signs(made, keys, tmp_path):
+    with pytest.raises(LocalError, match="'silo-a' with these keys is no founder"):
+        rosters.sign(made.roster, keys["silo-a"])
+    create_keys(tmp_path / "f1", "f1", Role.FOUNDER, "another f1")
+    with pytest.raises(LocalError, match="'f1' with these keys is no founder"):
+        rosters.sign(made.roster, load_keys(tmp_path / "f1"))
+    with pytest.raises(LocalError, match="has no coordinator; add its entry"):
+        rosters.sign(rosters.new("x", [keys["f1"].entry], 1), keys["f1"])
+
+
+def test_step_1_another_federation(made):
+    with pytest.raises(LocalError, match="of federation 'lung', ours is 'heart'"):
+        rosters.verify(made.roster, made.pins.model_copy(update={"federation": "heart"}))
+
+
+def test_step_2_an_older_version(made):
+    with pytest.raises(LocalError, match="version 5 is older than 6"):
+        rosters.verify(made.roster, made.pins.model_copy(update={"minimum_version": 6}))
+
+
+def test_step_3_another_threshold(made):
+    with pytest.raises(LocalError, match="roster says threshold 2, we pin 1"):
+        rosters.verify(made.roster, made.pins.model_copy(update={"threshold": 1}))
+
+
+def test_step_4_no_coordinator(made):
+    with pytest.raises(LocalError, match="no coordinator"):
+        rosters.verify(rosters.remove(made.roster, "coordinator"), made.pins)
+
+
+def test_step_5_a_signature_that_does_not_fit(made, keys):
+    # Signatures of the version before, and those of a member who is no founder, or is nobody.
+    changed = rosters.remove(made.roster, "silo-b").model_copy(update={"signatures": made.roster.signatures})
+    with pytest.raises(PeerError, match="f1: its signature does not fit roster version 6"):
+        rosters.verify(changed, made.pins)
+    by_silo = keys["silo-a"].sign(rosters.ROSTER, rosters.payload(made.roster)).hex()
+    for signer in ("silo-a", "nobody"):
+        more = made.roster.model_copy(update={"signatures": {**made.roster.signatures, signer: by_silo}})
+        with pytest.raises(PeerError, match=f"^{signer}: "):
+            rosters.verify(more, made.pins)
+
+
+def test_step_6_too_few_signatures_say_who_and_who_not(made, keys):
+    one = rosters.sign(made.unsigned, keys["f2"])
+    with pytest.raises(LocalError, match="signed: f2; missing: f1, f3; have a missing"):
+        rosters.verify(one, made.pins)
+    with pytest.raises(LocalError, match="signed: nobody; missing: f1, f2, f3"):
+        rosters.verify(made.unsigned, made.pins)
+
+
+def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp_path):
+    # A whole swapped federation: the same names, thresholds and ids, all signatures right, but other keys.
+    fake = {}
+    for member, role in MEMBERS.items():
+        create_keys(tmp_path / member, member, role, "org of " + member)
+        fake[member] = load_keys(tmp_path / member)
+    roster = rosters.new("lung", [fake[f].entry for f in ("f1", "f2", "f3")], 2)
+    for member in ("coordinator", "silo-a", "silo-b", "operator-1"):
+        roster = rosters.add(roster, fake[member].entry)
+    for founder in ("f1", "f2", "f3"):
+        roster = rosters.sign(roster, fake[founder])
+    with pytest.raises(LocalError, match="no pinned founder is left in it; signed, but not pinned: f1, f2, f3"):
+        rosters.verify(roster, made.pins)
+
+
+def fingerprints(keys, *ids):
+    return [keys[id_].entry.protocol_fingerprint for id_ in ids]
+
+
+def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many_as_is_said(made, keys):
+    for named, least in ((("f1", "f2"), 0), (("f2", "f1"), 2), (("f1", "f2", "f3"), 2)):
+        rosters.verify_by(made.roster, fingerprints(keys, *named), least)
+    assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
+    for named, least, said in (
+        (("f1", "f2", "f3"), 0, "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold"),
+        (("f1",), 0, "asks for the signatures of 2 founders; name as many with --founder, not 1"),
+        (("f1", "f1"), 1, "name as many with --founder, not 1"),
+        (("f1", "f3"), 1, "needs signatures by 2 pinned founders; signed: f1; missing: f3"),
+    ):
+        with pytest.raises(LocalError, match=said):
+            rosters.verify_by(made.roster, fingerprints(keys, *named), least)
+    with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
+        rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
+    with pytest.raises(LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"):
+        rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
+
+
+def test_without_any_founder_named_the_file_must_have_the_signatures_that_it_asks_for(made, keys):
+    rosters.verify_by(made.roster)
+    assert rosters.signers(made.roster, ()) == ()
+    with pytest.raises(LocalError, match="needs signatures by 2 pinned founders; signed: f2"):
+        rosters.verify_by(rosters.sign(made.unsigned, keys["f2"]))
+    for changes in ({"version": 9}, {"federation": "heart"}):
+        with pytest.raises(PeerError, match="f1: its signature does not fit"):
+            rosters.verify_by(made.roster.model_copy(update=changes))
+
+
+def test_each_flipped_bit_of_a_roster_file_is_refused(made):
+    data = canonical_json(made.roster.model_dump(mode="json"))
+    for at in range(0, len(data), 37):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << (at % 8)
+        with pytest.raises((LocalError, PeerError)):
+            rosters.verify(rosters.parse(bytes(flipped), "r"), made.pins)
+
+
+def test_hand_edited_roster_is_refused(made, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(made.roster.model_dump(mode="json"), indent=2))
+    with pytest.raises(LocalError, match="not canonical"):
+        rosters.load(path)

@@ -1,0 +1,93 @@
+from types import SimpleNamespace
+
+import pytest
+
+from staddle.errors import LocalError, PeerError
+from staddle.files.documents import canonical_json, parse_json
+from staddle.security.identity import domains as labels
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.identity.signed_document import sign_document, verify_document
+
+JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1"}
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    keys = {}
+    for member, role in [("f", Role.FOUNDER), ("c", Role.COORDINATOR), ("op", Role.OPERATOR), ("s", Role.SILO)]:
+        create_keys(folder / member, member, role, "o")
+        keys[member] = load_keys(folder / member)
+    roster = rosters.new("lung", [keys["f"].entry], 1)
+    for member in ("c", "op", "s"):
+        roster = rosters.add(roster, keys[member].entry)
+    return SimpleNamespace(keys=keys, roster=roster)
+
+
+def check(fed, signed, role=Role.OPERATOR, label=labels.JOB):
+    return verify_document(signed, fed.roster, role, label)
+
+
+def test_signed_document_comes_back_through_bytes(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    assert check(fed, parse_json(canonical_json(signed), "wire")) == JOB
+
+
+def test_step_1_what_is_no_envelope(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    for bad in [None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"}, {**signed, "document": []}]:
+        with pytest.raises(LocalError, match=r"^signed document: "):
+            check(fed, bad)
+
+
+def test_step_2_stranger_and_wrong_role(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["s"], labels.JOB)
+    with pytest.raises(PeerError, match=r"s: has role silo, and only a member of role operator"):
+        check(fed, signed)
+    with pytest.raises(PeerError, match="nobody: is no member"):
+        check(fed, {**signed, "signer": "nobody"})
+
+
+def test_step_3_another_roster(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    later = rosters.remove(fed.roster, "s")
+    with pytest.raises(PeerError, match=r"op: signed under roster .* \(version 5\); bring both to one roster"):
+        verify_document(signed, later, Role.OPERATOR, labels.JOB)
+    with pytest.raises(PeerError, match="does not fit"):  # and the digest cannot be put right afterwards
+        verify_document({**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, labels.JOB)
+
+
+def test_step_4_any_change_and_any_other_purpose(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    for document in ({**JOB, "rounds": 21}, {"method": "fedavg"}, {**JOB, "more": None}, {}):
+        with pytest.raises(PeerError, match="op: its signature does not fit"):
+            check(fed, {**signed, "document": document})
+    with pytest.raises(PeerError, match="does not fit"):
+        check(fed, signed, label=labels.ROSTER)
+    other = sign_document(JOB, fed.roster, fed.keys["s"], labels.JOB)
+    with pytest.raises(PeerError, match="does not fit"):  # another member's signature under this one's name
+        check(fed, {**other, "signer": "op"})
+
+
+def test_each_flipped_bit_is_refused(fed):
+    data = canonical_json(sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB))
+    for at in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << (at % 8)
+        with pytest.raises((LocalError, PeerError)):
+            check(fed, parse_json(bytes(flipped), "wire"))
+
+
+def test_hostile_nesting_is_a_local_error(fed):
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    deep = parse_json(b"[" * 800 + b"]" * 800, "wire")
+    for document in ({"a": deep}, {"a": 1.5}, {"é": 1}, {"a": "\ud800"}):
+        with pytest.raises(LocalError):
+            check(fed, {**signed, "document": document})
+
+
+def test_signing_needs_keys_that_the_roster_knows(fed, tmp_path):
+    create_keys(tmp_path / "op", "op", Role.OPERATOR, "o")
+    with pytest.raises(LocalError, match="'op' with these keys is not in roster version 4"):
+        sign_document(JOB, fed.roster, load_keys(tmp_path / "op"), labels.JOB)

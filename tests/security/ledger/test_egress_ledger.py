@@ -1,0 +1,488 @@
+import re
+from dataclasses import replace
+from hashlib import sha256
+from types import SimpleNamespace
+
+import pytest
+from support.ledgers import (
+    BYTES,
+    DIGESTS,
+    DP,
+    HASH,
+    OTHER_KEY,
+    PEER,
+    RELEASES,
+    copied,
+    first,
+    full,
+    intend,
+    open_ledger,
+    open_log,
+    payload,
+    private,
+    public,
+    put_back,
+    send,
+    signer,
+    spend,
+    stored,
+)
+
+from staddle.errors import LocalError
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger.audit import ledger_folder
+from staddle.security.ledger.messages import CONTROL, MESSAGE
+from staddle.security.ledger.records import Applied
+from staddle.security.log.merkle import Tree
+from staddle.security.log.segments import Reading
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "silo" / "ledger"
+
+
+def raw(path, *records):
+    """Records past the writer's rules, with a right chain: what only the verifier can find."""
+    with open_log(path) as log:
+        for record in records:
+            log.append(record)
+
+
+def reissued(path, size):
+    """A checkpoint of the first records, by who has the log key."""
+    tree = Tree(line.hash for line in Reading(path))
+    (path / "checkpoint").write_bytes(bytes(signer().sign(size, tree.root(size))))
+
+
+def body(record):
+    return {k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_us")}
+
+
+def test_one_of_each_record_verifies(path):
+    last = full(path)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    assert (found.records, found.head, found.torn_bytes) == (11, last.leaf, 0)
+    assert (found.open_intents, found.undigested, found.open_control) == ((), (), None)
+    types = [record["type"] for record in stored(path)]
+    assert types == [
+        "start",
+        "job.accept",
+        "job.decline",
+        "control.open",
+        "ingress",
+        "egress.intent",
+        "egress.digest",
+        "egress.outcome",
+        "policy.deny",
+        "control.close",
+        "stop",
+    ]
+
+
+def test_intent_holds_what_the_rules_ask_for(path):
+    full(path)
+    intent = body(stored(path)[5])
+    assert intent == {
+        "type": "egress.intent",
+        "silo": "silo-a",
+        "job": "j1",
+        "job_digest": HASH,
+        "method": "fedavg",
+        "round": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": {"id": "coordinator", "spki": HASH},
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": {"file": HASH, "rule": "update", "decision": "allow"},
+        "message": {"bytes": BYTES},
+        "offset": 0,
+        "cohort": [],
+        "secagg": None,
+        "hidden": None,
+        "dp": None,
+        "tensors": [
+            {
+                "part": r.part,
+                "kind": r.kind,
+                "name": r.name,
+                "dtype": r.dtype,
+                "shape": list(r.shape),
+                "bytes": r.nbytes,
+                "taint": "private",
+                "readers": [],
+            }
+            for r in RELEASES
+        ],
+    }
+
+
+def test_intent_and_digest_are_durable_before_they_return(path, monkeypatch):
+    synced = []
+    with open_ledger(path) as ledger:
+        monkeypatch.setattr("os.fdatasync", synced.append)
+        ref = intend(ledger)
+        assert len(synced) == 1
+        ledger.digest(ref, DIGESTS, payload())
+        assert len(synced) == 2
+        ledger.outcome(ref, "sent", BYTES)
+        assert len(synced) == 2
+
+
+def test_writer_refuses_what_the_verifier_would(path):
+    with open_ledger(path) as ledger:
+        ref = intend(ledger)
+        for call, said in [
+            (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is no open intent"),
+            (lambda: ledger.digest(ref, DIGESTS[:2], payload()), "has tensors model/w, model/b, the intent"),
+            (lambda: ledger.digest(ref, DIGESTS[::-1], payload()), "has tensors metric/correct"),
+            (lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)), f"has {BYTES + 1} bytes, the intent {BYTES}"),
+            (lambda: ledger.outcome(ref, "sent", BYTES), "'sent' without a digest"),
+            (lambda: ledger.outcome(ref, "failed", BYTES + 1), "the intent has"),
+            (lambda: ledger.outcome(ref + 9, "failed", 0), "no open intent"),
+            (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
+            (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
+            (lambda: intend(ledger, readers=[]), "no reader"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-a"]), "cohort silo-b, silo-a, which is not sorted"),
+            (lambda: intend(ledger, cohort=["silo-a", "silo-a"]), "has a silo twice"),
+            (lambda: intend(ledger, cohort=["silo-b", "silo-c"]), "lacks this one"),
+            (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
+            (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
+            (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
+            (lambda: ledger.control_close(0, 1, 1), "no open control session"),
+        ]:
+            with pytest.raises(LocalError, match=said):
+                call()
+        ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="second digest"):
+            ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="with 5 of"):
+            ledger.outcome(ref, "sent", 5)
+        ledger.outcome(ref, "sent", BYTES)
+        with pytest.raises(LocalError, match="no open intent"):
+            ledger.outcome(ref, "sent", BYTES)
+        control = ledger.control_open("s1", PEER, 10, 100).seq
+        with pytest.raises(LocalError, match=r"'s1' .* is still open"):
+            ledger.control_open("s2", PEER, 10, 100)
+        for messages, size in [(11, 0), (0, 101)]:
+            with pytest.raises(LocalError, match="its cap is 10 and 100"):
+                ledger.control_close(control, messages, size)
+    assert ledger_audit.verify(path).ok
+    assert ledger_audit.verify(path).records == 4
+
+
+def test_verifier_finds_each_broken_rule(path):
+    full(path)
+    good = stored(path)
+    intent, digest, outcome = (body(good[n]) for n in (5, 6, 7))
+    control, close = body(good[3]), body(good[9])
+    last = len(good)
+    later = {"ref": last}
+    wrong = {
+        "no open intent": [{**digest, "ref": 5}],
+        "outcome refers to": [{**outcome, "ref": 0}],
+        "second digest": [intent, {**digest, **later}, {**digest, **later}],
+        "has tensors none": [intent, {**digest, **later, "tensors": []}],
+        "bytes, the intent": [intent, {**digest, **later, "message": {"bytes": 1, "sha256": HASH}}],
+        "without a digest": [intent, {**outcome, **later}],
+        "is still open": [control, control],
+        "no open control session": [close],
+        "its cap is": [control, {**close, **later, "messages": 101}],
+        "several silos": [{**intent, "silo": "silo-b"}],
+        "does not match any|unknown|tag": [{"type": "egress.secret"}],
+        "bytes_sent": [{**outcome, "bytes_sent": -1}],
+        "message": [{k: v for k, v in intent.items() if k != "message"}],
+        "decision": [{**intent, "policy": {**intent["policy"], "decision": "deny"}}],
+        "[Ee]xtra": [{**intent, "more": 1}],
+        "valid string|shape": [{**intent, "tensors": [{**intent["tensors"][0], "shape": ["3"]}]}],
+    }
+    before = copied(path)
+    for said, records in wrong.items():
+        put_back(path, before)
+        raw(path, *records)
+        found = ledger_audit.verify(path)
+        assert not found.ok, said
+        assert len(found.problems) == 1, found.problems
+        assert re.search(said, found.problems[0]), (said, found.problems)
+        if "several" not in said:
+            with pytest.raises(LocalError):
+                ledger_view.summary(path)
+        with pytest.raises(LocalError):
+            open_ledger(path)
+
+
+def test_a_payload_goes_on_behind_its_offset(path):
+    """170 of 184 bytes had arrived: 6 of b's 16 and the metric's 8 go; hashes are of the whole payload."""
+    with open_ledger(path) as ledger:
+        first = intend(ledger)
+        ledger.outcome(first, "unknown", BYTES)
+        assert ledger.sent(HASH, 3) == BYTES
+        ref = intend(ledger, message_bytes=BYTES - 170, offset=170)
+        assert ledger.sent(HASH, 3) == 2 * BYTES - 170
+        with pytest.raises(LocalError, match=f"has 14 bytes, the intent {BYTES}"):
+            ledger.digest(ref, DIGESTS, payload(BYTES - 170))
+        ledger.digest(ref, DIGESTS, payload())
+        with pytest.raises(LocalError, match="with 13 of 14"):
+            ledger.outcome(ref, "sent", 13)
+        ledger.outcome(ref, "sent", 14, "5c1f")
+    assert ledger_audit.verify(path).ok
+    first, then = (message.intent for message in ledger_view.messages(path))
+    assert [(tensor.name, size) for tensor, size in first.leaving] == [("w", 160), ("b", 16), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
+    totals = ledger_view.summary(path)
+    assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
+    assert (totals["j1", "model"].tensors, totals["j1", "model"].elements) == (2 + 1, 44 + 4)
+    assert (totals["j1", "model"].assumed, totals["j1", "metric"].assumed) == (176, 8)
+
+
+def test_heads_of_privacy_budgets_are_known_after_a_restart_too(path):
+    with open_ledger(path) as ledger:
+        assert ledger.privacy_heads == {}
+    private(path)
+    with open_ledger(path) as ledger:
+        found = ledger.privacy_heads
+        assert {name: (head.size, head.epsilon, head.limit) for name, head in found.items()} == {
+            "data": (7, "1.7500", "8"),
+            "scans": (3, "0.5000", "1.5"),
+        }
+        assert bytes.fromhex(found["data"].root) == bytes([7]) * 32
+        spend(ledger, 9, "2")
+        assert ledger.privacy_heads["data"].size == 9
+        assert found["data"].size == 7
+    assert ledger_audit.verify(path).ok
+
+
+@pytest.mark.parametrize(
+    ("size", "root", "words"),
+    [(6, None, "has head 6 0606"), (7, b"x" * 32, "has head 7 7878.*rolled back or rewritten")],
+)
+def test_a_privacy_budget_that_shrank_or_changed_has_no_head_here(path, size, root, words):
+    private(path)
+    with open_ledger(path) as ledger:
+        with pytest.raises(LocalError, match=words):
+            spend(ledger, size, "0.1", root=root)
+        spend(ledger, 7, "0.1")
+        assert ledger.privacy_heads["data"].epsilon == "0.1"  # steps that were not taken came back
+
+
+def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
+    wrong = {
+        "has a tensor that is dp, and names nothing that paid for it": [replace(DP[0], ledger_ids=())],
+        "has no tensor that is dp, and names what paid for it": [replace(DP[2], ledger_ids=(2,))],
+        "is paid by 7 of data set 'data', whose last head has 7 records": [replace(DP[0], ledger_ids=(2, 7))],
+    }
+    private(path)
+    with open_ledger(path) as ledger:
+        for words, releases in wrong.items():
+            with pytest.raises(LocalError, match=words):
+                intend(ledger, releases=releases, dataset="data")
+        with pytest.raises(LocalError, match="is paid by 4 of data set 'scans', whose last head has 3 records"):
+            intend(ledger, releases=DP, dataset="scans")
+        with pytest.raises(LocalError, match="data set '', whose last head has 0 records"):
+            intend(ledger, releases=DP)
+        ref = intend(ledger, releases=DP, dataset="data")
+    found = next(message for message in ledger_view.messages(path) if message.seq == ref)
+    assert (found.intent.dp.dataset, found.intent.dp.ids) == ("data", (2, 4))
+
+
+def test_what_is_unsettled_is_known_after_a_restart_too(path):
+    with open_ledger(path) as ledger:
+        send(ledger)
+        cut, digested = intend(ledger), intend(ledger, round_number=4)
+        place = ledger.digest(digested, DIGESTS, payload()).place
+        before = ledger.unsettled
+    with open_ledger(path) as ledger:
+        assert ledger.unsettled == before
+        first, second = ledger.unsettled
+        assert (first.seq, first.intent.round, first.digest, first.place) == (cut, 3, None, None)
+        assert (second.seq, second.intent.round, second.place) == (digested, 4, place)
+        assert second.digest.message == payload()
+        ledger.outcome(cut, "unknown", BYTES)
+        assert ledger.unsettled == (second,)
+
+
+def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
+    texts = ["version = 1\n", "version = 1\r\n# \u00e9 \u2028"]
+    digests = [sha256(text.encode()).hexdigest() for text in texts]
+    applied = [Applied(file=digest, rule="update", decision="allow") for digest in digests]
+    with open_ledger(path) as ledger:
+        intend(ledger)  # a ledger that has no such record yet
+        synced = []
+        with monkeypatch.context() as patch:
+            patch.setattr("os.fdatasync", synced.append)
+            assert ledger.put_in_force(digests[0], texts[0])
+        assert len(synced) == 1
+        for other in ({}, {"policy": applied[1]}):
+            with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+                intend(ledger, **other)
+        with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
+            ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        intend(ledger, policy=applied[0])
+    with open_ledger(path) as ledger:
+        assert ledger.put_in_force(digests[0], texts[0]) is None
+        with pytest.raises(LocalError, match=f"a text of digest {digests[0]}, and names {digests[1]}"):
+            ledger.put_in_force(digests[1], texts[0])
+        assert ledger.put_in_force(digests[1], texts[1])
+        intend(ledger, policy=applied[1])
+    assert ledger_audit.verify(path).ok
+    changes = [record for record in stored(path) if record["type"] == "policy.change"]
+    assert [(c["before"], c["after"], c["text"]) for c in changes] == [
+        (None, digests[0], texts[0]),
+        (digests[0], digests[1], texts[1]),
+    ]
+    assert [change.text for _, _, change in ledger_view.policies(path)] == texts
+    raw(path, body(changes[1]))
+    problems = ledger_audit.verify(path).problems
+    assert len(problems) == 1
+    assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
+
+
+def test_a_ledger_without_offsets_cohorts_and_secure_sums_is_read(path):
+    full(path)
+    later = ("offset", "cohort", "secagg")
+    raw(path, {key: value for key, value in body(stored(path)[5]).items() if key not in later})
+    assert ledger_audit.verify(path).ok
+    intent = ledger_view.messages(path)[-1].intent
+    assert (intent.offset, intent.cohort, intent.secagg) == (0, (), None)
+
+
+def test_broken_chain_is_a_problem_not_an_exception(path):
+    full(path)
+    data = first(path).read_bytes()
+    first(path).write_bytes(data.replace(b"no rule", b"no rulf"))
+    found = ledger_audit.verify(path)
+    assert not found.ok
+    assert "seg-00000001.jsonl: line 4 (seq 3" in found.problems[0]
+    assert found.records == 3
+
+
+def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(path):
+    last = full(path)
+    data = first(path).read_bytes()
+    known = {last.seq: last.leaf, 5: stored(path)[6]["prev"]}
+    assert ledger_audit.verify(path, known).ok
+    first(path).write_bytes(data[: data[:-1].rindex(b"\n") + 1])
+    reissued(path, 10)
+    assert ledger_audit.verify(path, key=public()).ok  # the folder alone cannot tell who has the log key: rule 29
+    assert ledger_audit.verify(path, known).problems == (
+        "ends before seq 10, which another party knows: records were cut off",
+    )
+    first(path).write_bytes(data.replace(b"asked to stop", b"asked to stay"))
+    assert "another party knows it as" in ledger_audit.verify(path, known).problems[0]
+
+
+def test_unfinished_messages_are_reported_and_counted_as_left(path):
+    with open_ledger(path) as ledger:
+        ledger.start("staddle", HASH, HASH)
+        send(ledger)
+        cut = intend(ledger, round_number=4)  # no digest, no outcome
+        failed = intend(ledger, round_number=5)
+        ledger.outcome(failed, "failed", 0)
+        half = intend(ledger, round_number=6, message_bytes=BYTES + 30)
+        ledger.digest(half, DIGESTS, payload(BYTES + 30))
+        ledger.control_open("s1", PEER, 100, 1000)
+        assert ledger.open_intents == (cut, half)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    assert (found.open_intents, found.undigested) == ((cut, half), (cut, failed))
+    assert found.open_control == found.records - 1
+    totals = ledger_view.summary(path)
+    model, metric = totals["j1", "model"], totals["j1", "metric"]
+    assert (model.messages, model.tensors, model.elements, model.bytes, model.assumed) == (4, 8, 176, 704, 352)
+    assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
+    assert totals["j1", MESSAGE].bytes == 30
+    assert (totals[CONTROL, CONTROL].bytes, totals[CONTROL, CONTROL].assumed) == (1000, 1000)
+    assert sum(total.bytes for total in totals.values()) == 4 * BYTES + 30 + 1000
+
+
+def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path):
+    full(path)
+    with open_ledger(path) as ledger:
+        ledger.control_open("s2", PEER, 10, 100)  # and then the power fails
+    with open_ledger(path) as ledger:
+        ledger.start("staddle", HASH, HASH)
+        ledger.control_open("s3", PEER, 10, 100)
+    found = ledger_audit.verify(path)
+    assert found.ok
+    totals = ledger_view.summary(path)[CONTROL, CONTROL]
+    assert (totals.messages, totals.bytes, totals.assumed) == (8 + 20, 512 + 200, 200)
+
+
+def test_state_survives_a_restart(path):
+    with open_ledger(path) as ledger:
+        ref = intend(ledger)
+    with open_ledger(path) as ledger:
+        assert ledger.open_intents == (ref,)
+        ledger.outcome(ref, "unknown", 0)
+        assert ledger.open_intents == ()
+
+
+def test_a_key_of_another_silo_than_the_records_name_is_a_problem(path):
+    with open_ledger(path) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+    assert ledger_audit.verify(path, key=public()).ok
+    raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
+    problems = ledger_audit.verify(path, key=public()).problems
+    assert any("records of silo silo-b, and the key is of" in problem for problem in problems)
+
+
+def test_another_silos_ledger_is_refused(path):
+    full(path)
+    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-b"):
+        open_ledger(path, "silo-b")
+    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-a"):
+        open_ledger(path, key=OTHER_KEY)
+    raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
+    with pytest.raises(LocalError, match="record is of silo 'silo-b', this is 'silo-a'"):
+        open_ledger(path)
+
+
+def test_torn_tail_is_reported_then_recovered(path):
+    full(path)
+    with first(path).open("ab") as file:
+        file.write(b'{"half')
+    found = ledger_audit.verify(path)
+    assert (found.ok, found.torn_bytes, found.records) == (True, 6, 11)
+    open_ledger(path).close()
+    assert body(stored(path)[-1]) == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
+    assert ledger_audit.verify(path).ok
+
+
+def test_failed_disk_blocks_the_ledger(path, monkeypatch):
+    ledger = open_ledger(path)
+    with monkeypatch.context() as patch:
+
+        def fail(*args):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("os.write", fail)
+        with pytest.raises(LocalError, match="No space left"):
+            intend(ledger)
+    with pytest.raises(LocalError, match="takes no more records"):
+        intend(ledger)
+    ledger.close()
+    assert ledger_audit.verify(path).records == 0
+
+
+def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
+    full(path)
+    assert ledger_folder(path.parent) == ledger_folder(path) == path
+    with pytest.raises(LocalError, match=r"no ledger here, in 'ledger' or in 'state/ledger'; name a silo's folder"):
+        ledger_folder(tmp_path)
+    path.parent.rename(tmp_path / "state")  # as the demo lays a silo's folder out
+    for place in (tmp_path, tmp_path / "state", tmp_path / "state" / "ledger"):
+        assert ledger_folder(place) == tmp_path / "state" / "ledger"
+    found = ledger_audit.verify(tmp_path / "gone")
+    assert not found.ok
+
+
+def test_messages_tell_what_became_of_each(path):
+    full(path)
+    (message,) = ledger_view.messages(path)
+    assert SimpleNamespace(seq=5, status="sent", receipt="5c1f", digested=True) == SimpleNamespace(
+        seq=message.seq, status=message.status, receipt=message.receipt, digested=message.digested
+    )

@@ -1,0 +1,201 @@
+"""The quick check of a line against the slow one that it stands for: it may be stricter, never laxer."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.ledgers import (
+    PEER,
+    full,
+    intend,
+    intend_masked,
+    keyed,
+    open_ledger,
+    payload,
+    private,
+    secagg,
+    stored,
+    summed,
+)
+
+from staddle.errors import LocalError
+from staddle.files.documents import canonical_json
+from staddle.security.ledger.fast_decoder import well_formed
+from staddle.security.ledger.parsing import checked
+from staddle.security.log.chain import Chain, Line
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def slowly(line):
+    """The record by way of JSON, canonical spelling, frame and models; None where one of them refuses it."""
+    chain = Chain()
+    try:
+        parsed = json.loads(line)
+        chain.count, chain.head = parsed["seq"], parsed["prev"]
+        return checked(Line(parsed["seq"], b"", chain.follow(line).record))
+    except (LocalError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """One of each record, intents without tensors, without a secure sum, and with the same tensors as before."""
+    folder = tmp_path_factory.mktemp("ledger")
+    full(folder)
+    summed(folder)
+    with open_ledger(folder) as ledger:
+        intend_masked(
+            ledger, round_number=4, secagg=secagg(members=("silo-a", 'silo-b","type":"'), threshold=0), cohort=()
+        )
+        intend(ledger, round_number=4)
+        intend(ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/')
+        ledger.ingress(job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0))
+    found = stored(folder)
+    keyed(folder / "keyed")
+    private(folder / "private")
+    found += stored(folder / "keyed")[1:] + stored(folder / "private")[1:]
+    intents = [record for record in found if record["type"] == "egress.intent"]
+    older = [
+        {key: value for key, value in intents[0].items() if key not in lacking}
+        for lacking in (("secagg",), ("hidden",), ("dp",), ("secagg", "hidden", "dp"))
+    ]
+    return [canonical_json(record) for record in [*found, *older]]
+
+
+def test_every_record_that_we_write_passes_and_reads_the_same(lines):
+    assert len({json.loads(line)["type"] for line in lines}) >= 14
+    for line in lines:
+        assert well_formed(line) == slowly(line) == json.loads(line)
+
+
+def other_spellings(line):
+    """The same values, or nearly, in other bytes."""
+    record = json.loads(line)
+    yield line + b" "
+    yield b" " + line
+    yield line.replace(b",", b", ", 1)
+    yield json.dumps(dict(reversed(record.items())), separators=(",", ":"), ensure_ascii=False).encode()
+    yield b'{"v":1,' + line[1:]  # a key twice
+    yield line.replace(b'"v":1}', b'"v":1,"v":1}')
+    yield line.replace(b'"v":1}', b'"v":1.0}')
+    yield line.replace(b'"v":1}', b'"v":1e0}')
+    yield line.replace(b'"v":1}', b'"v":true}')
+    yield line.replace(b'"v":1}', b'"v":2}')
+    yield line.replace(b'"v":1}', b'"v":1,"w":1}')
+    yield line.replace(b'"mono_us":', b'"mono_us":0')
+    yield line.replace(b'"mono_us":', b'"mono_us":-')
+    yield line.replace(b'"mono_us":', b'"mono_us":9007199254740993')
+    yield line.replace(b'"type"', b'"\\u0074ype"')
+    yield line.replace(b"Z", b"z")
+    yield line.decode().encode("utf-16")
+    yield b"\xef\xbb\xbf" + line
+    yield line.replace(b"a", b"\xff", 1)
+    yield line.replace(b'"part":', b'"part":0,"part":')
+    yield line.replace(b'"tensors":[{', b'"tensors":[ {')
+    yield line.replace(b'"tensors":[{"bytes":', b'"tensors":[{"bytes":1.5,"bytes":')
+    yield line.replace(b'"tensors":[', b'"tensors":[],"tensors":[')
+    yield line.replace(b'"taint":"private"', b'"taint":"Private"', 1)
+    yield line.replace(b"abab", b"ABAB", 1)
+    yield line.replace(b',"type"', b',"tensors":[],"type"')
+    yield line.replace(b'"nonce":"', b'"nonce":"0')
+    yield line.replace(b'"sha256":"ab', b'"sha256":"b')
+    yield line.replace(b'"sha256":"', b'"sha256":"0')
+    yield line.replace(b'"sha256":"', b'"sha256": "')
+    yield line.replace(b'"sha256":"a', b'"sha256":"\\u0061')
+    yield line.replace(b'"sha256":"ab', b'"sha256":"a\xc3\xa9')
+    yield line.replace(b'"ctx":"c', b'"ctx":"C')
+    yield line.replace(b'"ctx":"c', b'"ctx":"')
+    yield line.replace(b'"ctx":"c7', b'"ctx":"0x')
+    yield line.replace(b'"secagg":null', b'"secagg":{}')
+    yield line.replace(b'"secagg":null', b'"secagg":""')
+    yield line.replace(b'"secagg":{"attempt"', b'"secagg":{"x":0,"attempt"')
+    yield line.replace(b'"secagg":{', b'"secagg":null,"secagg":{')
+    yield line.replace(b'"hidden":null', b'"hidden":{}')
+    yield line.replace(b'"hidden":null', b'"hidden":""')
+    yield line.replace(b'"hidden":null,', b'"hidden":null,"hidden":null,')
+    yield line.replace(b'"hidden":{"ctx":"0', b'"hidden":{"ctx":"A')
+    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"ctx":"0x')
+    yield line.replace(b'"hidden":{"ctx":"', b'"hidden":{"by":"me","ctx":"')
+    yield line.replace(b'"hidden":{', b'"hidden":null,"hidden":{')
+    yield line.replace(b',"number":', b',"number":-')
+    yield line.replace(b',"number":', b',"number":0')
+    yield line.replace(b',"number":', b',"number":9007199254740993')
+    yield line.replace(b',"number":0}', b"}")
+    yield line.replace(b',"number":0}', b',"number":0.0}')
+    yield line.replace(b',"number":0}', b',"number":null}')
+    yield line.replace(b'"kind":"contribution"', b'"kind":"contributions"')
+    yield line.replace(b'"kind":"padded"', b'"kind":"Padded"')
+    yield line.replace(b'"clipped":2,', b"")
+    yield line.replace(b'"dp":null', b'"dp":{}')
+    yield line.replace(b'"dp":null', b'"dp":[]')
+    yield line.replace(b'"dp":{"dataset"', b'"dp":{"by":0,"dataset"')
+    yield line.replace(b'"ids":[2,', b'"ids":[-2,')
+    yield line.replace(b'"ids":[2,', b'"ids":["2",')
+    yield line.replace(b'"ids":[2,', b'"ids":[2.0,')
+    yield line.replace(b'"epsilon":"', b'"epsilon":"-')
+    yield line.replace(b'"epsilon":"', b'"epsilon":"1e')
+    yield line.replace(b'"epsilon":"0', b'"epsilon":"')
+    yield line.replace(b'"limit":"8"', b'"limit":"8\\n"')
+    yield line.replace(b'"limit":"8"', b'"limit":8')
+    yield line.replace(b'"delta":"0.', b'"delta":"0.' + b"0" * 40)
+    yield line.replace(b'"threshold":3', b'"threshold":-3')
+    yield line.replace(b'"code":"SURVIVORS"', b'"code":"SURVIVOR"')
+    yield line.replace(b'"kind":"keys"', b'"kind":"key"')
+    yield line.replace(b'"why":"', b'"why":"' + b"x" * 500)
+
+
+def test_what_the_slow_check_refuses_the_quick_one_does(lines):
+    tried = 0
+    for line in lines:
+        for other in other_spellings(line):
+            if other != line and slowly(other) is None:
+                assert well_formed(other) is None, other
+                tried += 1
+    assert tried > 200
+
+
+def test_names_of_a_digest_may_hold_what_looks_like_a_hash(lines):
+    line = next(line for line in lines if b'"egress.digest"' in line)
+    for name in ('","sha256":"' + "ab" * 32, '"sha256":"', 'x"sha256":"' + "0" * 64 + '","part":"y', "sha256"):
+        record = json.loads(line)
+        for at, tensor in enumerate(record["tensors"]):
+            tensor["name"] = f"{name}{at}"
+        odd = canonical_json(record)
+        assert well_formed(odd) == slowly(odd) == record
+
+
+def test_hashes_that_change_from_digest_to_digest_are_read(lines):
+    line = next(line for line in lines if b'"egress.digest"' in line)
+    for digit in "0123456789abcdef":
+        record = json.loads(line)
+        for at, tensor in enumerate(record["tensors"]):
+            tensor["sha256"] = digit * 63 + "0123456789abcdef"[at]
+        other = canonical_json(record)
+        assert well_formed(other) == record
+
+
+@given(data=st.data())
+def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
+    line = data.draw(st.sampled_from(lines))
+    start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 3))
+    pieces = st.binary(max_size=3) | st.sampled_from(
+        [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0", b'"hidden":null,', b',"number":1']
+    )
+    other = line[:start] + data.draw(pieces) + line[start + length :]
+    found = well_formed(other)
+    if found is not None:
+        assert found == slowly(other)
+
+
+@given(TEXTS)
+def test_texts_are_spelled_as_rfc_8785_wants_them(text):
+    assert msgspec.json.encode({"a": text}) == canonical_json({"a": text})
+
+
+def test_each_control_character_too():
+    for code in range(0x100):
+        test = {"a": chr(code)}
+        assert msgspec.json.encode(test) == canonical_json(test)

@@ -1,0 +1,72 @@
+"""The coordinator's own ledger: durable where it must be, one chain over restarts, heads for silos to hold."""
+
+import pytest
+from support.ledgers import FEDERATION, HASH, KEY, OTHER_KEY, payload, signer, stored
+
+from staddle.errors import LocalError, ProofError
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+from staddle.security.ledger.records import Received
+from staddle.security.log import consistency
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.consistency import Consistency
+from staddle.security.log.head import Signer
+from staddle.security.log.merkle import EMPTY_ROOT
+
+RECEIVED = Received(
+    silo="silo-a",
+    job="j1",
+    job_digest=HASH,
+    round=3,
+    message=payload(),
+    ledger_seq=4,
+    ledger_leaf=HASH,
+    checkpoint=bytes(signer().sign(0, EMPTY_ROOT)).decode(),
+    receipt="5c" * 64,
+)
+PUBLIC = Signer.of(FEDERATION, "coordinator", OTHER_KEY).public
+
+
+def opened(folder, key=OTHER_KEY):
+    return ReceivingLedger.open(folder, "coordinator", FEDERATION, key)
+
+
+def test_records_of_two_lives_are_one_verified_ledger(tmp_path):
+    for _ in range(2):
+        with opened(tmp_path) as ledger:
+            ledger.serving("coordinator", "staddle", HASH)
+            ledger.received(RECEIVED)
+            ledger.delivered("silo-a", "j1", HASH, 3, payload())
+            ledger.refused("silo-a", signer().sign(0, EMPTY_ROOT), "w" * 5000)
+            ledger.stop("asked to stop")
+    kinds = ["serving", "received", "delivered", "head.refused", "stop"]
+    assert [record["type"] for record in stored(tmp_path)] == kinds * 2
+    found = ledger_audit.verify(tmp_path, key=PUBLIC)
+    assert found.ok, found.problems
+    assert found.signed
+
+
+def test_the_head_of_a_receipt_has_its_record_and_grows_from_what_is_held(tmp_path):
+    held, heads = None, []
+    with opened(tmp_path) as ledger:
+        for number in range(5):
+            sealed = ledger.received(RECEIVED)
+            proof = Consistency.parse(ledger.growth(held.size if held else 0, sealed.checkpoint))
+            held = consistency.verify_from(held, proof, PUBLIC)
+            assert held.size == number + 1 == sealed.place.seq + 1
+            heads.append(held)
+        beyond = Consistency.parse(ledger.growth(99, sealed.checkpoint))
+    assert beyond.old_size == 0  # it never had so many: who holds that head sees it
+    with pytest.raises(ProofError, match="from 0 records, the old checkpoint has 99"):
+        consistency.verify_from(Checkpoint(PUBLIC.name, 99, bytes(32)), beyond, PUBLIC)
+
+
+def test_a_ledger_of_another_key_or_a_broken_one_is_refused(tmp_path):
+    with opened(tmp_path) as ledger:
+        ledger.received(RECEIVED)
+    with pytest.raises(LocalError, match="signed by none"):
+        opened(tmp_path, KEY)
+    path = next(tmp_path.glob("seg-*.jsonl"))
+    path.write_bytes(path.read_bytes().replace(b'"round":3', b'"round":4'))
+    with pytest.raises(LocalError):
+        opened(tmp_path)

@@ -1,0 +1,116 @@
+"""Receipts that the coordinator signed, in the writer's own ledger; test_verify_roster.py has more wrong ones."""
+
+import pytest
+from support.ledgers import FEDERATION, HASH, open_ledger
+from support.report_ledgers import give
+
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import receipt_checks as ledger_receipts
+from staddle.security.ledger.receipt import Receipt
+from staddle.security.ledger.records import Peer
+
+MEMBERS = {"f": Role.FOUNDER, "coordinator": Role.COORDINATOR, "silo-a": Role.SILO, "silo-b": Role.SILO}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    for member, role in MEMBERS.items():
+        create_keys(folder / member, member, role, "Org")
+    return {member: load_keys(folder / member) for member in MEMBERS}
+
+
+@pytest.fixture
+def world(keys, tmp_path):
+    """A ledger that begins under a roster, and what is given under it with its receipts."""
+
+    class World:
+        def __init__(self):
+            self.old = rosters.new(FEDERATION, [keys["f"].entry], 1)
+            for member in ("coordinator", "silo-a", "silo-b"):
+                self.old = rosters.add(self.old, keys[member].entry)
+            self.new = rosters.remove(self.old, "silo-b")
+            self.peer = Peer(id="coordinator", spki=keys["coordinator"].entry.spki_sha256)
+            self.folder = tmp_path / "ledger"
+            self.ledger = open_ledger(self.folder)
+
+        def start(self, roster):
+            self.roster = roster
+            self.ledger.start("staddle", rosters.digest(roster), HASH)
+
+        def give(self, number, signer="coordinator", status="sent", **changes):
+            """One message; a receipt that its coordinator signs, with these fields changed; its seq."""
+            ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
+            (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
+            fields = {
+                "federation": FEDERATION,
+                "roster": rosters.digest(self.roster),
+                "silo": "silo-a",
+                "job": HASH,
+                "round": number,
+                "size": message.digest.message.bytes,
+                "sha256": message.digest.message.sha256,
+                "ledger_seq": message.place.seq,
+                "ledger_leaf": message.place.leaf,
+                "ledger_root": self.ledger.root(message.place.seq + 1).hex(),
+                **changes,
+            }
+            receipt = Receipt(**fields).sign(keys[signer]).hex()
+            self.ledger.outcome(ref, status, message.intent.message.bytes, receipt)
+            return ref
+
+        def check(self, *given):
+            self.ledger.close()
+            return ledger_receipts.check(ledger_view.lines(self.folder), given)
+
+    made = World()
+    yield made
+    made.ledger.close()
+
+
+def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
+    world.start(world.old)
+    first = world.give(0)
+    world.start(world.new)
+    second = world.give(1, status="unknown")
+    give(world.ledger, round_number=2, receipt=None)
+    give(world.ledger, round_number=3, status="failed")
+    give(world.ledger, round_number=4, status="cut")
+    found = world.check(world.new, world.old)
+    assert (found.good, found.without, found.unchecked, found.problems) == ({first, second}, 1, 0, [])
+    assert found.told == "2 receipts hold; 1 messages that were sent have none"
+    found = world.check(world.new)
+    assert (found.good, found.without, found.unchecked, found.problems) == ({second}, 1, 1, [])
+    assert found.told.endswith("have none; 1 are under rosters that were not given")
+    assert world.check().unchecked == 2
+
+
+def test_a_receipt_for_another_message_or_by_another_is_a_problem(world):
+    world.start(world.old)
+    good = world.give(0)
+    world.give(1, signer="silo-b")
+    world.give(2, round=1)
+    world.give(3, ledger_seq=2)
+    world.give(4, roster=rosters.digest(world.new))
+    found = world.check(world.old)
+    assert found.good == {good}
+    assert found.problems == [
+        f"the receipt at seq {seq} is not what 'coordinator' signs for the digest at seq {seq - 1}"
+        for seq in (6, 9, 12, 15)
+    ]
+
+
+def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_problem(world):
+    world.start(world.old)
+    world.peer = Peer(id="coordinator", spki=HASH)
+    world.give(0)
+    world.peer = Peer(id="silo-b", spki=HASH)
+    world.give(1)
+    ref = give(world.ledger, round_number=2, status="cut")
+    world.ledger.outcome(ref, "unknown", 0, "00" * 64)
+    first, second, third = world.check(world.old).problems
+    assert "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key" in first
+    assert "at seq 6 is for a message to 'silo-b'" in second
+    assert "at seq 8 is for a message without digest" in third

@@ -1,0 +1,292 @@
+"""A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an alteration does."""
+
+import pytest
+from support.ledgers import (
+    DIGESTS,
+    FEDERATION,
+    HASH,
+    KEY,
+    MASKED_BYTES,
+    OTHER_KEY,
+    PADDED_BYTES,
+    PEER,
+    ROTATED_BYTES,
+    copied,
+    intend_masked,
+    intend_padded,
+    intend_rotated,
+    open_ledger,
+    open_sum,
+    payload,
+    protocol,
+    put_back,
+)
+from support.ledgers import intend as intend_in
+
+from staddle.errors import LocalError
+from staddle.security.ledger import reconcile as reconciling
+from staddle.security.ledger.ingress_ledger import ReceivingLedger
+from staddle.security.ledger.reconcile import reconcile
+from staddle.security.ledger.records import Payload, Received
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.head import Signer, stored
+
+SIZE = payload().bytes
+
+
+class World:
+    """Both ledgers, with as many uploads and deliveries as are asked for."""
+
+    def __init__(self, folder):
+        self.ours, self.theirs = folder / "silo", folder / "coordinator"
+        self.silo = open_ledger(self.ours)
+        self.silo.start("staddle", HASH, HASH)
+        self.coordinator = ReceivingLedger.open(self.theirs, "coordinator", FEDERATION, OTHER_KEY)
+        self.coordinator.serving("coordinator", "staddle", HASH)
+
+    def intend(self, round_):
+        return intend_in(self.silo, round_number=round_)
+
+    def digest(self, ref):
+        return self.silo.digest(ref, DIGESTS, payload())
+
+    def receive(self, round_, sealed, receipt="5c" * 64, **changes):
+        fields = {
+            "silo": "silo-a",
+            "job": "j1",
+            "job_digest": HASH,
+            "round": round_,
+            "message": payload(),
+            "ledger_seq": sealed.place.seq,
+            "ledger_leaf": sealed.place.leaf,
+            "checkpoint": bytes(sealed.checkpoint).decode(),
+            "receipt": receipt,
+        }
+        self.coordinator.received(Received(**{**fields, **changes}))
+        return receipt
+
+    def upload(self, round_, **changes):
+        ref = self.intend(round_)
+        sealed = self.digest(ref)
+        receipt = self.receive(round_, sealed, **changes)
+        self.silo.outcome(ref, "sent", SIZE, receipt)
+        return sealed
+
+    def deliver(self, round_, delivered=True, noted=True):
+        message = Payload(bytes=round_ + 1, sha256=HASH)
+        if delivered:
+            self.coordinator.delivered("silo-a", "j1", HASH, round_, message)
+        if noted:
+            self.silo.ingress(job="j1", round_number=round_, purpose="delivery", rpc="/x", sender=PEER, message=message)
+
+    def found(self, roster=None, held=()):
+        self.silo.checkpoint()
+        return reconcile(self.ours, self.theirs, roster, held)
+
+
+@pytest.fixture
+def world(tmp_path):
+    found = World(tmp_path)
+    yield found
+    found.silo.close()
+    found.coordinator.close()
+
+
+def test_ledgers_that_agree(world):
+    for round_ in range(3):
+        world.upload(round_)
+        world.deliver(round_)
+    found = world.found()
+    assert (found.silo, found.coordinator) == ("silo-a", "coordinator")
+    assert (found.uploads, found.bytes, found.deliveries) == (3, 3 * SIZE, 3)
+    assert (found.gaps, found.differences) == ((), ())
+
+
+def test_masked_uploads_are_compared_like_any(world):
+    ref = intend_masked(world.silo)
+    sealed = world.silo.digest(ref, (), payload(MASKED_BYTES))
+    protocol(world.silo, "header")
+    receipt = world.receive(3, sealed, message=payload(MASKED_BYTES))
+    world.silo.outcome(ref, "sent", MASKED_BYTES, receipt)
+    open_sum(world.silo)
+    found = world.found()
+    assert (found.uploads, found.bytes, found.gaps, found.differences) == (1, MASKED_BYTES, (), ())
+    world.receive(4, world.silo.digest(intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES)))
+    (problem,) = world.found().differences
+    assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
+    assert f"has there {MASKED_BYTES} bytes" in problem
+
+
+def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
+    """Three of one round and job; what tells them apart is the place of their records."""
+    sizes = {intend_padded: PADDED_BYTES, intend_rotated: ROTATED_BYTES, intend_masked: MASKED_BYTES}
+    refs = {intent: intent(world.silo) for intent in sizes}
+    places = {intent: world.silo.digest(ref, (), payload(sizes[intent])) for intent, ref in refs.items()}
+    protocol(world.silo, "padded")
+    for intent in (intend_rotated, intend_padded):
+        receipt = world.receive(3, places[intent], message=payload(sizes[intent]))
+        world.silo.outcome(refs[intent], "sent", sizes[intent], receipt)
+    world.silo.outcome(refs[intend_masked], "unknown", 0)
+    intend_padded(world.silo, "f7" * 32, 1, round_number=4)
+    found = world.found()
+    assert (found.uploads, found.bytes, found.differences) == (2, PADDED_BYTES + ROTATED_BYTES, ())
+    assert [gap.split(": ", 1)[1] for gap in found.gaps] == [
+        f"not received ({MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
+        "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",
+    ]
+    world.receive(3, places[intend_masked], message=payload(PADDED_BYTES))  # another message of this very round
+    (problem,) = world.found().differences
+    assert f"has there {MASKED_BYTES} bytes of job 'j1', round 3" in problem
+    again = intend_rotated(world.silo, "f8" * 32, round_number=5)
+    world.silo.digest(again, (), payload(ROTATED_BYTES))
+    gaps = [gap.split(": ", 1)[1] for gap in world.found().gaps]
+    assert f"not received ({ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads', without outcome)" in gaps
+
+
+def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
+    world.intend(0)  # cut short
+    unsent = world.intend(1)
+    world.digest(unsent)
+    world.silo.outcome(unsent, "unknown", SIZE)  # refused, or cut before END
+    lost = world.intend(2)
+    world.receive(2, world.digest(lost))  # the receipt was lost
+    world.deliver(3, noted=False)
+    world.deliver(4, delivered=False)
+    found = world.found()
+    assert found.differences == ()
+    assert found.uploads == 1
+    assert sorted(gap.split(": ", 1)[1] for gap in found.gaps) == [
+        "cut short, counts as left (job 'j1', round 0)",
+        "delivered, and the silo has not noted it",
+        "not received (184 bytes of job 'j1', round 1, unknown)",
+        "noted by the silo, not by the coordinator",
+        "received, and the silo has no receipt (184 bytes of job 'j1', round 2, without outcome)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 7},
+        {"job_digest": "cd" * 32},
+        {"message": Payload(bytes=SIZE, sha256="cd" * 32)},
+        {"message": Payload(bytes=SIZE - 1, sha256=HASH)},
+        {"ledger_leaf": "cd" * 32},
+        {"ledger_seq": 1},
+    ],
+)
+def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, changes):
+    world.upload(0, **changes)
+    differences = world.found().differences
+    assert any("the coordinator received" in each for each in differences)
+    assert any("the silo has a receipt, and the coordinator received no such upload" in each for each in differences)
+
+
+def test_a_ledger_that_was_written_anew_after_it_gave_is_a_difference(world):
+    world.upload(0)
+    before = copied(world.ours)
+    second = world.upload(1)
+    world.silo.close()
+    put_back(world.ours, before)
+    world.silo = open_ledger(world.ours)
+    world.deliver(5)
+    (said,) = [each for each in world.found().differences if "round 1" in each]
+    assert f"from record {second.place.seq} of the silo's ledger" in said
+    assert "has no such record" in said
+
+
+def test_another_head_than_the_silos_is_a_difference(world):
+    signer = Signer.of(FEDERATION, "silo-a", KEY)
+    sealed = world.upload(0)
+    ref = world.intend(1)
+    other = world.digest(ref)
+    note = signer.sign(other.place.seq + 1, bytes(32))
+    world.receive(1, other, checkpoint=bytes(note).decode())
+    (said,) = world.found().differences
+    assert said.startswith(f"record {other.place.seq}: the silo signed another head")
+    assert sealed.place.seq < other.place.seq
+
+
+def test_receipts_that_differ_are_a_difference(world):
+    ref = world.intend(0)
+    world.receive(0, world.digest(ref))
+    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    assert "is not the one that the coordinator recorded" in world.found().differences[0]
+
+
+def test_a_receipt_for_nothing_that_was_received_is_a_difference(world):
+    ref = world.intend(0)
+    world.digest(ref)
+    world.silo.outcome(ref, "sent", SIZE, "77" * 64)
+    assert "the coordinator received no such upload" in world.found().differences[0]
+
+
+def test_a_refused_head_is_a_difference_unless_it_is_of_this_ledger(world):
+    sealed = world.upload(0)
+    world.coordinator.refused("silo-a", sealed.checkpoint, "its proof was from another head")
+    found = world.found()
+    assert found.differences == ()
+    assert found.gaps == ("a head of this ledger was refused: its proof was from another head",)
+    other = Signer.of(FEDERATION, "silo-a", KEY).sign(sealed.place.seq + 1, bytes(32))
+    world.coordinator.refused("silo-a", other, "it was rolled back")
+    (said,) = world.found().differences
+    assert "the silo signed a head that the coordinator refused" in said
+    assert "it was rolled back" in said
+
+
+def test_what_was_received_twice_from_one_record_is_a_difference(world):
+    sealed = world.upload(0)
+    world.receive(0, sealed)
+    found = world.found()
+    assert found.differences == (
+        f"record {sealed.place.seq}: the coordinator's ledger has 2 times that it received it",
+    )
+    assert (found.uploads, found.bytes) == (1, SIZE)
+
+
+def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_difference(world):
+    world.upload(0)
+    signer = Signer.of(FEDERATION, "coordinator", OTHER_KEY)
+    log = ReceivingLedger.open(world.theirs.with_name("other"), "coordinator", FEDERATION, OTHER_KEY)
+    log.serving("coordinator", "staddle", HASH)
+    log.close()
+    rewritten, longer = (
+        Checkpoint.parse(note.text) for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
+    )
+    for head, why in ((rewritten, "records were rewritten: silo-a holds"), (longer, "records were cut off")):
+        (said,) = world.found(held=[head]).differences
+        assert said.startswith(f"the coordinator's ledger: {why}")
+    world.coordinator.close()
+    assert world.found(held=[Checkpoint.parse(stored(world.theirs).text)]).differences == ()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the coordinator's is read", "after"])
+def test_ledgers_that_grow_while_they_are_read_agree(world, monkeypatch, first):
+    real = reconciling.CoordinatorSide
+
+    def read(*arguments):
+        if first:
+            world.upload(1)
+        found = real(*arguments)
+        if not first:
+            world.upload(1)
+        return found
+
+    world.upload(0)
+    monkeypatch.setattr(reconciling, "CoordinatorSide", read)
+    assert world.found().differences == ()
+
+
+def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
+    world.upload(0)
+    sealed = world.upload(1)
+    world.receive(9, sealed, silo="silo-b")
+    world.coordinator.delivered("silo-b", "j1", HASH, 3, payload())
+    assert (world.found().differences, world.found().gaps) == ((), ())
+
+
+def test_ledgers_of_others_are_refused(world, tmp_path):
+    with pytest.raises(LocalError, match="is no coordinator's ledger"):
+        reconcile(world.ours, world.ours)
+    with pytest.raises(LocalError, match="names no silo"):
+        reconcile(world.theirs, world.theirs)

@@ -1,0 +1,278 @@
+"""Whole attempts: who drops out where, in whatever order messages come; the sum is the plain one, or there is none."""
+
+import hashlib
+import hmac
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.secure_sums import GROUP_KEY, Run, attempt, frame, group, names, ones, signer
+
+from staddle.errors import RefusedError
+from staddle.security.arithmetic import fixedpoint
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import masked_sum
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.linear_tags import Tagger
+from staddle.security.secagg.messages import make_header
+from staddle.security.secagg.spec import Terms, specify
+
+FOUR = names(4)
+STEPS = ["SendKeys", "SendShares", "Upload", "SendHeader", "SendSurvival", "SendReveal"]
+
+
+def outcome(n, t, drops):
+    """Survivors of an attempt by the rules, or None: who is in the sum gave a header."""
+    at = {silo: STEPS.index(step) for silo, step in drops.items()}
+    reached = [{silo for silo in names(n) if at.get(silo, 9) > i} for i in range(len(STEPS))]
+    if any(len(reached[i]) < t for i in (0, 1, 3, 4, 5)):
+        return None
+    return sorted(reached[3])
+
+
+def secrets_in(value):
+    """All byte strings of fields that are not shown, however deep."""
+    found = []
+    if is_dataclass(value):
+        for each in fields(value):
+            inner = getattr(value, each.name)
+            if not each.repr and isinstance(inner, bytes):
+                found.append(inner)
+            found += secrets_in(inner)
+    elif isinstance(value, dict):
+        found += [secret for inner in value.values() for secret in secrets_in(inner)]
+    elif isinstance(value, tuple | list):
+        found += [secret for inner in value for secret in secrets_in(inner)]
+    return found
+
+
+@pytest.mark.parametrize("n", [4, 5, 7, 10])
+def test_everyone_stays(n):
+    run = Run(attempt(n), ones(names(n))).finish()
+    assert run.opened[0].total.tolist() == [sum(range(1, n + 1)) / 16] * 20
+    assert {state.stage for state in run.silos.values()} == {"done"}
+    assert run.ends == {}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("lost", [1, 3, 4])
+def test_silos_lost_before_each_step(step, lost):
+    """Of ten with threshold 7: one, as many as may be lost, and one more."""
+    drops = dict.fromkeys(names(10)[2 : 2 + lost], step)
+    run = Run(attempt(10), ones(names(10)), drops=drops).finish()
+    survivors = outcome(10, 7, drops)
+    assert (survivors is None) == (lost == 4)
+    if survivors is None:
+        assert run.state.stage == "ended"
+        assert run.opened is None
+        assert (run.ends["coordinator"].code, run.ends["coordinator"].blame) == ("TOO_FEW", "")
+    else:
+        assert run.state.u3 == tuple(survivors)
+        assert run.opened[0].total[0] == sum(names(10).index(silo) + 1 for silo in survivors) / 16
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
+    n = data.draw(st.integers(4, 9))
+    silos = names(n)
+    drops = data.draw(st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2))
+    ring = data.draw(st.sampled_from([32, 64]))
+    own = frame(groups=(group(ring=ring), group("counts", 3, ring=64, clip_exponent=20)), chunk_bytes=64)
+    spec = specify(own, silos, 0)
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    values = {
+        silo: [
+            masked_sum.Given(random.normal(0, 2, 20).clip(-8, 8).astype(np.float32)),
+            masked_sum.Given(random.integers(0, 2**20, 3).astype(np.float64)),
+        ]
+        for silo in silos
+    }
+    run = Run(spec, values, own=own, drops=drops, seed=data.draw(st.integers())).finish()
+    survivors = outcome(n, spec.threshold, drops)
+    if survivors is None:
+        assert run.opened is None
+        assert run.state.stage == "ended"
+        return
+    assert run.state.u3 == tuple(survivors)
+    exact = sum(values[silo][0].values.astype(np.float64) for silo in run.state.u3)
+    bound = float(fixedpoint.error_bound(spec.groups[0], len(run.state.u3)))
+    assert np.abs(run.opened[0].total - exact).max() <= bound + 1e-12
+    assert run.opened[1].total.tolist() == sum(values[silo][1].values for silo in run.state.u3).tolist()
+
+
+def test_a_silo_that_uploads_after_the_deadline_is_refused_and_helps_with_nothing():
+    late = FOUR[3]
+    run = Run(attempt(), ones(FOUR), drops={late: "SendHeader"})
+    run.finish()
+    assert run.before[late, "Streamed"][0].stage == "uploading"
+    run.silent.clear()
+    run.drops.clear()
+    run.deliver(late, run.before[late, "Streamed"][1])
+    ((to, event),) = run.queue
+    run.queue.clear()
+    run.deliver(to, event)
+    refused = run.sent[-1][1]
+    assert (type(refused), refused.silo, refused.code) == (c.Refuse, late, "ORDER")
+    assert run.state.stage == "done"
+
+
+def test_no_message_effect_or_state_shows_a_secret():
+    run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}).finish()
+    states = [state for state, _ in run.before.values()]
+    secrets = {x for value in (states, [e for _, e in run.sent]) for x in secrets_in(value) if x}
+    assert len(secrets) > 100  # seeds, shares, salts, mask keys
+    shown = "".join(repr(each) for each in (*states, *(e for _, e in run.sent)))
+    assert not [secret for secret in secrets if repr(secret) in shown or secret.hex() in shown]
+
+
+def test_secrets_are_gone_once_they_are_not_needed():
+    run = Run(attempt(), ones(FOUR)).finish()
+    for silo in FOUR:
+        assert secrets_in(run.before[silo, "ResultTold"][0]) == []
+        assert secrets_in(run.before[silo, "NotesTold"][0]) != []
+    assert secrets_in(run.silos) == []
+
+
+def test_a_transcript_with_fixed_seeds_is_known():
+    """Golden digests of each kind of message of one attempt of five, of whom the last is lost during its upload."""
+    run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}, seed="golden").finish()
+    ctx = run.state.ctx
+    found = {
+        "context": ctx,
+        "keys": run.state.h_u1,
+        "receiving keys": hashlib.sha256(b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)).digest(),
+        "shares": run.state.h_u2,
+        "portions": hashlib.sha256(b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)).digest(),
+        "upload": hashlib.sha256(b"".join(run.uploads[names(5)[0]])).digest(),
+        "headers": run.state.h_u3,
+        "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
+    }
+    assert {name: digest.hex() for name, digest in found.items()} == {
+        "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
+        "keys": "af0e5c2019f612e0ee24c050200e02a1025e121a34dd32432da8a1407a91bb1a",
+        "receiving keys": "6b9af13d91abc974ef5bdafba25497fdd7788fd001485a82b45a3d1314feef59",
+        "shares": "b27709461ef1050a757c3010fe71b2f62ba1634bcf9915b596296aa6b9d8c9eb",
+        "portions": "2031189a819be9e6a870f3733d8ad83dae8d0129afa38af1d3fa85b8476ac8ff",
+        "upload": "cfb768a255fb065ab7e527d85b921020a95be7556e901d7d783408807c072196",
+        "headers": "3af3658f2c68902357b35883d297986e914d6facf6cbc73f9adde588a392d460",
+        "reveal": "59c91905ba765f753745cd26197b3a52fe5a03ba5483c36b5e2260bc143fa1fd",
+    }
+    assert run.opened[0].total.tolist() == [10 / 16] * 20
+
+
+@pytest.mark.parametrize("effect", [s.SendKeys, s.SendShares, s.SendHeader, s.SendSurvival, s.SendReveal])
+def test_each_silo_sends_each_message_once(effect):
+    run = Run(attempt(), ones(FOUR)).finish()
+    assert sorted(by for by, e in run.sent if isinstance(e, effect)) == list(FOUR)
+
+
+def test_what_must_be_remembered_comes_before_what_is_sent():
+    run = Run(attempt(), ones(FOUR)).finish()
+    kinds = [type(e).__name__ for by, e in run.sent if by == FOUR[0]]
+    expected = "Remember SendKeys SendShares Remember Upload SendHeader Remember SendSurvival SendReveal Finish"
+    assert kinds == expected.split()
+    first, second, third = run.effects(s.Remember, FOUR[0])
+    assert (first.memory.round, first.memory.attempt, first.memory.pending) == (3, 0, ())
+    assert [p.members for p in second.memory.pending] == [FOUR]
+    assert (third.memory.signed_round, third.memory.pending) == (3, ())
+
+
+def test_two_attempts_at_once_are_isolated():
+    one, other = attempt(), attempt(number=1)
+    first, second = Run(one, ones(FOUR)), Run(other, ones(FOUR), seed=1)
+    while first.queue or second.queue:
+        for run in (first, second):
+            if run.queue:
+                run.deliver(*run.queue.pop(0))
+    assert first.opened[0].total.tolist() == second.opened[0].total.tolist()
+    assert first.uploads[FOUR[0]] != second.uploads[FOUR[0]]
+
+
+def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
+    """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own integers for the ring."""
+    run = Run(attempt(5), ones(names(5))).finish()
+    spec, ctx = run.spec, run.state.ctx
+    seeds = {silo: run.before[silo, "SharesTold"][0].seeds for silo in names(5)}
+
+    def framed(*pieces):
+        return b"".join(len(piece).to_bytes(8, "big") + piece for piece in pieces)
+
+    def hkdf(secret, info):
+        return hmac.digest(hmac.digest(ctx, secret, "sha256"), info + b"\x01", "sha256")
+
+    def stream(key, n):
+        block = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update
+        made = b"".join(block(i.to_bytes(16, "big")) for i in range(2, n // 4 + 3))
+        return [int.from_bytes(made[4 * i : 4 * i + 4], "little") for i in range(n)]
+
+    def private(silo):
+        return X25519PrivateKey.from_private_bytes(seeds[silo].mask)
+
+    me, words = names(5)[2], 25
+    expected = [round(3 / 16 * 2.0 ** spec.groups[0].scale_exponent)] * 20
+    for chunk, at, size in ((0, 15, 1), (1, 21, 4)):
+        pattern = framed(b"staddle/secagg/canary/1", ctx, bytes(8), chunk.to_bytes(8, "big"))
+        digest = hashlib.sha256(pattern).digest()
+        expected[at:at] = [int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(size)]
+    info = framed(b"staddle/secagg/self/1", b"\x02", me.encode(), run.state.h_u2)
+    total = [a + b for a, b in zip(expected, stream(hkdf(seeds[me].own, info), words), strict=True)]
+    for other in names(5):
+        if other != me:
+            low, high = sorted((me, other))
+            info = framed(b"staddle/secagg/pair/1", b"\x02", low.encode(), high.encode(), run.state.h_u2)
+            key = hkdf(private(me).exchange(private(other).public_key()), info)
+            sign = 1 if other > me else -1
+            total = [a + sign * b for a, b in zip(total, stream(key, words), strict=True)]
+    sent = np.frombuffer(b"".join(run.uploads[me]), "<u4").tolist()
+    assert sent == [word % 2**32 for word in total]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_two_or_three_silos_only_where_no_colluder_is_assumed(n):
+    own = frame(colluders=0, min_cohort=n)
+    spec, silos = specify(own, names(n), 0), names(n)
+    run = Run(spec, ones(silos), own=own, terms=Terms(n, n, 0)).finish()
+    assert run.opened[0].total[0] == sum(range(1, n + 1)) / 16
+    for step in STEPS:  # no dropout tolerance below four
+        run = Run(spec, ones(silos), own=own, terms=Terms(n, n, 0), drops={silos[0]: step}).finish()
+        assert (run.opened, run.ends["coordinator"].code) == (None, "TOO_FEW")
+
+
+def test_silos_check_the_tags_of_a_tagged_sum():
+    own = frame(tagged=True, groups=(group(), group("b", 5, ring=64)))
+    values = {silo: [*ones(FOUR)[silo], *ones(FOUR, 5)[silo]] for silo in FOUR}
+    run = Run(specify(own, FOUR, 0), values, own=own, drops={FOUR[1]: "SendHeader"}).finish()
+    (finish,) = run.effects(s.Finish, FOUR[0])
+    assert finish.survivors == (FOUR[0], FOUR[2], FOUR[3])
+    for shift in (0, 1):
+        tagger = Tagger(GROUP_KEY, run.state.ctx, 2)
+        for index, words in run.numbers:
+            tagger.add(index, words + words.dtype.type(shift))
+        if shift:
+            with pytest.raises(RefusedError) as caught:
+                tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
+            assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
+        else:
+            tagger.check(finish.tags, GROUP_KEY, run.state.ctx, finish.survivors)
+
+
+@pytest.mark.parametrize("tags", [b"", bytes(7), bytes(16), b"\xff" * 8])
+def test_an_upload_without_its_tags_is_refused(tags):
+    own = frame(tagged=True)
+
+    def alter(silo, effect):
+        if silo != FOUR[1] or not isinstance(effect, s.SendHeader):
+            return effect
+        header = effect.header
+        ctx, sign = attempt(tagged=True).context(), signer(silo)
+        return s.SendHeader(make_header(ctx, silo, header.h_u2, header.length, header.sha256, tags, sign))
+
+    run = Run(specify(own, FOUR, 0), ones(FOUR), own=own, alter=alter).finish()
+    assert [(e.silo, e.code) for e in run.effects(c.Refuse)] == [(FOUR[1], "UPLOAD")]
+    assert run.opened[0].total[0] == (1 + 3 + 4) / 16

@@ -1,0 +1,575 @@
+"""A silo before a coordinator that cheats: each attack ends the attempt, with its code and blame."""
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.secure_sums import Drawn, Run, attempt, frame, group, names, ones, signer, signers
+
+from staddle.errors import RefusedError
+from staddle.security.arithmetic.shamir import commitment
+from staddle.security.identity.domains import SECAGG_DEALING, SECAGG_KEYS, SECAGG_SPEC
+from staddle.security.identity.pairwise_keys import public_key
+from staddle.security.log.merkle import Tree
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import PAIR, SELF, Held, HeldShare, deal, deliver, distinct_keys, make_bundle
+from staddle.security.secagg.messages import Sets, Survival, make_header, make_survival, set_digest
+from staddle.security.secagg.receiving_keys import deliver_keys, key_root, receiving_keys
+from staddle.security.secagg.spec import Terms, specify
+
+FIVE = names(5)
+ME, LOST = FIVE[0], FIVE[4]
+SENT = (s.SendKeys, s.SendShares, s.Upload, s.SendHeader, s.SendSurvival, s.SendReveal)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Five silos, threshold 4; the last is lost during its upload."""
+    return Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
+
+
+@pytest.fixture(scope="module")
+def other():
+    """The next attempt of the same round, with fresh keys."""
+    return Run(attempt(5, number=1), ones(FIVE), seed="other").finish()
+
+
+def before(run, name, silo=ME):
+    return run.before[silo, name]
+
+
+def ended(state, event):
+    """The one effect of an event that ends the attempt."""
+    after, effects = machine.advance(state, event)
+    assert after.stage == "ended"
+    assert (after.seeds, after.held) == (None, {})
+    (end,) = effects
+    assert machine.advance(after, event) == (after, ())
+    return end.code, end.blame
+
+
+def by_coordinator(code):
+    return code, "coordinator"
+
+
+# Keys.
+
+
+def swapped(items, index, item):
+    return tuple(item if i == index else each for i, each in enumerate(items))
+
+
+def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
+    state, event = before(run, "KeysTold")
+    mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator"))
+    assert ended(state, s.KeysTold(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
+    for changed in (
+        replace(event.bundles[1], seal=public_key(b"x" * 32)),
+        replace(event.bundles[1], mask=public_key(b"x" * 32)),
+        replace(event.bundles[1], signature=b""),
+        replace(event.bundles[1], seal=b""),
+        replace(event.bundles[1], silo=FIVE[2]),
+    ):
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, changed), event.keys)) == by_coordinator("KEYS")
+
+
+def test_keys_of_another_attempt(run, other):
+    state, event = before(run, "KeysTold")
+    replayed = before(other, "KeysTold")[1].bundles[1]
+    assert ended(state, s.KeysTold(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
+
+
+def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
+    state, event = before(run, "KeysTold")
+    bundles = event.bundles
+    stranger = make_bundle(state.ctx, "silo-99", bytes(32), b"1" * 32, bytes(32), signer("silo-99"))
+    for changed in (
+        (*bundles, stranger),
+        (*bundles, bundles[4]),
+        (bundles[1], bundles[0], *bundles[2:]),
+        bundles[1:],
+        swapped(bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))),
+    ):
+        assert ended(state, s.KeysTold(changed, event.keys)) == by_coordinator("KEYS")
+
+
+def test_one_key_in_two_places(run):
+    state, event = before(run, "KeysTold")
+    victim = before(run, "KeysTold", FIVE[2])[0].seeds
+    for seeds in ((victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32), (b"1" * 32, b"1" * 32)):
+        twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
+        assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, twin), event.keys)) == by_coordinator("KEYS")
+
+
+def test_a_key_of_low_order(run):
+    state, event = before(run, "KeysTold")
+    for field in ("seal", "mask"):
+        bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
+        signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
+        assert ended(state, s.KeysTold(swapped(event.bundles, 1, signed), event.keys)) == by_coordinator("KEYS")
+
+
+def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
+    state, event = before(run, "KeysTold")
+    theirs = before(run, "KeysTold", FIVE[2])[1].keys
+    first, second, *rest = event.keys
+    for changed in (
+        (),
+        event.keys[1:],
+        event.keys[::-1],
+        (*event.keys, second),
+        (first, first, *rest),
+        theirs,
+        (replace(first, key=theirs[1].key), second, *rest),
+        (replace(first, key=replace(first.key, public=public_key(b"x" * 32))), second, *rest),
+        (replace(first, key=replace(first.key, public=b"")), second, *rest),
+        (replace(first, proof=second.proof), second, *rest),
+        (replace(first, proof=first.proof[1:]), second, *rest),
+    ):
+        assert ended(state, s.KeysTold(event.bundles, tuple(changed))) == by_coordinator("KEYS")
+
+
+def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
+    """The coordinator could have seen it, and passes it on."""
+    state, event = before(run, "KeysTold")
+    giver = before(run, "KeysTold", FIVE[1])[0]
+    keys = receiving_keys(giver.seeds.receiving, state.ctx, FIVE[1], FIVE)
+    keys = (replace(keys[0], public=bytes(32)), *keys[1:])
+    bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
+    bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
+    brought = s.KeysTold(swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:]))
+    assert ended(state, brought) == by_coordinator("KEYS")
+
+
+def test_too_few_gave_keys(run):
+    state, event = before(run, "KeysTold")
+    assert machine.advance(state, s.KeysTold(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
+    assert ended(state, s.KeysTold(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
+    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
+    assert ended(strict, s.KeysTold(event.bundles[:4], event.keys[:3])) == by_coordinator("KEYS")
+
+
+# Shares.
+
+
+def redealt(run, dealer, **fields):
+    """What a dealer of the run dealt to ME, dealt anew by ``fields``: its own machine's words, signed by it."""
+    state, event = before(run, "KeysTold", dealer)
+    given = {"h_u1": run.state.h_u1, "seeds": state.seeds, "ctx": state.ctx, "threshold": 4, **fields}
+    holders = {silo: state.spec.holder(silo) for silo in FIVE}
+    dealing, portions, _ = deal(
+        given["ctx"],
+        given["h_u1"],
+        event.keys,
+        dealer,
+        given["seeds"],
+        given["threshold"],
+        holders,
+        signer(dealer),
+    )
+    return deliver(dealing, portions)[0]
+
+
+def told(run, index, delivery):
+    state, event = before(run, "SharesTold")
+    return ended(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+
+
+def complained(run, index, delivery):
+    """What a silo says of a portion that is rubbish, and how its attempt ends."""
+    state, event = before(run, "SharesTold")
+    after, (sent, end) = machine.advance(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+    assert (after.stage, after.seeds, after.held) == ("ended", None, {})
+    return sent.complaint, (end.code, end.blame)
+
+
+def test_shares_that_are_not_signed_or_of_another_attempt_or_set(run, other):
+    delivery = before(run, "SharesTold")[1].deliveries[1]
+    assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, root=bytes(32)))) == by_coordinator(
+        "SHARES"
+    )
+    assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, signature=b""))) == by_coordinator("SHARES")
+    assert told(run, 1, before(other, "SharesTold")[1].deliveries[1]) == by_coordinator("SHARES")
+    assert told(run, 1, redealt(run, FIVE[1], h_u1=bytes(32))) == by_coordinator("SHARES")  # it was told another U1
+
+
+def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
+    delivery = before(run, "SharesTold")[1].deliveries[1]
+    theirs = before(run, "SharesTold", FIVE[2])[1].deliveries[1]
+    for changed in (
+        theirs,
+        replace(delivery, portion=replace(delivery.portion, sealed=delivery.portion.sealed[:-1] + b"x")),
+        replace(delivery, portion=replace(delivery.portion, own=bytes(32))),
+        replace(delivery, proof=delivery.proof[1:]),
+        replace(delivery, proof=(*delivery.proof, bytes(32))),
+        replace(delivery, proof=(b"",)),
+    ):
+        assert told(run, 1, changed) == by_coordinator("SHARES")
+
+
+def signed_portion(run, dealer, change):
+    """A dealer's portion for ME after ``change``, under a root that the dealer did sign."""
+    state, _ = before(run, "KeysTold", dealer)
+    portions = [run.state.portions[dealer][i] for i in range(5)]
+    portions[0] = change(portions[0])
+    dealing = replace(run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b"")
+    dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
+    return deliver(dealing, portions)[0]
+
+
+def test_a_dealer_whose_portion_does_not_open_or_does_not_fit_is_named(run):
+    dealer = FIVE[1]
+    for change in (
+        lambda p: replace(p, sealed=p.sealed[:-1] + bytes([p.sealed[-1] ^ 1])),
+        lambda p: replace(p, sealed=b""),
+        lambda p: replace(p, own=p.pair),
+        lambda p: replace(p, pair=bytes(32)),
+    ):
+        complaint, end = complained(run, 1, signed_portion(run, dealer, change))
+        assert (complaint.silo, complaint.dealer, end) == (ME, dealer, ("SHARES", dealer))
+
+
+def test_a_portion_that_names_another_holder_in_our_place(run):
+    changed = signed_portion(run, FIVE[1], lambda p: replace(p, holder=FIVE[2]))
+    assert told(run, 1, changed) == by_coordinator("SHARES")
+
+
+def test_an_honest_redealing_is_accepted(run):
+    """The attacks above fail for what they say, and not for how the test makes them."""
+    state, event = before(run, "SharesTold")
+    fresh = redealt(run, FIVE[1])
+    assert machine.advance(state, s.SharesTold(swapped(event.deliveries, 1, fresh)))[0].stage == "uploading"
+    same = signed_portion(run, FIVE[1], lambda p: p)
+    assert machine.advance(state, s.SharesTold(swapped(event.deliveries, 1, same)))[0].stage == "uploading"
+
+
+def test_u2_without_us_too_small_or_not_of_u1(run):
+    state, event = before(run, "SharesTold")
+    d = event.deliveries
+    assert machine.advance(state, s.SharesTold(d[:4]))[0].stage == "uploading"
+    stranger = replace(d[4], dealing=replace(d[4].dealing, dealer="silo-99"))
+    for changed in (d[1:], d[:3], (*d, d[4]), (d[1], d[0], *d[2:]), swapped(d, 4, stranger)):
+        assert ended(state, s.SharesTold(changed)) == by_coordinator("SHARES")
+
+
+def test_two_u2_give_masks_that_do_not_cancel(run):
+    """H(U2) is in each mask's key: silos that were told different sets share no masks."""
+    state, event = before(run, "SharesTold")
+    theirs, told_them = before(run, "SharesTold", FIVE[1])
+    _, effects = machine.advance(state, s.SharesTold(event.deliveries[:4]))
+    _, other_effects = machine.advance(theirs, told_them)
+    keys = {term.key for effect in effects for term in getattr(effect, "terms", ())}
+    other_keys = {term.key for effect in other_effects for term in getattr(effect, "terms", ())}
+    _, same = machine.advance(state, event)
+    same_keys = {term.key for effect in same for term in getattr(effect, "terms", ())}
+    assert not keys & other_keys
+    assert len(same_keys & other_keys) == 1
+
+
+# The upload.
+
+
+def test_one_payload_under_one_mask(run):
+    state, event = before(run, "Streamed")
+    after, (header,) = machine.advance(state, event)
+    assert machine.advance(after, event) == (after, (header,))  # a lost connection was resumed
+    assert ended(after, replace(event, sha256=bytes(32))) == ("UPLOAD", ME)
+    assert ended(after, replace(event, tags=b"t")) == ("UPLOAD", ME)
+    assert ended(state, replace(event, length=event.length - 4)) == ("UPLOAD", ME)
+    for name in ("KeysTold", "SharesTold"):
+        assert ended(before(run, name)[0], event) == ("ORDER", ME)
+
+
+# Survivors.
+
+
+def test_headers_that_do_not_hold(run, other):
+    state, event = before(run, "SurvivorsTold")
+    length, h_u2 = event.headers[1].length, event.headers[1].h_u2
+    foreign = make_header(state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", signer(FIVE[1]))
+    short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", signer(FIVE[1]))
+    for changed in (
+        foreign,
+        short,
+        replace(event.headers[1], sha256=bytes(32)),
+        replace(event.headers[1], tags=b"t"),
+        replace(event.headers[1], length=-1),
+        before(other, "SurvivorsTold")[1].headers[1],
+    ):
+        assert ended(state, s.SurvivorsTold(swapped(event.headers, 1, changed))) == by_coordinator("UPLOAD")
+
+
+def test_survivors_without_us_too_few_or_not_of_u2(run):
+    state, event = before(run, "SurvivorsTold")
+    h = event.headers
+    assert [header.silo for header in h] == list(FIVE[:4])
+    ours = make_header(state.ctx, ME, h[0].h_u2, h[0].length, bytes(32), b"", signer(ME))
+    fifth = make_header(state.ctx, "silo-99", h[0].h_u2, h[0].length, bytes(32), b"", signer("silo-99"))
+    for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
+        assert ended(state, s.SurvivorsTold(changed)) == by_coordinator("SURVIVORS")
+    strict = replace(state, party=replace(state.party, terms=Terms(min_honest=4)))
+    assert ended(strict, event) == by_coordinator("SURVIVORS")
+
+
+def test_a_second_set_of_survivors(run):
+    state, event = before(run, "NotesTold")
+    first = s.SurvivorsTold(state.headers)
+    assert machine.advance(state, first) == (state, ())
+    assert ended(state, s.SurvivorsTold(first.headers[:3])) == by_coordinator("EQUIVOCATION")
+    assert event.survivals
+
+
+# Signatures, and what is revealed.
+
+
+def test_too_few_signatures_and_signatures_of_another_set(run, other):
+    state, event = before(run, "NotesTold")
+    notes = event.survivals
+    shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
+    split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
+    for changed in (
+        notes[:3],
+        (),
+        (*notes[:3], notes[2]),
+        swapped(notes, 1, split),
+        swapped(notes, 1, replace(notes[1], signature=b"")),
+        swapped(notes, 1, replace(notes[1], silo=LOST)),
+        swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
+        swapped(notes, 1, before(other, "NotesTold")[1].survivals[1]),
+        (*notes, Survival(FIVE[3], notes[3].signature)),
+        (*notes, make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST))),
+    ):
+        assert ended(state, s.NotesTold(changed)) == by_coordinator("NOTES")
+
+
+@pytest.mark.parametrize("field", ["h_u1", "h_u2", "h_u3"])
+def test_a_signature_binds_every_set(run, field):
+    state, event = before(run, "NotesTold")
+    sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
+    wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
+    assert ended(state, s.NotesTold(swapped(event.survivals, 1, wrong))) == by_coordinator("NOTES")
+
+
+def test_of_each_silo_one_share_by_our_own_map(run):
+    state, event = before(run, "NotesTold")
+    after, (effect,) = machine.advance(state, event)
+    kinds = [(revealed.dealer, revealed.kind) for revealed in effect.reveal.shares]
+    assert kinds == [(silo, SELF) for silo in FIVE[:4]] + [(LOST, PAIR)]
+    for revealed in effect.reveal.shares:
+        assert revealed.held == state.held[revealed.dealer].of(revealed.kind)
+        assert revealed.held != state.held[revealed.dealer].of(PAIR if revealed.kind == SELF else SELF)
+    # a second request, with other signatures of the same set even, gets nothing
+    assert machine.advance(after, event) == (after, ())
+    assert machine.advance(after, s.NotesTold(event.survivals[::-1])) == (after, ())
+
+
+# Order.
+
+
+@pytest.mark.parametrize("name", ["KeysTold", "SharesTold", "SurvivorsTold", "NotesTold", "ResultTold"])
+def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
+    order = ["KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold", "ResultTold"]
+    _, event = before(run, name)
+    early = {"ResultTold": ["NotesTold"]}.get(name, [])  # others may reveal before us
+    for later in order:
+        state, _ = before(run, later)
+        if order.index(later) < order.index(name) and later not in early:
+            assert ended(state, event) == by_coordinator("ORDER")
+        elif order.index(later) > order.index(name):
+            assert machine.advance(state, event) == (state, ())
+
+
+def test_another_first_message_is_equivocation(run):
+    state, _ = before(run, "SurvivorsTold")
+    keys, shares = before(run, "KeysTold")[1], before(run, "SharesTold")[1]
+    assert ended(state, s.KeysTold(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.SharesTold(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "KeysTold",
+                "SharesTold",
+                "Streamed",
+                "SurvivorsTold",
+                "NotesTold",
+                "ResultTold",
+                "AbandonAsked",
+                "Stopped",
+            ]
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before(names_):
+    ran = SHARED
+    state = before(ran, "KeysTold")[0]
+    events = {
+        name: before(ran, name)[1]
+        for name in ("KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold", "ResultTold")
+    }
+    events |= {"AbandonAsked": s.AbandonAsked(), "Stopped": s.Stopped("test")}
+    sent = []
+    for name in names_:
+        state, effects = machine.advance(state, events[name])
+        sent += [type(effect).__name__ for effect in effects]
+    once = [name for name in sent if name in ("SendShares", "Upload", "SendSurvival", "SendReveal")]
+    assert len(once) == len(set(once))
+    assert once == ["SendShares", "Upload", "SendSurvival", "SendReveal"][: len(once)]
+    assert not {"SendSurvival", "SendAbandon"} <= set(sent)  # never both
+
+
+SHARED = Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
+
+
+def test_permuted_messages_reveal_nothing_unless_in_order(run):
+    names_ = ["KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold"]
+    start = before(run, "KeysTold")[0]
+    revealed = []
+    for order in permutations(names_):
+        state = start
+        for name in order:
+            state, effects = machine.advance(state, before(run, name)[1])
+            if any(isinstance(effect, s.SendReveal) for effect in effects):
+                revealed.append(order)
+    assert revealed == [tuple(names_)]
+
+
+# Abandoning, stopping, entering.
+
+
+def test_abandon_or_sign_never_both(run):
+    for name in ("KeysTold", "SharesTold", "Streamed", "SurvivorsTold"):
+        state, event = before(run, name)
+        after, (remember, send, end) = machine.advance(state, s.AbandonAsked())
+        assert (after.stage, end.code, remember.memory.abandoned) == ("ended", "STOPPED", True)
+        assert send.note.holds(state.ctx, run.signers)
+        assert machine.advance(after, event) == (after, ())
+        again, (_, resent) = machine.advance(after, s.AbandonAsked())
+        assert resent == send
+        assert again == after
+    for name in ("NotesTold", "ResultTold"):
+        state, _ = before(run, name)
+        assert machine.advance(state, s.AbandonAsked()) == (state, ())
+    done = run.silos[ME]
+    assert machine.advance(done, s.AbandonAsked()) == (done, ())
+
+
+def test_an_attempt_that_failed_before_it_was_signed_can_still_be_abandoned(run):
+    state, _ = before(run, "SurvivorsTold")
+    after, _ = machine.advance(state, s.Stopped("the coordinator ended it"))
+    _, effects = machine.advance(after, s.AbandonAsked())
+    assert [type(effect).__name__ for effect in effects] == ["Remember", "SendAbandon"]
+    signed, _ = machine.advance(before(run, "NotesTold")[0], s.Stopped("x"))
+    assert machine.advance(signed, s.AbandonAsked()) == (signed, ())
+
+
+def test_stopped_ends_with_nobodys_fault(run):
+    assert ended(before(run, "NotesTold")[0], s.Stopped("asked to")) == ("STOPPED", "")
+
+
+def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
+    party = machine.Party(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
+    signature = signer(by)(SECAGG_SPEC, spec.payload())
+    return machine.begin(party, own or frame(), spec.payload(), signature, memory or machine.Memory(), notes)
+
+
+def test_two_models_or_two_schemas_are_refused_at_the_door():
+    for name in ("model_digest", "schema_digest"):
+        with pytest.raises(RefusedError, match=f"specifies {name}") as caught:
+            entered(specify(frame(**{name: "ee" * 32}), FIVE, 0))
+        assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
+    with pytest.raises(RefusedError, match="signature"):
+        entered(attempt(5), by=FIVE[1])
+    assert entered(attempt(5))[0].stage == "keys"
+
+
+def test_fresh_secrets_each_time(run, other):
+    seeds = [before(r, "KeysTold", silo)[0].seeds for r in (run, other) for silo in FIVE]
+    drawn = [secret for each in seeds for secret in (each.seal, each.mask, each.own, each.dealing)]
+    assert len(set(drawn)) == len(drawn) == 40
+
+
+def test_a_held_share_that_is_no_number_of_the_field_never_fits():
+    share = HeldShare((2**256 + 297).to_bytes(33), bytes(32))
+    committed = commitment(b"c", "a", "b", SELF, share.salt, share.share)
+    assert not share.fits(b"c", "a", "b", SELF, committed)
+    long = HeldShare(bytes(33), bytes(33))
+    assert not long.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, long.salt, long.share))
+    good = HeldShare(bytes(33), bytes(32))
+    assert good.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, good.salt, good.share))
+    assert Held(share, good).of(PAIR) is good
+
+
+def test_public_weights_are_checked_again_on_the_survivors():
+    counts = tuple(zip(FIVE, (10, 10, 10, 10, 10), strict=True))
+    own = frame(groups=(group(weights="public"),), counts=counts)
+    ran = Run(specify(own, FIVE, 0), ones(FIVE), own=own).finish()
+    assert ran.opened[0].weight.tolist() == [50.0]
+    heavy = frame(groups=(group(weights="public"),), counts=tuple(zip(FIVE, (20, 10, 10, 10, 10), strict=True)))
+    ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}).finish()
+    assert ran.opened[0].weight.tolist() == [50.0]
+    state, event = before(ran, "SurvivorsTold")
+    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))  # 20, 10, 10 count as 2.67 silos
+    assert ended(strict, event) == by_coordinator("SURVIVORS")
+    ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}, terms=Terms(4)).finish()
+    assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
+    assert [effect for _, effect in ran.sent if isinstance(effect, c.TellSurvivors)] == []
+
+
+def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
+    """Signed: no other attempt of the round, none from the model. Uploaded only: none without the others' word."""
+    ran = Run(attempt(5), ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
+    assert ran.opened is not None
+    smaller = [
+        specify(frame(), FIVE[:4], 1),
+        specify(frame(round=4), FIVE[:4], 0),
+        specify(frame(model_digest="ee" * 32), FIVE[:4], 1),
+    ]
+    own = [frame(), frame(round=4), frame(model_digest="ee" * 32)]
+    for silo, peer, code in ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON")):
+        for spec, mine in zip(smaller, own, strict=True):
+            with pytest.raises(RefusedError) as caught:
+                entered(spec, own=mine, memory=ran.memories[silo], silo=silo)
+            assert (caught.value.peer, caught.value.code) == (peer, code)
+    fresh = specify(frame(round=4, model_digest="ee" * 32), FIVE[:4], 0)
+
+    def from_round(start, silo):
+        memory = ran.memories[silo].starting(start)
+        return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[0]
+
+    blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
+    for silo, peer, code in blamed:  # trained once more from where round 3 began
+        with pytest.raises(RefusedError) as caught:
+            from_round(0, silo)
+        assert (caught.value.peer, caught.value.code) == (peer, code)
+    for silo in (ME, FIVE[1]):
+        assert from_round(4, silo).stage == "keys"
+
+
+def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
+    """Another part of the job's silos was drawn since."""
+    eight = names(8)
+    before = specify(frame(), eight, 0)
+    memory = machine.Memory().starting(0).uploading(before, eight)
+    notes = tuple(machine.make_abandon(before.context(), silo, signer(silo)) for silo in eight[4:])
+    own = frame(round=4, model_digest="ee" * 32)
+    spec = specify(own, eight[:4], 0)
+
+    def enter(others):
+        party = machine.Party(ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others)
+        return machine.begin(
+            party, own, spec.payload(), signer("coordinator")(SECAGG_SPEC, spec.payload()), memory, notes
+        )
+
+    assert enter(signers(eight))[0].stage == "keys"
+    with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
+        enter(None)

@@ -1,0 +1,608 @@
+"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where it is told to."""
+
+import asyncio
+import hashlib
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.secure_sums import frame, names, signer, signers
+
+from staddle.algorithms.exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.plain import PLAIN
+from staddle.coordinator.blind.secure_sum import Setting, Summing
+from staddle.errors import LocalError, RefusedError, UnwritableError
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.convert.secagg_received import told_from_wire, told_to_wire
+from staddle.proto.convert.secagg_sent import Given, Over, given_to_wire
+from staddle.proto.wire import Item
+from staddle.security.blind.sum import Bounds, Quantised, folded, group
+from staddle.security.faults import Code
+from staddle.security.secagg.masked_sum import Accumulator, chunks
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.silo import Party
+from staddle.security.secagg.silo_events import SendAbandon, SendHeader, Streamed
+from staddle.security.secagg.spec import Terms, specify
+from staddle.silo.blind.round import BlindRound
+from staddle.silo.egress.client import TurnedAwayError, UnreachableError
+from staddle.silo.egress.gate import DeniedError
+from staddle.silo.egress.messages import masked
+from staddle.silo.parts.declared import Declared, Records
+from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.tensors import exactly
+
+JOB = SimpleNamespace(name="j1", digest="bb" * 32)
+BOUNDS = Bounds(3, "private", 1, 100)
+PARTS = (
+    Part(
+        "model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,)))
+    ),
+    Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
+)
+ITEMS = tuple(Item(part.name, part.kind, spec) for part in PARTS for spec in part.wire)
+DECLARED = Declared("j1", JOB.digest, "fedavg", ((0, ITEMS), (9, ())), Records(100, 50), BOUNDS, ((0, PARTS), (9, ())))
+FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS), chunk_bytes=4096)
+SILOS = names(4)
+SECONDS = 30
+
+
+def payload(silo):
+    """What a silo gives, part by part."""
+    rng = torch.Generator().manual_seed(int(silo[-2:]))
+    values = {spec.name: torch.randn(spec.shape, generator=rng) for spec in PARTS[0].tensors}
+    return {
+        "model": PLAIN.give(PARTS[0], Gift(values, 7.0 + int(silo[-2:]))),
+        "metrics": PLAIN.give(PARTS[1], Gift({"tested": torch.tensor(int(silo[-2:]) + 1)})),
+    }
+
+
+class Hall:
+    """The coordinator: a Summing whose shell keeps everything in memory."""
+
+    def __init__(self):
+        setting = Setting(
+            "j1", bytes.fromhex(JOB.digest), FRAME.round, SILOS, signers(SILOS), Terms(), signer("coordinator")
+        )
+        self.words, self.opened, self.ends = {}, {}, []
+        self.changed = asyncio.Event()
+        self.summing = Summing(setting, self)
+
+    def begin(self, attempt=0):
+        self.summing.begin(specify(FRAME, SILOS, attempt))
+
+    def keep(self, attempt, entry, also, proofs=()):
+        also()
+
+    def told(self):
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def watch(self, attempt, stage):
+        pass
+
+    def discard(self, silo):
+        self.words.pop(silo, None)
+
+    def open(self, attempt, spec, opening):
+        accumulator = Accumulator(spec)
+        for silo in opening.survivors:
+            at, pieces = 0, []
+            for chunk in chunks(spec):
+                size = chunk.words * (spec.groups[chunk.group].ring // 8)
+                pieces.append(self.words[silo][at : at + size])
+                at += size
+            accumulator.add(pieces)
+        for part, own, opened in zip(
+            PARTS, spec.groups, accumulator.open(opening.terms, opening.survivors), strict=True
+        ):
+            self.opened[part.name] = folded(part, own, opened)
+        asyncio.get_running_loop().call_soon(self.summing.opened, attempt, hashlib.sha256(b"sum").digest())
+
+    def dropped(self, silo, code):
+        self.ends.append(("dropped", silo, code))
+
+    def summed(self, members):
+        self.ends.append(("summed", members))
+
+    def failed(self, attempt, why, final, spoiled, signed):
+        self.ends.append(("failed", attempt, why))
+
+
+class Notebook:
+    """What a silo's ledger would have."""
+
+    def __init__(self):
+        self.ends, self.sums = [], []
+
+    async def ended(self, attempt, ended):
+        self.ends.append((attempt.attempt, ended.code, ended.blame))
+
+    async def summed(self, attempt, done):
+        self.sums.append((attempt.attempt, done.survivors))
+
+
+class Anybody:
+    """Sums over any silos may be opened."""
+
+    def __init__(self):
+        self.signed, self.why = [], ""
+
+    def objection(self, job, silos, proven):
+        return self.why
+
+    def proven(self, job, proofs):
+        return frozenset(proof.dealer for proof in proofs)
+
+    async def sign(self, job, attempt, survivors, proven):
+        self.signed.append((attempt.attempt, tuple(survivors)))
+
+
+class Door:
+    """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed, or after."""
+
+    def __init__(self, hall, silo):
+        self.hall, self.silo = hall, silo
+        self.secure_records = Notebook()
+        self.signed_sets = Anybody()
+        self.given, self.uploads, self.calls = [], [], 0
+        self.fails_at, self.after = None, False
+        self.refuses = lambda _: None
+
+    def _lost(self, *, after):
+        if after == self.after and self.calls == self.fails_at:
+            raise UnreachableError("coordinator", "the line is dead")
+
+    async def secure_next(self, job, round_, had):
+        self.calls += 1
+        self._lost(after=False)
+        while (told := self.hall.summing.told(self.silo, had)) is None:
+            await self.hall.changed.wait()
+        self._lost(after=True)
+        return told_from_wire(pb.SecureTold.FromString(told_to_wire(told).SerializeToString()))
+
+    async def secure(self, attempt, body):
+        self.calls += 1
+        self._lost(after=False)
+        if why := self.refuses(body):
+            raise TurnedAwayError("coordinator", "SECURE", why)
+        self.given.append((attempt, body))
+        given = given_to_wire(Given(b"session", attempt, body))
+        try:
+            self.hall.summing.give(self.silo, pb.SecureGiven.FromString(given.SerializeToString()))
+        except RefusedError as error:
+            raise TurnedAwayError("coordinator", error.code, error.why) from error
+        self._lost(after=True)
+
+    async def give_masked(self, declared, round_, gives, masking):
+        self.calls += 1
+        self._lost(after=False)
+        outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives.tensors), masking)
+        data = b"".join(bytes(chunk.payload) for chunk in outgoing.chunks())
+        self.uploads.append((outgoing.context, data))
+        self.hall.summing.check_upload(self.silo, outgoing.context)
+        self.hall.words[self.silo] = data
+        self.hall.summing.spooled(self.silo, len(data), hashlib.sha256(data).digest())
+        self._lost(after=True)
+        return Streamed(len(data), hashlib.sha256(data).digest())
+
+
+class Kept:
+    """A silo's memory; a disk that is full at times."""
+
+    def __init__(self):
+        self.memories, self.full = {}, False
+
+    def load(self, instance):
+        return self.memories.get(instance, Memory())
+
+    def save(self, instance, memory):
+        if self.full:
+            raise UnwritableError("memory: no space left on device")
+        self.memories[instance] = memory
+
+
+async def until(holds):
+    """Let the others go on until it holds."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never held")
+
+
+async def trained(silo):
+    await asyncio.sleep(0)
+    return Bundle(payload(silo))
+
+
+class Silos:
+    """All four at one hall."""
+
+    def __init__(self, hall):
+        self.hall = hall
+        self.doors = {silo: Door(hall, silo) for silo in SILOS}
+        self.kept = {silo: Kept() for silo in SILOS}
+        self.rounds = {silo: self.enter(silo) for silo in SILOS}
+
+    def enter(self, silo, terms=None, own=FRAME, training=None):
+        """A silo's round, as a process that has just begun makes it."""
+        party = Party(silo, signers(SILOS), terms or Terms(), signer(silo), os.urandom)
+        task = asyncio.create_task(training or trained(silo))
+        return BlindRound(self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task)
+
+    async def run(self, silo):
+        """Until its sum is open; a lost connection is found again, and what became of an upload is asked for."""
+        while True:
+            try:
+                await self.rounds[silo].run()
+            except UnreachableError:
+                if self.doors[silo].uploads and self.hall.summing.has_words(silo):
+                    self.rounds[silo].accepted(self.doors[silo].uploads[-1][0])
+            else:
+                return
+
+    def gave(self, silo, kind):
+        return [body for _, body in self.doors[silo].given if isinstance(body, kind)]
+
+    async def all(self, silos=SILOS):
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(self.run(silo) for silo in silos))
+
+    async def close(self):
+        for each in self.rounds.values():
+            await each.close()
+
+
+def check_sum(hall):
+    exchanges = Quantised(BOUNDS)
+    for part in PARTS:
+        wanted = exchanges.collect(part, SILOS, lambda silo, name, part=part: payload(silo)[part.name][name])
+        for name, value in wanted.items():
+            assert torch.equal(hall.opened[part.name][name], value), (part.name, name)
+
+
+def test_four_silos_and_a_coordinator_sum():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert hall.ends == [("summed", SILOS)]
+        for silo, door in silos.doors.items():
+            assert door.secure_records.sums == [(0, SILOS)]
+            assert door.secure_records.ends == []
+            assert door.signed_sets.signed == [(0, SILOS)]
+            assert [type(body).__name__ for _, body in door.given][:3] == ["SendKeys", "SendShares", "SendHeader"]
+            assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 12))
+def test_a_connection_that_is_lost_at_any_call_changes_nothing(call, after):
+    """Whether what was sent had arrived or not: each message is the same the second time."""
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        door = silos.doors[SILOS[1]]
+        door.fails_at, door.after = call, after
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert hall.ends == [("summed", SILOS)]
+        assert door.calls >= call
+        assert len({data for _, data in door.uploads}) == 1  # one payload under one mask
+        by_kind = {}
+        for _, body in door.given:
+            assert by_kind.setdefault(type(body), body) == body
+
+    asyncio.run(scenario())
+
+
+def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        away = SILOS[2]
+        silos.doors[away].fails_at = 4  # it has given its keys and its shares
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != away]
+        with pytest.raises(UnreachableError):
+            await silos.rounds[away].run()
+        await silos.rounds[away].close()
+        silos.rounds[away] = silos.enter(away)  # nothing but its memory is left
+        last = asyncio.create_task(silos.run(away))
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: hall.ends)
+        # It says that it cannot go on in the attempt, and three of four are enough without Terms.whole.
+        assert ("dropped", away, Code.STOPPED) in hall.ends
+        assert silos.doors[away].secure_records.ends == [(0, Code.STOPPED, "")]
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*others)
+        assert hall.ends[-1] == ("summed", tuple(silo for silo in SILOS if silo != away))
+        assert silos.doors[away].secure_records.sums == []
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        for silo in SILOS[:2]:
+            silos.doors[silo].refuses = lambda body: "no" if isinstance(body, SendHeader) else None
+        hall.begin()
+        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:]))
+            hall.summing.deadline(0, "masked")
+            await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
+            for silo in SILOS:
+                silos.doors[silo].refuses = lambda _: None
+            hall.begin(1)
+            await asyncio.gather(*running)
+        check_sum(hall)
+        assert all(len(silos.gave(silo, SendAbandon)) == 1 for silo in SILOS)
+        first, second = silos.doors[SILOS[3]].uploads
+        assert first[0] != second[0]  # another context
+        assert first[1] != second[1]  # and other masks over the same values
+        assert silos.doors[SILOS[3]].secure_records.sums == [(1, SILOS)]
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_specification_that_is_not_of_this_round_is_refused_and_recorded():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, own=replace(FRAME, model_digest="ee" * 32))
+        hall.begin()
+        running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: silos.doors[odd].given)
+        assert [body for _, body in silos.doors[odd].given] == [Over(Code.SPEC)]
+        assert silos.doors[odd].secure_records.ends == [(0, Code.SPEC, "coordinator")]
+        assert silos.kept[odd].memories == {}
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*running[1:])
+        running[0].cancel()
+        await asyncio.wait(running)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_survivors_that_this_silo_has_something_against_are_not_signed():
+    """And no memory says that they were; the ledger has the sum in it before any does."""
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        door, kept = silos.doors[odd], silos.kept[odd]
+        door.signed_sets.why = "would tell what one silo alone has"
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        last = asyncio.create_task(silos.run(odd))
+        async with asyncio.timeout(SECONDS):
+            await until(lambda: door.secure_records.ends)
+            await asyncio.gather(*others)  # three of four open it: only what this silo signed is its own to know
+        assert door.secure_records.ends == [(0, Code.POLICY, "")]
+        assert door.signed_sets.signed == []
+        assert [type(body).__name__ for _, body in door.given] == ["SendKeys", "SendShares", "SendHeader", "Over"]
+        assert kept.load(FRAME.instance()).signed_round < FRAME.round
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_set_that_cannot_be_recorded_is_not_signed():
+    async def full(*_):
+        raise UnwritableError("ledger: no space left on device")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        silos.doors[odd].signed_sets.sign = full
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(UnwritableError, match="no space left"):
+                await silos.run(odd)
+        assert silos.kept[odd].load(FRAME.instance()).signed_round < FRAME.round
+        assert "SendSurvival" not in [type(body).__name__ for _, body in silos.doors[odd].given]
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_training_that_fails_ends_the_round_here_and_nothing_is_uploaded():
+    async def fails():
+        raise LocalError("out of memory")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, training=fails())
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match="out of memory"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_memory_that_cannot_be_kept_lets_nothing_leave():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silos.kept[SILOS[0]].full = True
+        hall.begin()
+        with pytest.raises(UnwritableError):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(SILOS[0])
+        assert silos.doors[SILOS[0]].given == []
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_values_beyond_the_declared_bounds_do_not_leave():
+    async def large():
+        gives = payload(SILOS[0])
+        gives["model"]["w"][0, 0] = 8.5
+        return Bundle(gives)
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        await silos.rounds[odd].close()
+        silos.rounds[odd] = silos.enter(odd, training=large())
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match=r"largest magnitude is 8\.5, above its clip 8"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+class First:
+    """Parts that leave before the masked words; the line breaks at the first calls."""
+
+    def __init__(self, door, breaks=0):
+        self.door, self.breaks, self.given, self.seen = door, breaks, 0, None
+
+    async def give(self, gives):
+        assert not self.door.uploads
+        if self.breaks:
+            self.breaks -= 1
+            raise UnreachableError("coordinator", "the line is dead")
+        self.seen, self.given = gives, self.given + 1
+
+
+@pytest.mark.parametrize("breaks", [0, 2])
+def test_masked_words_leave_after_the_parts_that_leave_one_by_one(breaks):
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silo = SILOS[1]
+        first = First(silos.doors[silo], breaks)
+        await silos.rounds[silo].close()
+        party = Party(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
+        training = asyncio.create_task(trained(silo))
+        own = (silos.doors[silo], party, FRAME, silos.kept[silo], JOB, DECLARED, training, first)
+        silos.rounds[silo] = BlindRound(*own)
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert first.given == 1
+        assert first.seen.tensors.keys() == payload(silo).keys()
+        assert len(silos.doors[silo].uploads) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_leaves_before_and_fails_ends_the_round_and_no_words_leave():
+    class Fails:
+        async def give(self, gives):
+            raise LocalError("a value is above its clip")
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[0]
+        silos.rounds[odd]._before = Fails()
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS[1:]]
+        with pytest.raises(LocalError, match="above its clip"):
+            async with asyncio.timeout(SECONDS):
+                await silos.run(odd)
+        assert silos.doors[odd].uploads == []
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        await silos.close()
+
+    asyncio.run(scenario())
+
+
+def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_this_one():
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        silos.rounds[SILOS[0]].accepted(bytes(32))
+        hall.begin()
+        await silos.all()
+        await silos.close()
+        check_sum(hall)
+        assert len(silos.doors[SILOS[0]].uploads) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_that_the_policy_holds_back_ends_the_attempt_with_that_code_and_nothing_was_interrupted():
+    reason = "the policy holds this round back: rule 1: norm 2 of part 'model' is over 0.5"
+
+    async def denied(*_):
+        raise DeniedError(reason)
+
+    async def scenario():
+        hall = Hall()
+        silos = Silos(hall)
+        odd = SILOS[1]
+        silos.doors[odd].give_masked = denied
+        whys = []
+
+        async def ended(attempt, end):
+            whys.append((attempt.attempt, end.code, end.why))
+
+        silos.doors[odd].secure_records.ended = ended
+        hall.begin()
+        others = [asyncio.create_task(silos.run(silo)) for silo in SILOS if silo != odd]
+        last = asyncio.create_task(silos.run(odd))
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*others)
+        assert silos.gave(odd, Over) == [Over(Code.POLICY)]
+        assert whys == [(0, Code.POLICY, reason)]
+        assert ("dropped", odd, Code.POLICY) in hall.ends
+        assert not last.done()  # it goes on with the round, and is told of its next attempt if there is one
+        last.cancel()
+        await asyncio.wait({last})
+        await silos.close()
+
+    asyncio.run(scenario())

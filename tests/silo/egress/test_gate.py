@@ -1,0 +1,1036 @@
+import asyncio
+import contextlib
+import json
+import os
+from hashlib import sha256
+from unittest import mock
+
+import pytest
+import torch
+from support.ledgers import first, intend_padded, intend_rotated, stored
+from support.recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
+
+from staddle.errors import LocalError, PeerError, RefusedError
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import stream
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import CHUNK_BYTES
+from staddle.proto.frames import decode
+from staddle.proto.stream import Digester, Inbound
+from staddle.proto.wire import check_manifest, delivered_items, given_items, to_wire
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.log.append_log import AppendLog
+from staddle.silo.egress import gate as egress
+from staddle.silo.egress import messages as outgoing
+from staddle.silo.egress.control import MAX_CONTROL_BYTES
+from staddle.silo.egress.gate import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
+from staddle.silo.parts.gifts import Bundle
+
+
+@pytest.fixture
+def world(made, tmp_path):
+    found = World(made, tmp_path)
+    yield found
+    found.ledger.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(outgoing, "chunks", lambda values: stream.chunks(values, 4096))
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 4096)  # what the other end takes
+
+
+def failing(monkeypatch, kind):
+    """From now on the log refuses records of this type, as a full disk does."""
+    real = AppendLog._append
+
+    def append(self, record, *, durable):
+        if record["type"] == kind:
+            raise LocalError("takes no more records: the disk is full")
+        return real(self, record, durable=durable)
+
+    monkeypatch.setattr(AppendLog, "_append", append)
+
+
+# The whole way.
+
+
+def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
+    payload = world.payload()
+    world.give(payload)
+    client, items = world.client, world.items()
+    first, *middle, last = client.frames
+    pieces = world.wanted(payload)
+
+    assert first.manifest.tensors == to_wire(items)
+    check_manifest(SILO, first.manifest, items)
+    assert (first.manifest.session, first.manifest.job, first.manifest.round) == (SESSION, "simple", 0)
+    assert first.manifest.job_digest.hex() == world.job.digest
+    assert first.manifest.size == sum(map(len, pieces))
+    assert len(middle) > 5
+    assert b"".join(frame.chunk for frame in middle) == b"".join(pieces)
+    assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in pieces]
+
+    found = stored(world.path)
+    assert kinds(found) == ["control.open", "egress.intent", "egress.digest", "egress.outcome"]
+    assert found[1]["cohort"] == list(SILOS)
+    assert (found[3]["status"], found[3]["bytes_sent"]) == ("sent", first.manifest.size)
+    assert found[3]["receipt"] == world.receipt(client).signature.hex()
+    assert world.audited().open_intents == ()
+
+
+def test_the_other_end_takes_what_leaves(world, small_chunks):
+    payload = world.payload()
+    world.give(payload)
+    taken, items = bytearray(), world.items()
+
+    def check(manifest):
+        check_manifest(SILO, manifest, items)
+        return [item.spec.nbytes for item in items]
+
+    inbound = Inbound(SILO, check, taken.extend)
+    for frame in world.client.frames:
+        inbound.feed(decode(frame.SerializeToString()))
+    inbound.finish()
+    assert bytes(taken) == b"".join(world.wanted(payload))
+
+
+# (1) Exactly what the signed job declares.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda given: given["extractor"].update(secret=torch.zeros(1)),
+        lambda given: given.update(classifier={"classifier.weight": torch.zeros(3, 64)}),
+        lambda given: given["extractor"].pop("@weight"),
+        lambda given: given.pop("metrics"),
+        lambda given: given["metrics"].update(tested=torch.tensor(1.0)),
+        lambda given: given["extractor"].update({"extractor.conv1.bias": torch.zeros(17)}),
+    ],
+)
+def test_1_what_the_job_does_not_declare_does_not_leave(world, change):
+    given = world.payload()
+    change(given)
+    with pytest.raises(LocalError, match="schema"):
+        world.give(given)
+    world.nothing_left()
+
+
+def test_1_a_part_of_another_phase_does_not_leave(world):
+    world.job = world.made.jobs["phases"]
+    later = world.payload(2)
+    with pytest.raises(LocalError, match="schema"):
+        world.give(later, 0)
+    world.nothing_left()
+    with pytest.raises(LocalError, match="round 9"):
+        world.give({}, 9)
+    with pytest.raises(DeniedError):
+        world.give({}, 4)  # the final delivery: nothing is given in it
+    world.nothing_left()
+
+
+# (2) Every value is finite.
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["extractor.conv1.weight", "extractor.fc1.bias", "@weight"])
+def test_2_a_value_that_is_not_finite_does_not_leave(world, bad, name):
+    given = world.payload()
+    given["extractor"][name].reshape(-1)[-1] = bad
+    with pytest.raises(LocalError, match=f"extractor/{name} holds NaN or infinity"):
+        world.give(given)
+    world.nothing_left()
+
+
+# (3) What counts records counts records that there are: tests/attacks/test_smuggling.py has the ways to lie.
+
+
+def test_3_a_weight_counts_training_records(world):
+    most = float(RECORDS.train)
+    with pytest.raises(LocalError, match="extractor/@weight is no whole number from 0 to 30"):
+        world.give(world.payload(**{"@weight": torch.tensor(most + 1, dtype=torch.float64)}))
+    world.nothing_left()
+    for weight in (0.0, most):
+        world.give(world.payload(**{"@weight": torch.tensor(weight, dtype=torch.float64)}))
+    assert world.client.uploads == 2
+
+
+# (4) The policy allows it.
+
+
+def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
+    deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
+    world = World(made, tmp_path, deny)
+    with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
+        world.give()
+    world.nothing_left()
+    denied = stored(world.path)[-1]
+    assert (denied["type"], denied["job"], denied["round"]) == ("policy.deny", "simple", 0)
+    assert denied["policy"] == deny.digest
+    assert any("extractor/extractor.conv1.weight" in reason for reason in denied["reasons"])
+    assert world.audited().ok
+
+
+def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
+    deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
+    world = World(made, tmp_path, deny)
+    for round_ in (0, 0, 0, 1, 1, 0):
+        with pytest.raises(DeniedError):
+            world.give(round_=round_)
+    denied = [record["round"] for record in stored(world.path) if record["type"] == "policy.deny"]
+    assert denied == [0, 1, 0]
+
+
+def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
+    asked = []
+    real = egress.norms
+    monkeypatch.setattr(egress, "norms", lambda *values: asked.append(1) or real(*values))
+    limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
+    for number, replaced in enumerate(({}, limit)):
+        World(made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)).give()
+        assert len(asked) == number
+
+
+@pytest.mark.parametrize(("most", "may"), [(100.0, True), (0.5, False)])
+def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
+    limit = {'name = "fedper-extractor"': f'name = "fedper-extractor"\nmax_norm = {most}'}
+    world = World(made, tmp_path, made.policy(made.jobs["simple"], replace=limit))
+    payload = world.payload(**{"@weight": torch.tensor(30.0, dtype=torch.float64)})
+    for value in payload["extractor"].values():
+        value.div_(1 if value.ndim == 0 else 1000)
+    if may:
+        world.give(payload)
+        assert world.client.uploads == 1
+    else:
+        with pytest.raises(DeniedError, match=r"its norm is \d\.\d+, over max_norm = 0.5"):
+            world.give(payload)
+        world.nothing_left()
+        assert any("over max_norm = 0.5" in reason for reason in records(world.path)[-1]["reasons"])
+
+
+def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
+    for number, key in enumerate(("readers", "recipients")):
+        policy = made.policy(made.jobs["simple"], replace={f'{key} = ["coordinator"]': f'{key} = ["somebody"]'})
+        world = World(made, tmp_path / str(number), policy)
+        with pytest.raises(DeniedError, match=key):
+            world.give()
+        world.nothing_left()
+        world.ledger.close()
+
+
+def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
+    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {2 * size}"}
+    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    for _ in range(2):
+        world.give()
+    with pytest.raises(DeniedError, match=f"{3 * size} bytes this round"):
+        world.give()
+    world.give(round_=1)
+    assert world.client.uploads == 3
+    assert world.audited().ok
+
+
+def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
+    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
+    world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
+    world.client.stop_after = 1
+    with pytest.raises(UnreachableError):
+        world.give()
+    with pytest.raises(DeniedError):
+        world.give()
+    assert world.client.uploads == 1
+
+
+def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
+    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
+    policy = made.policy(*made.jobs.values(), replace=limit)
+    world = World(made, tmp_path, policy)
+    for round_ in (0, 1):
+        world.give(round_=round_)
+    for again in range(2):
+        for round_ in (0, 1):
+            with pytest.raises(DeniedError, match=f"{2 * size} bytes this round"):
+                world.give(round_=round_)
+        assert world.client.uploads == (0 if again else 2)
+        world.audited()
+        world = World(made, tmp_path, policy)
+    world.ledger.close()
+
+
+def attempted(made, folder, most):
+    old = 'max_bytes_per_round = "64MiB"'
+    return World(
+        made, folder, made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"})
+    )
+
+
+def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
+    """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt without end."""
+    world = attempted(made, tmp_path, 3)
+    size = sum(item.spec.nbytes for item in world.items())
+    world.client.standing_reply = lambda _: pb.StandingReply(received=size // 4096 * 4096)
+    for attempt in range(3):
+        world.broken(2)
+        if attempt == 1:
+            world.restart()
+        world.settle()
+    world.client.stop_after = None
+    with pytest.raises(DeniedError, match=r"3 uploads of this round were begun, max_attempts_per_round = 3"):
+        world.give()
+    world.restart()
+    with pytest.raises(DeniedError):
+        world.give()
+    assert world.client.uploads == 3
+    world.give(round_=1)
+    assert world.client.uploads == 4
+    assert world.ledger.sent(world.job.digest, 0) == size + 2 * (size % 4096)
+    assert world.audited().ok
+
+
+def test_4_each_part_of_its_own_has_its_own_attempts(made, tmp_path):
+    world = attempted(made, tmp_path, 1)
+    own = {"job_digest": world.job.digest, "round_number": 0, "cohort": ()}
+    intend_padded(world.ledger, **own)
+    intend_rotated(world.ledger, **own)
+    world.give()
+    with pytest.raises(DeniedError, match="1 uploads"):
+        world.give()
+    assert world.client.uploads == 1
+
+
+def test_4_what_left_whole_is_an_attempt_too(made, tmp_path):
+    world = attempted(made, tmp_path, 1)
+    world.give()
+    with pytest.raises(DeniedError, match="1 uploads"):
+        world.give()
+    assert world.audited().ok
+
+
+def test_4_nothing_leaves_when_the_denial_cannot_be_recorded(made, tmp_path, monkeypatch):
+    world = World(made, tmp_path, made.policy())
+    failing(monkeypatch, "policy.deny")
+    with pytest.raises(LocalError, match="no more records"):
+        world.give()
+    world.nothing_left()
+
+
+# (6) INTENT is durable.
+
+
+def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, monkeypatch):
+    synced = []
+    real = os.fdatasync
+
+    def noting(descriptor):
+        real(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", noting)
+    sizes = []
+    real_upload = world.client.upload
+
+    async def upload(frames, size):
+        sizes.append((synced[-1], first(world.path).stat().st_size))
+        return await real_upload(frames, size)
+
+    world.client.upload = upload
+    world.give()
+    assert sizes[0][0] == sizes[0][1], "the intent was written but not synced"
+    intent = world.client.before[-1]
+    assert intent["type"] == "egress.intent"
+    assert (intent["silo"], intent["job"], intent["job_digest"]) == (SILO, "simple", world.job.digest)
+    assert (intent["round"], intent["purpose"], intent["form"]) == (0, "update", "plain")
+    assert intent["recipient"] == {"id": "coordinator", "spki": world.made.roster.coordinator.spki_sha256}
+    assert intent["readers"] == ["coordinator"]
+    assert intent["policy"]["file"] == world.policy.digest
+    assert intent["policy"]["rule"] == "fedper-extractor, fedper-metrics"
+    assert intent["message"] == {"bytes": world.client.frames[0].manifest.size}
+    assert intent["tensors"] == [
+        {
+            "part": item.part,
+            "kind": item.kind.name.lower(),
+            "name": item.spec.name,
+            "dtype": item.spec.dtype,
+            "shape": list(item.spec.shape),
+            "bytes": item.spec.nbytes,
+            "taint": "private",
+            "readers": [],
+        }
+        for item in world.items()
+    ]
+
+
+def test_6_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch):
+    failing(monkeypatch, "egress.intent")
+    with pytest.raises(LocalError, match="no more records"):
+        world.give()
+    world.nothing_left()
+
+
+# (7) The bytes go.
+
+
+def test_7_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(world, small_chunks):
+    payload = world.payload()
+    wanted = b"".join(world.wanted(payload))
+
+    def spoil(client):
+        if len(client.frames) == 3:
+            for value in payload["extractor"].values():
+                value.fill_(7)
+
+    world.client.on_frame = spoil
+    world.give(payload)
+    left = b"".join(frame.chunk for frame in world.client.frames)
+    assert left == wanted
+    pieces = []
+    for item in world.items():
+        pieces.append(left[: item.spec.nbytes])
+        left = left[item.spec.nbytes :]
+    assert list(world.client.end.tensor_sha256) == [sha256(piece).digest() for piece in pieces]
+    recorded = stored(world.path)[2]["tensors"]
+    assert [t["sha256"] for t in recorded] == [sha256(piece).hexdigest() for piece in pieces]
+
+
+def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
+    assert outgoing.chunks is stream.chunks
+    assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
+    world = World(made, tmp_path)
+    world.give()
+    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "chunk", "end"]
+
+
+# (8) DIGEST is durable.
+
+
+def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
+    payload = world.payload()
+    world.give(payload)
+    *before, last = world.client.at
+    assert all(kinds(found)[-1] == "egress.intent" for found in before)
+    digest = last[-1]
+    assert digest["type"] == "egress.digest"
+    pieces = world.wanted(payload)
+    assert [t["sha256"] for t in digest["tensors"]] == [sha256(piece).hexdigest() for piece in pieces]
+    assert [(t["part"], t["name"]) for t in digest["tensors"]] == [(i.part, i.spec.name) for i in world.items()]
+    total = sha256(b"".join(sha256(piece).digest() for piece in pieces)).hexdigest()
+    assert digest["message"] == {"bytes": sum(map(len, pieces)), "sha256": total}
+    assert digest["ref"] == last[-2]["seq"]
+
+
+def test_8_no_end_frame_leaves_when_the_digest_cannot_be_recorded(world, monkeypatch):
+    failing(monkeypatch, "egress.digest")
+    with pytest.raises(LocalError, match="no more records"):
+        world.give()
+    assert "end" not in [frame.WhichOneof("body") for frame in world.client.frames]
+    assert world.outcome()["status"] == "unknown"
+    assert world.audited().undigested
+
+
+# (9) END makes the message count.
+
+
+def test_9_the_end_frame_names_its_place_in_the_ledger(world):
+    world.give()
+    line = first(world.path).read_bytes().splitlines()[2]
+    assert json.loads(line)["type"] == "egress.digest"
+    assert world.client.end.ledger_seq == 2
+    assert world.client.end.ledger_leaf == sha256(b"\x00" + line).digest()
+    tensors = tuple(world.client.end.tensor_sha256)
+    assert world.client.end.sha256 == sha256(b"".join(tensors)).digest()
+
+
+# (10) OUTCOME.
+
+
+@pytest.mark.parametrize("frames", [0, 1, 3])
+def test_10_a_connection_lost_midway_counts_as_left(world, small_chunks, frames):
+    world.broken(frames)
+    world.settle()
+    outcome = world.outcome()
+    sent = sum(len(frame.chunk) for frame in world.client.frames)
+    assert (outcome["status"], outcome["bytes_sent"], outcome["receipt"]) == ("unknown", sent, None)
+    assert len(world.audited().undigested) == 1
+    totals = ledger_view.summary(world.path)["simple", "extractor"]
+    size = sum(item.spec.nbytes for item in world.items() if item.part == "extractor")
+    assert (totals.bytes, totals.assumed, totals.messages) == (size, size, 1)
+
+
+def test_10_a_connection_lost_after_the_end_is_unknown_and_digested(world):
+    world.broken(3)
+    (settled,) = world.settle()
+    assert (settled.job, settled.round, settled.status) == ("simple", 0, "unknown")
+    assert world.client.frames[-1].WhichOneof("body") == "end"
+    assert world.outcome()["status"] == "unknown"
+    assert world.audited().undigested == ()
+
+
+def test_10_a_refusal_is_a_failure_and_is_raised(world):
+    world.client.stop_after, world.client.error = 2, TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
+    with pytest.raises(TurnedAwayError):
+        world.give()
+    assert world.outcome()["status"] == "failed"
+    totals = ledger_view.summary(world.path)["simple", "extractor"]
+    assert totals.bytes > 0, "what was refused had left all the same"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation": "other"},
+        {"roster": "00" * 32},
+        {"silo": "silo-b"},
+        {"job": "00" * 32},
+        {"round": 1},
+        {"size": 1},
+        {"sha256": "00" * 32},
+        {"ledger_seq": 1},
+        {"ledger_leaf": "00" * 32},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_10_a_receipt_for_anything_else_leaves_the_outcome_unknown(world, changes):
+    world.receipt_changes = changes
+    with pytest.raises(PeerError, match="does not fit"):
+        world.give()
+    assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
+    assert world.audited().ok
+
+
+@pytest.mark.parametrize("signature", [b"", bytes(64), b"x" * 5000])
+def test_10_a_receipt_that_is_no_signature_leaves_the_outcome_unknown(world, signature):
+    world.client.receipt = lambda _: pb.Receipt(signature=signature)
+    with pytest.raises(PeerError):
+        world.give()
+    assert world.outcome()["status"] == "unknown"
+
+
+def test_10_a_receipt_before_the_end_leaves_the_outcome_unknown(world):
+    async def hasty(frames, size):
+        async with contextlib.aclosing(frames):
+            await anext(frames)
+        return pb.Receipt(signature=bytes(64))
+
+    world.client.upload = hasty
+    with pytest.raises(PeerError, match="before the message ended"):
+        world.give()
+    assert world.outcome()["status"] == "unknown"
+
+
+def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
+    async def scenario():
+        await world.gate.hello()
+        reached, never = asyncio.Event(), asyncio.Event()
+        real = world.client.upload
+
+        async def stuck(frames, size):
+            async def slowed():
+                async for frame in frames:
+                    yield frame
+                    if len(world.client.frames) == 3:
+                        reached.set()
+                        await never.wait()
+
+            return await real(slowed(), size)
+
+        world.client.upload = stuck
+        task = asyncio.create_task(world.gate.give(world.declared, 0, Bundle(world.payload()), SILOS))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    (intent,) = world.ledger.open_intents
+    world.settle()
+    outcome = world.outcome()
+    assert (outcome["ref"], outcome["status"], outcome["bytes_sent"]) == (intent, "unknown", 2 * 4096)
+    assert world.audited().open_intents == ()
+
+
+# Uploads whose connection broke: how they stand, and their rest.
+
+
+def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(world, small_chunks):
+    world.broken(4)
+    assert kinds(stored(world.path)) == ["control.open", "egress.intent"]
+    assert ledger_audit.verify(world.path).ok
+    (settled,) = world.settle()
+    request = world.client.messages[-1]
+    assert (request.session, request.job, request.round) == (SESSION, "simple", 0)
+    assert request.job_digest.hex() == world.job.digest
+    assert world.gate._control.messages == 2  # a control message like any other
+    assert "0 bytes" in settled.why
+    assert world.settle() == []
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "after a restart"])
+def test_a_lost_receipt_is_settled(world, small_chunks, restart):
+    payload = world.payload()
+    world.broken(10**6, payload)  # all frames left
+    assert world.client.frames[-1].WhichOneof("body") == "end"
+    if restart:
+        world.restart()
+    world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
+    (settled,) = world.settle()
+    assert (settled.status, settled.why) == ("sent", "")
+    outcome = world.outcome()
+    assert (outcome["status"], outcome["bytes_sent"]) == ("sent", world.client.frames[0].manifest.size)
+    assert outcome["receipt"] == world.receipt(world.client).signature.hex()
+    assert world.audited().open_intents == ()
+
+
+@pytest.mark.parametrize("changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}])
+def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
+    world.broken(10**6)
+    world.receipt_changes = changes
+    world.client.standing_reply = lambda client: pb.StandingReply(receipt=world.receipt(client))
+    (settled,) = world.settle()
+    assert settled.status == "unknown"
+    assert "does not fit" in settled.why
+    assert (world.outcome()["status"], world.outcome()["receipt"]) == ("unknown", None)
+    assert world.audited().ok
+
+
+def test_a_receipt_for_a_message_that_never_ended_settles_nothing_as_sent(world, small_chunks):
+    world.broken(3)
+    world.client.standing_reply = lambda _: pb.StandingReply(receipt=pb.Receipt(signature=bytes(64)))
+    assert "before the message ended" in world.settle()[0].why
+    assert world.outcome()["status"] == "unknown"
+
+
+def test_after_a_restart_all_that_was_declared_counts_as_handed_over(world, small_chunks):
+    world.broken(3)
+    world.restart()
+    world.settle()
+    assert world.outcome()["bytes_sent"] == sum(item.spec.nbytes for item in world.items())
+    assert world.audited().ok
+
+
+def test_a_job_that_the_coordinator_has_no_more_is_unknown_and_other_refusals_leave_it_open(world):
+    world.broken(2)
+
+    def refuse(code):
+        def reply(_):
+            raise TurnedAwayError("coordinator", code, "no")
+
+        world.client.standing_reply = reply
+
+    for code in ("SESSION", "STOPPING", "LIMIT"):
+        refuse(code)
+        with pytest.raises(TurnedAwayError):
+            world.settle()
+        assert len(world.ledger.open_intents) == 1
+    refuse("UNKNOWN_JOB")
+    assert world.settle()[0].status == "unknown"
+
+
+def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
+    """Cut after 12 chunks, of which 7 are there: the manifest says so, the rest goes, the digests are of all of it."""
+    payload = world.payload()
+    pieces = b"".join(world.wanted(payload))
+    world.broken(13, payload)
+    offset = 7 * 4096
+    world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
+    world.settle()
+    world.client.stop_after = None
+    world.give(payload)
+    first, *middle, last = world.client.frames
+    assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
+    assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
+    assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in world.wanted(payload)]
+    cut, whole = ledger_view.messages(world.path)
+    assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
+    assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (offset, len(pieces) - offset, "sent")
+    assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
+    world.give(payload)  # said once, used once
+    assert world.client.frames[0].manifest.offset == 0
+    assert world.audited().ok
+
+
+def test_what_the_coordinator_has_whole_needs_its_end_alone(world, small_chunks):
+    size = sum(item.spec.nbytes for item in world.items())
+    world.broken(10**6)
+    world.client.standing_reply = lambda _: pb.StandingReply(received=size)
+    world.settle()
+    world.client.stop_after = None
+    world.give()
+    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "end"]
+    assert world.outcome()["status"] == "sent"
+    assert world.audited().ok
+
+
+@pytest.mark.parametrize("received", [1, 4095, 4097, 10**9 * 4096, 2**64 - 1])
+def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_chunks, received):
+    world.broken(5)
+    world.client.standing_reply = lambda _: pb.StandingReply(received=received)
+    world.settle()
+    world.client.stop_after = None
+    world.give()
+    assert world.client.frames[0].manifest.offset == 0
+    assert world.audited().ok
+
+
+def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
+    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    offset = 6 * 4096
+    for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
+        limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {most}"}
+        world = World(made, tmp_path / str(may), made.policy(*made.jobs.values(), replace=limit))
+        world.broken(9)
+        world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
+        world.settle()
+        world.client.stop_after = None
+        with contextlib.nullcontext() if may else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes"):
+            world.give()
+        assert world.audited().ok
+
+
+def test_10_an_outcome_that_cannot_be_written_counts_as_left(world, monkeypatch):
+    failing(monkeypatch, "egress.outcome")
+    with pytest.raises(LocalError, match="no more records"):
+        world.give()
+    assert ledger_view.summary(world.path)["simple", "extractor"].bytes > 0
+
+
+def test_rounds_and_attempts_are_messages_of_their_own(world):
+    for round_ in (0, 0, 1):
+        world.give(round_=round_)
+    assert world.audited().ok
+    assert [m.intent.round for m in ledger_view.messages(world.path)] == [0, 0, 1]
+    assert {m.status for m in ledger_view.messages(world.path)} == {"sent"}
+
+
+# Control messages.
+
+
+def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, monkeypatch):
+    assert asyncio.run(world.gate.hello()) == 5
+    opened = stored(world.path)[-1]
+    caps = world.policy.file.control
+    assert (opened["type"], opened["max_messages"], opened["max_bytes"]) == (
+        "control.open",
+        caps.max_messages,
+        caps.max_bytes,
+    )
+    (greeting,) = world.client.messages
+    assert (greeting.silo, greeting.roster_digest.hex()) == (SILO, rosters.digest(world.made.roster))
+    failing(monkeypatch, "control.open")
+    with pytest.raises(LocalError, match="no more records"):
+        asyncio.run(world.gate.hello())
+    assert len(world.client.messages) == 1
+
+
+def test_no_control_message_leaves_without_a_session(world):
+    for call in (
+        world.gate.poll(),
+        world.gate.beat("simple", 1),
+        world.gate.answer("simple", "00" * 32, 1, "DONE"),
+        world.gate.fetch(world.job, 0),
+    ):
+        with pytest.raises(UnreachableError, match="no session"):
+            asyncio.run(call)
+    assert world.client.messages == []
+
+
+def test_every_control_message_is_counted_and_the_totals_are_written(world):
+    async def scenario():
+        await world.gate.hello()
+        await world.gate.poll()
+        assert await world.gate.beat("simple", 1)
+        assert not await world.gate.beat("simple", 2)
+        await world.gate.answer("simple", "ab" * 32, 3, "FAILED", "TRAINING")
+        await world.gate.end_session()
+        await world.gate.end_session()
+
+    asyncio.run(scenario())
+    sent = world.client.messages
+    assert [type(m).__name__ for m in sent] == [
+        "HelloRequest",
+        "PollRequest",
+        "BeatRequest",
+        "BeatRequest",
+        "AnswerRequest",
+    ]
+    assert sent[4] == pb.AnswerRequest(
+        session=SESSION, job="simple", job_digest=b"\xab" * 32, round=3, kind="ANSWER_KIND_FAILED", code=24
+    )
+    closed = stored(world.path)[-1]
+    assert (closed["type"], closed["messages"], closed["bytes"]) == (
+        "control.close",
+        5,
+        sum(m.ByteSize() for m in sent),
+    )
+    assert kinds(stored(world.path)).count("control.close") == 1
+    assert world.audited().open_control is None
+
+
+def test_a_new_session_closes_the_one_before(world):
+    async def scenario():
+        for _ in range(3):
+            await world.gate.hello()
+
+    asyncio.run(scenario())
+    opened = ["control.open", "control.close"]
+    assert kinds(stored(world.path)) == [*opened, *opened, "control.open"]
+    assert len({r["session"] for r in stored(world.path) if r["type"] == "control.open"}) == 3
+
+
+def polled(made, folder, caps):
+    """Poll until the caps stop it; what left."""
+    world = World(made, folder, made.policy(*made.jobs.values(), replace=caps))
+
+    async def scenario():
+        await world.gate.hello()
+        with contextlib.suppress(UnreachableError):
+            for _ in range(1000):
+                await world.gate.poll()
+        with pytest.raises(UnreachableError, match="control record is full"):
+            await world.gate.poll()
+
+    asyncio.run(scenario())
+    assert world.audited().ok  # totals within the caps: the rules check it
+    return world.client.messages
+
+
+def test_the_cap_on_messages_holds(made, tmp_path):
+    assert len(polled(made, tmp_path, {"max_messages = 100000": "max_messages = 4"})) == 4
+
+
+def test_the_cap_on_bytes_holds(made, tmp_path):
+    sent = polled(made, tmp_path, {'max_bytes = "16MiB"': "max_bytes = 200"})
+    size = sum(m.ByteSize() for m in sent)
+    assert size <= 200 < size + sent[-1].ByteSize()
+
+
+def test_a_control_message_is_small(world):
+    async def scenario():
+        await world.gate.hello()
+        await world.gate.beat("x" * 900, 1)
+        for call in (world.gate.beat("x" * 1100, 1), world.gate.answer("x" * 1100, "00" * 32, 1, "DONE")):
+            with pytest.raises(LocalError, match=f"at most {MAX_CONTROL_BYTES}"):
+                await call
+
+    asyncio.run(scenario())
+    assert len(world.client.messages) == 2
+    assert world.gate._control.messages == 2
+
+
+def test_an_answer_is_of_the_closed_lists(world):
+    async def scenario():
+        await world.gate.hello()
+        for kind, code in (("SECRET", "DATA"), ("FAILED", "free text")):
+            with pytest.raises(ValueError, match="enum"):
+                await world.gate.answer("simple", "00" * 32, 1, kind, code)
+
+    asyncio.run(scenario())
+    assert len(world.client.messages) == 1
+
+
+@pytest.mark.parametrize(("seconds", "beat", "hold"), [(0, 1, 0), (7, 7, 7), (10**6, 300, 300)])
+def test_what_the_coordinator_asks_for_is_kept_within_bounds(world, seconds, beat, hold):
+    world.client.greeting = pb.HelloReply(session=SESSION, beat_seconds=seconds, hold_seconds=seconds)
+
+    async def scenario():
+        found = await world.gate.hello()
+        await world.gate.poll()
+        return found
+
+    assert asyncio.run(scenario()) == beat
+    assert world.client.hold == hold
+
+
+# Deliveries.
+
+PIECE = 10_000  # bytes of a chunk of a delivery here
+
+
+def delivery(world, round_=1, values=None, **changes):
+    """Frames of a delivery as the coordinator streams them."""
+    items = delivered_items(world.job.down(round_))
+    rng = torch.Generator().manual_seed(5)
+    values = values or [torch.randn(item.spec.shape, generator=rng) for item in items]
+    digester = Digester([item.spec.nbytes for item in items])
+    cut = [bytes(chunk.payload) for chunk in stream.chunks(values, PIECE)]
+    for chunk in cut:
+        digester.update(chunk)
+    digests = digester.digests()
+    fields = {
+        "job": world.job.name,
+        "job_digest": bytes.fromhex(world.job.digest),
+        "round": round_,
+        "size": sum(item.spec.nbytes for item in items),
+        "tensors": to_wire(items),
+        **changes,
+    }
+    return [
+        tensor.Frame(manifest=tensor.Manifest(**fields)),
+        *(tensor.Frame(chunk=chunk) for chunk in cut),
+        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
+    ], values
+
+
+def fetched(world, frames, round_=1):
+    world.client.delivery = frames
+
+    async def scenario():
+        await world.gate.hello()
+        return (await world.gate.fetch(world.job, round_)).tensors
+
+    with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
+        return asyncio.run(scenario())
+
+
+def test_a_delivery_is_taken_and_recorded(world):
+    frames, values = delivery(world)
+    found = fetched(world, frames)
+    items = delivered_items(world.job.down(1))
+    for item, value in zip(items, values, strict=True):
+        assert torch.equal(found[item.part][item.spec.name], value)
+    ingress = stored(world.path)[-1]
+    assert (ingress["type"], ingress["job"], ingress["round"], ingress["purpose"]) == (
+        "ingress",
+        "simple",
+        1,
+        "delivery",
+    )
+    assert ingress["message"] == {"bytes": frames[0].manifest.size, "sha256": frames[-1].end.sha256.hex()}
+    assert ingress["sender"]["spki"] == world.made.roster.coordinator.spki_sha256
+    request = world.client.messages[-1]
+    assert (request.job, request.round, request.job_digest.hex()) == ("simple", 1, world.job.digest)
+    assert world.audited().ok
+
+
+def test_an_empty_delivery_leaves_no_record(world):
+    empty = tensor.Manifest(job="simple", job_digest=bytes.fromhex(world.job.digest), round=1)
+    end = tensor.End(sha256=sha256(b"").digest())
+    assert fetched(world, [tensor.Frame(manifest=empty), tensor.Frame(end=end)]) == {}
+    assert kinds(stored(world.path)) == ["control.open"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"job": "other"}, "MANIFEST"),
+        ({"job_digest": bytes(32)}, "MANIFEST"),
+        ({"round": 2}, "MANIFEST"),
+        ({"size": 1}, "MANIFEST"),
+        ({"offset": 1}, "MANIFEST"),
+        ({"offset": PIECE}, "MANIFEST"),
+        ({"tensors": []}, "MANIFEST"),
+        ({"tensors": [tensor.TensorHeader(part="secret", name="x")]}, "MANIFEST"),
+        ({"tensors": [tensor.TensorHeader(part="extractor", name="x")]}, "MANIFEST"),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_a_delivery_of_anything_else_is_refused(world, changes, code):
+    frames, _ = delivery(world, **changes)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, frames)
+    assert (caught.value.code, caught.value.peer) == (code, "coordinator")
+    assert "ingress" not in kinds(stored(world.path))
+
+
+def test_a_delivery_that_names_a_part_twice_is_refused(world):
+    frames, _ = delivery(world)
+    first = frames[0].manifest
+    first.tensors.extend(list(first.tensors))
+    with pytest.raises(RefusedError, match="undeclared tensor"):
+        fetched(world, frames)
+
+
+@pytest.mark.parametrize(
+    ("cut", "code"),
+    [
+        (lambda frames: frames[:-1], "INTERRUPTED"),
+        (lambda frames: frames[:1], "INTERRUPTED"),
+        (lambda _: [], "INTERRUPTED"),
+        (lambda frames: frames[1:], "MANIFEST"),
+        (lambda frames: [*frames[:2], *frames[1:]], "LENGTH"),
+        (lambda frames: [frames[0], *frames[2:]], "LENGTH"),
+        (lambda frames: [*frames, frames[1]], "MANIFEST"),
+        (lambda frames: [frames[0], frames[2], frames[1], *frames[3:]], "DIGEST"),
+    ],
+)
+def test_a_delivery_in_any_other_order_is_refused(world, cut, code):
+    frames, _ = delivery(world)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, cut(frames))
+    assert caught.value.code == code
+    assert "ingress" not in kinds(stored(world.path))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_delivered_value_that_is_not_finite_is_refused(world, bad):
+    _, values = delivery(world)
+    values[2].reshape(-1)[0] = bad
+    frames, _ = delivery(world, values=values)
+    with pytest.raises(RefusedError) as caught:
+        fetched(world, frames)
+    assert caught.value.code == "NOT_FINITE"
+
+
+def test_nothing_is_handed_on_when_the_ingress_cannot_be_recorded(world, monkeypatch):
+    failing(monkeypatch, "ingress")
+    with pytest.raises(LocalError, match="no more records"):
+        fetched(world, delivery(world)[0])
+
+
+# Decisions, and the end.
+
+
+def test_decisions_are_recorded(world):
+    async def scenario():
+        await world.gate.record_decision("simple", world.job.digest, "operator", None)
+        await world.gate.record_decision("other", "ab" * 32, "", ("no rule",))
+
+    asyncio.run(scenario())
+    accept, decline = stored(world.path)
+    assert (accept["type"], accept["job_digest"], accept["signer"]) == ("job.accept", world.job.digest, "operator")
+    assert (decline["type"], decline["job"], decline["reasons"]) == ("job.decline", "other", ["no rule"])
+
+
+def test_a_reason_of_any_length_is_recorded_short(world):
+    reasons = ("long" * 400_000, "x" * MAX_REASON, "brief")
+    asyncio.run(world.gate.record_decision("other", "ab" * 32, "", reasons))
+    (decline,) = stored(world.path)
+    assert decline["type"] == "job.decline"
+    assert decline["reasons"] == [("long" * 400_000)[:MAX_REASON], "x" * MAX_REASON, "brief"]
+    assert world.audited().ok
+
+
+@pytest.mark.parametrize("size", [0, 64])
+def test_a_session_has_a_short_name(world, size):
+    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
+    assert asyncio.run(world.gate.hello()) == 1
+
+
+@pytest.mark.parametrize("size", [65, 3_000_000])
+def test_a_session_of_a_long_name_is_refused(world, size):
+    world.client.greeting = pb.HelloReply(session=b"s" * size, beat_seconds=1, hold_seconds=1)
+    with pytest.raises(PeerError, match=f"{size} bytes"):
+        asyncio.run(world.gate.hello())
+    assert world.gate._session == b""
+
+
+def test_closing_writes_the_totals_and_closes_the_channel(world):
+    async def scenario():
+        await world.gate.hello()
+        await world.gate.close()
+
+    asyncio.run(scenario())
+    assert kinds(stored(world.path)) == ["control.open", "control.close"]
+    assert world.client.closed
+
+
+def test_the_channel_is_closed_even_where_the_ledger_fails(world, monkeypatch):
+    asyncio.run(world.gate.hello())
+    failing(monkeypatch, "control.close")
+    asyncio.run(world.gate.close())
+    assert world.client.closed

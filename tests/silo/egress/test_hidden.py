@@ -1,0 +1,447 @@
+"""Parts of a Mix or a Gram through the gate: padded and rotated, by the checks that all else passes."""
+
+import asyncio
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from support.keyed_jobs import BLIND, KEY, SILOS, keys_of, make_keyed, sharing_of
+from support.ledgers import stored
+from support.recording_gate import SESSION, SILO, World, kinds, records
+from support.secure_sums import frame, group
+
+from staddle.errors import LocalError
+from staddle.proto import federation_pb2 as federation
+from staddle.proto import secure_pb2 as pb
+from staddle.proto.convert.mix import Padded, padded_from_wire, padded_to_wire
+from staddle.proto.wire import to_wire
+from staddle.security.blind.mix_context import Version
+from staddle.security.blind.padded_mix import hidden_pieces, make_upload, tagger_of
+from staddle.security.blind.plan import use_of
+from staddle.security.blind.prekeys import Prekey
+from staddle.security.blind.rotated_sketch import sketched
+from staddle.security.blind.rotation import rotate
+from staddle.security.secagg.spec import specify
+from staddle.silo.egress import hidden_messages as outgoing_hidden
+from staddle.silo.egress.gate import DeniedError, TurnedAwayError, UnreachableError
+from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, flat, sent_of
+from staddle.silo.egress.messages import Masking
+from staddle.silo.parts.gifts import Bundle
+
+SEED = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    return make_keyed(tmp_path_factory.mktemp("keyed"))
+
+
+class Keyed(World):
+    """A gate and the parts of the job's round."""
+
+    def __init__(self, made, folder, policy=None):
+        super().__init__(made, folder, policy)
+        self.job = made.jobs["rows"]
+        self.sharing = sharing_of(made, self.job, SILO, folder / "job")
+        self.parts = {part.name: part for part in self.job.up(0)}
+
+    def gives(self):
+        """Values within 2^6, and vectors of both signs."""
+        given = self.payload()
+        for value in given["extractor"].values():
+            value.clamp_(-60, 60)
+        return given
+
+    def padding(self, round_=0, number=0, **changes):
+        version = Version(silo=SILO, round=round_, attempt=0, number=number)
+        return replace(Padding(self.sharing.line(self.parts["extractor"]), version, SEED, KEY), **changes)
+
+    def rotating(self, round_=0):
+        part = self.parts["rows"]
+        return Rotating(use_of(self.job, part, round_), self.sharing.rotation(part, round_), KEY)
+
+    def run(self, call):
+        async def scenario():
+            if not self.gate._session:
+                await self.gate.hello()
+            return await call()
+
+        return asyncio.run(scenario())
+
+    def give_padded(self, payload=None, padding=None, round_=0):
+        given = self.gives() if payload is None else payload
+        own = padding or self.padding(round_)
+        return self.run(lambda: self.gate.give_padded(self.declared, round_, Bundle(given), own, SILOS))
+
+    def give_rotated(self, payload=None, rotating=None, round_=0):
+        given = self.gives() if payload is None else payload
+        own = rotating or self.rotating(round_)
+        return self.run(lambda: self.gate.give_rotated(self.declared, round_, Bundle(given), own, SILOS))
+
+    def arrived(self):
+        return b"".join(frame.chunk for frame in self.client.frames)
+
+    def values(self, payload, part):
+        return [payload[part][spec.name] for spec in self.parts[part].tensors]
+
+
+@pytest.fixture
+def world(keyed, tmp_path):
+    found = Keyed(keyed, tmp_path)
+    yield found
+    found.ledger.close()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Chunks of 4096 bytes, so that there are some."""
+    real = outgoing_hidden.recut
+    monkeypatch.setattr(outgoing_hidden, "recut", lambda pieces: real(pieces, 4096))
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
+
+
+# Padded.
+
+
+def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
+    given, padding = world.gives(), world.padding()
+    sent = world.give_padded(given, padding)
+    line, tagger = padding.line, tagger_of(padding.line, KEY)
+    wanted = b"".join(
+        w.tobytes() for w in hidden_pieces(line, padding.version, SEED, flat(world.values(given, "extractor")), tagger)
+    )
+    ctx = padding.version.context(line)
+    assert world.arrived() == wanted
+    assert len(world.client.frames) > 10
+    assert sent == Sent(sha256(wanted).digest(), tagger.padded(KEY, ctx, SILO))
+    manifest = world.client.frames[0].manifest
+    assert (manifest.part, manifest.context, manifest.size) == ("extractor", ctx, line.nbytes)
+    assert list(manifest.tensors) == []
+
+    found = stored(world.path)
+    assert kinds(found) == ["control.open", "egress.intent", "egress.digest", "egress.outcome"]
+    intent, digest, outcome = found[1:]
+    assert (intent["form"], intent["readers"], intent["cohort"]) == ("padded", ["mix"], list(SILOS))
+    assert intent["hidden"] == {"ctx": ctx.hex(), "number": 0}
+    assert {(tensor["part"], tensor["dtype"]) for tensor in intent["tensors"]} == {("extractor", "uint64")}
+    assert (digest["tensors"], outcome["status"]) == ([], "sent")
+    assert world.audited().open_intents == ()
+
+
+def test_what_a_lost_receipt_leaves_to_be_signed_is_the_same(world):
+    given, padding = world.gives(), world.padding()
+    assert sent_of(world.parts["extractor"], world.values(given, "extractor"), padding) == world.give_padded(
+        given, padding
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": Version(silo="silo-b", round=0, attempt=0, number=0)}, "a padded upload bound to"),
+        ({"version": Version(silo=SILO, round=1, attempt=0, number=0)}, "a padded upload bound to"),
+        ({"job": "mail"}, "a padded upload bound to"),
+        ({"job_digest": "ab" * 32}, "a padded upload bound to"),
+        ({"clip": 5}, "a padded upload bound to"),
+        ({"part": "rows"}, "part 'rows' does not cross by a Mix in round 0"),
+        ({"part": "metrics"}, "part 'metrics' does not cross by a Mix in round 0"),
+    ],
+)
+def test_3_a_line_or_a_version_that_the_job_does_not_declare_lets_nothing_leave(world, change, said):
+    padding = world.padding()
+    if "version" in change:
+        padding = replace(padding, **change)
+    else:
+        line = padding.line
+        group = line.group.model_copy(update={"name": change.pop("part", "extractor")})
+        if "clip" in change:
+            clip = change.pop("clip")
+            group = group.model_copy(update={"clip_exponent": clip, "scale_exponent": 30 - clip})
+        padding = replace(padding, line=line.model_copy(update={"group": group, **change}))
+    with pytest.raises(LocalError, match=said):
+        world.give_padded(padding=padding)
+    world.nothing_left()
+
+
+def test_2_a_value_beyond_the_clip_does_not_leave(world):
+    given = world.gives()
+    given["extractor"]["extractor.fc1.bias"].reshape(-1)[-1] = 65.0
+    with pytest.raises(LocalError, match="its largest magnitude is 65, above its clip 64"):
+        world.give_padded(given)
+    world.nothing_left()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_2_a_value_that_is_not_finite_leaves_in_no_form(world, bad):
+    given = world.gives()
+    for part in ("extractor", "rows"):
+        next(iter(given[part].values())).reshape(-1)[0] = bad
+    with pytest.raises(LocalError, match="holds NaN or infinity"):
+        world.give_padded(given)
+    with pytest.raises(LocalError, match="holds NaN or infinity"):
+        world.give_rotated(given)
+    world.nothing_left()
+
+
+def test_1_a_part_that_the_job_does_not_have_stops_every_message(world):
+    given = {**world.gives(), "secret": {"x": torch.zeros(1)}}
+    for give in (world.give_padded, world.give_rotated):
+        with pytest.raises(LocalError, match="secret/x is not in the job's schema"):
+            give(given)
+    world.nothing_left()
+
+
+def test_1_each_message_takes_its_own_part(world):
+    given = world.gives()
+    given["rows"] = {"other": torch.zeros(1)}  # not of this message; that of the rows refuses it
+    world.give_padded(given)
+    with pytest.raises(LocalError, match="rows/other is not in the job's schema"):
+        world.give_rotated(given)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('forms = ["padded"]', 'forms = ["masked"]', "'padded' is not in forms"),
+        ('readers = ["mix"]', 'readers = ["coordinator"]', "'mix' is not in readers"),
+        ('dtypes = ["uint64"]\nmax_elements = ', 'dtypes = ["float32"]\nmax_elements = ', "'uint64' is not in dtypes"),
+    ],
+)
+def test_4_the_policy_decides_on_what_is_padded(keyed, tmp_path, old, new, said):
+    strict = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace={old: new}))
+    with pytest.raises(DeniedError, match=said):
+        strict.give_padded()
+    strict.nothing_left()
+    strict.ledger.close()
+
+
+def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
+    deny = keyed.policy(keyed.jobs["rows"], replace={'forms = ["rotated"]': 'forms = ["plain"]'})
+    strict = Keyed(keyed, tmp_path, deny)
+    with pytest.raises(DeniedError, match="'rotated' is not in forms"):
+        strict.give_rotated()
+    strict.nothing_left()
+    strict.ledger.close()
+
+
+def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
+    options, model = {"sampling": "algorithm2", "sketch": 32}, {"name": "convnet-digits", "classes": 3}
+    job = keyed.job("sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model)
+    del keyed.jobs["sketched"]  # of this test alone
+    world = Keyed(keyed, tmp_path, keyed.policy(job))
+    world.job, world.parts = job, {part.name: part for part in job.up(1)}
+    world.sharing = sharing_of(keyed, job, SILO, tmp_path / "sketched")
+    part = world.parts["direction"]
+    use, ctx = use_of(job, part, 1), world.sharing.rotation(part, 1)
+    (whole,) = [item.spec for item in world.declared.items(1) if item.part == "direction"]
+    assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
+    assert whole.elements > 10_000
+    vector = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    world.give_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
+    assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
+    (header,) = world.client.frames[0].manifest.tensors
+    assert (header.name, list(header.shape), header.size) == ("sketch", [1, 32], 128)
+    intent = stored(world.path)[1]
+    assert [(each["kind"], each["shape"], each["dtype"]) for each in intent["tensors"]] == [
+        ("sketch", [1, 32], "float32")
+    ]
+    with pytest.raises(LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"):
+        world.give_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1)
+    world.ledger.close()
+
+
+# A lost connection.
+
+
+def broken(world, give, frames):
+    def gone(_):
+        raise world.client.error
+
+    world.client.stop_after, world.client.receipt = frames, gone
+    with pytest.raises(UnreachableError):
+        give()
+    world.client.stop_after, world.client.receipt = None, world.receipt
+
+
+def test_a_padded_upload_goes_on_where_it_broke(world, small_pieces):
+    given, padding = world.gives(), world.padding()
+    broken(world, lambda: world.give_padded(given, padding), 5)
+    first = world.arrived()
+    world.client.standing_reply = lambda _: federation.StandingReply(received=len(first))
+    (settled,) = world.run(world.gate.settle)
+    assert (settled.status, settled.ctx) == ("unknown", padding.version.context(padding.line).hex())
+    assert world.client.messages[-1].part == "extractor"
+    sent = world.give_padded(given, padding)
+    assert world.client.frames[0].manifest.offset == len(first) == 4 * 4096
+    assert sent.sha256 == sha256(first + world.arrived()).digest()
+    assert world.audited().open_intents == ()
+
+
+def test_another_version_does_not_go_on_where_the_first_broke(world, small_pieces):
+    given = world.gives()
+    broken(world, lambda: world.give_padded(given, world.padding()), 5)
+    world.client.standing_reply = lambda _: federation.StandingReply(received=4 * 4096)
+    world.run(world.gate.settle)
+    world.give_padded(given, world.padding(number=1))
+    assert world.client.frames[0].manifest.offset == 0
+    assert world.audited().open_intents == ()
+
+
+def test_parts_of_a_round_break_and_settle_each_by_itself(world, small_pieces):
+    given = world.gives()
+    broken(world, lambda: world.give_padded(given), 3)
+    broken(world, lambda: world.give_rotated(given), 1)
+    settled = world.run(world.gate.settle)
+    assert len({each.ctx for each in settled}) == 2
+    assert [message.part for message in world.client.messages[-2:]] == ["extractor", "rows"]
+
+
+# Rotated.
+
+
+def test_vectors_leave_rotated_and_are_recorded(world):
+    given, rotating = world.gives(), world.rotating()
+    world.give_rotated(given, rotating)
+    value = given["rows"]["rows"]
+    wanted = [rotate(v[None].double().numpy(), replace(rotating.use, row=r).key(KEY)) for r, v in enumerate(value)]
+    assert world.arrived() == np.concatenate(wanted).astype("<f4").tobytes()
+    manifest = world.client.frames[0].manifest
+    items = [item for item in world.items() if item.part == "rows"]
+    assert (manifest.part, manifest.context) == ("rows", rotating.context)
+    assert list(manifest.tensors) == to_wire(items)
+    intent, digest = stored(world.path)[1:3]
+    assert (intent["form"], intent["readers"]) == ("rotated", ["gram"])
+    assert intent["hidden"] == {"ctx": rotating.context.hex(), "number": 0}
+    assert digest["tensors"] == []
+    assert world.audited().open_intents == ()
+
+
+def test_each_row_has_a_rotation_of_its_own(keyed, tmp_path):
+    made = keyed.job(
+        "by-class",
+        "pfedsim",
+        SILOS,
+        {"rho": 0, "similarity": "per_class"},
+        min_cohort=3,
+        security={
+            "secure_aggregation": "required",
+            "clip_exponent": 6,
+        },
+    )
+    world = Keyed(keyed, tmp_path, keyed.policy(made))
+    world.job, world.sharing = made, sharing_of(keyed, made, SILO, tmp_path / "other")
+    world.parts = {part.name: part for part in made.up(0)}
+    given = world.gives()
+    given["rows"]["rows"][:] = given["rows"]["rows"][0]
+    world.give_rotated(given)
+    rows = np.frombuffer(world.arrived(), "<f4").reshape(given["rows"]["rows"].shape)
+    assert len({row.tobytes() for row in rows}) == len(rows) == 3
+    norms = np.linalg.norm(rows.astype(np.float64), axis=1)
+    assert np.allclose(norms, float(given["rows"]["rows"][0].double().norm()), rtol=1e-6)
+    world.ledger.close()
+
+
+def test_2_vectors_of_one_sign_do_not_leave(world):
+    given = world.gives()
+    given["rows"]["rows"].abs_()
+    with pytest.raises(LocalError, match="part 'rows': vector 0 has entries of one sign only"):
+        world.give_rotated(given)
+    world.nothing_left()
+
+
+def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
+    for rotating in (
+        replace(world.rotating(), use=replace(world.rotating().use, round=1)),
+        replace(world.rotating(), use=replace(world.rotating().use, job="ab" * 32)),
+    ):
+        with pytest.raises(LocalError, match="vectors rotated for"):
+            world.give_rotated(rotating=rotating)
+    with pytest.raises(LocalError, match="part 'extractor' does not cross by a Gram"):
+        world.give_rotated(rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor")))
+    world.nothing_left()
+
+
+def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
+    with pytest.raises(LocalError, match="wants secure aggregation; nothing of it leaves in the clear"):
+        world.give(world.gives())
+    world.nothing_left()
+
+
+# The word on an upload.
+
+
+def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
+    padding = world.padding()
+    sent, own = world.give_padded(padding=padding), world.sharing
+    upload, pieces = make_upload(
+        padding.line, padding.version, sent.sha256, sent.tag, SEED, SEED, own.others, keys_of(world.made, SILO).sign
+    )
+    prekey = Prekey(1, bytes(32), bytes(64))
+    digest = bytes.fromhex(world.job.digest)
+    message = padded_to_wire(Padded(b"", "rows", digest, "extractor", upload, pieces, prekey))
+    ctx = padding.version.context(padding.line)
+    seen = []
+    real = world.client.padded
+
+    async def padded(request):
+        seen.append(records(world.path)[-1])
+        await real(request)
+
+    world.client.padded = padded
+    world.run(lambda: world.gate.padded(ctx, message))
+    assert message.session == b""  # as it is kept
+    given = padded_from_wire(SILO, pb.PaddedGiven.FromString(world.client.calls[-1].sent[0]))
+    assert (given.session, given.upload, given.pieces, given.prekey) == (SESSION, upload, pieces, prekey)
+    (record,) = seen
+    assert (record["type"], record["kind"], record["ctx"]) == ("egress.protocol", "padded", ctx.hex())
+    assert record["message"]["sha256"] == sha256(world.client.calls[-1].sent[0]).hexdigest()
+    assert world.audited().ok
+
+
+def test_a_word_that_is_refused_was_recorded_all_the_same(world):
+    async def padded(request):
+        raise TurnedAwayError("coordinator", "ROUND_CLOSED", "over")
+
+    world.client.padded = padded
+    message = pb.PaddedGiven(job="rows", job_digest=bytes.fromhex(world.job.digest))
+    with pytest.raises(TurnedAwayError):
+        world.run(lambda: world.gate.padded(bytes(32), message))
+    assert records(world.path)[-1]["kind"] == "padded"
+
+
+def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
+    world.give_padded()
+    world.give_rotated(round_=1)
+    found = [(part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)]
+    assert found == [("extractor", 0), ("rows", 1)]
+
+
+def has_left(world, round_, part):
+    return world.gate.has_left(world.declared, round_, part)
+
+
+# Rows for members of a round, in the words of its sum.
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"counts": (0, 1 << 31, 1 << 30, 1 << 29, 1 << 29)}, "a secure sum of groups"),  # one that there may be
+        ({"counts": (1 << 30, 1 << 30, 1 << 30, 1 << 29, 1 << 29)}, "mixes 1073741824 of the reader's own part"),
+        ({"counts": (0, 3 << 30, 1 << 29, 1 << 28, 1 << 28)}, "one silo has 3221225472 of the 4294967296"),
+        ({"counts": (0, 1 << 31, 1 << 31, 0, 0)}, "2 silos are mixed, fewer than min_cohort 3"),
+    ],
+)
+def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, why):
+    """Whoever let it through before; nothing of the values is looked at."""
+    name = f"extractor.{SILOS[0]}"
+    row = group(name, 8, weights="public", reader=SILOS[0])
+    spec = specify(frame(groups=(row,), rows={name: {}}, brought=frozenset({name})), SILOS, 0)
+    spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
+    masking = Masking(spec, SILO, (), SILOS, None)
+    with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
+        world.run(lambda: world.gate.give_masked(world.declared, 0, Bundle(world.gives()), masking))
+    assert world.client.frames == []
+    assert kinds(stored(world.path)) == ["control.open"]

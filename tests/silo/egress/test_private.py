@@ -1,0 +1,329 @@
+"""What leaves of a private job: by what it was computed from, and what paid for it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.keyed_jobs import BLIND, make_keyed
+from support.ledgers import spend
+from support.private_jobs import TABLE, policy_for, private_job
+from support.recording_gate import RECORDS, SILOS, Made, World, kinds, make_federation, records
+from support.secure_sums import frame
+
+from staddle.algorithms.exchange.parts import WEIGHT
+from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid
+from staddle.commands.federation import local_federation
+from staddle.errors import LocalError
+from staddle.security.blind.sum import group
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import load_keys
+from staddle.security.policy import policy as policies
+from staddle.security.policy.release import Release, nothing_paid, unpaid
+from staddle.security.secagg.spec import specify
+from staddle.silo.egress import messages as outgoing
+from staddle.silo.egress.gate import DeniedError
+from staddle.silo.egress.messages import Masking
+from staddle.silo.parts.declared import Declared
+from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.tensors import exactly
+
+from ..blind.test_round import BOUNDS, DECLARED, FRAME, ITEMS, PARTS, payload
+from ..blind.test_round import SILOS as FOUR
+from .test_hidden import Keyed
+
+IDS = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    found = make_federation(tmp_path_factory.mktemp("private"))
+    private_job(found)
+    return found
+
+
+class Private(World):
+    """A gate whose budget has reservations IDS of the job, and one of another job."""
+
+    def __init__(self, made, folder, **table):
+        self.job_name = "private"
+        super().__init__(made, folder, policy_for(made, *made.jobs.values(), **{"required": "true", **table}))
+        self.job = made.jobs["private"]
+        self.fund()
+
+    def fund(self):
+        of = {**dict.fromkeys(IDS, self.declared.digest), 6: "cd" * 32}
+        self.gate._paid = lambda number, job: of.get(number) == job
+        spend(self.ledger, 7, "1.5")
+
+    def bundle(self, taint, but=None, **changes):
+        """Random numbers, all of one taint ``but`` for one tensor, with its own."""
+        given = self.payload(**changes)
+        taints = {part: dict.fromkeys(own, taint) for part, own in given.items()}
+        if but is not None:
+            part, name, other = but
+            taints[part][name] = other
+        return Bundle(given, taints)
+
+    def intent(self):
+        return next(record for record in records(self.path) if record["type"] == "egress.intent")
+
+
+@pytest.fixture
+def world(made, tmp_path):
+    found = Private(made, tmp_path)
+    yield found
+    found.ledger.close()
+
+
+def denied(world, bundle, words):
+    with pytest.raises(DeniedError, match=words):
+        world.give(bundle)
+    world.nothing_left()
+    last = records(world.path)[-1]
+    assert last["type"] == "policy.deny"
+    return last
+
+
+# (3) Counts are noisy, and nothing shows how many records there are.
+
+
+def test_the_signed_document_says_that_a_job_is_private(made):
+    assert Declared.of(made.jobs["private"].document(), RECORDS).private
+    assert not Declared.of(made.jobs["simple"].document(), RECORDS).private
+    keyed = {**made.jobs["simple"].document(), "privacy": {"epsilon": "6"}}
+    assert Declared.of(keyed, RECORDS).records is None
+
+
+def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
+    counts = {"tested": torch.tensor(10**6), "correct.delivered": torch.tensor(5), WEIGHT: torch.tensor(1e9).double()}
+    world.give(world.bundle(paid(*IDS), **counts))
+    assert world.client.uploads == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        (WEIGHT, torch.tensor(2.5, dtype=torch.float64), "no whole number from 0 to 9007199254740991, .*are noisy"),
+        (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "no whole number from 0"),
+        ("tested", torch.tensor(2**53), "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy"),
+        ("correct.trained", torch.tensor(11), "correct.trained is 11, of 10 that were tested"),
+    ],
+)
+def test_3_they_are_counts_all_the_same(world, name, value, words):
+    with pytest.raises(LocalError, match=words) as caught:
+        world.give(world.bundle(paid(*IDS), **{name: value}))
+    assert not any(str(count) in str(caught.value) for count in (RECORDS.train, f"has {RECORDS.test} "))
+    world.nothing_left()
+
+
+# (4) What has to be protected is.
+
+
+def test_4_nothing_private_leaves_where_the_data_set_is_protected(world):
+    found = denied(world, Bundle(world.payload()), r"and 9 more would leave as computed from records without noise")
+    (reason,) = found["reasons"]
+    assert "[dataset.data] has required = true; ask for a job that is signed with [privacy]" in reason
+
+
+def test_4_one_private_tensor_holds_the_message_back(world):
+    but = ("model", "classifier.bias", PRIVATE)
+    denied(world, world.bundle(paid(*IDS), but), r"^this silo holds .*: model/classifier\.bias would leave as computed")
+
+
+def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, world, tmp_path):
+    world.job = made.jobs["simple"]
+    for taint in (PUBLIC, paid(*IDS)):
+        denied(world, world.bundle(taint), "without noise")
+    free = Private(made, tmp_path / "free", required="false")
+    free.job = made.jobs["simple"]
+    free.give(free.bundle(PUBLIC))
+    assert {tensor["taint"] for tensor in free.intent()["tensors"]} == {"private"}
+    assert free.intent()["dp"] is None
+    free.ledger.close()
+
+
+# (5) It was paid for.
+
+
+def test_5_what_was_paid_for_leaves_and_the_record_names_what_paid(world):
+    world.give(world.bundle(paid(4), ("model", "classifier.bias", paid(2, 4))))
+    intent = world.intent()
+    assert intent["dp"] == {"dataset": "data", "ids": [2, 4]}
+    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    assert world.audited().ok
+
+
+def test_5_nothing_private_leaves_of_a_private_job_even_where_nothing_has_to_be_protected(made, tmp_path):
+    """Else the epsilon that the job and the ledger say would not hold."""
+    world = Private(made, tmp_path, required="false")
+    but = ("model", "classifier.bias", PRIVATE)
+    denied(world, world.bundle(paid(*IDS), but), r"model/classifier\.bias would leave .*, and the job is private")
+    world.ledger.close()
+
+
+def test_5_what_is_public_needs_no_payment(world):
+    world.give(world.bundle(PUBLIC))
+    assert world.intent()["dp"] is None
+    assert {tensor["taint"] for tensor in world.intent()["tensors"]} == {"public"}
+
+
+@pytest.mark.parametrize("number", [3, 6, 0, 2**53 - 1])
+@pytest.mark.parametrize("required", ["true", "false"])
+def test_5_a_reservation_that_is_none_or_of_another_job_pays_for_nothing(made, tmp_path, number, required):
+    world = Private(made, tmp_path, required=required)
+    found = denied(world, world.bundle(paid(2), ("metrics", "tested", paid(number))), f"reservation {number} is said")
+    assert len(found["reasons"]) == 1
+    world.ledger.close()
+
+
+def test_5_without_a_budget_nothing_is_paid_for(world):
+    world.gate._paid = nothing_paid
+    denied(world, world.bundle(paid(*IDS)), "reservation 2 is said .*; reservation 4 is said")
+
+
+def test_5_what_is_dp_and_names_nothing_that_paid_is_refused():
+    bare = Release("model", "whole_model", "w", "float32", (2,), taint="dp")
+    assert list(unpaid([bare], "ab", lambda *_: True)) == [
+        "tensor model/w is dp, and names no reservation that paid for it"
+    ]
+    assert list(unpaid([replace(bare, ledger_ids=(3,))], "ab", lambda *_: True)) == []
+    assert list(unpaid([replace(bare, taint="public")], "ab", lambda *_: False)) == []
+
+
+def test_5_the_same_refusal_again_is_recorded_once(world):
+    for _ in range(3):
+        with pytest.raises(DeniedError):
+            world.give(world.bundle(paid(3)))
+    assert kinds(records(world.path)).count("policy.deny") == 1
+
+
+# (6) The ledger has a head of the budget that has what paid.
+
+
+def test_6_a_reservation_that_no_head_in_the_ledger_covers_lets_nothing_leave(world):
+    world.gate._paid = lambda *_: True
+    with pytest.raises(LocalError, match="is paid by 7 of data set 'data', whose last head has 7 records"):
+        world.give(world.bundle(paid(7)))
+    world.nothing_left()
+
+
+# The other forms.
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    made = make_keyed(tmp_path_factory.mktemp("private-keyed"))
+    silos = made.jobs["rows"].silos
+    made.job("rows", "pfedsim", silos, {"rho": 0}, min_cohort=3, security=BLIND, privacy=TABLE)
+    return made
+
+
+class PrivateKeyed(Keyed):
+    """The same for what leaves padded and rotated."""
+
+    def __init__(self, made, folder):
+        super().__init__(made, folder, policy_for(made, *made.jobs.values(), required="true"))
+        self.gate._paid = lambda number, job: number in IDS and job == self.declared.digest
+        spend(self.ledger, 7, "1.5")
+
+    def given(self, part, taint):
+        """Of one part, all of this taint; nothing is said of the others."""
+        return Bundle(self.gives(), {part: dict.fromkeys(self.gives()[part], taint)})
+
+    def padded(self, taint):
+        bundle, padding = self.given("extractor", taint), self.padding()
+        return self.run(lambda: self.gate.give_padded(self.declared, 0, bundle, padding, SILOS))
+
+    def rotated(self, taint):
+        bundle, rotating = self.given("rows", taint), self.rotating()
+        return self.run(lambda: self.gate.give_rotated(self.declared, 0, bundle, rotating, SILOS))
+
+
+@pytest.mark.parametrize("form", ["padded", "rotated"])
+def test_what_leaves_hidden_has_its_taint_and_was_paid_for(keyed, tmp_path, form):
+    world = PrivateKeyed(keyed, tmp_path)
+    for taint, words in ((PRIVATE, "without noise"), (paid(3), "reservation 3 is said")):
+        with pytest.raises(DeniedError, match=words):
+            getattr(world, form)(taint)
+    world.nothing_left()
+    getattr(world, form)(paid(*IDS))
+    intent = next(record for record in records(world.path) if record["type"] == "egress.intent")
+    assert (intent["form"], intent["dp"]) == (form, {"dataset": "data", "ids": list(IDS)})
+    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    assert world.audited().ok
+
+
+MASKED = """
+version = 1
+[limits]
+max_bytes_per_round = "64MiB"
+[control]
+max_messages = 100
+max_bytes = "1MiB"
+[[allow]]
+name = "all"
+methods = ["fedavg"]
+parts = ["model", "metrics"]
+kinds = ["whole_model", "metric"]
+tensors = ["**"]
+dtypes = ["uint32", "uint64"]
+max_elements = 100_000
+recipients = ["coordinator"]
+readers = ["sum"]
+forms = ["masked"]
+[dataset.data]
+unit = "record"
+epsilon = 8
+delta = 1e-5
+required = true
+"""
+
+
+@pytest.fixture(scope="module")
+def summing(tmp_path_factory):
+    """The four silos of the secure sum."""
+    files = local_federation.make(tmp_path_factory.mktemp("summing") / "local", FOUR)
+    return Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+
+
+def masked(made, folder, bundle):
+    """One masked upload of the first of them, through its gate."""
+    world = Keyed.__new__(Keyed)
+    World.__init__(world, made, folder, policies.parse(MASKED.encode(), "policy.toml"))
+    world.declares = replace(DECLARED, records=None, silos=FOUR)
+    world.gate._paid = lambda number, job: number in IDS and job == world.declares.digest
+    spend(world.ledger, 7, "1.5")
+    masking = Masking(specify(FRAME, FOUR, 0), FOUR[0], (), FOUR, None)
+    try:
+        world.run(lambda: world.gate.give_masked(world.declares, FRAME.round, bundle, masking))
+    finally:
+        world.ledger.close()
+    return world
+
+
+def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path, monkeypatch):
+    monkeypatch.setattr("recording_gate.SILO", FOUR[0])
+    given = payload(FOUR[0])
+    taints = {part.name: {spec.name: paid(4) for spec in part.wire} for part in PARTS}
+    taints["model"][WEIGHT] = paid(2)
+    world = masked(summing, tmp_path / "good", Bundle(given, taints))
+    intent = next(record for record in records(world.path) if record["type"] == "egress.intent")
+    assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
+    assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
+    taints["model"][WEIGHT] = PRIVATE
+    with pytest.raises(DeniedError, match=r"model/\w+, model/\w+.* would leave as computed from records without noise"):
+        masked(summing, tmp_path / "bad", Bundle(given, taints))
+
+
+def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_records():
+    public = replace(BOUNDS, weights="public")
+    counts = tuple((silo, 20) for silo in FOUR)
+    spec = specify(frame(groups=tuple(group(part, public) for part in PARTS), counts=counts), FOUR, 0)
+    values = exactly(ITEMS, payload(FOUR[3]))  # whose weight is 10
+    for records_, may in ((10, True), (11, False), (None, True)):
+        masking = Masking(spec, FOUR[3], (), FOUR, records_)
+        if may:
+            assert outgoing.masked(PARTS, ITEMS, values, masking).form == "masked"
+        else:
+            with pytest.raises(LocalError, match="weights it by 10, not by the 11 training records"):
+                outgoing.masked(PARTS, ITEMS, values, masking)

@@ -1,0 +1,606 @@
+"""The rows of a Mix at their recipient; the coordinator is the test, and as hostile as it likes."""
+
+import asyncio
+
+import pytest
+import torch
+from support.keyed_jobs import KEY, SILOS, WHOLE, Coordinator, even, keys_of, make_keyed, sharing_of
+from support.ledgers import stored
+
+from staddle.algorithms.method import KEEP
+from staddle.errors import LocalError, RefusedError, UnwritableError
+from staddle.files import checked_file
+from staddle.proto import stream
+from staddle.proto.convert.prekeys import words_to_wire
+from staddle.proto.frames import decode
+from staddle.proto.wire import tensor_bytes
+from staddle.security.faults import COORDINATOR_OR_SILO
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.records import Peer
+from staddle.security.secagg.spec import Terms
+from staddle.silo.egress.hidden_messages import flat
+from staddle.silo.ingress import delivery
+from staddle.silo.ingress import mix_rows as rows
+from staddle.silo.ingress.mix_memory import OpenedRows
+
+ME, OTHERS = SILOS[0], SILOS[1:]
+TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
+OWN = 1 << 30
+BEGUN = checked_file.to_json(OpenedRows())
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    return make_keyed(tmp_path_factory.mktemp("keyed"))
+
+
+@pytest.fixture(scope="module")
+def givers(keyed, tmp_path_factory):
+    """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once, and only read."""
+    found = {}
+    for name, round_ in (("rows", 1), ("mail", 2)):
+        job = keyed.jobs[name]
+        part = next(iter(rows.expected_rows(job, round_).values())).part
+        found[name] = Coordinator(keyed, job, part, tmp_path_factory.mktemp(name))
+        for number in range(4):
+            for silo in job.silos:
+                found[name].give(silo, number, number + (name == "mail"))
+    return found
+
+
+class Recipient:
+    """One silo with a ledger, whose memory is on the disk."""
+
+    def __init__(self, keyed, coordinator, folder, terms=TERMS, key=KEY):
+        self.coordinator, self.folder, self.terms = coordinator, folder, terms
+        self.sharing = sharing_of(keyed, coordinator.job, ME, folder / "job", key)
+        self.ledger = Ledger.open(folder / "ledger", ME, keyed.roster.federation, keys_of(keyed, ME).log)
+        self.own_values = {
+            spec.name: torch.full(spec.shape, 0.5) + torch.arange(spec.elements).reshape(spec.shape) / 2**20
+            for spec in coordinator.part.tensors
+        }
+        self.asked = []
+        entry = keyed.roster.coordinator
+        self.peer = Peer(id=entry.id, spki=entry.spki_sha256)
+
+    def own(self, part):
+        self.asked.append(part.name)
+        return flat([self.own_values[spec.name] for spec in part.tensors])
+
+    def take(self, frames, round_=1):
+        """One delivery, as a process that has just begun takes it."""
+
+        async def scenario():
+            async def coming():
+                for frame in frames:
+                    yield decode(frame.SerializeToString())
+
+            opener = rows.Rows(self.sharing, round_, self.terms, self.own)
+            return await delivery.take(self.ledger, self.peer, self.coordinator.job, round_, coming(), opener)
+
+        return asyncio.run(scenario())
+
+    def memory(self):
+        """The bytes of all that it remembers of rows that it opened."""
+        found = {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        return {name: data for name, data in found.items() if data != BEGUN}
+
+
+@pytest.fixture
+def recipient(keyed, givers, tmp_path):
+    found = Recipient(keyed, givers["rows"], tmp_path)
+    yield found
+    found.ledger.close()
+
+
+@pytest.fixture
+def addressee(keyed, givers, tmp_path):
+    found = Recipient(keyed, givers["mail"], tmp_path)
+    yield found
+    found.ledger.close()
+
+
+def versions(number, silos=OTHERS):
+    return [(silo, number) for silo in silos]
+
+
+def close(found, wanted):
+    """Within what rounding the values to 2^-24 does (clip 2^6, 30 bits), and their dtype."""
+    return all(torch.allclose(found[name].double(), value, rtol=0, atol=2e-6) for name, value in wanted.items())
+
+
+def refusal(recipient, frames, round_=1):
+    """Who is to blame and for what; the delivery is refused, and no ingress is recorded."""
+    with pytest.raises(RefusedError) as caught:
+        recipient.take(frames, round_)
+    assert stored(recipient.folder / "ledger") == []
+    return caught.value.peer, str(caught.value.code), caught.value.why
+
+
+# The whole way.
+
+
+@pytest.mark.parametrize("own", [0, OWN])
+@pytest.mark.parametrize("chunk", [1 << 20, 4096])
+def test_a_row_comes_down_and_is_the_mean_by_its_weights(recipient, own, chunk, monkeypatch):
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", chunk)
+    made, weights = recipient.coordinator, even(versions(0), own)
+    found = recipient.take(made.delivery(1, [made.row(ME, weights, own)], chunk=chunk))
+    assert found.tensors.keys() == {"extractor"}
+    assert {name: value.dtype for name, value in found.tensors["extractor"].items()} == {
+        spec.name: torch.float32 for spec in made.part.tensors
+    }
+    assert close(found.tensors["extractor"], made.wanted(weights, own, recipient.own_values))
+    assert (found.items, found.digests) == ((), ())
+    assert recipient.asked == (["extractor"] if own else [])
+    (ingress,) = stored(recipient.folder / "ledger")
+    assert (ingress["type"], ingress["message"]["bytes"]) == ("ingress", made.line.nbytes)
+
+
+def test_words_that_chunks_cut_in_two_are_put_together(recipient):
+    """As behind tensors whose bytes are no multiple of eight."""
+    made, weights = recipient.coordinator, even(versions(0))
+    message, hidden = made.row(ME, weights)
+    opener = rows.Rows(recipient.sharing, 1, TERMS, recipient.own)
+    assert opener.announced("coordinator", [message], []) == [len(hidden)]
+    opener.admit()
+    at = 0
+    for size in (4, 1, 2, 3, 8, 13, 4096 - 31, len(hidden)):
+        opener.write(memoryview(hidden)[at : at + size])
+        at += size
+    assert close(opener.delivered()["extractor"], made.wanted(weights))
+
+
+def test_nothing_is_a_delivery_too(recipient):
+    assert recipient.take(recipient.coordinator.delivery(1, [])).tensors == {}
+    assert recipient.memory() == {}
+
+
+def test_the_same_row_comes_again_after_a_lost_connection_and_a_restart(recipient):
+    made, weights = recipient.coordinator, even(versions(0), OWN)
+    frames = made.delivery(1, [made.row(ME, weights, OWN)])
+    with pytest.raises(RefusedError, match="before its end frame"):
+        recipient.take(frames[:-1])
+    before = recipient.memory()
+    found = recipient.take(frames)
+    assert recipient.memory() == before
+    assert close(found.tensors["extractor"], made.wanted(weights, OWN, recipient.own_values))
+
+
+@pytest.mark.parametrize("behind", [0, 1, stream.TOGETHER - 1, stream.TOGETHER])
+def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_it(recipient, behind, monkeypatch):
+    """Also among chunks that wait for others, to go to the thread together."""
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
+    made = recipient.coordinator
+    manifest, *chunks, _ = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    assert len(chunks) > 2 * stream.TOGETHER
+    bad = type(chunks[1])(chunk=chunks[1].chunk[:-8])
+    peer, code, why = refusal(recipient, [manifest, chunks[0], bad, *chunks[2 : 2 + behind]])
+    assert (peer, code) == ("coordinator", "LENGTH")
+    assert "a chunk of 4088 bytes" in why
+
+
+def test_chunks_go_to_the_thread_together_and_what_is_no_chunk_at_once(recipient, monkeypatch):
+    monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
+    fed, feed = [], delivery._feed
+    monkeypatch.setattr(delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames))
+    made = recipient.coordinator
+    frames = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
+    recipient.take(frames)
+    whole, rest = divmod(len(frames) - 2, stream.TOGETHER)
+    assert fed == [1, *[stream.TOGETHER] * whole, rest + 1]  # the manifest; the chunks; the end with the last ones
+
+
+def test_rows_of_rounds_that_follow(recipient):
+    made = recipient.coordinator
+    for number in range(3):
+        weights = even(versions(number), OWN)
+        found = recipient.take(made.delivery(number + 1, [made.row(ME, weights, OWN)]), number + 1)
+        assert close(found.tensors["extractor"], made.wanted(weights, OWN, recipient.own_values))
+
+
+# What was put aside for a silo that was away.
+
+
+def mailed(made, rows_and_keeps):
+    """m and k, the obvious way, in float64."""
+    total, kept = {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors}, 1.0
+    for weights, keep in rows_and_keeps:
+        row = made.wanted(weights)
+        total = {name: value * keep + row[name] * (1 - keep) for name, value in total.items()}
+        kept *= keep
+    return total, kept
+
+
+def mail_over(made, mixed):
+    return made.row(ME, even(mixed), keep=0.5)
+
+
+def mail_of_round_1(made):
+    """Newer uploads of a round of which there was mail."""
+    for silo in OTHERS:
+        made.give(silo, 10, 1)
+    return mail(made, 10)
+
+
+def unlike():
+    """Not as the method weighs silos that have the same counts."""
+    weights = even(versions(0))
+    (first, own), (second, other), *rest = weights.items()
+    moved = int(0.05 * WHOLE)
+    return {first: own + moved, second: other - moved, **dict(rest)}
+
+
+def mail(made, number):
+    return made.row(ME, even(versions(number)), keep=0.5)
+
+
+def test_mail_is_put_together_in_the_order_of_its_rounds(addressee, monkeypatch):
+    monkeypatch.setattr(
+        "staddle.algorithms.methods.fedsimsup.method.FedSimSup.mail_fault", lambda *_: ""
+    )  # other shares, to tell apart
+    made = addressee.coordinator
+    steps = [(even(versions(0)), 0.5), (even(versions(1)), 0.25), (even(versions(2, OTHERS[:3])), 0.75)]
+    parcels = [made.row(ME, weights, keep=keep) for weights, keep in steps]
+    wanted, kept = mailed(made, steps)
+    found = addressee.take(made.delivery(4, parcels), 4).tensors["theta"]
+    assert found.keys() == {*wanted, KEEP.name}
+    assert float(found[KEEP.name]) == kept == 0.5 * 0.25 * 0.75
+    assert close(found, wanted)
+    assert addressee.asked == []
+
+
+def test_mail_that_was_fetched_comes_again_and_grows(addressee):
+    """A silo that fetched, and was away again, gets all of it once more, and a row more."""
+    made = addressee.coordinator
+    parcels = [mail(made, number) for number in range(3)]
+    for fetched in (parcels[:2], parcels[:2], parcels):
+        addressee.take(made.delivery(4, fetched), 4)
+    addressee.take(made.delivery(4, parcels[1:]), 4)
+    with pytest.raises(RefusedError, match="older uploads"):  # what did not come the last time does not come back
+        addressee.take(made.delivery(4, parcels), 4)
+
+
+def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_again(keyed, tmp_path):
+    part = next(iter(rows.expected_rows(keyed.jobs["mail"], 2).values())).part
+    made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
+    own = made.silos[ME]
+    for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
+        made.give_all(number)
+        for silo in OTHERS:
+            prekeys = made.silos[silo].prekeys
+            prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
+
+    def fetch(numbers):
+        opener = rows.Rows(own, 4, TERMS, None)
+        told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
+        opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
+        opener.admit()
+        return set(own.prekeys.own())
+
+    assert fetch([1]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([1, 2]) == {1, 2, 3}
+    assert fetch([2]) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (lambda made: [mail(made, 0), mail(made, 0)], "SPEC", "brings a row twice"),
+        (lambda made: [mail(made, 1), mail(made, 0)], "POLICY", "older uploads of silo-b, silo-c, silo-d, silo-e"),
+        (lambda made: [made.row(ME, even(versions(0), OWN), OWN)], "SPEC", "mail that has a part of its recipient"),
+        (lambda made: [mail(made, number) for number in range(4)], "MANIFEST", "4 rows of a Mix, at most 3"),
+        (lambda made: [mail(made, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
+        (
+            lambda made: [mail(made, 0), mail_over(made, [*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])])],
+            "SPEC",
+            "mail over uploads of rounds ",
+        ),
+        (lambda made: [mail(made, 0), mail_of_round_1(made)], "SPEC", "mail of round 1 in 3, after that of 1"),
+        (lambda made: [made.row(ME, unlike(), keep=0.5)], "SPEC", "gives 'silo-b' a share of 0.300000, by the"),
+        (lambda made: [made.row(ME, even(versions(0)), keep=0.4)], "SPEC", "keep = 0.400000 of round 1, by the"),
+        (lambda made: [made.row(ME, even(versions(0)), keep=0.6)], "SPEC", "counts it is 0.500000 to 0.500000"),
+    ],
+)
+def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
+    made = addressee.coordinator
+    peer, found, why = refusal(addressee, made.delivery(3, change(made)), 3)
+    assert (peer, found) == ("coordinator", code)
+    assert said in why
+
+
+# A hostile coordinator.
+
+
+def shifted(hidden):
+    changed = bytearray(hidden)
+    changed[8 * 100] ^= 1
+    return bytes(changed)
+
+
+def with_tag(made, tag):
+    message, hidden = made.row(ME, even(versions(0)))
+    message.tag = tag
+    return message, hidden
+
+
+def kept(made, keep):
+    message, hidden = made.row(ME, even(versions(0)))
+    message.keep = keep
+    return message, hidden
+
+
+def renamed(made, part):
+    message, hidden = made.row(ME, even(versions(0)))
+    message.part = part
+    return message, hidden
+
+
+def swapped_letters(made):
+    message, hidden = made.row(ME, even(versions(0)))
+    first, second = message.summands[0].letter, message.summands[1].letter
+    kept_ = type(first)()
+    kept_.CopyFrom(first)
+    first.CopyFrom(second)
+    second.CopyFrom(kept_)
+    return message, hidden
+
+
+def unsigned(made):
+    message, hidden = made.row(ME, even(versions(0)))
+    message.summands[0].upload.signature = bytes(64)
+    return message, hidden
+
+
+def letters_for_another(made):
+    """Each letter is the one for another recipient, where there is one."""
+    message, hidden = made.row(ME, even(versions(0)))
+    for summand, silo in zip(message.summands, OTHERS, strict=True):
+        other = next(each for each in OTHERS if each != silo)
+        found, _ = made.row(other, even([(silo, 0)]), letters_of=other)
+        summand.letter.CopyFrom(found.summands[0].letter)
+    return message, hidden
+
+
+HOSTILE = {
+    "a shifted word": (lambda m: m.row(ME, even(versions(0)), words=shifted), "SUM", "was altered"),
+    "another key's tag": (lambda m: with_tag(m, bytes(8)), "SUM", "was altered"),
+    "a tag that is none": (lambda m: with_tag(m, b"\xff" * 8), "SUM", "are none"),
+    "weights too small": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)), "SPEC", "add up to"),
+    "weights too large": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 4), OWN), "SPEC", "add up to"),
+    "fewer than min_cohort": (lambda m: m.row(ME, even(versions(0, OTHERS[:2]))), "POLICY", "fewer than"),
+    "too concentrated": (
+        lambda m: m.row(ME, {**even(versions(0, OTHERS[1:]), WHOLE * 3 // 4), (OTHERS[0], 0): WHOLE * 3 // 4}),
+        "POLICY",
+        "more than half",
+    ),
+    "of another recipient": (lambda m: m.row(OTHERS[0], even(versions(0, (ME, *OTHERS[1:])))), "SPEC", "a row of"),
+    "of oneself": (lambda m: m.row(ME, even(versions(0, SILOS))), "SPEC", "not distinct other silos"),
+    "signed by a silo": (lambda m: m.row(ME, even(versions(0)), sign=m.silos[OTHERS[0]].sign), "SPEC", "signature"),
+    "in another spelling": (
+        lambda m: m.row(ME, even(versions(0)), document=lambda payload: b" " + payload),
+        "SPEC",
+        "canonical",
+    ),
+    "letters for another": (letters_for_another, "SHARES", "brings 'silo-a' a letter for"),
+    "uploads not named": (lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[:-1]), "SPEC", "other uploads"),
+    "uploads in another order": (
+        lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[::-1]),
+        "SPEC",
+        "other uploads than its row names",
+    ),
+    "letters swapped": (swapped_letters, "SHARES", "is not what"),
+    "a signature that does not hold": (unsigned, "UPLOAD", "passed on from 'silo-b'"),
+    "keep in a row that is no mail": (lambda m: m.row(ME, even(versions(0)), keep=0.5), "SPEC", "which is no mail"),
+    "keep above one": (lambda m: kept(m, 1.5), "SPEC", "keep = 1.5"),
+    "keep below zero": (lambda m: kept(m, -0.5), "SPEC", "keep = -0.5"),
+    "keep that is no number": (lambda m: kept(m, float("nan")), "SPEC", "keep = nan"),
+    "of another part": (lambda m: renamed(m, "model"), "SPEC", "rows of part 'model', which has none"),
+    "of no part": (lambda m: renamed(m, ""), "SPEC", "a row of no part"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_row_that_breaks_a_rule_is_refused_and_who_can_have_done_it_is_named(recipient, name):
+    change, code, said = HOSTILE[name]
+    made = recipient.coordinator
+    peer, found, why = refusal(recipient, made.delivery(1, [change(made)]))
+    assert (peer, found) == (COORDINATOR_OR_SILO if said == "was altered" else "coordinator", code), why
+    assert said in why
+
+
+def test_a_silo_that_sealed_no_seed_is_named(keyed, givers, recipient, monkeypatch):
+    """What the coordinator cannot see."""
+    made = givers["rows"]
+    monkeypatch.setattr(made, "stored", dict(made.stored))
+    own = made.silos[OTHERS[1]]
+    known = own.prekeys.known()
+    wrong = {**known.newest, ME: known.newest[OTHERS[0]]}  # sealed to a key that is not this silo's
+    own.prekeys.save(known.model_copy(update={"newest": wrong}))
+    made.give(OTHERS[1], 0)
+    own.prekeys.save(known)
+    peer, code, why = refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)))]))
+    assert (peer, code) == (OTHERS[1], "SHARES")
+    assert "does not open" in why
+
+
+@pytest.mark.parametrize(
+    ("rows_", "manifest", "code", "said"),
+    [
+        (2, {}, "MANIFEST", "2 rows of a Mix, at most 1"),
+        (1, {"size": 8}, "MANIFEST", "declared 8 bytes"),
+        (1, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors and words have 104448"),
+        (0, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors have 0"),
+        (1, {"job": "mail"}, "MANIFEST", "delivery is of 'mail'"),
+        (1, {"offset": 1 << 20}, "MANIFEST", "begins at byte"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused_before_anything_is_remembered(recipient, rows_, manifest, code, said):
+    made = recipient.coordinator
+    many = [made.row(ME, even(versions(0)))] * rows_
+    peer, found, why = refusal(recipient, made.delivery(1, many, **manifest))
+    assert (peer, found) == ("coordinator", code)
+    assert said in why
+    assert recipient.memory() == {}
+
+
+def test_half_a_word_is_refused(recipient):
+    made = recipient.coordinator
+    row = made.row(ME, even(versions(0)), words=lambda hidden: hidden[:-4])
+    assert refusal(recipient, made.delivery(1, [row]))[1] == "MANIFEST"
+    frames = made.delivery(1, [row], size=made.line.nbytes)
+    assert refusal(recipient, frames)[1] == "LENGTH"
+
+
+def test_there_are_no_rows_before_a_round_has_given_any(recipient):
+    made = recipient.coordinator
+    _, code, why = refusal(recipient, made.delivery(0, [made.row(ME, even(versions(0)))]), 0)
+    assert (code, "at most 0" in why) == ("MANIFEST", True)
+
+
+def test_a_part_that_is_mixed_does_not_come_in_the_clear(recipient):
+    made = recipient.coordinator
+    frames = made.delivery(1, [], plain={"extractor": made.values(OTHERS[0], 0)})
+    _, code, why = refusal(recipient, frames)
+    assert (code, "'extractor', which is not in the schema" in why) == ("MANIFEST", True)
+
+
+def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
+    """As in a job that is not keyed."""
+    made = recipient.coordinator
+    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
+
+    async def coming():
+        for frame in frames:
+            yield frame
+
+    with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+    frames = made.delivery(1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)]))
+    with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+
+
+# What was opened is not opened again with other weights.
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (lambda: even(versions(0), OWN), "new uploads of 0 silos, fewer than min_cohort 3"),
+        (lambda: even([*versions(0, OTHERS[:2]), *versions(1, OTHERS[2:])]), "new uploads of 2 silos"),
+        (lambda: even(versions(0, OTHERS[:3])), "new uploads of 0 silos"),
+    ],
+)
+def test_another_row_over_the_same_uploads_is_refused(recipient, second, said):
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    before = recipient.memory()
+    weights = second()
+    row = made.row(ME, weights, WHOLE - sum(weights.values()))
+    with pytest.raises(RefusedError, match=said) as caught:
+        recipient.take(made.delivery(2, [row]), 2)
+    assert (caught.value.peer, caught.value.code) == ("coordinator", "POLICY")
+    assert recipient.memory() == before
+
+
+def test_a_row_of_older_uploads_is_refused(recipient):
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(2)))]))
+    row = made.row(ME, even([*versions(3, OTHERS[:3]), (OTHERS[3], 1)]))
+    with pytest.raises(RefusedError, match="older uploads of silo-e"):
+        recipient.take(made.delivery(2, [row]), 2)
+
+
+def test_a_row_that_was_refused_half_way_counts_as_opened(recipient):
+    """Its seeds were opened: another row over these uploads is one too many, the same is not."""
+    made = recipient.coordinator
+    refusal(recipient, made.delivery(1, [made.row(ME, even(versions(0)), words=shifted)]))
+    with pytest.raises(RefusedError, match="new uploads of 0 silos"):
+        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+
+
+def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
+    made, opened = recipient.coordinator, []
+    real = rows.open_seed
+    monkeypatch.setattr(rows, "open_seed", lambda *given: opened.append(1) or real(*given))
+
+    def full(path, data, mode=0o600):
+        raise UnwritableError(f"{path}: no space left on device")
+
+    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
+    with monkeypatch.context() as patched:
+        patched.setattr(checked_file, "write_atomic", full)
+        with pytest.raises(UnwritableError):
+            recipient.take(frames)
+    assert opened == []
+    recipient.take(frames)
+    assert len(opened) == len(OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        (Terms(min_cohort=5), "fewer than"),
+        (Terms(min_cohort=3, min_honest=5), "are sure to be honest, the policy asks for 5"),
+        (Terms(min_cohort=3, colluders=4), "1 are sure to be honest"),
+    ],
+)
+def test_a_silo_with_a_stricter_policy_opens_less(keyed, givers, tmp_path, terms, said):
+    strict = Recipient(keyed, givers["rows"], tmp_path, terms)
+    made = strict.coordinator
+    peer, code, why = refusal(strict, made.delivery(1, [made.row(ME, even(versions(0)))]))
+    strict.ledger.close()
+    assert (peer, code) == ("coordinator", "POLICY")
+    assert said in why
+
+
+def test_a_row_under_another_key_does_not_open(keyed, givers, tmp_path):
+    other = Recipient(keyed, givers["rows"], tmp_path, key=b"another".ljust(32))
+    made = other.coordinator
+    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (COORDINATOR_OR_SILO, "SUM")
+    other.ledger.close()
+
+
+def test_memory_that_was_changed_is_told(recipient):
+    made = recipient.coordinator
+    frames = made.delivery(1, [made.row(ME, even(versions(0)))])
+    recipient.take(frames)
+    path = recipient.folder / "job" / "mix-extractor.rows.json"
+    path.write_bytes(path.read_bytes().replace(b":0", b":9"))
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json"):
+        recipient.take(frames)
+
+
+def test_memory_that_is_gone_opens_no_row(recipient):
+    """Else rows over the same uploads with other weights could be opened."""
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    (recipient.folder / "job" / "mix-extractor.rows.json").unlink()
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone, and with it"):
+        recipient.take(made.delivery(1, [made.row(ME, even(versions(0), OWN), OWN)]))
+    memory, job = recipient.sharing.memory, made.job
+    memory.check_begun(job, contributed=False)
+    with pytest.raises(LocalError, match=r"mix-extractor\.rows\.json: gone"):
+        memory.check_begun(job, contributed=True)
+    memory.begin(job)
+    memory.check_begun(job, contributed=True)
+
+
+def test_memory_of_rows_is_begun_once(recipient):
+    made = recipient.coordinator
+    recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))]))
+    before = recipient.memory()
+    recipient.sharing.memory.begin(made.job)
+    assert recipient.memory() == before
+
+
+def test_what_a_row_gives_is_what_the_part_has(recipient):
+    made = recipient.coordinator
+    found = recipient.take(made.delivery(1, [made.row(ME, even(versions(0)))])).tensors["extractor"]
+    for spec in made.part.tensors:
+        assert found[spec.name].shape == spec.shape
+        assert len(tensor_bytes(found[spec.name])) == spec.nbytes

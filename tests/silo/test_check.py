@@ -1,0 +1,311 @@
+import asyncio
+import datetime as dt
+import json
+import re
+import shutil
+import ssl
+from types import SimpleNamespace
+
+import pytest
+from support.ledgers import first
+from support.private_jobs import dataset, private_job, undrafted
+from typer.testing import CliRunner
+
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.commands.federation import local_federation
+from staddle.commands.silo import app
+from staddle.coordinator import config as coordinator_configs
+from staddle.coordinator.server import running
+from staddle.errors import LocalError
+from staddle.security import preflight
+from staddle.security.dp.budget import Budget
+from staddle.security.dp.budget_records import Steps
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.keys import Role, create_keys, load_keys
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.silo.check import check, footprint
+
+from .conftest import SILOS, records
+
+NAMES = ["configuration", "keys", "roster", "member", "clock", "policy", "data", "ledger", "disk"]
+WAY = ["reach", "handshake", "health"]
+
+
+@pytest.fixture
+def federation(tmp_path, made, monkeypatch):
+    """A federation of the test's own: it breaks it. Before a first start a split that leaves both sides some."""
+    monkeypatch.setattr("staddle.silo.check.secrets", SimpleNamespace(token_bytes=bytes))
+    shutil.copytree(made.files.folder, tmp_path / "local")
+    files = local_federation.LocalFederation(tmp_path / "local", SILOS, made.files.founder)
+    local_federation.write_silo(files, "silo-a", "127.0.0.1:9", records(), [made.jobs["simple"]])
+    return files
+
+
+@pytest.fixture
+def look(federation):
+    """The findings by name: those that are not ok, but for the way to a coordinator that does not run."""
+
+    def call(*jobs):
+        report = check(federation.silo_config("silo-a"), jobs)
+        return {finding.name: finding.text for finding in report.findings if not finding.ok and finding.name not in WAY}
+
+    return call
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_all_that_is_as_it_should_be(federation):
+    report = check(federation.silo_config("silo-a"), [federation.folder / "jobs" / "simple.json"])
+    found = {finding.name: finding.text for finding in report.findings if finding.ok}
+    assert list(found) == [*NAMES[:-1], "job", "disk"]
+    assert "40 records of shape [1, 8, 8], 3 classes, classes not named" in found["data"]
+    assert "this silo would accept; about " in found["job"]
+    assert found["job"].endswith(" to test on: which ones is drawn at the first start")
+    assert not (federation.state("silo-a") / "split.key").exists()
+    assert list(federation.state("silo-a").iterdir()) == []  # nothing was changed
+
+
+def test_a_gpu_that_is_not_there_is_told(federation):
+    path = federation.silo_config("silo-a")
+    path.write_text(path.read_text() + '[training]\ndevice = "cuda:9"\n')
+    (finding,) = check(path).findings
+    assert not finding.ok
+    assert "'cuda:9': this machine has" in finding.text
+
+
+def test_the_configuration_comes_first(federation):
+    edit(federation.silo_config("silo-a"), "directory", "directry")
+    (finding,) = check(federation.silo_config("silo-a")).findings
+    assert not finding.ok
+    assert "unknown key 'directry'; did you mean 'directory'?" in finding.text
+    edit(federation.silo_config("silo-a"), "directry", "directory")
+    edit(federation.silo_config("silo-a"), "127.0.0.1:9", "127.0.0.1")
+    assert "is not host:port" in check(federation.silo_config("silo-a")).findings[0].text
+
+
+def test_keys_that_others_can_read(federation, look):
+    key = federation.folder / "silo-a" / "keys" / "log.key"
+    key.chmod(0o640)
+    found = look(federation.folder / "jobs" / "simple.json")
+    assert f"run: chmod 600 {key}" in found["keys"]
+    assert found.keys() == {"keys", "member", "job"}
+    assert found["member"] == "not tried: first put keys and roster right"
+
+
+def test_a_roster_of_others_or_without_us(federation, look):
+    edit(federation.silo_config("silo-a"), '"local"', '"other"')
+    found = look()
+    assert "roster is of federation 'local', ours is 'other'" in found["roster"]
+    assert {"member", "clock"} <= found.keys()
+    edit(federation.silo_config("silo-a"), '"other"', '"local"')
+    path = federation.folder / "roster.json"
+    without = rosters.remove(rosters.load(path), "silo-a")
+    rosters.save(rosters.sign(without, load_keys(federation.folder / "founder")), path)
+    assert "'silo-a'" in look()["member"]
+    assert "is missing in roster version" in look()["member"]
+
+
+def test_keys_that_are_not_those_of_the_roster(federation, look):
+    shutil.rmtree(federation.folder / "silo-a" / "keys")
+    create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
+    assert "has other keys in roster" in look()["member"]
+    edit(federation.silo_config("silo-a"), 'keys = "keys"', 'keys = "../operator"')
+    assert "'operator' is an operator, not a silo; use the keys of a silo" in look()["member"]
+
+
+def test_a_clock_outside_the_certificates(made):
+    year = dt.timedelta(days=365)
+    now = dt.datetime.now(dt.UTC)
+    assert preflight.clock(made.roster, now)[0]
+    with pytest.raises(LocalError, match="is before the certificate of 'coordinator'"):
+        preflight.clock(made.roster, now - year)
+    with pytest.raises(LocalError, match="is after the certificate of 'coordinator'"):
+        preflight.clock(made.roster, now + 11 * year)
+
+
+def test_a_policy_that_is_none_or_empty(federation, look):
+    path = federation.folder / "silo-a" / "policy.toml"
+    edit(path, "max_messages", "max_message")
+    assert "did you mean 'max_messages'" in look()["policy"]
+    path.write_text(path.read_text().partition("[[allow]]")[0].replace("max_message ", "max_messages "))
+    findings = {f.name: f for f in check(federation.silo_config("silo-a")).findings}
+    assert findings["policy"].ok
+    assert "nothing may leave and every job is declined" in findings["policy"].text
+    declined = look(federation.folder / "jobs" / "simple.json")["job"]
+    assert "simple.json: this silo would decline the job, POLICY: " in declined
+    assert "no [[allow]] has method" in declined
+    assert "coordinator:" not in declined  # which has said nothing
+
+
+def test_data_and_weights_that_cannot_be_read(federation, look):
+    (federation.folder / "silo-a" / "data.npz").write_bytes(b"x")
+    config = federation.silo_config("silo-a")
+    config.write_text(config.read_text() + '[[weights]]\njobs = ["a"]\npart = "supervisor"\nfile = "gone"\n')
+    found = look()
+    assert "not a .npz file" in found["data"]
+    assert "gone: No such file" in found["weights"]
+
+
+def test_a_ledger_that_holds_and_one_that_does_not(federation, look):
+    folder = federation.state("silo-a") / "ledger"
+    keys = load_keys(federation.keys("silo-a"))
+    with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
+        ledger.start("staddle", "ab" * 32, "ab" * 32)
+    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    assert ": 1 record holds, " in texts["ledger"]
+    with Ledger.open(folder, "silo-a", federation.name, keys.log) as ledger:
+        head = ledger.stop("asked to stop")
+    texts = {f.name: f.text for f in check(federation.silo_config("silo-a")).findings}
+    assert texts["ledger"].endswith(f"2 records hold, signed up to 2, head 1:{head.leaf}")
+    edit(first(folder), '"staddle"', '"stapple"')
+    assert "run: staddle ledger verify" in look()["ledger"]
+
+
+def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30 - 1))
+    assert "1024.0 MiB free, 1.0 GiB needed (at least a GiB); make room" in look()["disk"]
+    monkeypatch.setattr("staddle.silo.check.footprint", lambda *_: 2**31)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
+    assert "disk" not in look()
+    assert "2.0 GiB needed (the largest of the jobs)" in look(federation.folder / "jobs" / "simple.json")["disk"]
+    monkeypatch.undo()
+    edit(federation.silo_config("silo-a"), 'directory = "state"', 'directory = "silo.toml/state"')
+    assert "is no folder" in look()["disk"]
+
+
+def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
+    document = {
+        "version": 1,
+        "name": "j1",
+        "seed": 1,
+        "rounds": 2,
+        "silos": ["a", "b", "c", "d"],
+        "min_cohort": 3,
+        "method": {"name": "fedaims", "options": {"sampling": "algorithm2"}},
+        "model": {"name": "convnet-digits", "classes": 10},
+        "training": {"lr": 0.1},
+    }
+    clear, blind = (
+        Job.from_file(JobFile.model_validate({**document, "security": {"secure_aggregation": way}}), "job.toml")
+        for way in ("off", "required")
+    )
+    (direction,) = (part for part in blind.up(1) if part.name == "direction")
+    (whole,), (sketch,) = direction.given, direction.wire
+    more = 2 * (whole.nbytes - sketch.nbytes)  # the outbox, and the one before it
+    assert footprint(blind, "a") - footprint(clear, "a") == more > 2 * 8 * 10_000
+
+
+def test_a_job_that_was_accepted_or_run_here(federation, look):
+    signed = federation.folder / "jobs" / "simple.json"
+    folder = federation.state("silo-a") / "jobs" / "simple"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(signed.read_bytes())
+    (folder / "state-2.safetensors").touch()
+    texts = {f.name: f.text for f in check(federation.silo_config("silo-a"), [signed]).findings}
+    assert "was accepted here, 2 of its rounds are over" in texts["job"]
+    (folder / "job.json").write_bytes(b"another")
+    assert "another job has this name" in look(signed)["job"]
+
+
+def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, made):
+    """As the agent would answer: beside what others spent, under the policy as it is now."""
+    job = private_job(made, "fits")
+    del made.jobs["fits"]
+    path, config = made.files.folder / "jobs" / "fits.json", federation.silo_config("silo-a")
+    policy = federation.folder / "silo-a" / "policy.toml"
+    allowed = undrafted(made.policy(job).text)
+    policy.write_text(allowed + dataset())
+    found = {finding.name: finding for finding in check(config, [path]).findings}
+    assert found["privacy"].text.endswith("epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0")
+    assert "this silo would accept" in found["job"].text
+    keys, folder = load_keys(federation.keys("silo-a")), federation.state("silo-a") / "privacy" / "data"
+    with Budget.open(folder, "data", "local", "silo-a", keys.log, known=False) as budget:
+        budget.set_limit("8.0", "0.00001", "ab" * 32)
+        budget.reserve("mri", "cd" * 32, 0, "training", [Steps(sigma="2", q="0.25", steps=40)])
+    policy.write_text(allowed + dataset(epsilon=5.0))
+    found = {finding.name: finding for finding in check(config, [path]).findings}
+    assert re.search(r"epsilon = [1-5]\.\d+ of 5\.0 at .* is spent; jobs that spent: 1", found["privacy"].text)
+    assert not found["job"].ok
+    said = r"fits\.json: this silo would decline the job, POLICY: .* all of job 'fits' would bring .* limit of 5\.0"
+    assert re.search(said, found["job"].text)
+    (folder / "checkpoint").unlink()
+    (privacy,) = (finding for finding in check(config).findings if finding.name == "privacy")
+    assert "is missing; restore the folder" in privacy.text
+
+
+def served(federation, silo="silo-a"):
+    """The last three findings while the coordinator runs."""
+
+    async def run():
+        local_federation.write_coordinator(federation, [], {})
+        async with running(coordinator_configs.load(federation.coordinator_config)) as address:
+            path = federation.silo_config(silo)
+            config = path.read_text().splitlines()
+            path.write_text("\n".join(f'coordinator = "{address}"' if "coordinator =" in c else c for c in config))
+            return (await asyncio.to_thread(check, path)).findings[-3:]
+
+    return asyncio.run(run())
+
+
+def test_the_way_to_a_coordinator_that_runs(federation):
+    findings = served(federation)
+    assert [(finding.name, finding.ok) for finding in findings] == [(name, True) for name in WAY]
+    assert "it takes our certificate" in findings[1].text
+    assert findings[2].text == "coordinator serves"
+
+
+def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation):
+    """The silo's roster has its new key, the coordinator's still the old one."""
+    old = (federation.folder / "roster.json").read_bytes()
+    shutil.rmtree(federation.folder / "silo-a" / "keys")
+    entry = create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
+    roster = rosters.add(rosters.load(federation.folder / "roster.json"), entry, replace=True)
+    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), federation.folder / "new.json")
+    edit(federation.silo_config("silo-a"), "../roster.json", "../new.json")
+    assert (federation.folder / "roster.json").read_bytes() == old
+    reach, handshake, health = served(federation)
+    assert reach.ok
+    assert "its roster may not have our key" in handshake.text
+    assert health.text == "not tried: first put the handshake right"
+
+
+def test_somebody_else_who_answers_is_no_coordinator(federation):
+    create_keys(federation.folder / "other", "coordinator", Role.COORDINATOR, "somebody")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(federation.folder / "other" / "tls.crt", federation.folder / "other" / "tls.key")
+
+    async def run():
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        edit(federation.silo_config("silo-a"), "127.0.0.1:9", f"127.0.0.1:{port}")
+        async with server:
+            return (await asyncio.to_thread(check, federation.silo_config("silo-a"))).findings[-3:]
+
+    _, handshake, health = asyncio.run(run())
+    assert "shows another certificate than the roster has" in handshake.text
+    assert not health.ok
+
+
+def test_nothing_listens_or_no_such_host(federation):
+    texts = [finding.text for finding in check(federation.silo_config("silo-a")).findings[-3:]]
+    assert "Connection refused; does the coordinator run" in texts[0]
+    assert texts[1:] == ["not tried: first put reach right"] * 2
+    edit(federation.silo_config("silo-a"), "127.0.0.1:9", "nowhere.invalid:9")
+    assert "no host has the name" in check(federation.silo_config("silo-a")).findings[-3].text
+
+
+def test_the_command_numbers_its_lines_and_ends_with_1(federation):
+    result = CliRunner().invoke(app, ["check", "--config", str(federation.silo_config("silo-a"))])
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].startswith(" 1  ok    configuration")
+    assert any(line.startswith("10  FAIL  reach ") for line in lines)
+    assert lines[-1] == "3 of 12 failed"
+    result = CliRunner().invoke(app, ["check", "--json", "--config", str(federation.silo_config("silo-a"))])
+    document = json.loads(result.output)
+    assert (result.exit_code, document["ok"]) == (1, False)
+    assert [finding["name"] for finding in document["findings"]] == NAMES + WAY

@@ -1,0 +1,118 @@
+import pytest
+import torch
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.data.registry import Npz
+from staddle.algorithms.data.sources.images import Images
+from staddle.commands.federation import local_federation
+from staddle.errors import LocalError
+from staddle.silo import config as configs
+from staddle.silo.egress.gate import checked_address
+
+FOUNDER = "SHA256:" + "A" * 43
+HEAD = """
+version = 1
+coordinator = "federation.example:7443"
+directory = "state"
+keys = "keys"
+roster = "../roster.json"
+policy = "policy.toml"
+"""
+TRUST = f"""
+[trust]
+federation = "lung"
+founders = ["{FOUNDER}"]
+threshold = 1
+"""
+DATA = """
+[data]
+file = "records/data.npz"
+"""
+TEXT = HEAD + TRUST + DATA
+
+
+@pytest.fixture
+def load(tmp_path):
+    def read(text):
+        (tmp_path / "silo.toml").write_text(text)
+        return configs.load(tmp_path / "silo.toml")
+
+    return read
+
+
+def test_paths_are_relative_to_the_file(load, tmp_path):
+    config = load(TEXT)
+    assert config.directory == tmp_path / "state"
+    assert config.keys == tmp_path / "keys"
+    assert config.roster == tmp_path / "../roster.json"
+    assert config.policy == tmp_path / "policy.toml"
+    assert config.data == Npz(file=tmp_path / "records/data.npz")
+    images = load(HEAD + TRUST + '[data]\nkind = "images"\nfolder = "scans"\n')
+    assert images.data == Images(kind="images", folder=tmp_path / "scans")
+
+
+def test_what_is_left_out_has_its_default(load):
+    config = load(TEXT)
+    assert (config.log, config.data.test_fraction, config.training.threads) == ("text", 0.25, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + 'polcy = "x"\n' + TRUST + DATA, "unknown key 'polcy'; did you mean 'policy'?"),
+        (TEXT + "[trainin]\n", "unknown key 'trainin'; did you mean 'training'?"),
+        (TEXT + 'kind = "cvs"\n', "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"),
+        (
+            TEXT + 'folder = "x"\n',
+            "data: 'folder' is a key of kind images or torchvision or tiny-imagenet or natural, this is",
+        ),
+        (TEXT + 'kind = "images"\n', "data: 'file' is a key of kind npz or csv, this is kind 'images' with keys"),
+        (TEXT + 'kind = "csv"\nlabel = "y"\nfeature = ["x"]\n', "unknown key 'data.feature'; did you mean 'features'?"),
+        (TEXT + 'kind = "csv"\nlabel = "y"\n', "missing key 'data.features'"),
+        (TEXT + "test_fractions = 0.5\n", "unknown key 'data.test_fractions'; did you mean 'test_fraction'?"),
+        (HEAD.replace('policy = "policy.toml"\n', "") + TRUST + DATA, "missing key 'policy'"),
+        (HEAD + TRUST, "missing key 'data'"),
+        (HEAD + TRUST + "[data]\n", "missing key 'data.file'"),
+        (HEAD + DATA, "missing key 'trust'"),
+        (TEXT + "test_fraction = 1\n", "data.test_fraction = 1"),
+        (TEXT + "test_fraction = 0\n", "data.test_fraction = 0"),
+        (TEXT + "test_fraction = nan\n", "data.test_fraction = nan"),
+        (TEXT + "[training]\nthreads = 0\n", "training.threads = 0"),
+        (TEXT + '[training]\ndevice = "tpu"\n', "training.device = 'tpu'"),
+        (TEXT + '[metrics]\nlisten = "10.1.1.1:1"\n', "metrics.listen = '10.1.1.1:1': is not on loopback"),
+        (TEXT.replace("version = 1", "version = 3"), "version = 3"),
+    ],
+)
+def test_what_is_wrong_is_named(load, text, said):
+    with pytest.raises(LocalError) as caught:
+        load(text)
+    assert said in str(caught.value)
+    assert "silo.toml" in str(caught.value)
+
+
+def test_a_local_federation_writes_what_this_reads(made, tmp_path):
+    files = local_federation.make(tmp_path / "f", ["silo-a", "silo-b"])
+    job = made.jobs["simple"]
+    data = Dataset(torch.zeros(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+    local_federation.write_silo(files, "silo-a", "127.0.0.1:1", data, [job])
+    config = configs.load(files.silo_config("silo-a"))
+    for path in (config.keys, config.roster, config.policy, config.data.file, config.directory):
+        assert path.exists()
+
+
+@pytest.mark.parametrize("address", ["federation.example:7443", "127.0.0.1:1", "[::1]:65535"])
+def test_an_address_is_a_host_and_a_port(address):
+    assert checked_address(address) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:-1", "host:1x", "host: 1"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(LocalError, match="host:port"):
+        checked_address(address)
+
+
+def test_a_port_in_superscript_is_refused():
+    with pytest.raises(LocalError):
+        checked_address("host:²")

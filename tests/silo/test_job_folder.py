@@ -1,0 +1,325 @@
+import json
+import stat
+from hashlib import sha256
+
+import pytest
+import torch
+
+from staddle.algorithms.leaks.taint import PUBLIC, paid
+from staddle.algorithms.method import SiloState
+from staddle.algorithms.training.silo_round import Report
+from staddle.errors import LocalError
+from staddle.silo.job_folder import JobFolder, split_key
+from staddle.silo.parts.gifts import Bundle
+
+
+def state(value=0.0):
+    parts = {"extractor": {"w": torch.full((2, 3), value), "running": torch.tensor(3)}, "classifier": {}}
+    return SiloState({k: v for k, v in parts.items() if v}, {"momentum": torch.full((1,), value)})
+
+
+def payload(value=0.0):
+    return {
+        "model": {"a.w": torch.full((2,), value), "@weight": torch.tensor(1.0, dtype=torch.float64)},
+        "counts": {"n": torch.tensor(4)},
+    }
+
+
+def same(first, second):
+    assert {p: set(v) for p, v in first.items()} == {p: set(v) for p, v in second.items()}
+    for part, values in first.items():
+        for name, value in values.items():
+            assert torch.equal(value, second[part][name])
+            assert value.dtype == second[part][name].dtype
+
+
+def report(round_, loss=0.5):
+    return Report(round_, 30, 10, 3, 4, loss)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = JobFolder(tmp_path / "jobs" / "j")
+    made.accept(b'{"signed":1}')
+    return made
+
+
+def files(folder):
+    return sorted(p.name for p in folder.path.iterdir())
+
+
+# The job.
+
+
+def test_the_signed_job_is_kept_as_it_came(folder):
+    assert folder.signed() == b'{"signed":1}'
+    folder.accept(b'{"signed":1}')
+
+
+def test_another_job_of_the_same_name_is_refused_and_the_first_kept(folder):
+    with pytest.raises(LocalError, match="another job has this name"):
+        folder.check_new(b'{"signed":2}')
+    assert folder.signed() == b'{"signed":1}'
+
+
+def test_a_job_that_was_accepted_and_not_begun_may_be_offered_again(folder, tmp_path):
+    folder.check_new(b'{"signed":1}')
+    JobFolder(tmp_path / "none").check_new(b'{"signed":1}')
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_job_that_was_run_here_is_not_new(folder, rounds):
+    folder.save_round(rounds - 1, rounds - 1, state(), Bundle(payload()))
+    assert (folder.rounds_done, folder.finished) == (rounds, False)
+    with pytest.raises(LocalError, match=f"run here before, {rounds} rounds"):
+        folder.check_new(b'{"signed":1}')
+
+
+def test_a_job_that_ended_here_is_not_new(folder):
+    folder.save_model(state())  # the end of a job in which this silo never trained
+    assert (folder.rounds_done, folder.finished) == (0, True)
+    with pytest.raises(LocalError, match="run here before"):
+        folder.check_new(b'{"signed":1}')
+
+
+def test_a_job_that_was_never_accepted_is_none(tmp_path):
+    nowhere = JobFolder(tmp_path / "none")
+    assert (nowhere.signed(), nowhere.state(0), nowhere.outbox(0)) == (None, None, None)
+    assert nowhere.report() == {"rounds": [], "final": None}
+    assert not nowhere.path.exists()
+
+
+# Rounds.
+
+
+def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(folder):
+    counted = 0
+    for round_ in (0, 1, 5, 11):
+        folder.save_round(round_, counted, state(round_), Bundle(payload(round_)))
+        began = [f"state-{counted}.safetensors", "counted"] if counted else []
+        written = ["job.json", f"outbox-{round_ + 1}.safetensors", f"state-{round_ + 1}.safetensors"]
+        assert files(folder) == sorted(written + began)
+        counted = folder.rounds_done
+        kept = folder.state(counted)
+        assert counted == round_ + 1
+        same(kept.parts, state(round_).parts)
+        assert torch.equal(kept.extra["momentum"], torch.full((1,), float(round_)))
+        same(folder.outbox(round_).tensors, payload(round_))
+
+
+def test_a_round_that_did_not_count_leaves_no_trace(folder):
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))  # lost on the way
+    same(folder.state(1).parts, state(1.0).parts)
+    folder.save_round(4, 1, state(5.0), Bundle(payload(5.0)))  # lost as well
+    assert folder.rounds_done == 5
+    same(folder.state(1).parts, state(1.0).parts)
+    folder.save_round(6, 5, state(7.0), Bundle(payload(7.0)))  # but it did count
+    states = ["state-5.safetensors", "state-7.safetensors"]
+    assert files(folder) == ["counted", "job.json", "outbox-7.safetensors", *states]
+    same(folder.state(5).parts, state(5.0).parts)
+
+
+def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    assert folder.state(0) is None
+    folder.save_round(2, 0, state(3.0), Bundle(payload(3.0)))
+    assert files(folder) == ["job.json", "outbox-3.safetensors", "state-3.safetensors"]
+
+
+def test_a_state_that_was_put_back_is_noticed(folder):
+    folder.save_round(2, 0, state(), Bundle(payload()))
+    with pytest.raises(LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"):
+        folder.state(4)
+
+
+def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
+    for round_ in (0, 1, 2):
+        folder.save_round(round_, round_, state(), Bundle(payload()))
+    assert folder.state(2) is not None
+    for counted in (1, 0):  # 0 would begin anew, from the initial state
+        with pytest.raises(LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"):
+            folder.state(counted)
+    (folder.path / "state-2.safetensors").unlink()
+    with pytest.raises(LocalError, match=r"state-2\.safetensors: gone; .* it had counted a later one before"):
+        folder.state(2)
+
+
+def test_what_was_counted_is_a_number(folder):
+    folder.save_round(1, 1, state(), Bundle(payload()))
+    (folder.path / "counted").write_text("many")
+    with pytest.raises(LocalError, match=r"counted: not valid JSON.* restore it from a backup"):
+        folder.state(1)
+
+
+def test_only_the_last_round_has_an_outbox(folder):
+    folder.save_round(3, 3, state(), Bundle(payload()))
+    assert [folder.outbox(n) is not None for n in range(6)] == [False, False, False, True, False, False]
+    folder.save_round(4, 4, state(), Bundle(payload()))
+    assert folder.outbox(3) is None
+
+
+def test_a_crash_between_outbox_and_state_costs_a_training_and_no_state(folder):
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
+    (folder.path / "state-2.safetensors").unlink()  # as if the crash came before it
+    for name in ("state-1.safetensors", "outbox-1.safetensors"):
+        (folder.path / name).write_bytes(before[name])
+    assert folder.outbox(1) is None
+    assert folder.rounds_done == 1
+    same(folder.state(1).parts, state(1.0).parts)
+    folder.save_round(1, 1, state(3.0), Bundle(payload(3.0)))
+    states = ["state-1.safetensors", "state-2.safetensors"]
+    assert files(folder) == ["counted", "job.json", "outbox-2.safetensors", *states]
+    same(folder.outbox(1).tensors, payload(3.0))
+
+
+def test_a_crash_before_the_old_files_go_leaves_the_new_round(folder):
+    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
+    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
+    for name, data in before.items():
+        (folder.path / name).write_bytes(data)
+    assert folder.rounds_done == 2
+    same(folder.outbox(1).tensors, payload(2.0))
+    folder.save_round(2, 2, state(), Bundle(payload()))
+    states = ["state-2.safetensors", "state-3.safetensors"]
+    assert files(folder) == ["counted", "job.json", "outbox-3.safetensors", *states]
+
+
+def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
+    written = []
+    real = folder.save_round.__globals__["write_atomic"]
+
+    def noting(path, data, *mode):
+        written.append(path.name)
+        real(path, data, *mode)
+
+    monkeypatch.setitem(folder.save_round.__globals__, "write_atomic", noting)
+    folder.save_round(0, 0, state(), Bundle(payload()))
+    assert written == ["outbox-1.safetensors", "state-1.safetensors"]
+
+
+def test_rounds_are_counted_as_numbers(folder):
+    folder.save_round(9, 9, state(), Bundle(payload()))
+    (folder.path / "state-9.safetensors").write_bytes((folder.path / "state-10.safetensors").read_bytes())
+    assert folder.rounds_done == 10
+
+
+def test_what_others_put_into_the_folder_is_no_state(folder):
+    (folder.path / "state-x.safetensors").write_bytes(b"")
+    (folder.path / "state-.safetensors").write_bytes(b"")
+    assert folder.rounds_done == 0
+
+
+def test_a_broken_state_is_named(folder):
+    (folder.path / "state-1.safetensors").write_bytes(b"xx")
+    with pytest.raises(LocalError, match=r"state-1\.safetensors"):
+        folder.state(1)
+
+
+def test_a_broken_outbox_is_named(folder):
+    folder.save_round(0, 0, state(), Bundle(payload()))
+    (folder.path / "outbox-1.safetensors").write_bytes(b"xx")
+    with pytest.raises(LocalError, match=r"outbox-1\.safetensors"):
+        folder.outbox(0)
+
+
+def test_the_outbox_keeps_what_its_tensors_were_computed_from(folder):
+    taints = {"model": {"a.w": paid(3, 5), "@weight": paid(3)}, "counts": {"n": PUBLIC}}
+    folder.save_round(0, 0, state(), Bundle(payload(), taints))
+    assert folder.outbox(0).taints == taints
+    folder.save_round(1, 1, state(), Bundle(payload()))
+    assert folder.outbox(1).taints == {}
+
+
+def test_the_last_model_is_kept_beside_the_state(folder):
+    folder.save_round(0, 0, state(1.0), Bundle(payload()))
+    folder.save_model(state(2.0))
+    assert "model.safetensors" in files(folder)
+    assert folder.rounds_done == 1
+    folder.save_round(1, 1, state(3.0), Bundle(payload()))
+    assert "model.safetensors" in files(folder)
+
+
+def test_what_is_kept_is_readable_by_its_owner_alone(folder):
+    folder.save_round(0, 0, state(), Bundle(payload()))
+    folder.save_model(state())
+    folder.add_round(report(0), {})
+    for path in folder.path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# The report.
+
+
+def test_rounds_add_up_in_the_report(folder):
+    facts = {"silo": "a", "classes": [3, 4]}
+    for round_ in (0, 2, 3):
+        folder.add_round(report(round_), facts)
+    found = folder.report()
+    assert [entry["round"] for entry in found["rounds"]] == [0, 2, 3]
+    assert found["rounds"][0] == {
+        "round": 0,
+        "samples": 30,
+        "tested": 10,
+        "correct_delivered": 3,
+        "correct_trained": 4,
+        "loss": 0.5,
+    }
+    assert (found["silo"], found["classes"], found["final"]) == ("a", [3, 4], None)
+
+
+def test_a_round_that_is_trained_again_replaces_its_entry(folder):
+    for loss in (0.5, 0.25):
+        folder.add_round(report(1, loss), {})
+    assert [entry["loss"] for entry in folder.report()["rounds"]] == [0.25]
+
+
+def test_the_final_evaluation_keeps_the_rounds(folder):
+    folder.add_round(report(0), {"silo": "a"})
+    folder.finish(report(4, None), {"silo": "a"})
+    found = folder.report()
+    assert (len(found["rounds"]), found["final"]["round"], found["final"]["loss"]) == (1, 4, None)
+    json.loads((folder.path / "report.json").read_text())
+
+
+@pytest.mark.parametrize("text", ["[]", "nonsense", '{"rounds":[],"rounds":[]}'])
+def test_what_is_no_report_is_named(folder, text):
+    (folder.path / "report.json").write_text(text)
+    with pytest.raises(LocalError, match=r"report\.json"):
+        folder.report()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"rounds":[{}],"final":null}'])
+def test_an_incomplete_report_is_named(folder, text):
+    (folder.path / "report.json").write_text(text)
+    with pytest.raises(LocalError, match=r"report\.json"):
+        folder.add_round(report(0), {})
+
+
+# The secret of the split.
+
+
+def test_the_split_key_is_made_once_and_is_secret(tmp_path):
+    key = split_key(tmp_path)
+    assert (len(key), split_key(tmp_path)) == (32, key)
+    assert (tmp_path / "split.key").read_bytes() == key + sha256(key).digest()
+    assert stat.S_IMODE((tmp_path / "split.key").stat().st_mode) == 0o600
+    (tmp_path / "other").mkdir()
+    assert split_key(tmp_path / "other") != key
+
+
+def test_a_split_key_of_an_earlier_release_is_read(tmp_path):
+    (tmp_path / "split.key").write_bytes(bytes(range(32)))
+    assert split_key(tmp_path) == bytes(range(32))
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 63])
+def test_a_split_key_of_another_length_is_refused_and_kept(tmp_path, size):
+    (tmp_path / "split.key").write_bytes(bytes(size))
+    with pytest.raises(LocalError, match=f"{size} bytes, not 64"):
+        split_key(tmp_path)
+    assert (tmp_path / "split.key").read_bytes() == bytes(size)

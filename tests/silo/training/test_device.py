@@ -1,0 +1,92 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines import cuda_graph_step as replaying
+from staddle.algorithms.engines.cuda_graph_step import Replaying
+from staddle.algorithms.numerics.devices import CPU
+from staddle.algorithms.training.loop import PLAIN, Plain
+from staddle.errors import LocalError
+from staddle.silo.training.device import Place
+
+from ..conftest import records
+
+
+def admitted(digest="a", privacy=None):
+    job = SimpleNamespace(digest=digest, name=f"job-{digest}", privacy=privacy)
+    return SimpleNamespace(job=job, train=records(30), test=records(10))
+
+
+def given(here):
+    return here.device, here.way, here.train, here.test
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One GPU with memory for so many sides; what was taken to it."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
+    taken, room = [], [100]
+
+    def to(data, device):
+        if len(taken) >= room[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        taken.append((len(data), str(device)))
+        return Dataset(data.x + 1, data.y)
+
+    monkeypatch.setattr(Dataset, "to", to)
+    return SimpleNamespace(taken=taken, room=room)
+
+
+def test_the_processor_takes_records_as_they_are(gpu):
+    one = admitted()
+    assert given(Place().of(one)) == (CPU, PLAIN, one.train, one.test)
+    assert gpu.taken == []
+
+
+def test_a_gpu_holds_the_records_of_one_job(gpu):
+    place, one, other = Place("cuda"), admitted("a"), admitted("b")
+    here = place.of(one)
+    assert (str(here.device), len(here.train), len(here.test)) == ("cuda:0", 30, 10)
+    assert place.of(one) is here
+    assert gpu.taken == [(30, "cuda:0"), (10, "cuda:0")]
+    assert place.of(other).way is not here.way  # its graphs and their memory are its own
+    place.of(one)
+    assert len(gpu.taken) == 6
+    place.of(admitted("a"))  # the same job, whose records were read again
+    assert len(gpu.taken) == 8
+
+
+def test_a_private_job_stays_on_the_host(gpu):
+    one = admitted(privacy=object())
+    assert given(Place("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
+
+
+def test_how_a_gpu_trains(gpu):
+    way = Place("cuda", "bf16").of(admitted()).way
+    assert isinstance(way, Replaying)
+    assert (way._recorder, way._precision) == ("graphs on cuda:0", "bf16")
+    way = Place("cuda", graphs=False).of(admitted()).way
+    assert (type(way), way._precision) == (Plain, "float32")
+    with pytest.raises(LocalError, match=r"precision 'bf16' is for a GPU"):
+        Place("cpu", "bf16")
+
+
+def test_records_that_do_not_fit_stay_on_the_host(gpu, caplog):
+    gpu.room[0] = 1
+    place, one = Place("cuda"), admitted()
+    device, _, *sides = given(place.of(one))
+    assert (str(device), sides) == ("cuda:0", [one.train, one.test])
+    (said,) = [record for record in caplog.records if record.message == "records.host"]
+    assert said.fields["job"] == "job-a"
+    assert "out of memory" in said.fields["why"]
+    place.of(one)
+    assert len(caplog.records) == 1  # once a job
+
+
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(LocalError, match="'cuda:7': this machine has"):
+        Place("cuda:7")

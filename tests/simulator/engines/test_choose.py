@@ -1,0 +1,167 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from staddle.algorithms.engines import cuda_graph_step as replaying
+from staddle.algorithms.engines.cuda_graph_step import Replaying
+from staddle.algorithms.engines.cuda_graphs import AsItIs
+from staddle.algorithms.training.loop import Plain
+from staddle.errors import LocalError
+from staddle.simulator.engines import choose as engines
+from staddle.simulator.engines.choose import OnGpu, choose
+
+
+class Crew:
+    made = 0
+
+    def __init__(self, records, count):
+        self.count, self.closed = count, False
+        Crew.made += 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def engine(self, job):
+        return self, job
+
+    def close(self):
+        self.closed = True
+
+
+class Stacked:
+    def __init__(self, job, records, device, recorder, precision):
+        self.made_with, self.recorder, self.precision = (job, records, device), recorder, precision
+
+
+RECORDS = dict.fromkeys("abcde")
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Four cores and no GPU; a call gives it some."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(engines, "Crew", Crew)
+    monkeypatch.setattr(engines, "Stacked", Stacked)
+    monkeypatch.setattr(engines, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(engines, "usable_cores", lambda: 4)
+
+    def gpus(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+        memory = SimpleNamespace(total_memory=79.65 * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5))
+
+    gpus(0)
+    yield gpus
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "count"), [("auto", None, 4), ("cpu", None, 4), ("cpu", 2, 2), ("auto", 9, 5)]
+)
+def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, count):
+    torch.set_num_threads(2)
+    before = Crew.made
+    with choose(RECORDS, device, workers) as found:
+        assert Crew.made == before  # no process before there is a job
+        crew, job = found.engine("job")
+        assert found.engine("another") == (crew, "another")
+        assert (crew.count, job, crew.closed) == (count, "job", False)
+        assert (found.where, found.device) == (f"{count} worker processes, a thread each", "cpu")
+        assert torch.get_num_threads() == 1
+    assert crew.closed
+
+
+def test_one_worker_is_this_process_at_one_thread(machine, monkeypatch):
+    monkeypatch.setattr(engines, "Serial", lambda job, records: ("serial", job, records))
+    with choose(RECORDS, "cpu", 1) as found:
+        assert found.engine("job") == ("serial", "job", RECORDS)
+    machine(1)
+    assert choose(RECORDS, "auto", 1).where == "this process, one thread"
+
+
+@pytest.mark.parametrize(("device", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_has_silos_stacked(machine, device, index):
+    machine(2)
+    found = choose(RECORDS, device)
+    engine = found.engine("job")
+    assert (engine.made_with, engine.recorder) == (("job", RECORDS, f"cuda:{index}"), f"graphs on cuda:{index}")
+    assert engine.precision == "float32"
+    assert isinstance(choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs)
+    assert (found.where, found.device) == (
+        f"GPU cuda:{index} (cuda:{index}), silos stacked",
+        f"cuda (GPU cuda:{index}, 80 GiB)",
+    )
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus", "text"),
+    [
+        ("cpu", 0, 0, r"workers = 0; give 1 or more, or leave it out for 4"),
+        ("cuda", None, 0, r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
+        ("cuda:2", None, 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
+        ("tpu", None, 1, r"'tpu': no such device; choose cpu, cuda or cuda:N"),
+        ("cuda:0", 2, 1, r"2 workers on device 'cuda:0': workers are for a CPU"),
+    ],
+)
+def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
+    machine(gpus)
+    with pytest.raises(LocalError, match=text):
+        choose(RECORDS, device, workers)
+
+
+def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypatch):
+    machine(2)
+    monkeypatch.setattr(engines, "Serial", lambda job, records, device, way: (job, records, str(device), way))
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
+    assert (found.where, found.device) == (
+        "GPU cuda:1 (cuda:1), silos one by one",
+        "cuda (GPU cuda:1, 80 GiB), one by one",
+    )
+    *given, way = found.engine("job")
+    assert given == ["job", RECORDS, "cuda:1"]
+    assert isinstance(way, Replaying)
+    assert (way._recorder, way._precision) == ("graphs on cuda:1", "float32")
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False, graphs=False, precision="tf32"))
+    assert (found.where, found.device) == (
+        "GPU cuda:1 (cuda:1), silos one by one, tf32",
+        "cuda (GPU cuda:1, 80 GiB), one by one, tf32",
+    )
+    way = found.engine("job")[-1]
+    assert (type(way), way._precision) == (Plain, "tf32")
+
+
+def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
+    machine(2)
+    found = choose(RECORDS, "cuda:1", gpu=OnGpu(precision="bf16"))
+    assert (found.where, found.device) == (
+        "GPU cuda:1 (cuda:1), silos stacked, bf16",
+        "cuda (GPU cuda:1, 80 GiB), bf16",
+    )
+    assert found.engine("job").precision == "bf16"
+    with pytest.raises(
+        LocalError, match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"
+    ):
+        choose(RECORDS, "cuda:0", gpu=OnGpu(precision="tf32"))
+
+
+@pytest.mark.parametrize(("device", "workers", "gpus"), [("cpu", None, 1), ("auto", None, 0), ("auto", 2, 1)])
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [
+        (OnGpu(graphs=False), "^--no-graphs: for a GPU alone"),
+        (OnGpu(stacked=False, precision="bf16"), "^--one-by-one and --precision bf16: for a GPU alone"),
+    ],
+)
+def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu, text):
+    machine(gpus)
+    with pytest.raises(LocalError, match=text):
+        choose(RECORDS, device, workers, gpu)

@@ -1,0 +1,245 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.engine import Records, Serial, Work
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import initial_state
+from staddle.algorithms.training.silo_round import state_to_bytes
+from staddle.errors import LocalError
+from staddle.simulator.engines.pool import Crew, usable_cores
+
+SILOS = ("a", "b", "c", "d")
+METHODS = ("fedavg", "fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
+OPTIONS = {"ppfl": {"lam": 0}, "fedsimsup": {"tau_theta": 2}}
+
+
+def job_of(method, **training):
+    document = {
+        "version": 1,
+        "name": "test",
+        "seed": 7,
+        "rounds": 2,
+        "silos": list(SILOS),
+        "participation": 0.75,
+        "method": {"name": method, "options": OPTIONS.get(method, {})},
+        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 3, "norm": "batch"},
+        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **training},
+    }
+    return Job.from_file(JobFile.model_validate(document), "job.toml")
+
+
+def data(n, seed):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
+    return Dataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), ids=tuple(map(str, range(n))))
+
+
+RECORDS = {
+    silo: Records(data(19 + 7 * i, i), data(6 + i, 100 + i), data(5, 200 + i) if i % 2 else None)
+    for i, silo in enumerate(SILOS)
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    with Crew(RECORDS, 2) as crew:
+        yield crew
+
+
+def run(job, engine):
+    """All that a simulation gives, tensors as bytes."""
+    simulation, told = Simulation(job, engine), []
+    rounds = []
+    while simulation.round < job.length:
+        one = simulation.step(lambda: told.append(1))
+        rounds.append((one.reports, {name: value.item() for name, value in one.metrics.items()}))
+    last = simulation.look(lambda: told.append(1))
+    simulation.finish(last)
+    seen = {silo: (look.test, look.validation, state_to_bytes(look.delivered)) for silo, look in last.items()}
+    states = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+    return rounds, seen, states, {k: v.tolist() for k, v in simulation.coordinator.items()}, len(told)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_give_what_serial_gives_bit_for_bit(crew, method):
+    job = job_of(method)
+    assert run(job, crew.engine(job)) == run(job, Serial(job, RECORDS))
+
+
+def test_answers_keep_the_order_of_the_work_and_one_crew_serves_jobs_in_turn(crew):
+    one, other = job_of("fedavg"), job_of("fedavg", lr=0.2)
+    engines = [crew.engine(one), crew.engine(other)]
+    simulations = [Simulation(one, engines[0]), Simulation(other, engines[1])]
+    assert list(simulations[0].look()) == list(SILOS)
+    found = [simulations[i].step().reports for i in (0, 1, 0)]
+    engines[0].close()
+    found.append(simulations[1].step().reports)
+    slow = [Simulation(job, Serial(job, RECORDS)) for job in (one, other)]
+    assert found == [slow[i].step().reports for i in (0, 1, 0, 1)]
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """The silos that workers are given, in turn."""
+    silos, give = [], Crew._give
+    monkeypatch.setattr(Crew, "_give", lambda self, *order: silos.append(order[-1].silo) or give(self, *order))
+    return silos
+
+
+def test_the_silo_with_the_most_records_is_taken_first(crew, given):
+    job = job_of("local")
+    assert list(Simulation(job, crew.engine(job)).look()) == list(SILOS)
+    assert given == ["d", "c", "b", "a"]
+
+
+def test_the_error_of_a_silo_is_its_own_ends_the_round_and_the_crew_goes_on(crew, given):
+    broken = job_of("fedavg", lr=1e38)
+    with pytest.raises(LocalError) as serial:
+        Simulation(broken, Serial(broken, RECORDS)).step()
+    told = []
+    with pytest.raises(LocalError) as own:
+        Simulation(broken, crew.engine(broken)).step(lambda: told.append(1))
+    text = r"round 0 at silo '[a-d]': the training loss is (nan|inf); lower training.lr \(1e\+38\)"
+    assert re.match(text, str(serial.value))
+    assert re.match(text, str(own.value))
+    assert type(own.value) is LocalError
+    assert told == []
+    assert len(given) == 2  # of three: none is begun after a fault
+    job = job_of("fedavg")
+    assert Simulation(job, crew.engine(job)).step().reports == Simulation(job, Serial(job, RECORDS)).step().reports
+
+
+def test_no_interrupt_reaches_a_worker(crew):
+    for pid in crew.pids:
+        os.kill(pid, signal.SIGINT)
+    job = job_of("local")
+    assert len(Simulation(job, crew.engine(job)).look()) == len(SILOS)
+
+
+def test_a_private_job_is_refused(crew):
+    job = replace(job_of("fedavg"), privacy=object())
+    with pytest.raises(LocalError, match="has a \\[privacy\\] table"):
+        crew.engine(job)
+
+
+def test_it_counts_the_cores_that_it_may_use():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert usable_cores() == len(allowed)
+
+
+def session(path):
+    """Of a process; None where it has just ended."""
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[3])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def alive(pid):
+    """Whether a process is there and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ended(pids, seconds=10):
+    """Wait until none of them is there."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.parametrize("place", ["_give", "_answering"])
+def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, place):
+    """Killed while it has nothing to do, or while it trains."""
+    job = job_of("fedavg", epochs=10_000)
+    with Crew(RECORDS, 1) as crew:
+        engine, (pid,), real = crew.engine(job), crew.pids, getattr(Crew, place)
+        monkeypatch.setattr(Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order))
+        largest = job.cohort(0)[-1]
+        with pytest.raises(LocalError, match=f"silo '{largest}': the worker process that had it was ended by SIGKILL"):
+            Simulation(job, engine).step()
+        assert ended([pid])
+        assert crew.pids == ()
+        with pytest.raises(LocalError, match="the worker processes have ended"):
+            Simulation(job, engine).look()
+
+
+def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
+    job = job_of("fedavg")
+    with Crew(RECORDS, 1) as crew:
+        work = [Work("d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}})]
+        with pytest.raises(LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"):
+            crew.engine(job).look(1, work, lambda: None)
+
+
+LONG = """
+    import sys
+
+    sys.path[:0] = {tests!r}
+    from test_pool import RECORDS, Crew, Simulation, job_of
+
+    def train_long():
+        with Crew(RECORDS, 2) as crew:
+            one = job_of("fedavg")
+            Simulation(one, crew.engine(one)).look()  # so they have begun
+            job, real = job_of("fedavg", epochs=10_000), Crew._answering
+            Crew._answering = lambda self: print(*self.pids, flush=True) or real(self)  # they have silos now
+            Simulation(job, crew.engine(job)).step()
+
+    if __name__ == "__main__":
+        try:
+            train_long()
+        except KeyboardInterrupt:
+            train_long()
+"""
+
+
+def test_an_interrupt_ends_the_workers_and_so_does_the_death_of_their_parent(tmp_path):
+    program = tmp_path / "long.py"
+    program.write_text(textwrap.dedent(LONG.format(tests=[str(Path(__file__).parents[2]), str(Path(__file__).parent)])))
+    command = [sys.executable, str(program)]
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
+    ):
+        interrupted = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(interrupted) == 2, (tmp_path / "errors").read_text()
+        os.killpg(process.pid, signal.SIGINT)  # to all of them, as a terminal's Ctrl-C
+        left = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(left) == 2, (tmp_path / "errors").read_text()
+        assert ended(interrupted)
+        descendants = [int(path.name) for path in Path("/proc").glob("[0-9]*") if session(path) == process.pid]
+        assert {process.pid, *left} < set(descendants)
+        process.kill()
+    assert ended(descendants)
+    assert (tmp_path / "errors").read_text() == ""

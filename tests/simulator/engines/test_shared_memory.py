@@ -1,0 +1,71 @@
+import errno
+import os
+
+import pytest
+import torch
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.engine import Records
+from staddle.errors import LocalError
+from staddle.simulator.engines import shared_memory as shared
+from staddle.simulator.engines.shared_memory import mapped, written
+
+
+def data(n, first=0.0):
+    return Dataset(torch.arange(n * 15.0).reshape(n, 1, 3, 5) + first, torch.arange(n), ids=tuple("abcdefgh"[:n]))
+
+
+RECORDS = {"a": Records(data(3), data(2, 0.5), data(1)), "ö": Records(data(5), data(1))}
+
+
+def test_what_is_written_is_mapped_but_for_what_no_training_looks_at():
+    file, table = written(RECORDS)
+    with file:
+        found = mapped(os.dup(file.fileno()), table)
+    assert list(found) == list(RECORDS)
+    assert found["ö"].validation is None
+    for silo, own in RECORDS.items():
+        for side in ("train", "test", "validation"):
+            if (one := getattr(own, side)) is not None:
+                other = getattr(found[silo], side)
+                assert torch.equal(other.x, one.x)
+                assert torch.equal(other.y, one.y)
+                assert other.ids is None
+                assert other.x.data_ptr() % 64 == other.y.data_ptr() % 64 == 0
+
+
+def test_records_that_are_no_block_of_memory_are_written_in_order():
+    turned = data(4).x.transpose(2, 3)
+    file, table = written({"a": Records(Dataset(turned, torch.arange(4)), data(1))})
+    with file:
+        assert torch.equal(mapped(os.dup(file.fileno()), table)["a"].train.x, turned)
+
+
+def test_records_that_silos_share_are_held_once():
+    common = data(8)
+    file, table = written({silo: Records(data(1), common) for silo in "abcdef"})
+    with file:
+        found = mapped(os.dup(file.fileno()), table)
+    assert table < 2 * common.x.nbytes + 6 * 256
+    assert all(torch.equal(own.test.x, common.x) for own in found.values())
+
+
+def test_what_one_process_writes_no_other_sees():
+    file, table = written(RECORDS)
+    with file:
+        one, other = (mapped(os.dup(file.fileno()), table) for _ in range(2))
+    one["a"].train.x.zero_()
+    assert torch.equal(other["a"].train.x, RECORDS["a"].train.x)
+
+
+def test_memory_that_runs_out_is_said(monkeypatch):
+    class Full:
+        def tell(self):
+            return 0
+
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shared, "_memory", Full)
+    with pytest.raises(LocalError, match=r"records of 2 silos, 0 MB, cannot be held once more .* No space left .* one"):
+        written(RECORDS)

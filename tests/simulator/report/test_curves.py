@@ -1,0 +1,75 @@
+import matplotlib as mpl
+import numpy as np
+import pytest
+from support.pictures import has_colour, pixels, whole
+
+from staddle.errors import LocalError
+from staddle.simulator.report.curves import curve, curves, last, spread
+from staddle.simulator.report.style import COLOURS, styles_of, within
+from staddle.simulator.run.history import Measured
+
+
+def measured(rounds, *correct, measure="all/trained", records=10):
+    silos = [f"s{number}" for number in range(len(correct))]
+    return Measured(rounds, measure, dict(zip(silos, correct, strict=True)), dict.fromkeys(silos, records))
+
+
+ONE = [measured(1, 2, 4), measured(2, 4, 6), measured(2, 0, 0, measure="all/aggregated"), measured(3, 9, 9)]
+OTHER = [measured(1, 6, 8), measured(2, 5, 7)]  # not as far yet
+
+
+def test_a_curve_goes_over_the_rounds_that_all_seeds_have():
+    found = curve({1: ONE, 2: OTHER}, "all/trained")
+    assert found.rounds == (1, 2)
+    assert np.allclose(found.mean, [0.5, 0.55])
+    assert np.allclose(found.low, [0.3, 0.5])
+    assert np.allclose(found.high, [0.7, 0.6])
+    uneven = Measured(1, "all/trained", {"a": 1, "b": 90}, {"a": 1, "b": 100})
+    assert np.allclose(curve({1: [uneven]}, "all/trained", "micro").mean, 91 / 101)
+    assert curve({1: ONE, 2: OTHER}, "all/aggregated").rounds == ()
+
+
+def test_the_last_of_all_seeds_together():
+    assert np.allclose(last({1: ONE, 2: OTHER}, "all/trained"), [0.9, 0.9, 0.5, 0.7])
+    assert len(last({1: ONE, 2: OTHER}, "all/aggregated")) == 0
+
+
+def test_limits_are_those_of_accuracies():
+    assert within([0.2, 0.7]) == pytest.approx((0.18, 0.72))
+    assert within([0.0, 1.0]) == (-0.02, 1.02)
+    assert within([0.5]) == pytest.approx((0.49, 0.51))
+
+
+def test_twenty_one_methods_look_different():
+    styles = styles_of([str(number) for number in range(21)]).values()
+    assert len({(style.colour, style.dashes) for style in styles}) == 21
+
+
+@pytest.mark.parametrize("draw", [curves, spread])
+def test_every_method_is_drawn_and_nothing_is_cut_off(draw):
+    labels = [*"abcdef", r"a label as long as they get, with $\no$ mathematics"]
+    histories = {label: {1: ONE, 2: OTHER} for label in labels}
+    with mpl.rc_context({"figure.facecolor": "black", "text.usetex": True}):  # a person's own settings
+        made = draw(histories)
+    assert made == draw(histories)  # the same bytes
+    image = pixels(made)
+    assert whole(image)
+    short = pixels(draw({label[:9]: own for label, own in histories.items()}))
+    assert short.shape[1] < image.shape[1]
+    styles = styles_of(labels)
+    seen = [has_colour(image, styles[label].colour) for label in labels]
+    assert all(seen) or draw is spread  # whose dots are translucent
+
+
+def test_one_method_one_seed_one_look_is_a_picture_too():
+    alone = {"local": {1: [measured(5, 3, 4)]}}
+    made = pixels(curves(alone, ["all/trained"]))
+    assert has_colour(made, COLOURS[0])
+    assert whole(made)
+    assert whole(pixels(spread(alone, ["all/trained"])))
+
+
+@pytest.mark.parametrize("draw", [curves, spread])
+def test_what_no_run_measured_is_not_drawn(draw):
+    with pytest.raises(LocalError, match=r"selected/after: no run has measured that; measured: \['all/trained'\]"):
+        draw({"local": {1: OTHER}}, ["selected/after"])

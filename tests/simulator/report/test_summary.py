@@ -1,0 +1,172 @@
+"""The summary of runs whose histories are a few numbers, so that every cell is worked out by hand."""
+
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+
+import pytest
+import torch
+from support.simulated_jobs import SCHEDULE, make_population, make_run
+
+from staddle.algorithms.partition.file import PartitionFile
+from staddle.errors import LocalError
+from staddle.simulator.report.finished_runs import Recorded
+from staddle.simulator.report.setting import check_comparable, drawn
+from staddle.simulator.report.summary import Link, summary
+from staddle.simulator.run.history import Measured
+from staddle.simulator.run.manifest import identity
+
+POPULATION = make_population()
+RECORDS = {"d": 10, "b": 10, "a": 10, "c": 30}  # of a made-up test side
+PARTITION = PartitionFile.model_construct(
+    data="digits|2", records=1797, seed=3, how={"minimum": 10, "kind": "dirichlet", "split": {"ratio": "8:1:1"}}
+)
+
+
+def measured(rounds, measure, *correct):
+    return Measured(rounds, measure, dict(zip(RECORDS, correct, strict=True)), RECORDS)
+
+
+def recorded(label, seed, history, method="fedavg", seconds=None, **fields):
+    run = make_run(method, seed, label, **fields)
+    found = identity(run, POPULATION, SCHEDULE)
+    folder = Path("out") / label / f"seed-{seed}"
+    return Recorded(folder, label, seed, method, run.job.rounds, found.silos, history, True, found, seconds)
+
+
+def groups(*runs):
+    found = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def row(text, table, label):
+    """The cells of a method's row in the table under a heading."""
+    lines = text.split(table, 1)[1].splitlines()
+    (found, *_) = (line for line in lines if line.startswith(f"| {label} "))
+    return [cell.strip() for cell in found.strip("|").split("|")][1:]
+
+
+LOCAL = [measured(4, "all/aggregated", 5, 5, 5, 15), measured(4, "all/trained", 5, 5, 5, 15)]
+FIRST = [
+    measured(2, "all/aggregated", 9, 9, 9, 27),
+    measured(2, "all/trained", 1, 1, 1, 3),
+    measured(2, "validation/trained", 3, 3, 3, 3),
+    measured(4, "selected/after", 1, 1, 1, 1),
+    measured(4, "all/aggregated", 4, 5, 6, 30),  # 40 %, 50 %, 60 %, 100 %
+    measured(4, "all/trained", 2, 2, 2, 12),
+    measured(4, "validation/trained", 2, 2, 2, 2),
+]
+SECOND = [measured(4, "all/aggregated", 4, 5, 6, 18), measured(4, "all/trained", 2, 2, 2, 6)]
+TEXT = summary(
+    groups(
+        recorded("local", 1, LOCAL, "local"),
+        recorded("local", 3, LOCAL, "local"),
+        recorded("fedavg", 1, FIRST, seconds=10.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}),
+        recorded("fedavg", 2, SECOND, seconds=6.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}),
+    ),
+    PARTITION,
+    [Link(PurePosixPath("curves.png"), "Accuracy"), Link(PurePosixPath("a b/heatmap.png"), "Heat map", shown=False)],
+)
+
+
+def test_what_was_run_and_what_differs():
+    lines = {tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in TEXT.splitlines()}
+    assert ("data", r"digits\|2: 1,797 records") in lines
+    assert ("partition", "kind = dirichlet, minimum = 10, seed = 3") in lines
+    assert ("split", "ratio = 8:1:1") in lines
+    assert ("training records of a silo", "16 to 28, median 22; 88 in all") in lines
+    assert ("validation records of a silo", "7 to 7, median 7; 28 in all") in lines
+    assert ("silos drawn for a round", "2") in lines
+    assert ("training.lr", "0.1") in lines
+    assert ("seeds", "1, 2, 3") in lines
+    assert ("all silos evaluated", "after every 2 rounds and after the last") in lines
+    assert not any(name == r"training.epochs" for name, *_ in lines)
+    (told,) = (line for line in TEXT.splitlines() if line.startswith("- **fedavg**"))
+    assert told.endswith("a silo keeps the model delivered last (all/aggregated); training.epochs = 2")
+
+
+def test_what_rounds_and_rates_depend_on_is_told():
+    falls = {"kind": "steps", "factor": "0.5", "at": ["0.25", "0.5"]}
+    own = recorded("local", 1, LOCAL, "local", training={"batch_size": 8, "lr": 0.1, "schedule": falls})
+    gpu = own.identity.made_with.model_copy(update={"device": "cuda (NVIDIA H200), one by one, bf16"})
+    other = replace(own, label="fedavg", identity=own.identity.model_copy(update={"made_with": gpu}))
+    text = summary(groups(own, other), PARTITION, [])
+    told = "kind = steps, factor = 0.5, at = [0.25, 0.5]"
+    assert sorted(told.split(", ")) == sorted(
+        row(text, "## What was run", "training.schedule")[0].replace("\\", "").split(", ")
+    )
+    release = f"with Staddle {version('staddle')} and torch {torch.__version__}"
+    (made,) = row(text, "## What was run", "made")
+    assert made == f"on cpu {release}; on cuda (NVIDIA H200), one by one, bf16 {release}"
+
+
+def test_the_last_scores_over_seeds():
+    cells = row(TEXT, "### Last", "fedavg")
+    assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "22.50 ± 3.54", "25.00 ± 7.07"]
+    assert row(TEXT, "### Last", "local")[:4] == ["50.00 ± 0.00"] * 4
+    assert "selected" not in TEXT.split("### Last", 1)[1].split("###", 1)[0]  # the second seed has none
+
+
+def test_the_best_by_test_and_by_validation_of_one_seed():
+    text = summary(groups(recorded("fedavg", 1, FIRST)))
+    assert row(text, "### Last", "fedavg") == ["62.50", "75.00", "25.00", "30.00", "8.33", "6.67"]
+    assert row(text, "### Best by test", "fedavg")[:4] == ["90.00", "90.00", "25.00", "30.00"]
+    assert row(text, "### Best by validation", "fedavg") == ["10.00", "10.00"]  # after two rounds
+    alone = summary(groups(recorded("local", 1, LOCAL, "local")))
+    assert "better" not in (text + alone).lower()
+    assert "±" not in text.split("## What the numbers mean")[0]
+
+
+def test_the_weakest_and_who_does_better_than_alone():
+    cells = row(TEXT, "### The model that each silo keeps", "fedavg")
+    assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "40.00 ± 0.00", "40.00 ± 0.00"]
+    assert cells[4:7] == ["55.00 ± 0.00", "80.00 ± 28.28", "80.00 ± 28.28"]
+    assert cells[-3:] == ["2", "1", "1"]  # of the one seed that both have
+    assert row(TEXT, "### The model that each silo keeps", "local")[-3:] == ["–"] * 3
+    assert row(TEXT, "(all/trained)\n", "fedavg")[-3:] == ["0", "0", "4"]
+
+
+def test_what_it_took():
+    assert row(TEXT, "## What it took", "fedavg") == ["2", "8.0", "0.5"]  # four rounds each, in 16 s
+    assert row(TEXT, "## What it took", "local") == ["2", "–", "–"]
+    fast = summary(groups(recorded("local", 1, LOCAL, "local", 0.002)))
+    assert row(fast, "## What it took", "local") == ["1", "0.0", "2,000"]
+
+
+def test_pictures_are_shown_or_named():
+    assert "![Accuracy](curves.png)\n" in TEXT
+    assert "\n- [Heat map](a%20b/heatmap.png)\n" in TEXT
+    assert "![Heat map]" not in TEXT
+    assert "## Pictures" not in summary(groups(recorded("fedavg", 1, FIRST)))
+
+
+def test_every_measure_that_is_shown_is_defined():
+    meaning = TEXT.split("## What the numbers mean")[1]
+    for name in ("all/aggregated", "all/trained", "selected/before", "selected/after", "macro", "micro", "spread"):
+        assert f"**{name}**" in meaning
+
+
+def test_a_silo_in_no_cohort_keeps_what_was_delivered():
+    run = recorded("pfedsim", 7, FIRST, "pfedsim", rounds=1)
+    (away, *_) = set(RECORDS) - drawn(run)
+    text = summary(groups(run))
+    shares = {"d": (2, 4), "b": (2, 5), "a": (2, 6), "c": (12, 30)}  # right by own and by delivered
+    kept = sum(delivered if silo not in drawn(run) else own for silo, (own, delivered) in shares.items())
+    assert away in RECORDS
+    assert row(text, "### The model that each silo keeps", "pfedsim")[1] == f"{100 * kept / 60:.2f}"
+    assert drawn(recorded("x", 7, FIRST, "pfedsim", participation=1.0)) == set(RECORDS)
+
+
+def test_what_cannot_be_compared_is_refused():
+    one, other = recorded("fedavg", 1, FIRST), recorded("fedavg", 2, FIRST)
+    check_comparable(groups(one, other), POPULATION)
+    with pytest.raises(LocalError, match="out/fedavg/seed-1: its silos held other records than now"):
+        check_comparable(groups(one), make_population("6a" * 32))
+    moved = replace(other, identity=other.identity.model_copy(update={"population": "6a" * 32}))
+    with pytest.raises(LocalError, match=r"out/fedavg/seed-2: its silos hold other records than those of out/fedavg/s"):
+        check_comparable(groups(one, moved))
+    changed = recorded("fedavg", 2, FIRST, training={"epochs": 2, "batch_size": 8, "lr": 0.1})
+    with pytest.raises(LocalError, match="though both are labelled 'fedavg'; remove the one that is out of date"):
+        check_comparable(groups(one, changed))

@@ -1,0 +1,208 @@
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from staddle.algorithms.job.security import SecurityTable
+from staddle.algorithms.models import build as models
+from staddle.errors import LocalError
+from staddle.simulator.experiment.experiment import job_of
+from staddle.simulator.experiment.silo_names import numbered
+from staddle.simulator.reproduce.experiments import FULL, Scale, _clients, experiment_of
+from staddle.simulator.reproduce.published import Value, find, parse, published
+
+TOY = """\
+citation = "A, B, 'Toys', 2026"
+
+[common]
+rounds = 6
+split = { ratio = "50/50" }
+training = { lr = 0.1, batch_size = 8 }
+
+[settings.easy]
+title = "Digits, easy"
+data = { kind = "bundled", name = "digits" }
+partition = { kind = "dirichlet", silos = 8, alpha = 1.0 }
+model = { name = "cnn-digits", classes = 10 }
+
+[settings.hard]
+data = { kind = "bundled", name = "digits" }
+partition = { kind = "dirichlet", silos = 8, alpha = 0.2 }
+model = { name = "cnn-digits", classes = 10 }
+training = { batch_size = 4 }
+
+[[tables]]
+name = "table1"
+title = "Toys"
+unit = "percent"
+score = { measure = "all/trained", average = "micro", choice = "last" }
+columns = [
+  { setting = "easy" },
+  { setting = "hard", name = "first", title = "The first", silos = "silo-000" },
+  { name = "elsewhere", title = "Elsewhere" },
+]
+notes = ["[R] made up"]
+
+[[tables.rows]]
+title = "Early (Ours)"
+method = { name = "pfedsim", label = "early", options = { rho = 0.2 }, training = { lr = 0.2 } }
+own = { hard = { options = { self_weight = 2.0 }, rounds = 3 } }
+published = ["86.7 (0.84)", "64 ± 1.2", "?"]
+
+[[tables.rows]]
+title = "Average"
+method = { name = "fedavg" }
+own = { hard = false }
+score = { measure = "all/aggregated", average = "macro", choice = "best by test" }
+published = ["-", "12.30±4.5", "7"]
+
+[[tables.rows]]
+title = "Nobody's"
+published = ["1", "2", "3"]
+
+[[tables]]
+name = "table2"
+title = "More toys"
+unit = "share"
+deviation = "silos"
+score = { measure = "all/trained", average = "macro", choice = "last" }
+columns = [{ setting = "easy" }]
+
+[[tables.rows]]
+title = "Alone"
+method = { name = "local", label = "alone", training = { lr = 0.3 } }
+published = [".863(.001)"]
+"""
+
+
+def toy(*changes):
+    text = TOY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return parse("toy", text.encode())
+
+
+def test_a_paper_s_settings_are_its_common_keys_and_their_own():
+    first, second = toy()
+    assert [(setting.name, setting.title) for setting in first.settings] == [("easy", "Digits, easy"), ("hard", "hard")]
+    easy, hard = (setting.document for setting in first.settings)
+    assert (easy["rounds"], hard["rounds"]) == (6, 6)
+    assert easy["training"] == {"lr": 0.1, "batch_size": 8}
+    assert hard["training"] == {"lr": 0.1, "batch_size": 4}
+    assert (first.path, first.seeds, first.deviation) == ("toy/table1", None, "seeds")
+    assert (second.path, second.deviation, second.citation) == ("toy/table2", "silos", "A, B, 'Toys', 2026")
+    assert [(own.name, own.title, own.setting and own.setting.name, own.silos) for own in first.columns] == [
+        ("easy", "Digits, easy", "easy", ""),
+        ("first", "The first", "hard", "silo-000"),
+        ("elsewhere", "Elsewhere", None, ""),
+    ]
+
+
+def test_values_are_as_printed_and_shares():
+    first, second = toy()
+    early, average, _ = (row.values for row in first.rows)
+    assert early == (Value("86.7 (0.84)", 0.867, 0.0084, 1), Value("64 ± 1.2", 0.64, 0.012, 0), Value("?"))
+    assert average == (Value("-"), Value("12.30±4.5", 0.123, 0.045, 2), Value("7", 0.07, None, 0))
+    assert second.rows[0].values == (Value(".863(.001)", 0.863, 0.001, 1),)
+
+
+def test_a_row_is_a_method_where_it_runs_and_as_it_differs_there():
+    early, average, nobody = toy()[0].rows
+    assert (early.methods["easy"].title, early.methods["easy"].options) == ("early", {"rho": 0.2})
+    hard = early.methods["hard"]
+    assert (hard.options, hard.training, hard.rounds) == ({"rho": 0.2, "self_weight": 2.0}, {"lr": 0.2}, 3)
+    assert set(average.methods) == {"easy"}
+    assert nobody.methods == {}
+    assert early.score == ("all/trained", "micro", "last")
+    assert average.score == ("all/aggregated", "macro", "best by test")
+
+
+def test_local_and_fedrep_run_beside_as_the_paper_has_them_elsewhere():
+    first, second = toy(("[settings.hard]", '[settings.hard]\nwithout = ["fedrep"]'))
+    beside = {row.title: row for row in first.beside}
+    assert set(beside) == {"local", "fedrep"}
+    assert beside["local"].methods["easy"].training == {"lr": 0.3}  # table2's
+    assert (beside["local"].methods["easy"].title, beside["local"].methods["hard"].title) == ("alone", "local")
+    assert set(beside["fedrep"].methods) == {"easy"}
+    assert {value.text for row in first.beside for value in row.values} == {""}
+    assert [row.title for row in second.beside] == ["fedrep"]
+
+
+def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
+    row = toy(('name = "fedavg"', 'name = "fedfuture"'))[0].rows[1]
+    assert row.methods == {}
+    assert row.values[1].mean == 0.123
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ('published = ["1", "2", "3"]', 'published = ["1", "2"]', 'row "Nobody\'s" has 2 values for 3 columns'),
+        ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is no mean with or without deviation"),
+        ("[R] made up", "made up", "begin the note 'made up' with one of"),
+        ('{ setting = "easy" },', '{ setting = "eazy" },', "setting 'eazy' is not in the file; known: easy, hard"),
+        ("own = { hard = false }", "own = { soft = false }", "own.soft is no setting of the file"),
+        ('{ name = "elsewhere", title', "{ title", "a column without a setting needs a name and a title"),
+        (
+            'label = "alone"',
+            'label = "early"',
+            "'early' is two methods in setting 'easy'; give each",
+        ),
+        ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
+        ("[common]", 'beside = [{ name = "fedavg" }]\n[common]', "beside has fedavg; beside every table run local and"),
+        ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(old, new, fault):
+    with pytest.raises(LocalError, match=f"toy.toml.*{fault}"):
+        toy((old, new))
+
+
+def test_a_table_is_found_by_its_path():
+    assert find("pfedsim/table6").title.startswith("Average model accuracy of pFedSim")
+    with pytest.raises(LocalError, match="pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"):
+        find("pfedsim/tabel3")
+
+
+@pytest.fixture
+def sketched_once(monkeypatch):
+    """Networks are sketched once each: jobs look at a sketch, and change nothing of it."""
+    for name, network in models.NETWORKS.items():
+        monkeypatch.setitem(models.NETWORKS, name, replace(network, build=functools.cache(network.build)))
+
+
+@pytest.mark.usefixtures("sketched_once")
+def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_small_scale():
+    """All tables of a paper at once: a label is one method in a setting. Small scale: the first setting of a model."""
+    papers = {}
+    for table in published():
+        papers.setdefault(table.paper, []).append(table)
+    for tables in papers.values():
+        settings = {setting.name: setting for table in tables for setting in table.settings}
+        everyone = replace(tables[0], rows=tuple(row for table in tables for row in table.all_rows), beside=())
+        seen = set()
+        for setting in settings.values():
+            model = setting.document["model"]["name"]
+            for scale in (FULL, Scale(clients=6))[: 1 if model in seen else 2]:
+                experiment = experiment_of(everyone, setting, Path("data"), scale)
+                silos = numbered(scale.clients or _clients(setting) or 300)
+                for method in experiment.file.all_methods:
+                    assert job_of(experiment, method, 1, silos, SecurityTable()).method().name == method.name
+                assert {method.name for method in experiment.file.all_methods} >= {"local", "fedrep"} - setting.without
+            seen.add(model)
+
+
+def test_pfedsim_s_tables_are_transcribed():
+    """Counts, and values picked by hand from the paper's pages."""
+    three, six, eight = (find(f"pfedsim/table{number}") for number in (3, 6, 8))
+    assert [(len(table.rows), len(table.columns)) for table in (three, six, eight)] == [(12, 8), (7, 8), (12, 7)]
+    shown = {row.title: [value.text for value in row.values] for row in three.rows}
+    assert shown["FedAvg [1]"][4] == "27.66 (6.35)"  # Tiny-ImageNet, Dir(0.1)
+    assert shown["Per-FedAvg [21]"][1] == "44.96 (1.99)"
+    assert shown["pFedSim (Ours)"][7] == "90.18 (0.11)"
+    assert [value.mean for value in six.rows[5].values[:2]] == [0.7905, 0.6470]  # ρ = 0.9
+    average = [column.name for column in eight.columns].index("average")
+    assert [row.values[average].text for row in eight.rows if row.title == "fedgen [17]"] == ["60.67 (0.62)"]
+    assert three.rows[-1].values == six.rows[3].values  # ρ = 0.5

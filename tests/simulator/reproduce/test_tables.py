@@ -1,0 +1,154 @@
+"""The tables' files say what the papers print: how many values there are, and some picked by hand from the pages."""
+
+import pytest
+
+from staddle.algorithms.catalog import METHODS
+from staddle.simulator.reproduce.published import find
+
+COUNTS = {  # columns, rows, values that are numbers
+    "fedsimsup/table1": (2, 10, 20),
+    "fedsimsup/table2": (8, 10, 80),
+    "fedsimsup/table3": (8, 10, 80),
+    "fedsimsup/table4": (8, 5, 40),
+    "fedssa/table1": (6, 8, 43),  # FD failed but for one column
+    "fedssa/table2": (6, 8, 41),  # so did FML in two
+    "fedssa/table4": (6, 3, 18),
+    "fedssa/table5": (6, 3, 18),
+    "ppfl/table1": (3, 8, 0),  # lost
+    "ppfl/table2": (6, 8, 0),
+    "ppfl/table3": (2, 7, 0),
+    "ppfl/table-o3": (6, 8, 0),
+    "ppfl/table-o4": (3, 5, 15),
+    "fedaims/table2": (8, 12, 96),
+    "fedaims/table3": (8, 12, 96),
+    "fedaims/table4": (3, 12, 36),
+    "fedaims/table5": (8, 2, 16),
+}
+PICKED = [  # table, row, column, mean, deviation
+    ("fedsimsup/table1", "FedRep", "femnist-dir01", 0.812, 0.027),
+    ("fedsimsup/table1", "Per-FedAvg", "imagenet", 0.013, 0.005),
+    ("fedsimsup/table1", "FedSimSup", "imagenet", 0.224, 0.008),
+    ("fedsimsup/table2", "Local", "cifar10-50-dir01", 0.853, 0.030),
+    ("fedsimsup/table2", "FedProto (2022)", "cifar100-100-dir05", 0.173, 0.002),
+    ("fedsimsup/table2", "FedSimSup (Ours)", "cifar10-100-dir05", 0.725, 0.005),
+    ("fedsimsup/table3", "FedAvg (2017)", "cifar10-50-shards5", 0.478, 0.033),
+    ("fedsimsup/table3", "Local", "cifar100-100-shards5", 0.664, 0.002),
+    ("fedsimsup/table3", "FedAs (2024)", "cifar100-50-shards20", 0.442, 0.004),
+    ("fedsimsup/table4", "FedSimSup-C", "cifar10-100-dir01", 0.835, 0.004),
+    ("fedsimsup/table4", "FedSimSup-L", "cifar100-50-dir05", 0.320, 0.001),
+    ("fedsimsup/table4", "FedSimSup-TCL", "cifar100-100-dir01", 0.460, 0.003),
+    ("fedssa/table1", "Standalone", "homo-10-cifar100", 0.7432, None),
+    ("fedssa/table1", "FedClassAvg", "homo-100-cifar10", 0.9103, None),
+    ("fedssa/table1", "FedSSA", "homo-100-cifar100", 0.5854, None),
+    ("fedssa/table2", "FML", "hetero-50-cifar100", 0.2196, None),
+    ("fedssa/table2", "FedKD", "hetero-10-cifar10", 0.8020, None),
+    ("fedssa/table2", "FedSSA", "hetero-50-cifar10", 0.9583, None),
+    ("fedssa/table4", "A (LG-FedAvg)", "hetero-100-cifar100", 0.4583, None),
+    ("fedssa/table4", "B (LG-FedAvg with M2)", "hetero-50-cifar10", 0.9510, None),
+    ("fedssa/table4", "C (FedSSA)", "hetero-10-cifar100", 0.7339, None),
+    ("fedssa/table5", "A", "hetero-100-cifar10", 0.8851, None),
+    ("fedssa/table5", "B", "hetero-50-cifar10", 0.8242, None),
+    ("fedssa/table5", "C (FedSSA)", "hetero-10-cifar10", 0.9654, None),
+    ("ppfl/table-o4", "Central", "synthetic", 0.7161, None),
+    ("ppfl/table-o4", "τ_0", "mnist", 0.9901, None),
+    ("ppfl/table-o4", "the second multiple of τ_0", "cifar10", 0.8621, None),
+    ("fedaims/table2", "FedAvg [2]", "cifar10-dir01", 0.1400, 0.2808),
+    ("fedaims/table2", "FedBABU [11]", "tiny-imagenet-dir01", 0.2000, 0.2389),
+    ("fedaims/table2", "FedAIMS", "cifar10-dir03", 0.8179, 0.0804),
+    ("fedaims/table3", "MOON [22]", "emnist-dir01-lr005", 0.7915, 0.1047),
+    ("fedaims/table3", "Ditto [17]", "cifar100-dir03-lr005", 0.2555, 0.0557),
+    ("fedaims/table3", "FedAIMS", "emnist-dir03-lr005", 0.8864, 0.0356),
+    ("fedaims/table4", "Local", "cifar10-classes2", 0.6138, 0.2394),
+    ("fedaims/table4", "FedProx [21]", "cifar100-classes10", 0.6596, 0.0835),
+    ("fedaims/table4", "FedAIMS", "emnist-classes10", 0.9417, 0.0309),
+    ("fedaims/table5", "FedAIMS", "tiny-imagenet-dir03", 0.3317, None),
+    ("fedaims/table5", "FedAIMS-Full", "cifar10-dir03", 0.8265, None),
+    ("fedaims/table5", "FedAIMS-Full", "cifar100-dir01", 0.5593, None),
+]
+SAME = [  # rows that the papers print twice
+    ("fedsimsup/table2", "FedSimSup (Ours)", "fedsimsup/table4", "FedSimSup"),
+    ("fedssa/table2", "FedSSA", "fedssa/table4", "C (FedSSA)"),
+    ("fedssa/table2", "FedSSA", "fedssa/table5", "C (FedSSA)"),
+    ("fedssa/table2", "LG-FedAvg", "fedssa/table4", "A (LG-FedAvg)"),
+]
+OURS = {  # a row's method where that is not its title in small letters; none: we have it not, or not so
+    "Standalone": "local",
+    "Clustered FL": "cfl",
+    "FedLG": "lg-fedavg",
+    "A (LG-FedAvg)": "lg-fedavg",
+    "PPFL1": "ppfl",
+    "PPFL2": "ppfl",
+    "τ_0": "ppfl",
+    "FedSimSup-TCL": "fedsimsup",
+    "FedAIMS-Full": "fedaims",
+    "B": "fedssa",
+    "C (FedSSA)": "fedssa",
+}
+WITHOUT = {  # titles, or with their tables where we have them in others
+    "A",
+    "B (LG-FedAvg with M2)",
+    "Central",
+    "FD",
+    "FedEM",
+    "FedSimSup-C",
+    "FedSimSup-L",
+    "FedSimSup-T",
+    "the first multiple of τ_0",
+    "the second multiple of τ_0",
+    "the third multiple of τ_0",
+    ("fedssa/table2", "FML"),
+    ("fedssa/table2", "FedKD"),
+}
+
+
+def row(path, title):
+    return next(row for row in find(path).rows if row.title == title)
+
+
+@pytest.mark.parametrize("path", COUNTS)
+def test_a_table_has_the_rows_columns_and_values_of_the_paper(path):
+    table = find(path)
+    numbers = [value for own in table.rows for value in own.values if value.mean is not None]
+    assert (len(table.columns), len(table.rows), len(numbers)) == COUNTS[path]
+    assert all(0 < value.mean < 1 for value in numbers)
+    assert len({own.title for own in table.rows}) == len(table.rows)
+
+
+@pytest.mark.parametrize(("path", "title", "column", "mean", "deviation"), PICKED)
+def test_values_stand_where_the_paper_has_them(path, title, column, mean, deviation):
+    place = [own.name for own in find(path).columns].index(column)
+    value = row(path, title).values[place]
+    assert value.mean == pytest.approx(mean, abs=1e-9)
+    assert value.deviation == (None if deviation is None else pytest.approx(deviation, abs=1e-9))
+
+
+@pytest.mark.parametrize("path", [path for path in COUNTS if path not in ("ppfl/table3", "ppfl/table-o3")])
+def test_a_row_is_the_method_that_it_names(path):
+    for own in find(path).rows:
+        wanted = OURS.get(own.title, own.title.split(" (")[0].split(" [")[0].lower())
+        expected = set() if {own.title, (path, own.title)} & WITHOUT else {wanted} & set(METHODS)
+        assert {method.name for method in own.methods.values()} == expected, own.title
+
+
+@pytest.mark.parametrize(("path", "title", "other_path", "other_title"), SAME)
+def test_rows_that_are_printed_twice_agree(path, title, other_path, other_title):
+    assert row(path, title).values == row(other_path, other_title).values
+
+
+def test_fedaims_has_one_row_in_both_of_its_tables():
+    """Table 5 prints no deviations."""
+    here, there = (row(path, "FedAIMS").values for path in ("fedaims/table2", "fedaims/table5"))
+    assert [value.mean for value in here] == [value.mean for value in there]
+
+
+def test_the_papers_of_lost_tables_still_have_settings_that_run():
+    for path in ("ppfl/table1", "ppfl/table2"):
+        ours = {own.title for own in find(path).rows if own.methods}
+        assert {"Local", "FedAvg", "PPFL1", "PPFL2"} <= ours
+    assert find("ppfl/table3").settings == find("ppfl/table-o3").settings == ()
+
+
+def test_fedrep_beside_a_paper_without_it_takes_one_epoch_more_than_the_others():
+    for path, setting in (("ppfl/table1", "mnist"), ("fedssa/table2", "hetero-10-cifar10")):
+        (fedrep,) = (own.methods[setting] for own in find(path).beside if own.title == "fedrep")
+        assert fedrep.options == {"head_epochs": 1}

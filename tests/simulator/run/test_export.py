@@ -1,0 +1,89 @@
+import csv
+import io
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from staddle.algorithms.method import SiloState
+from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
+from staddle.commands.simulate import membership_files
+from staddle.errors import UnwritableError
+from staddle.simulator.run.export import model_file, rounds_csv, silos_csv, write
+from staddle.simulator.run.history import Measured
+from staddle.simulator.run.manifest import SiloRecords
+
+SILOS = (SiloRecords(name="b", train=30, test=4, validation=2), SiloRecords(name="a", train=7, test=2, validation=None))
+HISTORY = (
+    Measured(1, "selected/after", {"a": 1}, {"a": 2}),
+    Measured(1, "all/trained", {"b": 4, "a": 2}, {"b": 4, "a": 2}),
+    Measured(2, "all/trained", {"b": 3, "a": 1}, {"b": 4, "a": 2}),
+    Measured(2, "validation/trained", {"b": 1, "a": 1}, {"b": 1, "a": 3}),
+)
+MODELS = {"b": SiloState({"classifier": {"w": torch.ones(2)}}, {"n": torch.tensor(3)}), "a": SiloState({})}
+
+
+def test_rounds_as_a_table():
+    lines = rounds_csv(HISTORY).splitlines()
+    assert lines[0] == "rounds,measure,silos,records,macro,micro,spread,least,most"
+    assert lines[1] == "1,selected/after,1,2,0.5,0.5,0.0,0.5,0.5"
+    assert lines[3] == f"2,all/trained,2,6,0.625,{4 / 6},0.125,0.5,0.75"
+    assert len(lines) == 5
+
+
+def test_silos_as_a_table_of_the_last_look():
+    rows = list(csv.reader(io.StringIO(silos_csv(SILOS, HISTORY))))
+    assert rows == [
+        ["silo", "training", "measure", "correct", "records", "accuracy"],
+        ["b", "30", "all/trained", "3", "4", "0.75"],
+        ["b", "30", "validation/trained", "1", "1", "1.0"],
+        ["a", "7", "all/trained", "1", "2", "0.5"],
+        ["a", "7", "validation/trained", "1", "3", str(1 / 3)],
+    ]
+    assert silos_csv(SILOS, HISTORY[:1]) == "silo,training,measure,correct,records,accuracy\n"
+
+
+def test_numbers_lose_no_digit():
+    (row,) = csv.DictReader(io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})])))
+    assert float(row["micro"]) == 1 / 3
+
+
+def test_models_and_coordinator_are_files_that_others_read(tmp_path):
+    phi = torch.arange(4.0).reshape(2, 2)
+    made = write(tmp_path, SILOS, HISTORY, MODELS, {"phi": phi, "turned": phi.T})
+    assert [path.relative_to(tmp_path).as_posix() for path in made] == [
+        "rounds.csv",
+        "silos.csv",
+        "coordinator.safetensors",
+        "models/b.safetensors",
+        "models/a.safetensors",
+    ]
+    assert all(path.exists() for path in made)
+    assert {path.stat().st_mode & 0o777 for path in made} <= {0o644}
+    assert load_file(model_file(tmp_path, "b")).keys() == {"part/classifier/w", "extra/n"}
+    read = state_from_bytes(model_file(tmp_path, "b").read_bytes())
+    assert state_to_bytes(read) == state_to_bytes(MODELS["b"])
+    assert torch.equal(load_file(tmp_path / "coordinator.safetensors")["turned"], phi.T)
+    with safe_open(tmp_path / "coordinator.safetensors", "pt") as file:
+        assert file.metadata().keys() == {"silos", "sha256"}
+        assert file.metadata()["silos"] == '["b", "a"]'
+
+
+def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
+    assert not any("coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {}))
+
+
+def test_memberships_are_read_as_those_of_a_federation(tmp_path):
+    own = {silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}}) for silo, p in (("b", 0.25), ("a", 0.5))}
+    write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])})
+    rows = membership_files.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
+    assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])
+    rows = membership_files.read_all([tmp_path / "coordinator.safetensors"])
+    assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[1, 0], [0, 1]])
+
+
+def test_a_file_in_the_way_is_told(tmp_path):
+    (tmp_path / "models").write_text("")
+    with pytest.raises(UnwritableError, match="models: cannot make it: File exists"):
+        write(tmp_path, SILOS, HISTORY, MODELS, {})

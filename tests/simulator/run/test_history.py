@@ -1,0 +1,51 @@
+"""Numbers worked by hand."""
+
+from math import sqrt
+
+import pytest
+
+from staddle.algorithms.method import SiloState
+from staddle.algorithms.training.silo_round import Look, Report, Seen
+from staddle.simulator.run.history import Measured, of_look, of_round
+
+STATE = SiloState({})
+
+
+def test_each_average_counts_what_it_says():
+    measured = Measured(3, "all/trained", {"a": 1, "b": 9, "c": 10}, {"a": 2, "b": 10, "c": 40})
+    assert measured.accuracies.tolist() == [0.5, 0.9, 0.25]
+    assert measured.macro == pytest.approx(1.65 / 3)
+    assert measured.micro == 20 / 52
+    assert measured.spread == pytest.approx(sqrt((0.05**2 + 0.35**2 + 0.30**2) / 3))  # of a population
+
+
+def test_accuracies_stand_in_the_order_of_the_records():
+    assert Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist() == [0, 1]
+
+
+def test_one_silo_has_no_spread():
+    measured = Measured(1, "all/trained", {"a": 1}, {"a": 3})
+    assert (measured.spread, measured.macro, measured.micro) == (0, 1 / 3, 1 / 3)
+
+
+def test_a_round_measures_its_cohort_before_and_after_training():
+    reports = {"b": Report(4, 30, 10, 6, 8, 0.5), "a": Report(4, 20, 5, 0, 5, None)}
+    before, after = of_round(4, reports)
+    assert before == Measured(4, "selected/before", {"b": 6, "a": 0}, {"b": 10, "a": 5})
+    assert after == Measured(4, "selected/after", {"b": 8, "a": 5}, {"b": 10, "a": 5})
+    assert (before.macro, before.micro) == (0.3, 0.4)
+
+
+def test_a_look_measures_all_silos_on_each_side():
+    looks = {"a": Look(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Look(STATE, Seen(20, 7, 8), Seen(6, 5, 6))}
+    assert of_look(2, looks) == (
+        Measured(2, "all/aggregated", {"a": 1, "b": 7}, {"a": 10, "b": 20}),
+        Measured(2, "all/trained", {"a": 2, "b": 8}, {"a": 10, "b": 20}),
+        Measured(2, "validation/aggregated", {"a": 3, "b": 5}, {"a": 5, "b": 6}),
+        Measured(2, "validation/trained", {"a": 4, "b": 6}, {"a": 5, "b": 6}),
+    )
+
+
+def test_validation_is_measured_where_every_silo_has_such_records():
+    looks = {"a": Look(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Look(STATE, Seen(20, 7, 8))}
+    assert [measured.measure for measured in of_look(2, looks)] == ["all/aggregated", "all/trained"]

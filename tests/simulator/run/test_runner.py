@@ -1,0 +1,147 @@
+import pytest
+from support.simulated_jobs import SCHEDULE, make_population, make_run, results
+
+from staddle.algorithms import catalog
+from staddle.algorithms.engines.engine import Serial
+from staddle.algorithms.methods.fedavg import FedAvg
+from staddle.errors import CancelledError, LocalError
+from staddle.simulator.engines.signals import Stop
+from staddle.simulator.run.folder import HISTORY, folder_of
+from staddle.simulator.run.history_file import read
+from staddle.simulator.run.progress import Unwatched
+from staddle.simulator.run.runner import complete
+
+POPULATION = make_population(validation=False)
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+class Asks(Unwatched):
+    """Asks to stop when the n-th silo is done; tells what was shown."""
+
+    def __init__(self, stop=None, at=0):
+        self.stop, self.at, self.told = stop, at, []
+
+    def begin(self, run, rounds):
+        self.told.append(("begin", rounds))
+
+    def work(self, doing, silos):
+        self.told.append((doing, silos))
+
+    def silo(self):
+        self.at -= 1
+        if not self.at:
+            self.stop.ask()
+
+    def round(self, rounds, measured):
+        self.told.append((rounds, [one.measure for one in measured]))
+
+
+def run_it(out, run, watch=None, stop=None, engine=Serial):
+    """Its results, by file."""
+    watch, stop = watch or Unwatched(), stop or Stop()
+    complete(out, run, POPULATION, SCHEDULE, lambda job: engine(job, POPULATION.records), watch, stop)
+    return results(folder_of(out, run))
+
+
+def test_rounds_looks_and_results_come_in_their_order(tmp_path):
+    watch, run = Asks(), make_run()
+    files = run_it(tmp_path, run, watch)
+    selected, looks = ["selected/before", "selected/after"], ["all/aggregated", "all/trained"]
+    assert watch.told == [
+        ("begin", 0),
+        ("training", 2),
+        (1, selected),
+        ("training", 2),
+        ("looking", 4),
+        (2, selected + looks),
+        ("training", 2),
+        (3, selected),
+        ("training", 2),
+        ("looking", 4),
+        (4, looks),
+    ]
+    history = [(one.rounds, one.measure) for one in read(folder_of(tmp_path, run) / HISTORY)]
+    assert history == [(n, m) for n in range(1, 5) for m in selected + (looks if n % 2 == 0 else [])]
+    assert {"rounds.csv", "silos.csv", "models/a.safetensors"} <= set(files)
+    again = Asks()
+    assert run_it(tmp_path, run, again) == files
+    assert again.told == [("begin", 4)]
+
+
+def test_a_census_is_a_round_that_measures_nothing(tmp_path):
+    watch, run = Asks(), make_run("fedsimsup", rounds=2)
+    assert run.job.length == 3
+    run_it(tmp_path, run, watch)
+    assert [told[0] for told in watch.told] == ["begin", "training", "training", 1, "training", "looking", 2]
+    assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
+
+
+def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monkeypatch):
+    class Tuning(FedAvg):
+        tunes, product = True, "trained"
+
+        def up(self, round_):
+            return () if self.tuning(round_) else super().up(round_)
+
+        def give(self, state, facts):
+            return {} if self.tuning(facts.round) else super().give(state, facts)
+
+    monkeypatch.setitem(catalog.METHODS, "fedavg", Tuning)
+    watch, run = Asks(), make_run(rounds=2)
+    whole = run_it(tmp_path / "whole", run, watch)
+    assert [told[0] for told in watch.told] == ["begin", "training", 1, "training", "training", "looking", 2]
+    history = read(folder_of(tmp_path / "whole", run) / HISTORY)
+    assert [(one.rounds, one.measure) for one in history if one.measure == "selected/after"] == [
+        (1, "selected/after"),
+        (2, "selected/after"),
+    ]
+    last = {one.measure: one.correct for one in history if one.rounds == 2}
+    assert last["all/trained"] != last["all/aggregated"]
+    for at in (1, 3, 5, 7, 2):
+        stop = Stop()
+        with pytest.raises(CancelledError):
+            run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
+    assert run_it(tmp_path / "stopped", run) == whole
+
+
+@pytest.mark.parametrize("method", ["pfedsim", "fedsimsup"])
+def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, method):
+    run = make_run(method)
+    whole = run_it(tmp_path / "whole", run)
+    for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
+        stop = Stop()
+        with pytest.raises(CancelledError, match=f"^{method}, seed 7: stopped; the same command goes on after round "):
+            run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
+    assert run_it(tmp_path / "stopped", run) == whole
+
+
+def test_what_was_whole_when_it_was_stopped_is_not_run_again(tmp_path):
+    run, stop = make_run(), Stop()
+    with pytest.raises(CancelledError, match="after round 1 of 4"):
+        run_it(tmp_path, run, Asks(stop, 4), stop)
+    watch = Asks()
+    run_it(tmp_path, run, watch)
+    assert watch.told[0] == ("begin", 1)
+
+
+def test_asked_between_two_rounds_it_ends_before_the_next(tmp_path):
+    stop = Stop()
+    stop.ask()
+    with pytest.raises(CancelledError, match="after round 0 of 4"):
+        run_it(tmp_path, make_run(), stop=stop)
+
+
+def test_the_engine_is_closed_whatever_happens(tmp_path):
+    closed = []
+
+    class Broken(Serial):
+        def train(self, round_, work, done):
+            raise LocalError("broken")
+
+        def close(self):
+            closed.append(True)
+
+    with pytest.raises(LocalError, match="broken"):
+        run_it(tmp_path, make_run(), engine=Broken)
+    assert closed == [True]

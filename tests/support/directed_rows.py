@@ -1,0 +1,79 @@
+"""Directed rows in one process: a sum of metrics and of one row for each of two silos that are away, and its pads."""
+
+import numpy as np
+from support.blind_mixes import seed_of
+from support.secure_sums import GROUP_KEY, Run, frame, group, names, signer
+
+from staddle.algorithms.exchange.parts import integer_weights
+from staddle.security.blind import directed_mix as d
+from staddle.security.blind.open_sum import Claim, tag_of
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.identity.pairwise_keys import public_key
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg.masked_sum import Given
+from staddle.security.secagg.spec import specify
+
+ALL = names(7)
+FIVE, AWAY = ALL[:5], ALL[5:]
+RAW = [3, 2, 4, 2, 3]
+
+
+def own_frame(raw=RAW, elements=200, away=AWAY, **fields):
+    rows = [group(f"theta.{silo}", elements, weights="public", reader=silo) for silo in away]
+    weights = {f"theta.{silo}": dict(zip(FIVE, np.roll(raw, at), strict=True)) for at, silo in enumerate(away)}
+    weights |= {f"theta.{silo}": {} for silo in away if "rows" in fields} | fields.pop("rows", {})
+    groups = (group("metrics", 3, ring=64), *rows)
+    return frame(**{"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True, **fields})
+
+
+def prekeys(silo):
+    return {other: public_key(seed_of(other)) for other in ALL if other != silo}
+
+
+def sender_pads(spec, silo):
+    return d.sender_pads(spec, silo, seed_of(silo), prekeys(silo))
+
+
+def recipient_pads(spec, index):
+    silo = spec.groups[index].reader
+    return d.recipient_pads(spec, spec.groups[index], seed_of(silo), prekeys(silo))
+
+
+class Directed:
+    """One such sum, to its end; ``held`` is what each silo gives, ``survivors`` who did."""
+
+    def __init__(self, own=None, drops=None):
+        own = own or own_frame()
+        self.spec = spec = specify(own, FIVE, 0)
+        random, elements = np.random.default_rng(5), spec.groups[1].elements
+        self.held = {silo: random.uniform(-8, 8, elements) for silo in FIVE}
+        given = {silo: [Given(np.ones(3)), *(Given(self.held[silo]) for _ in spec.groups[1:])] for silo in FIVE}
+        self.run = Run(spec, given, own=own, drops=drops, pads=lambda silo: sender_pads(spec, silo)).finish()
+        assert self.run.state.stage == "done"
+        self.survivors = self.run.effects(c.Open)[0].survivors
+        self.tags = self.run.effects(c.TellResult)[0].tags
+        self.hidden = [
+            np.concatenate([words for at, words in self.run.numbers if at == index])
+            for index in range(len(spec.groups))
+        ]
+
+    def claim(self, index, **changes):
+        payload = self.spec.payload()
+        fields = {
+            "document": payload,
+            "signature": signer("coordinator")(SECAGG_SPEC, payload),
+            "survivors": tuple(sorted(self.survivors)),
+            "tag": tag_of(self.tags, index, len(self.spec.groups)),
+        }
+        return Claim(**{**fields, **changes})
+
+    def open(self, index=1, words=None, pads=None, **changes):
+        own = self.hidden[index] if words is None else words
+        pads = pads or recipient_pads(self.spec, index)
+        return d.open_row(self.spec, index, self.claim(index, **changes), GROUP_KEY, pads, own.copy())
+
+    def exact(self, index=1, raw=RAW):
+        """The row by hand, over the survivors."""
+        weights = dict(zip(FIVE, integer_weights(list(np.roll(raw, index - 1))), strict=True))
+        whole = sum(weights[silo] for silo in self.survivors)
+        return sum(weights[silo] * self.held[silo] for silo in self.survivors) / whole

@@ -1,0 +1,290 @@
+"""A coordinator with the right keys that does as it is told, over real TLS, against the agent as it ships.
+
+A world has ``jobs`` and ``signed`` by name, ``silos``, ``roster``, ``keys`` of the coordinator, and ``silo_keys``,
+``config`` and ``policy`` of the one real silo. ``secure`` and ``secure_next`` are for coordinators of blind rounds,
+``contribute`` and ``group_key`` for those of keyed jobs.
+"""
+
+import asyncio
+import contextlib
+import re
+
+import grpc
+import torch
+from support.ledgers import first, stored
+
+from staddle.commands.federation.local_federation import policy_text
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import secure_pb2 as secure
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import SERVER_OPTIONS
+from staddle.proto.stream import Digester, chunks
+from staddle.proto.wire import delivered_items, to_wire
+from staddle.security.identity import roster as rosters
+from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.receipt import Receipt
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.consistency import Consistency
+from staddle.security.log.head import Signer
+from staddle.security.policy import policy as policies
+from staddle.security.policy.release import nothing_paid
+from staddle.silo import daemon
+from staddle.silo.admission.signed_sets import check_remembered
+from staddle.silo.agent import Agent
+from staddle.silo.egress.gate import Gate, open_client
+from staddle.silo.egress.witness import HEADS, Witness
+
+SILO = "north"
+SECONDS = 20
+MAX_STEP = re.compile(r"^max_step = .*\n", re.MULTILINE)
+
+# The coordinator.
+
+
+class Raw(bytes):
+    """A reply as bytes that are no message."""
+
+    def SerializeToString(self):  # noqa: N802 protobuf's name
+        return bytes(self)
+
+
+GARBAGE = Raw(b"\xff\xff\xff")
+
+
+class Hostile:
+    """Tells its tasks one after the other; ``hello``, ``fetch`` and ``upload`` hold what to do the next times."""
+
+    def __init__(self, world, tasks=(), *, hello=(), fetch=(), upload=(), endless=None):
+        self.world = world
+        self.tasks = list(tasks)
+        self.script = {"hello": list(hello), "fetch": list(fetch), "upload": list(upload)}
+        self.endless = endless
+        self.told = asyncio.Event()  # every task was told, and the silo asks for more
+        self.calls = {"hello": 0, "poll": 0, "beat": 0, "answer": 0, "standing": 0, "fetch": 0}
+        self.answers = []
+        self.arrived = 0  # payload bytes, of uploads that were cut off too
+        self.uploads = []  # (job, round, payload) of whole ones
+
+    def _next(self, name):
+        return self.script[name].pop(0) if self.script[name] else None
+
+    async def hello(self, request, context):
+        self.calls["hello"] += 1
+        reply = self._next("hello")
+        return reply or pb.HelloReply(protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1)
+
+    async def poll(self, request, context):
+        self.calls["poll"] += 1
+        if self.tasks:
+            return self.tasks.pop(0)
+        if self.endless is not None:
+            return self.endless
+        self.told.set()
+        await asyncio.sleep(1)
+        return pb.Task(nothing=pb.Nothing())
+
+    async def beat(self, request, context):
+        self.calls["beat"] += 1
+        return pb.BeatReply(wanted=True)
+
+    async def answer(self, request, context):
+        self.calls["answer"] += 1
+        kind, code = pb.AnswerKind.Name(request.kind)[12:], pb.ErrorCode.Name(request.code)[11:]
+        self.answers.append((kind, request.round, code))
+        return pb.AnswerReply()
+
+    async def standing(self, request, context):
+        self.calls["standing"] += 1
+        return pb.StandingReply()
+
+    async def fetch(self, request, context):
+        self.calls["fetch"] += 1
+        deliver = self._next("fetch") or (lambda: delivery(self.world, request.job, request.round, self.calls["fetch"]))
+        for frame in deliver():
+            yield frame
+            await asyncio.sleep(0)
+
+    async def upload(self, frames, context):
+        cut = self._next("upload")
+        if cut is not None and (reply := await cut(self, frames, context)) is not None:
+            return reply
+        manifest, payload, end = await self.taken(frames)
+        self.uploads.append((manifest.job, manifest.round, payload))
+        return self.receipt(manifest, end)
+
+    async def taken(self, frames):
+        payload = bytearray()
+        async for frame in frames:
+            if frame.WhichOneof("body") == "manifest":
+                manifest = frame.manifest
+            elif frame.WhichOneof("body") == "chunk":
+                payload += frame.chunk
+                self.arrived += len(frame.chunk)
+            else:
+                end = frame.end
+        return manifest, bytes(payload), end
+
+    def receipt(self, manifest, end, keys=None, **changes):
+        fields = {
+            "federation": self.world.roster.federation,
+            "roster": rosters.digest(self.world.roster),
+            "silo": SILO,
+            "job": manifest.job_digest.hex(),
+            "round": manifest.round,
+            "size": manifest.size,
+            "sha256": end.sha256.hex(),
+            "ledger_seq": end.ledger_seq,
+            "ledger_leaf": end.ledger_leaf.hex(),
+            "ledger_root": Checkpoint.parse(Consistency.parse(end.head).checkpoint.text).root.hex(),
+            **changes,
+        }
+        return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))
+
+
+def policy_for(jobs):
+    """What a local federation's silo has for these jobs, but that what is drawn by ``delivery`` may come down."""
+    return MAX_STEP.sub("", policy_text(jobs))
+
+
+def delivery(world, job, round_, seed=0, change=None):
+    """Frames of a delivery: other numbers for each seed, nothing in round 0."""
+    job = world.jobs[job]
+    items = delivered_items(job.down(round_)) if round_ else ()
+    rng = torch.Generator().manual_seed(seed)
+    values = [torch.randn(item.spec.shape, generator=rng) * 0.05 for item in items]
+    if change is not None:
+        change(values)
+    digester = Digester([item.spec.nbytes for item in items])
+    pieces = [bytes(piece.payload) for piece in chunks(values)]
+    for piece in pieces:
+        digester.update(piece)
+    manifest = tensor.Manifest(
+        job=job.name,
+        job_digest=bytes.fromhex(job.digest),
+        round=round_,
+        size=sum(item.spec.nbytes for item in items),
+        tensors=to_wire(items),
+    )
+    end = tensor.End(sha256=digester.digests().total, tensor_sha256=digester.digests().tensors)
+    return [
+        tensor.Frame(manifest=manifest),
+        *(tensor.Frame(chunk=piece) for piece in pieces),
+        tensor.Frame(end=end),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def listening(hostile):
+    options = {**dict(SERVER_OPTIONS), "grpc.max_send_message_length": -1}  # ours would not send what is too long
+    server = grpc.aio.server(options=list(options.items()))
+    encode = lambda message: message.SerializeToString()  # noqa: E731
+    unary = grpc.unary_unary_rpc_method_handler
+    handlers = {
+        "Hello": unary(hostile.hello, pb.HelloRequest.FromString, encode),
+        "Poll": unary(hostile.poll, pb.PollRequest.FromString, encode),
+        "Beat": unary(hostile.beat, pb.BeatRequest.FromString, encode),
+        "Answer": unary(hostile.answer, pb.AnswerRequest.FromString, encode),
+        "Standing": unary(hostile.standing, pb.StandingRequest.FromString, encode),
+        "Fetch": grpc.unary_stream_rpc_method_handler(hostile.fetch, pb.FetchRequest.FromString, encode),
+        "Upload": grpc.stream_unary_rpc_method_handler(hostile.upload, tensor.Frame.FromString, encode),
+    }
+    if hasattr(hostile, "secure"):
+        handlers["Secure"] = unary(hostile.secure, secure.SecureGiven.FromString, encode)
+        handlers["SecureNext"] = unary(hostile.secure_next, secure.SecureAsked.FromString, encode)
+    if hasattr(hostile, "contribute"):
+        handlers["Contribute"] = unary(hostile.contribute, secure.Contributed.FromString, encode)
+        handlers["GroupKey"] = unary(hostile.group_key, secure.KeyAsked.FromString, encode)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),))
+    keys = hostile.world.keys
+    pair = (keys.tls_key, keys.entry.certificate.encode())
+    credentials = grpc.ssl_server_credentials([pair], hostile.world.roster.bundle().encode(), True)
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+# The silo.
+
+
+async def attacked(hostile, folder, *, seconds=None, policy=None):
+    """Run the agent until it has been told every task; it must be there to the end, and nothing may go unrecorded."""
+    world, complaints = hostile.world, []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    rules = policies.parse((policy or world.policy).encode(), "policy.toml")
+    with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
+        config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
+        check_remembered(folder / "jobs", ledger)
+        ledger.start("test", rosters.digest(world.roster), rules.digest)
+        with daemon._budget(config, rules, ledger, world.roster, keys) as budget:
+            async with listening(hostile) as address:
+                witness = Witness(ledger, world.roster, keys, folder / HEADS)
+                client = open_client(address, keys, world.roster)
+                gate = Gate(client, ledger, rules, world.roster, witness, budget.paid if budget else nothing_paid)
+                config = config.model_copy(update={"coordinator": address})
+                await told_all(hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds)
+        ledger.stop("asked to stop")
+    assert complaints == []
+    recorded(hostile, folder)
+
+
+async def told_all(hostile, agent, seconds):
+    running = asyncio.create_task(agent.run())
+    told = asyncio.create_task(hostile.told.wait())
+    await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+    assert not running.done(), "the agent left"
+    assert told.done() or seconds is not None, f"tasks were left: {hostile.tasks}"
+    told.cancel()
+    agent.stop()
+    assert await asyncio.wait_for(running, SECONDS) == ""
+
+
+def records(folder, log="ledger"):
+    return stored(folder / log)
+
+
+def recorded(hostile, folder):
+    """Every byte and every control message that arrived is in the ledger."""
+    key = Signer.of(hostile.world.roster.federation, SILO, hostile.world.silo_keys.log).public
+    found = ledger_audit.verify(folder / "ledger", key=key)
+    assert found.ok, found.problems
+    assert found.open_intents == ()
+    totals = ledger_view.summary(folder / "ledger")
+    control = totals.pop(("(control)", "(control)"))
+    assert sum(total.bytes for total in totals.values()) >= hostile.arrived
+    assert control.messages >= sum(hostile.calls.values())
+    assert first(folder / "ledger").stat().st_size < 1_000_000
+
+
+def play(hostile, folder, **options):
+    async def scenario():
+        await attacked(hostile, folder, **options)
+
+    asyncio.run(scenario())
+    return hostile
+
+
+# Tasks.
+
+
+def offer(world, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    return pb.Task(offer=pb.Offer(**{"job": name, "job_digest": digest, "signed_job": world.signed[name], **changes}))
+
+
+def round_of(world, number, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    fields = {"job": name, "job_digest": digest, "round": number, "cohort": world.silos, **changes}
+    return pb.Task(round=pb.Round(**fields))
+
+
+def finish(world, number, name="first", **changes):
+    digest = bytes.fromhex(world.jobs[name].digest)
+    fields = {"job": name, "job_digest": digest, "round": number, "completed": True, **changes}
+    return pb.Task(finish=pb.Finish(**fields))

@@ -1,0 +1,298 @@
+"""A coordinator of blind rounds with bad intentions: the other silos are honest, and played by the pure machine.
+
+What the one real silo is told, each attack changes. ``world`` is that of hostile.py, with the keys of the ``others``.
+"""
+
+import asyncio
+from hashlib import sha256
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+from support.hostile_coordinator import SILO, Hostile, delivery, policy_for
+
+from staddle.algorithms.data.dataset import digits
+from staddle.commands.federation import local_federation
+from staddle.files.documents import canonical_json
+from staddle.proto import secure_pb2 as secure
+from staddle.proto.channel import ERROR_METADATA
+from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_sent import Attempt, Over, given_from_wire
+from staddle.proto.wire import delivered_items
+from staddle.security.blind.plan import model_digest, round_frame, round_terms
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.identity.keys import load_keys
+from staddle.security.identity.signers import Signers
+from staddle.security.secagg import coordinator
+from staddle.security.secagg import coordinator_events as c
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.masked_sum import Accumulator, Given, chunks, masked_chunks
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import Terms, specify
+from staddle.silo import config as configs
+
+OTHERS = ("east", "south", "west")
+SILOS = (SILO, *OTHERS)
+
+
+def make_world(folder, security, outsiders=(), silos=None, **changes):
+    """Keys of all, a roster, signed jobs of two rounds by their [security] tables, and what the real silo has.
+
+    ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by its name;
+    ``changes`` are to the jobs' documents.
+    """
+    federation = local_federation.make(folder / "federation", (*SILOS, *outsiders))
+    documents = (
+        {
+            "version": 1,
+            "name": name,
+            "seed": 11,
+            "rounds": 2,
+            "min_cohort": 3,
+            "silos": list((silos or {}).get(name, SILOS)),
+            "round_timeout": 60,
+            "method": {"name": "fedavg"},
+            "model": {"name": "cnn-digits", "classes": 10},
+            "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
+            "security": table,
+            **changes,
+        }
+        for name, table in security.items()
+    )
+    jobs = {job.name: job for job in (local_federation.sign_job(federation, document) for document in documents)}
+    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values()))
+    folder = federation.folder
+    return SimpleNamespace(
+        jobs=jobs,
+        silos=SILOS,
+        signed={name: (folder / "jobs" / f"{name}.json").read_bytes() for name in jobs},
+        roster=rosters.load(folder / "roster.json"),
+        keys=load_keys(folder / "coordinator" / "keys"),
+        silo_keys=load_keys(folder / SILO / "keys"),
+        others={silo: load_keys(folder / silo / "keys") for silo in (*OTHERS, *outsiders)},
+        config=configs.load(federation.silo_config(SILO)),
+        policy=policy_for(list(jobs.values())),
+    )
+
+
+class Attempted:
+    """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
+
+    parts = b""  # of all that made the key of the job, where it has one
+    proofs = ()  # evidence against dealers that the real one is brought with the specification
+
+    def __init__(
+        self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False, lenient=False
+    ):
+        """``absent`` silos are lost before they upload; ``empty``: nothing is delivered for the round.
+
+        ``lenient``: the others sign whatever survives.
+        """
+        self.cohort, self.others, self.absent, self.empty = (
+            cohort,
+            [silo for silo in cohort if silo != SILO],
+            absent,
+            empty,
+        )
+        self.opened, self.held = None, {}  # what the others hold of all secrets while the sum goes on
+        self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
+        self.notes = tuple(notes)
+        self.signers = Signers.of(world.roster)
+        self.terms = Terms() if lenient else round_terms(self.job, Terms())
+        self.frame = self.framed(round_)
+        self.spec = specify(self.frame, cohort, attempt)
+        self.attempt = self.named(self.spec)
+        self.told, self.states, self.uploads, self.queue, self.later = [], {}, {}, [], []
+        self.state, effects = coordinator.begin(self.spec, self.signers, self.terms, world.keys.sign)
+        self.do("coordinator", effects)
+
+    def framed(self, round_):
+        items = delivered_items(self.job.down(round_)) if round_ and not self.empty else ()
+        end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
+        model = model_digest(self.job, round_, items, list(end.tensor_sha256) if items else ())
+        return round_frame(
+            self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts
+        )
+
+    def named(self, spec):
+        job = self.world.jobs[spec.job]
+        return Attempt(job.name, bytes.fromhex(job.digest), spec.round, spec.attempt, spec.context())
+
+    def signed(self, **changes):
+        """A specification with other fields, as the coordinator signs it."""
+        document = canonical_json({**self.spec.model_dump(mode="json", exclude_none=True), **changes})
+        return SignedSpec(document, self.world.keys.sign(SECAGG_SPEC, document))
+
+    # What happens, in one thread, one thing after another.
+
+    def happen(self, who, event):
+        self.queue.append((who, event))
+        if isinstance(event, c.SurvivalGiven):  # the others sign after the real one, so that its signature counts
+            self.queue += self.later
+            self.later = []
+        while self.queue:
+            to, event = self.queue.pop(0)
+            if to == "coordinator":
+                self.state, effects = coordinator.advance(self.state, event)
+            elif isinstance(event, c.Ask):
+                party = machine.Party(to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes)
+                self.states[to], effects = machine.begin(party, self.frame, event.document, event.signature, Memory())
+            else:
+                self.states[to], effects = machine.advance(self.states[to], event)
+            self.do(to, effects)
+
+    def do(self, who, effects):
+        for effect in effects:
+            self.act(who, effect)
+
+    def tell(self, silos, body):
+        for silo in silos:
+            if silo == SILO:
+                self.told += [
+                    each if isinstance(each, secure.SecureTold | bytes) else told_to_wire(self.addressed(each))
+                    for each in self.alter(self, body)
+                ]
+            else:
+                self.queue.append((silo, body))
+
+    def addressed(self, body):
+        return body if isinstance(body, Told) else Told(self.attempt, body)
+
+    def act(self, who, effect):
+        match effect:
+            case c.Ask():
+                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs))
+                for silo in self.others:
+                    self.happen(silo, effect)
+            case c.TellKeys(silo, bundles, keys):
+                self.tell([silo], s.KeysTold(bundles, keys))
+            case c.TellShares(silo, deliveries):
+                self.tell([silo], s.SharesTold(deliveries))
+            case c.TellSurvivors(_, headers):
+                self.tell([SILO], s.SurvivorsTold(headers))
+                self.later = [(silo, s.SurvivorsTold(headers)) for silo in self.others]
+            case c.TellNotes(silos, survivals):
+                self.tell(dict.fromkeys([SILO, *silos]), s.NotesTold(survivals))  # it is told them in any case
+            case c.TellResult(silos, sha256, tags):
+                self.tell(silos, s.ResultTold(sha256, tags))
+            case c.Open(terms, survivors):
+                accumulator = Accumulator(self.spec)
+                for silo in survivors:
+                    accumulator.add(self.pieces(self.uploads[silo]))
+                self.opened = accumulator.open(terms, survivors)
+                self.queue.append(("coordinator", c.Opened(bytes(32))))
+            case s.Upload() if who in self.absent:
+                self.queue.append(("coordinator", c.Failed(who, "lost")))
+            case s.Upload(terms):
+                self.held[who] = self.states[who].held
+                made = [self.gift(group, who) for group in self.spec.groups]
+                self.uploads[who] = b"".join(w.tobytes() for w in masked_chunks(self.spec, who, made, terms))
+                self.queue.append((who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who]))))
+            case s.SendKeys() | s.SendShares() | s.SendHeader() | s.SendSurvival() | s.SendReveal():
+                self.queue.append(("coordinator", self.event(who, effect)))
+
+    def gift(self, group, silo):
+        """Other numbers of each silo, the same in all rounds."""
+        rng = np.random.default_rng([*group.name.encode(), *silo.encode()])
+        return Given(
+            0.05 * rng.standard_normal(group.elements), np.ones(group.rows) if group.weights == "private" else None
+        )
+
+    def pieces(self, payload):
+        at = 0
+        for chunk in chunks(self.spec):
+            size = chunk.words * self.spec.groups[chunk.group].ring // 8
+            yield payload[at : at + size]
+            at += size
+
+    def event(self, who, body):
+        match body:
+            case s.SendKeys(bundle, keys):
+                return c.KeysGiven(bundle, keys)
+            case s.SendShares(dealing, portions):
+                return c.SharesGiven(dealing, portions)
+            case s.SendHeader(header):
+                return c.Uploaded(header, len(self.uploads[who]), digest_of(self.uploads[who]))
+            case s.SendSurvival(survival):
+                return c.SurvivalGiven(survival)
+            case s.SendReveal(reveal):
+                return c.RevealGiven(reveal)
+            case s.SendAbandon(note):
+                return c.AbandonGiven(note)
+            case Over(code):
+                return c.Failed(who, code)
+
+
+def digest_of(payload):
+    return sha256(payload).digest()
+
+
+class Blind(Hostile):
+    """Tells the rounds' sums beside its tasks; once all is told, and nothing comes of it, a round is over."""
+
+    def __init__(self, world, tasks, sums, **options):
+        super().__init__(world, tasks, **options)
+        self.sums = sums  # round → attempts
+        self.calls |= {"secure_next": 0}
+        self.given = []  # (round, ctx, kind)
+        self.contexts = []  # of whole uploads
+        self.first = []  # replies to SecureNext before all others
+        self.hasty = False  # rounds are over before the real silo reveals anything: the others suffice
+        self.retried = set()  # contexts of attempts that repeat an attacked one honestly
+        self.flood = None  # number → a message, for ever after all others
+
+    async def secure(self, request, context):
+        given = given_from_wire(SILO, request)
+        self.given.append((given.attempt.round, given.attempt.ctx, request.WhichOneof("body")))
+        if request.WhichOneof("body") == "reveal" and self.hasty:
+            await self.closed(context)
+        for attempted in self.sums[given.attempt.round]:
+            if attempted.spec.context() == given.attempt.ctx:
+                attempted.happen("coordinator", attempted.event(SILO, given.body))
+        return secure.SecureTaken()
+
+    async def secure_next(self, request, context):
+        self.calls["secure_next"] += 1
+        if self.first:
+            return self.first.pop(0)
+        for _ in range(30):
+            attempts = [each for each in self.sums[request.round] if each.job.name == request.job]
+            told = [message for attempted in attempts for message in attempted.told]
+            if request.had < len(told):
+                return told[request.had]
+            if self.flood is not None:
+                return self.flood(request.had)
+            await asyncio.sleep(0.01)
+        return await self.closed(context)
+
+    async def closed(self, context):
+        code, closed = grpc.StatusCode.FAILED_PRECONDITION, ((ERROR_METADATA, "ROUND_CLOSED"),)
+        return await context.abort(code, "over", trailing_metadata=closed)
+
+    async def taken(self, frames):
+        manifest, payload, end = await super().taken(frames)
+        self.contexts.append(manifest.context)
+        for attempted in self.sums[manifest.round]:
+            if attempted.spec.context() == manifest.context:
+                attempted.uploads[SILO] = payload
+        return manifest, payload, end
+
+
+class Later:
+    """An attempt that begins once the first has ended."""
+
+    def __init__(self, first, make):
+        self.first, self.make, self.made, self.job = first, make, None, first.job
+
+    @property
+    def told(self):
+        if self.made is None and self.first.state.stage == "ended":
+            self.made = self.make(self.first)
+        return self.made.told if self.made else []
+
+    def __getattr__(self, name):
+        if self.made is None:
+            return SimpleNamespace(context=lambda: b"") if name == "spec" else None
+        return getattr(self.made, name)

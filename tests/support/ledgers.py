@@ -1,0 +1,275 @@
+"""Ledgers for tests: one key, one federation, and the folder's files by name."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from staddle.security.ledger.egress_ledger import Ledger
+from staddle.security.ledger.records import Applied, Hidden, Payload, Peer, Secagg, TensorDigest
+from staddle.security.log.append_log import AppendLog
+from staddle.security.log.chain import leaf_hash
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.head import Signer
+from staddle.security.log.segments import segment
+from staddle.security.policy.release import Release
+
+FEDERATION = "lung"
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
+
+
+def signer(silo="silo-a", key=KEY):
+    return Signer.of(FEDERATION, silo, key)
+
+
+def public(silo="silo-a"):
+    """The key that others check this silo's checkpoints with."""
+    return signer(silo).public
+
+
+def open_ledger(folder, silo="silo-a", key=KEY):
+    return Ledger.open(Path(folder), silo, FEDERATION, key)
+
+
+def open_log(folder, **options):
+    """A log of records of any type."""
+    return AppendLog.open(Path(folder), signer(), **options)
+
+
+def first(folder):
+    """The first segment, all there is of a small ledger."""
+    return segment(Path(folder), 1)
+
+
+def stored(folder):
+    """All records as they stand in the files."""
+    paths = sorted(Path(folder).glob("seg-*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_bytes().splitlines()]
+
+
+def copied(folder):
+    """The folder's files by name."""
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def put_back(folder, files):
+    """The folder as it was copied, and nothing else in it."""
+    for path in Path(folder).iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (Path(folder) / name).write_bytes(data)
+
+
+def forge(folder, *records, cut=0):
+    """Write records behind the last but ``cut``, as somebody without the log key can: in their place in the chain."""
+    lines = first(folder).read_bytes().splitlines()[: -cut or None]
+    for record in records:
+        last = json.loads(lines[-1])
+        frame = {"v": 1, "seq": last["seq"] + 1, "prev": leaf_hash(lines[-1]), "nonce": "5f" * 16}
+        made = {"time": last["time"], "mono_us": last["mono_us"] + 1, **record, **frame}
+        lines.append(json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+    first(folder).write_bytes(b"\n".join(lines) + b"\n")
+
+
+# One of each record.
+
+HASH = "ab" * 32
+PEER = Peer(id="coordinator", spki=HASH)
+RELEASES = (
+    Release("model", "whole_model", "w", "float32", (10, 4)),
+    Release("model", "whole_model", "b", "float32", (4,)),
+    Release("metric", "metric", "correct", "int64", ()),
+)
+BYTES = 160 + 16 + 8
+DIGESTS = tuple(TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in RELEASES)
+
+
+def intend(ledger, **changes):
+    fields = {
+        "job": "j1",
+        "job_digest": HASH,
+        "method": "fedavg",
+        "round_number": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": PEER,
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": Applied(file=HASH, rule="update", decision="allow"),
+        "releases": RELEASES,
+        "message_bytes": BYTES,
+    }
+    return ledger.intent(**{**fields, **changes}).seq
+
+
+def payload(size=BYTES):
+    return Payload(bytes=size, sha256=HASH)
+
+
+def send(ledger, **changes):
+    ref = intend(ledger, **changes)
+    ledger.digest(ref, DIGESTS, payload())
+    ledger.outcome(ref, "sent", BYTES, "5c1f")
+    return ref
+
+
+def full(path, key=KEY):
+    """One of each record."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        ledger.job_accept("j1", HASH, "operator-1")
+        ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
+        control = ledger.control_open("s1", PEER, 100, 1000).seq
+        ledger.ingress(job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload())
+        send(ledger)
+        ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+        ledger.control_close(control, 8, 512)
+        return ledger.stop("asked to stop")
+
+
+# Secure sums.
+
+CTX = "c7" * 32
+SUM = {"job": "j1", "job_digest": HASH, "round_number": 3, "ctx": CTX}
+MEMBERS = ("silo-a", "silo-b", "silo-c", "silo-d")
+WORDS = (
+    Release("model", "whole_model", "w", "uint32", (10, 4), "masked"),
+    Release("model", "whole_model", "b", "uint32", (4,), "masked"),
+    Release("metric", "metric", "correct", "uint64", (), "masked"),
+)
+CANARIES = 40
+MASKED_BYTES = BYTES + CANARIES
+
+
+def secagg(**changes):
+    fields = {"ctx": CTX, "attempt": 0, "members": MEMBERS, "threshold": 3, "colluders": 1, "clipped": 2}
+    return Secagg(**{**fields, **changes})
+
+
+def intend_masked(ledger, **changes):
+    masked = {"form": "masked", "readers": ["sum"], "releases": WORDS, "message_bytes": MASKED_BYTES}
+    return intend(ledger, **{**masked, "cohort": MEMBERS, "secagg": secagg(), **changes})
+
+
+def protocol(ledger, kind, size=100, **changes):
+    fields = {"rpc": "/staddle.v1.Federation/Secure", "recipient": PEER, "message": payload(size)}
+    return ledger.protocol_message(**{**SUM, **fields, "kind": kind, **changes}).seq
+
+
+def end_sum(ledger, why="U3 has 2 members", **changes):
+    return ledger.secagg_end(**{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}).seq
+
+
+def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
+    return ledger.secagg_sum(**{**SUM, "survivors": survivors, "sha256": HASH, **changes}).seq
+
+
+def give_blindly(ledger, receipt="5c1f", job="j1"):
+    """One secure sum, from its keys to its result; where its masked intent stands."""
+    for number, kind in enumerate(("keys", "shares")):
+        protocol(ledger, kind, 100 + number, job=job)
+    ref = intend_masked(ledger, job=job)
+    ledger.digest(ref, (), payload(MASKED_BYTES))
+    protocol(ledger, "header", 102, job=job)
+    ledger.outcome(ref, "sent", MASKED_BYTES, receipt)
+    for number, kind in enumerate(("survival", "reveal"), 103):
+        protocol(ledger, kind, number, job=job)
+    open_sum(ledger, job=job)
+    return ref
+
+
+def summed(path, key=KEY):
+    """A secure sum that was opened, and one that was not."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        give_blindly(ledger)
+        ctx = "d8" * 32
+        protocol(ledger, "keys", 200, round_number=4, ctx=ctx)
+        end_sum(ledger, round_number=4, ctx=ctx)
+        protocol(ledger, "abandon", 201, round_number=4, ctx=ctx)
+        protocol(ledger, "end", 202, round_number=4, ctx=ctx)
+        return ledger.stop("asked to stop")
+
+
+# Mixes and comparisons.
+
+VERSION, USE, EPOCH = "a1" * 32, "b2" * 32, "e0" * 32
+PADDED_WORDS = (
+    Release("extractor", "backbone", "w", "uint64", (10, 4), "padded"),
+    Release("extractor", "backbone", "b", "uint64", (4,), "padded"),
+)
+PADDED_BYTES = 8 * 44
+VECTORS = (Release("heads", "classifier_rows", "rows", "float32", (3, 5), "rotated"),)
+ROTATED_BYTES = 4 * 15
+
+
+def intend_padded(ledger, ctx=VERSION, number=0, **changes):
+    padded = {"form": "padded", "readers": ["mix"], "releases": PADDED_WORDS, "message_bytes": PADDED_BYTES}
+    return intend(ledger, **{**padded, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+
+
+def intend_rotated(ledger, ctx=USE, number=0, **changes):
+    rotated = {"form": "rotated", "readers": ["gram"], "releases": VECTORS, "message_bytes": ROTATED_BYTES}
+    return intend(ledger, **{**rotated, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+
+
+def settle(ledger, ref, size, receipt="5c1f"):
+    """All of a message without hashes of tensors left, and is there."""
+    ledger.digest(ref, (), payload(size))
+    ledger.outcome(ref, "sent", size, receipt)
+
+
+def keyed(path, key=KEY):
+    """Two rounds of a job whose parts cross by a Mix, a Gram and a secure sum; one padded upload broke and went on."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        rpc = "/staddle.v1.Federation/"
+        protocol(ledger, "contribution", 300, round_number=0, ctx=EPOCH, rpc=f"{rpc}Contribute")
+        for number in range(2):
+            ctx = f"{number:02x}" * 32
+            ref = intend_padded(ledger, ctx, number, round_number=number)
+            if number:
+                ledger.outcome(ref, "unknown", 64)
+                ref = intend_padded(ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64)
+            ledger.digest(ref, (), payload(PADDED_BYTES))
+            ledger.outcome(ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
+            protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
+            use = f"{number + 16:02x}" * 32
+            settle(ledger, intend_rotated(ledger, use, round_number=number), ROTATED_BYTES)
+            attempt = f"{number + 32:02x}" * 32
+            protocol(ledger, "keys", 100, round_number=number, ctx=attempt)
+            settle(ledger, intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number), MASKED_BYTES)
+            open_sum(ledger, round_number=number, ctx=attempt)
+        return ledger.stop("asked to stop")
+
+
+# Private jobs.
+
+DP = (
+    replace(RELEASES[0], taint="dp", ledger_ids=(2, 4)),
+    replace(RELEASES[1], taint="dp", ledger_ids=(4,)),
+    replace(RELEASES[2], taint="public"),
+)
+
+
+def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
+    """A head of a data set's privacy budget."""
+    head = Checkpoint("staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32)
+    return ledger.privacy_head(dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
+
+
+def private(path, key=KEY):
+    """Two rounds of a private job, and what they cost; and another job of which all is private."""
+    with open_ledger(path, key=key) as ledger:
+        ledger.start("staddle 0.1.0", HASH, HASH)
+        spend(ledger, 3, "0.2500")
+        spend(ledger, 5, "1.2500")
+        send(ledger, releases=DP, dataset="data")
+        spend(ledger, 7, "1.7500")
+        send(ledger, releases=(replace(DP[0], ledger_ids=(2, 6)), *DP[1:]), dataset="data", round_number=4)
+        spend(ledger, 3, "0.5000", "scans", limit="1.5")
+        send(ledger, job="j2", job_digest="cd" * 32)
+        return ledger.stop("asked to stop")

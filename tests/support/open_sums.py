@@ -1,0 +1,192 @@
+"""Tagged sums of a job's rounds, and deliveries of them, by a coordinator in the test's hand; no masks: they cancel."""
+
+import asyncio
+
+import torch
+from support.keyed_jobs import KEY, PARTS, SILOS, sharing_of
+from support.recording_gate import Made, World, records
+
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
+from staddle.algorithms.method import METRICS
+from staddle.commands.federation import local_federation
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.convert.open_sum import sum_to_wire
+from staddle.proto.stream import Digester, recut
+from staddle.proto.wire import delivered_items, tensor_bytes, to_wire
+from staddle.security.blind import sum as blind_sum
+from staddle.security.blind.open_sum import Claim, tag_of
+from staddle.security.blind.plan import round_frame, summed, sums_down
+from staddle.security.blind.silo_pads import silo_pads
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.domains import SECAGG_SPEC
+from staddle.security.identity.keys import load_keys
+from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
+from staddle.security.secagg.memory import Memory
+from staddle.security.secagg.spec import specify
+from staddle.silo.ingress.open_sums import Sums
+
+MODEL = "ee" * 32
+ME = SILOS[0]
+COUNTED = {
+    "secure_aggregation": "required",
+    "clip_exponent": 6,
+    "weights": "public",
+    "dropouts": "any",
+    "counts": dict.fromkeys(SILOS, 30),
+    "tags": True,
+}
+HIDDEN = {**{key: value for key, value in COUNTED.items() if key != "tags"}, "audience": "silos"}
+
+
+def make_tagged(folder) -> Made:
+    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count.
+
+    And the first three once more, with sums that silos alone read.
+    """
+    files = local_federation.make(folder / "local", SILOS)
+    made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+    for name, method, changes in (
+        ("simple", "fedavg", {}),
+        ("twin", "fedavg", {}),
+        (
+            "two",
+            "fedaims",
+            {
+                "model": {"name": "convnet-digits", "classes": 3},
+                "security": {**COUNTED, "weights": "private", "dropouts": "batches", "counts": {}},
+            },
+        ),
+        ("away", "fedper", {"participation": 0.8}),
+        ("rare", "fedssa", {"security": {"secure_aggregation": "required"}}),
+        ("hidden", "fedavg", {"security": HIDDEN}),
+        ("hidden-twin", "fedavg", {"security": HIDDEN}),
+        (
+            "hidden-two",
+            "fedaims",
+            {
+                "model": {"name": "convnet-digits", "classes": 3},
+                "security": {**HIDDEN, "weights": "private", "dropouts": "batches", "counts": {}},
+            },
+        ),
+    ):
+        made.job(name, method, SILOS, {}, **{"min_cohort": 3, "security": COUNTED, **changes})
+    return made
+
+
+class Summed:
+    """The sum of one round of a job: who survived gave ``values``, each other ones in each round.
+
+    ``folds`` are what silos read of it, ``seen`` is what the coordinator has of each part in the end.
+    """
+
+    def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
+        self.made, self.job, self.round, self.survivors = made, job, round_, survivors
+        frame = round_frame(job, round_, made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
+        self.parts = summed(job.up(round_))
+        self.spec = specify(frame, cohort, 0)
+        ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}
+        clear = self.spec.model_copy(
+            update={"groups": tuple(each.model_copy(update={"reader": "coordinator"}) for each in self.spec.groups)}
+        )
+        without = Accumulator(clear)
+        for silo in survivors:
+            gifts = [
+                blind_sum.given(part, group, self.values(part, silo))
+                for part, group in zip(self.parts, self.spec.groups, strict=True)
+            ]
+            check_given(self.spec, gifts)
+            tagger = tags.Tagger(key, ctx, len(self.parts))
+            pads = silo_pads(self.spec, silo, key)
+            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
+            without.add(words.tobytes() for words in masked_chunks(clear, silo, gifts, ()))
+            given[silo] = tagger.padded(key, ctx, silo)
+        self.folds, self.seen = (
+            {
+                part.name: blind_sum.folded(part, group, each)
+                for part, group, each in zip(self.parts, self.spec.groups, opened, strict=True)
+            }
+            for opened in (without.open((), survivors), accumulator.open((), survivors))
+        )
+        self.tags = tags.combine(given, len(self.parts))
+        self.words = {
+            part.name: b"".join(words.tobytes() for group, words in accumulator.numbers() if group == index)
+            for index, part in enumerate(self.parts)
+        }
+
+    def values(self, part, silo):
+        """What a silo gives of a part."""
+        rng = torch.Generator().manual_seed(1000 * self.round + SILOS.index(silo))
+        given = {
+            spec.name: torch.randn(spec.shape, generator=rng).abs().to(DTYPES[spec.dtype]) for spec in part.tensors
+        }
+        if part == METRICS:
+            return dict.fromkeys(given, torch.tensor(3))
+        weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
+        return given if weight is None else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+
+    def down(self, name, **changes):
+        """The part as it comes down, (message, words); ``changes`` spoil it: ``words`` and fields of the claim."""
+        index = [part.name for part in self.parts].index(name)
+        payload = self.spec.payload()
+        fields = {
+            "document": payload,
+            "signature": self.made.coordinator.sign(SECAGG_SPEC, payload),
+            "survivors": tuple(sorted(self.survivors)),
+            "tag": tag_of(self.tags, index, len(self.parts)),
+        }
+        words = changes.pop("words", lambda same: same)(self.words[name])
+        part = changes.pop("part", name)
+        return sum_to_wire(part, Claim(**{**fields, **changes})), words
+
+
+class Recipient:
+    """One silo behind its gate, with a ledger."""
+
+    def __init__(self, tagged, folder):
+        self.tagged, self.folder = tagged, folder
+        self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
+
+    def take(self, job, round_, frames, key=KEY, memory=None):
+        """What is delivered; ``remembered`` is afterwards what the silo then knows of the job's sums."""
+
+        async def scenario():
+            self.world.client.delivery = frames
+            if not self.world.gate._session:
+                await self.world.gate.hello()
+            sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
+            taking = Sums(sharing, round_, memory or Memory(start=round_)) if sums_down(job, round_) else None
+            found = await self.world.gate.fetch(job, round_, None, taking)
+            self.remembered = taking and taking.memory
+            return found
+
+        return asyncio.run(scenario())
+
+    def recorded(self, kind):
+        return [record for record in records(self.world.path) if record["type"] == kind]
+
+
+def delivery(job, round_, sums, plain=None, chunk=1 << 20, **manifest):
+    """Frames with these sums behind the plain tensors of ``plain`` (values by part and name)."""
+    plain = plain or {}
+    items = delivered_items([part for part in job.down(round_) if part.name in plain])
+    pieces = [tensor_bytes(plain[item.part][item.spec.name]) for item in items]
+    pieces += [memoryview(words) for _, words in sums]
+    digester = Digester([len(piece) for piece in pieces])
+    for piece in pieces:
+        digester.update(piece)
+    digests = digester.digests()
+    head = {
+        "job": job.name,
+        "job_digest": bytes.fromhex(job.digest),
+        "round": round_,
+        "size": sum(map(len, pieces)),
+        "tensors": to_wire(items),
+        "sums": [message for message, _ in sums],
+        **manifest,
+    }
+    return [
+        tensor.Frame(manifest=tensor.Manifest(**head)),
+        *(tensor.Frame(chunk=bytes(each.payload)) for each in recut(pieces, chunk)),
+        tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
+    ]

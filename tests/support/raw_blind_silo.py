@@ -1,0 +1,133 @@
+"""A silo of raw calls that takes part in secure sums with the pure machine."""
+
+import asyncio
+import hashlib
+import os
+from dataclasses import replace
+
+from support.raw_silo import SECONDS, Caller
+
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
+from staddle.proto.convert.secagg_sent import Asked, Given, Over, asked_to_wire, given_to_wire
+from staddle.proto.wire import delivered_items
+from staddle.security.blind.plan import model_digest, round_frame, round_terms, sums_metrics_alone
+from staddle.security.blind.sum import given
+from staddle.security.identity import roster as rosters
+from staddle.security.identity.signers import Signers
+from staddle.security.secagg import silo as machine
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.evidence import proven
+from staddle.security.secagg.masked_sum import masked_chunks
+from staddle.security.secagg.memory import NO_STATE, Memory
+from staddle.security.secagg.spec import Terms
+
+MIB = 1 << 20
+
+
+class BlindSilo(Caller):
+    """``gifts(round)`` are its tensors by part. ``hear(effect)`` may change what it does, or be None for silence."""
+
+    def __init__(self, address, keys, roster, job, gifts):
+        super().__init__(address, keys, roster, job)
+        terms = round_terms(job, Terms(colluders=job.security.colluders))
+        self.party = machine.Party(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        self.whole_roster, self.gifts, self.memory = roster, gifts, Memory()
+        self.hear = lambda effect: effect
+        self.state, self.had, self.finished = None, 0, None
+
+    async def frame(self, round_):
+        """What it knows of the round's sum, from what it receives."""
+        frames = [frame async for frame in self.fetch(round_)]
+        self.received = b"".join(frame.chunk for frame in frames)
+        down = {header.part for header in frames[0].manifest.tensors}
+        items = delivered_items([part for part in self.job.down(round_) if part.name in down])
+        model = model_digest(self.job, round_, items, frames[-1].end.tensor_sha256[: len(items)])
+        roster = rosters.digest(self.whole_roster)
+        return round_frame(self.job, round_, self.whole_roster.federation, roster, model)
+
+    async def next(self, round_):
+        """What it is told next; None if nothing is for the hold time."""
+        asked = Asked(self.session, self.job.name, self.digest, round_, self.had)
+        told = told_from_wire(await self.stub.SecureNext(asked_to_wire(asked), timeout=SECONDS))
+        self.had += told is not None
+        return told
+
+    async def take_part(self, round_):
+        """The round, until its sum is open; what it was told in the end."""
+        own = await self.frame(round_)
+        self.memory = self.memory.starting(NO_STATE if sums_metrics_alone(self.job, round_) else round_)
+        self.had, self.finished = 0, None
+        async with asyncio.timeout(SECONDS):
+            while self.finished is None:
+                if (told := await self.next(round_)) is not None:
+                    await self.heard(own, told)
+
+    async def heard(self, own, told):
+        self.attempt = told.attempt
+        match told.body:
+            case SignedSpec(document, signature, notes, proofs):
+                excused = proven(proofs, own.federation, own.job_digest, self.party.signers)
+                party = replace(self.party, terms=replace(self.party.terms, excused=excused))
+                evidence = next((each for each in proofs if each.is_of(self.memory.signed_ctx)), None)
+                self.state, effects = machine.begin(party, own, document, signature, self.memory, notes, evidence)
+            case Over(code):
+                self.state, effects = machine.advance(self.state, s.Stopped(code))
+                effects = [effect for effect in effects if not isinstance(effect, s.End)]
+            case body:
+                self.state, effects = machine.advance(self.state, body)
+        await self.do(effects)
+
+    async def do(self, effects):
+        for effect in effects:
+            if (effect := self.hear(effect)) is None:
+                return
+            match effect:
+                case s.Remember(memory):
+                    self.memory = memory
+                case s.Upload(terms):
+                    self.words = self.masked(terms)
+                    await self.upload(self.masked_frames())
+                    sha256 = hashlib.sha256(self.words).digest()
+                    self.state, more = machine.advance(
+                        self.state, s.Streamed(len(self.words), sha256, self.tags, self.kept)
+                    )
+                    await self.do(more)
+                case s.Finish(sha256):
+                    self.finished = sha256
+                case s.End(code):
+                    await self.say(Over(code))
+                case _:
+                    await self.say(effect)
+
+    async def say(self, body):
+        await self.stub.Secure(given_to_wire(Given(self.session, self.attempt, body)), timeout=SECONDS)
+
+    tags = b""  # of masked words, padded; where the job's silos share a key
+    kept = b""  # its own share of what is compared by shares
+
+    def masked(self, terms):
+        spec = self.state.spec
+        parts = zip(self.job.up(spec.round), spec.groups, strict=True)
+        values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
+        return b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms))
+
+    def masked_frames(self, **changes):
+        """Its upload, right in all that ``changes`` of the manifest leave."""
+        manifest = {
+            "session": self.session,
+            "job": self.job.name,
+            "job_digest": self.digest,
+            "round": self.state.spec.round,
+            "size": len(self.words),
+            "context": self.state.ctx,
+            **changes,
+        }
+        pieces = [self.words[at : at + MIB] for at in range(manifest.get("offset", 0), len(self.words), MIB)]
+        digest = hashlib.sha256(self.words).digest()
+        end = tensor.End(sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        return [
+            tensor.Frame(manifest=tensor.Manifest(**manifest)),
+            *(tensor.Frame(chunk=piece) for piece in pieces),
+            tensor.Frame(end=end),
+        ]

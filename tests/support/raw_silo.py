@@ -1,0 +1,193 @@
+"""A silo made of raw calls, for saying what ours never says."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+import torch
+
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
+from staddle.algorithms.method import METRICS
+from staddle.proto import federation_pb2 as pb
+from staddle.proto import tensor_pb2 as tensor
+from staddle.proto.channel import ERROR_METADATA, MAX_MESSAGE_BYTES, OPTIONS
+from staddle.proto.federation_pb2_grpc import FederationStub
+from staddle.proto.stream import Digester, chunks
+from staddle.proto.wire import given_items, to_wire
+from staddle.security.identity import roster as rosters
+from staddle.security.log import note as notes
+from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.consistency import Consistency
+from staddle.security.log.head import Signer
+from staddle.security.log.merkle import Tree
+
+SECONDS = 20
+
+
+class Caller:
+    """One silo of a job."""
+
+    def __init__(self, address, keys, roster, job, limit=MAX_MESSAGE_BYTES):
+        pair = (keys.tls_key, keys.entry.certificate.encode())
+        credentials = grpc.ssl_channel_credentials(roster.coordinator.certificate.encode(), *pair)
+        options = {**dict(OPTIONS), "grpc.max_send_message_length": limit}
+        options["grpc.ssl_target_name_override"] = "coordinator.staddle"
+        self.channel = grpc.aio.secure_channel(address, credentials, options=list(options.items()))
+        self.stub = FederationStub(self.channel)
+        self.silo, self.job, self.session = keys.entry.id, job, b""
+        self.ledger = NoLedger(Signer.of(roster.federation, self.silo, keys.log))
+        self.roster = bytes.fromhex(rosters.digest(roster))
+
+    async def hello(self, **changes):
+        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1, "roster_digest": self.roster}
+        request |= {"challenge": bytes(32), **changes}
+        reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
+        self.session = reply.session
+        self.ledger.held = Checkpoint.parse(notes.parse(reply.held).text).size if reply.held else 0
+        return reply
+
+    async def poll(self):
+        """The next task, or nothing; what silos ask about each other's ledgers is not answered."""
+        while True:
+            task = await self.stub.Poll(pb.PollRequest(session=self.session), timeout=SECONDS)
+            if task.WhichOneof("body") != "witness":
+                return task
+
+    async def told(self, body):
+        """The next task; it is of this kind."""
+        async with asyncio.timeout(SECONDS):
+            while (task := await self.poll()).WhichOneof("body") == "nothing":
+                pass
+        assert task.WhichOneof("body") == body, task
+        return getattr(task, body)
+
+    @property
+    def digest(self):
+        return bytes.fromhex(self.job.digest)
+
+    async def answer(self, kind, round_=0, code=0):
+        request = pb.AnswerRequest(
+            session=self.session, job=self.job.name, job_digest=self.digest, round=round_, code=code
+        )
+        request.kind = pb.AnswerKind.Value(f"ANSWER_KIND_{kind}")
+        await self.stub.Answer(request, timeout=SECONDS)
+
+    async def accept(self):
+        """From the greeting to the accepted job."""
+        await self.hello()
+        await self.told("offer")
+        await self.answer("ACCEPT")
+
+    async def upload(self, frames, wary=False):
+        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
+
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        """
+        call = self.stub.Upload(timeout=SECONDS)
+        ended = asyncio.ensure_future(call.code())
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+            for frame in frames:
+                await call.write(frame)
+                if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
+                    break
+            else:
+                await call.done_writing()
+        receipt = await call
+        self.ledger.held = frames[-1].end.ledger_seq + 1
+        return receipt
+
+    async def give(self, round_=0, wary=False, **changes):
+        return await self.upload(frames_of(self, round_, **changes), wary)
+
+    async def standing(self, round_=0):
+        request = pb.StandingRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        return await self.stub.Standing(request, timeout=SECONDS)
+
+    def fetch(self, round_):
+        request = pb.FetchRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        return self.stub.Fetch(request, timeout=SECONDS)
+
+    async def delivered(self, round_):
+        return b"".join([frame.chunk async for frame in self.fetch(round_)])
+
+
+class NoLedger:
+    """In place of a ledger: as many leaves as are wanted, all alike, and heads of them."""
+
+    def __init__(self, signer, leaf=bytes(32)):
+        self.signer = signer
+        self.leaf = leaf
+        self.held = 0  # records of which the coordinator holds the head
+        self.tree = Tree()
+
+    def end(self, seq=None, held=None):
+        """What END says of the record ``seq``, by default some after those that the coordinator holds a head of."""
+        if seq is not None and seq > 1000:  # no ledger has it; the head is of another place
+            return {**self.end(), "ledger_seq": seq}
+        seq = self.held + 3 if seq is None else seq
+        while len(self.tree) <= seq:
+            self.tree.append(self.leaf)
+        held = self.held if held is None else held
+        note = self.signer.sign(seq + 1, self.tree.root(seq + 1))
+        proof = Consistency(held, self.tree.consistency_proof(min(held, seq + 1), seq + 1), note)
+        inclusion = self.tree.inclusion_proof(seq, seq + 1)
+        return {"ledger_seq": seq, "ledger_leaf": self.leaf, "head": bytes(proof), "inclusion": inclusion}
+
+
+def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):
+    """An upload with correct digests; ``named`` tensors hold a value of their own."""
+    items = given_items(caller.job.up(round_))
+    counts = min(max(fill, 0), 2**40)  # of right answers: what any silo may say
+    values = [
+        torch.full(
+            i.spec.shape,
+            {WEIGHT: weight}.get(i.spec.name, counts if i.part == METRICS.name else fill),
+            dtype=torch.float64,
+        ).to(DTYPES[i.spec.dtype])
+        for i in items
+    ]
+    for item, value in zip(items, values, strict=True):
+        value.reshape(-1)[-1:] = (named or {}).get(item.spec.name, value.reshape(-1)[-1:])
+    digester = Digester([item.spec.nbytes for item in items])
+    pieces = [bytes(piece.payload) for piece in chunks(values, size)]
+    for piece in pieces:
+        digester.update(piece)
+    digests = digester.digests()
+    manifest = tensor.Manifest(
+        session=caller.session,
+        job=caller.job.name,
+        job_digest=caller.digest,
+        round=round_,
+        size=sum(item.spec.nbytes for item in items),
+        tensors=to_wire(items),
+    )
+    ledger = getattr(caller, "ledger", None)
+    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, **(ledger.end(seq) if ledger else {}))
+    return [
+        tensor.Frame(manifest=manifest),
+        *(tensor.Frame(chunk=piece) for piece in pieces),
+        tensor.Frame(end=end),
+    ]
+
+
+def code_of(error):
+    return dict(error.trailing_metadata() or ()).get(ERROR_METADATA)
+
+
+async def refused(call, code, status, *words):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    details = caught.value.details()
+    assert code_of(caught.value) == code, details
+    assert caught.value.code() is status
+    for word in words:
+        assert word in details
+
+
+async def arrived(spool, silo, size):
+    """Until a coordinator with this folder of uploads in flight has so many bytes of a silo's."""
+    path = spool / f"{silo}.part"
+    async with asyncio.timeout(SECONDS):
+        while not path.exists() or path.stat().st_size < size:  # noqa: ASYNC110 a file is waited for
+            await asyncio.sleep(0.01)

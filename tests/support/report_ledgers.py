@@ -1,0 +1,124 @@
+"""Ledgers to report on, made by the writer itself."""
+
+import hashlib
+
+from support.ledgers import KEY, end_sum, open_ledger, protocol, spend
+
+from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
+from staddle.security.policy.release import Release
+
+POLICY = """version = 1
+
+[limits]
+max_bytes_per_round = "8MiB"\t# <b>é</b> & "more"
+
+[control]
+max_messages = 10
+max_bytes = 10
+"""
+HASH = "ab" * 32
+OTHER = "cd" * 32
+PEER = Peer(id="coordinator", spki=HASH)
+SCRIPT = "<script>alert('1')</script>"
+QUOTES = "\"'`--> &amp; & </style></td>"
+CONTROL = "a\x00b\x1b[2Jc\u202ed\ne\u2028f"
+LONG = "x" * 1000
+NASTY = (SCRIPT, QUOTES, CONTROL, LONG)
+RELEASES = (
+    Release("model", "whole_model", "w", "float32", (10, 4), taint="private"),
+    Release("model", "whole_model", "b", "float32", (4,), taint="public"),
+    Release("metrics", "metric", "correct", "int64", ()),
+)
+BYTES = 160 + 16 + 8
+
+
+def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent", receipt="5c1f", **changes):
+    """One message: ``status`` "cut" has neither digest nor outcome, "silent" a digest alone."""
+    fields = {
+        "job": job,
+        "job_digest": HASH,
+        "method": "fedavg",
+        "round_number": round_number,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": PEER,
+        "readers": ["coordinator"],
+        "form": "plain",
+        "policy": Applied(file=HASH, rule="round-update, metrics", decision="allow"),
+        "releases": releases,
+        "message_bytes": sum(release.nbytes for release in releases),
+    }
+    fields.update(changes)
+    ref = ledger.intent(**fields).seq
+    if status == "cut":
+        return ref
+    whole = fields["message_bytes"] + fields.get("offset", 0)
+    digests = [TensorDigest(part=r.part, name=r.name, sha256=HASH) for r in releases]
+    ledger.digest(ref, digests, Payload(bytes=whole, sha256=HASH))
+    if status != "silent":
+        ledger.outcome(ref, status, fields["message_bytes"], receipt if status == "sent" else None)
+    return ref
+
+
+def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"):
+    """Three jobs, one of them declined; messages of every outcome, two policies, sessions open and closed."""
+    with open_ledger(path, silo, key) as ledger:
+        ledger.start("staddle 0.1.0", roster, OTHER)
+        ledger.stop("asked to stop")
+        ledger.start("staddle 0.2.0", roster, policy)
+        control = ledger.control_open("s1", PEER, 100, 1000).seq
+        ledger.job_accept("lung-1", HASH, "operator-1")
+        ledger.job_decline("lung-2", OTHER, "operator-1", ["no rule has part 'labels'"])
+        for number in range(4):
+            ledger.ingress(
+                job="lung-1",
+                round_number=number,
+                purpose="delivery",
+                rpc="/x",
+                sender=PEER,
+                message=Payload(bytes=700, sha256=HASH),
+            )
+            give(ledger, round_number=number, receipt=receipt)
+        give(ledger, round_number=6, status="cut")
+        give(ledger, round_number=6, status="failed")
+        give(ledger, round_number=7, status="unknown", message_bytes=BYTES + 30)
+        give(ledger, round_number=7, message_bytes=14, offset=170, receipt=receipt)
+        ledger.control_close(control, 8, 512)
+        ledger.job_accept("lung-3", OTHER, "operator-2")
+        give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
+        ledger.policy_deny(job="lung-3", round_number=1, purpose="update", policy=policy, reasons=["too large", "NaN"])
+        ledger.control_open("s2", PEER, 50, 400)
+    return path
+
+
+def governed(path, *texts):
+    """One start and one message under each of these policies in turn; digests of the policies."""
+    digests = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
+    with open_ledger(path) as ledger:
+        for digest, text in zip(digests, texts, strict=True):
+            ledger.start("staddle 0.1.0", OTHER, digest)
+            ledger.put_in_force(digest, text)
+            give(ledger, policy=Applied(file=digest, rule="round-update", decision="allow"))
+    return digests
+
+
+def nasty(path):
+    """Names that would like to be markup, in every place of a ledger that takes a text."""
+    with open_ledger(path, SCRIPT) as ledger:
+        ledger.start(SCRIPT, HASH, HASH)
+        for text in NASTY:
+            peer = Peer(id=text, spki=HASH)
+            spend(ledger, 3, "1.5", text)
+            control = ledger.control_open(text, peer, 100, 1000).seq
+            ledger.job_accept(text, HASH, text)
+            ledger.job_decline(text, HASH, text, [text, text])
+            ledger.policy_deny(job=text, round_number=3, purpose=text, policy=OTHER, reasons=[text])
+            releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
+            policy = Applied(file=OTHER, rule=text, decision="allow")
+            give(ledger, text, 0, releases, recipient=peer, readers=[text, text], form=text, policy=policy)
+            protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
+            end_sum(ledger, text, job=text, blame=text)
+            ledger.control_close(control, 1, 1)
+            ledger.stop(text)
+    return path

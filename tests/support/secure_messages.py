@@ -1,0 +1,210 @@
+"""What the tests of the secure sum's wire share: any message that is well formed, and the longest of each kind."""
+
+from hypothesis import strategies as st
+
+from staddle.proto.convert.secagg_received import SignedSpec, Told
+from staddle.proto.convert.secagg_sent import Asked, Attempt, Given, Over
+from staddle.security.faults import Code
+from staddle.security.secagg import silo_events as s
+from staddle.security.secagg.dealing import (
+    PAIR,
+    SEALED_BYTES,
+    SELF,
+    Dealing,
+    Delivery,
+    HeldShare,
+    KeyBundle,
+    Portion,
+)
+from staddle.security.secagg.evidence import Complaint, Misdealing, ShownShare, Unjoined, Unopened
+from staddle.security.secagg.gram_pieces import SealedShare
+from staddle.security.secagg.messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
+from staddle.security.secagg.receiving_keys import KeyDelivery, ReceivingKey
+
+HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
+ATTEMPT = Attempt("j" * 64, HASH, 2**32 - 1, 2**32 - 1, HASH)
+ASKED = Asked(SESSION, "j" * 64, HASH, 2**32 - 1, 2**32 - 1)
+
+
+def names(n):
+    """The longest ids."""
+    return tuple(f"{i:064}" for i in range(n))
+
+
+def portion(dealer, holder):
+    return Portion(holder, *((b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)), HASH, HASH)
+
+
+def longest_given(n, groups=0, products=0):
+    """By the name of its body, the longest message that the first of n silos gives."""
+    silos = names(n)
+    me, dealing = silos[0], Dealing(silos[0], HASH, HASH, HASH, SIGNATURE)
+    shares = tuple(Revealed(silo, PAIR, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos)
+    bodies = {
+        "keys": s.SendKeys(
+            KeyBundle(me, HASH, HASH, HASH, SIGNATURE), tuple(ReceivingKey(silo, HASH) for silo in silos[1:])
+        ),
+        "shares": s.SendShares(dealing, tuple(portion(me, silo) for silo in silos)),
+        "complaint": s.SendComplaint(Complaint(me, silos[1], HASH, SIGNATURE)),
+        "header": s.SendHeader(Header(me, HASH, 2**64 - 1, HASH, b"\xff" * 8 * groups, SIGNATURE)),
+        "survival": s.SendSurvival(Survival(me, SIGNATURE)),
+        "reveal": s.SendReveal(Reveal(me, shares, SIGNATURE, b"\xfc" * products)),
+        "abandon": s.SendAbandon(Abandon(me, SIGNATURE)),
+        "end": Over(Code.STOPPED),
+    }
+    return {name: Given(SESSION, ATTEMPT, body) for name, body in bodies.items()}
+
+
+def longest_evidence(n, dealer=0):
+    silos = names(n)
+    by = silos[dealer]
+    shares = tuple(ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
+    dealt = tuple(portion(by, silo) for silo in silos)
+    bundle, dealing = KeyBundle(by, HASH, HASH, HASH, SIGNATURE), Dealing(by, HASH, HASH, HASH, SIGNATURE)
+    return Misdealing(b"{", bundle, dealing, dealt, Unjoined(PAIR, shares))
+
+
+def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, rounds=0):
+    """By the name of its body, the longest message that the first of n silos is told, with so many proofs."""
+    silos, tags = names(n), b"\xff" * 8 * groups
+    notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
+    deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
+    sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
+    headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
+    signed = tuple(Survival(silo, SIGNATURE) for silo in silos[: 2 * n // 3 + 1])
+    earlier = tuple(SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds))
+    bodies = {
+        "spec": SignedSpec(
+            document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against)), earlier
+        ),
+        "keys": s.KeysTold(
+            tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
+            tuple(
+                KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length()) for silo in silos[1:]
+            ),
+        ),
+        "shares": s.SharesTold(tuple(Delivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)),
+        "survivors": s.SurvivorsTold(headers, sealed),
+        "notes": s.NotesTold(tuple(Survival(silo, SIGNATURE) for silo in silos)),
+        "result": s.ResultTold(HASH, tags),
+        "abandon": s.AbandonAsked(),
+        "end": Over(Code.STOPPED),
+    }
+    return {name: Told(ATTEMPT, body) for name, body in bodies.items()}
+
+
+# Any.
+
+ids = st.text("abz019-", min_size=1, max_size=64)
+hashes, signatures = st.binary(min_size=32, max_size=32), st.binary(min_size=64, max_size=64)
+sessions = st.binary(min_size=1, max_size=64)
+tags = st.integers(0, 5).flatmap(lambda n: st.binary(min_size=8 * n, max_size=8 * n))
+small = st.integers(0, 2**32 - 1)
+attempts = st.builds(Attempt, ids, hashes, small, small, hashes)
+overs = st.builds(Over, st.sampled_from(Code))
+bundles = st.builds(KeyBundle, ids, hashes, hashes, hashes, signatures)
+receiving = st.builds(ReceivingKey, ids, hashes)
+complaints = st.builds(Complaint, ids, ids, hashes, signatures)
+dealings = st.builds(Dealing, ids, hashes, hashes, hashes, signatures)
+headers = st.builds(Header, ids, hashes, st.integers(0, 2**64 - 1), hashes, tags, signatures)
+survivals = st.builds(Survival, ids, signatures)
+notes = st.builds(Abandon, ids, signatures)
+shown = st.builds(
+    SurvivorsShown,
+    hashes,
+    hashes,
+    hashes,
+    st.deferred(lambda: some(headers, lambda each: each.silo)),
+    st.deferred(lambda: some(survivals, lambda each: each.silo)),
+)
+held = st.builds(HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32))
+revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
+
+
+def portions_of(dealer):
+    def sealed(holder):
+        size = 0 if holder == dealer else SEALED_BYTES
+        sealed = st.binary(min_size=size, max_size=size)
+        return st.builds(Portion, st.just(holder), hashes if size else st.just(b""), sealed, hashes, hashes)
+
+    return (ids | st.just(dealer)).flatmap(sealed)
+
+
+def some(each, key):
+    """A set of them: each once, in order."""
+    return st.lists(each, max_size=4, unique_by=key).map(lambda found: tuple(sorted(found, key=key)))
+
+
+proofs = st.lists(hashes, max_size=10).map(tuple)
+deliveries = dealings.flatmap(lambda d: st.builds(Delivery, st.just(d), portions_of(d.dealer), proofs))
+dealt = dealings.flatmap(
+    lambda d: st.builds(s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder))
+)
+misdealings = dealings.flatmap(
+    lambda d: st.builds(
+        Misdealing,
+        st.binary(min_size=1, max_size=80),
+        bundles,
+        st.just(d),
+        some(portions_of(d.dealer), lambda portion: portion.holder),
+        st.builds(
+            Unjoined, st.sampled_from([SELF, PAIR]), some(st.builds(ShownShare, ids, held), lambda each: each.holder)
+        )
+        | st.builds(Unopened, ids, hashes),
+    )
+)
+reveals = st.builds(Reveal, ids, some(revealed, lambda each: each.dealer), signatures, tags)
+sealed_shares = st.builds(SealedShare, ids, tags)  # whole numbers of 8 bytes
+given_bodies = (
+    st.builds(s.SendKeys, bundles, some(receiving, lambda key: key.dealer))
+    | dealt
+    | st.builds(s.SendComplaint, complaints)
+    | st.builds(s.SendHeader, headers)
+    | st.builds(s.SendSurvival, survivals)
+    | st.builds(s.SendReveal, reveals)
+    | st.builds(s.SendAbandon, notes)
+    | overs
+)
+told_bodies = (
+    st.builds(
+        SignedSpec,
+        st.binary(min_size=1, max_size=80),
+        signatures,
+        some(notes, lambda n: (n.silo, n.signature)),
+        some(misdealings, lambda proof: proof.dealer),
+        some(shown, lambda each: each.ctx),
+    )
+    | st.builds(
+        s.KeysTold,
+        some(bundles, lambda bundle: bundle.silo),
+        some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
+    )
+    | st.builds(s.SharesTold, some(deliveries, lambda delivery: delivery.dealing.dealer))
+    | st.builds(
+        s.SurvivorsTold,
+        some(headers, lambda header: header.silo),
+        some(sealed_shares, lambda share: share.dealer),
+    )
+    | st.builds(s.NotesTold, some(survivals, lambda survival: survival.silo))
+    | st.builds(s.ResultTold, hashes, tags)
+    | st.just(s.AbandonAsked())
+    | overs
+)
+givens = st.builds(Given, sessions, attempts, given_bodies)
+tolds = st.builds(Told, attempts, told_bodies)
+askeds = st.builds(Asked, sessions, ids, hashes, small, small)
+
+
+def giver(given):
+    """Who gives it: the silo that it names itself."""
+    match given.body:
+        case s.SendShares(dealing):
+            return dealing.dealer
+        case Over():
+            return "any"
+        case s.SendKeys(message, _):
+            return message.silo
+        case s.SendComplaint(message) | s.SendHeader(message) | s.SendSurvival(message):
+            return message.silo
+        case s.SendReveal(message) | s.SendAbandon(message):
+            return message.silo

@@ -1,0 +1,92 @@
+"""Jobs and records for what the simulator keeps, and the order in which a run is run."""
+
+import numpy as np
+import torch
+
+from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.engines.engine import Records, Serial
+from staddle.algorithms.engines.simulation import Simulation
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.simulator.experiment.plan import Population, Run, Schedule
+from staddle.simulator.run.folder import opened
+from staddle.simulator.run.history import of_look, of_round
+
+SILOS = ("d", "b", "a", "c")  # job order is not the alphabet's
+OPTIONS = {
+    "fedala": {"start_epochs": 1},
+    "fedavg-ft": {"tuning_epochs": 1},
+    "fedbabu": {"tuning_epochs": 1},
+    "fedrep": {"head_epochs": 1},
+    "fedsimsup": {"tau_theta": 1},
+    "ppfl": {"lam": 0},
+}
+MODELS = {"fedaims": {"name": "convnet-digits"}, "fedbn": {"norm": "batch"}}
+SCHEDULE = Schedule(2, 2)
+
+
+def make_job(method="fedavg", seed=7, **fields):
+    document = {
+        "version": 1,
+        "name": "test",
+        "seed": seed,
+        "rounds": 4,
+        "silos": SILOS,
+        "participation": 0.75 if method == "fedsimsup" else 0.5,
+        "method": {"name": method, "options": OPTIONS.get(method, {})},
+        "model": {"name": "cnn-digits", "classes": 3, **MODELS.get(method, {})},
+        "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
+        **fields,
+    }
+    return Job.from_file(JobFile.model_validate(document), "job.toml")
+
+
+def make_data(records, seed):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, records)
+    x = rng.normal(size=(records, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
+    return Dataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.int64)))
+
+
+def make_records(silos=SILOS, *, validation=True):
+    return {
+        silo: Records(make_data(16 + 4 * i, i), make_data(9, 100 + i), make_data(7, 200 + i) if validation else None)
+        for i, silo in enumerate(silos)
+    }
+
+
+def make_population(digest="5f" * 32, **kinds):
+    return Population(make_records(**kinds), 3, None, digest)
+
+
+def make_run(method="fedavg", seed=7, label=None, **fields):
+    return Run(label or method, seed, make_job(method, seed, **fields))
+
+
+def conduct(out, run, population, until=None, schedule=SCHEDULE):
+    """Run it, or go on with it, to its end or to a round; the run's folder."""
+    job = run.job
+    with opened(out, run, population, schedule) as folder:
+        if folder.finished:
+            return folder
+        simulation = Simulation(job, Serial(job, population.records), begun=folder.begun())
+        while simulation.round < job.length:
+            if simulation.round == until:
+                return folder
+            step = simulation.step()
+            rounds = job.rounds_before(simulation.round)
+            if rounds > job.rounds_before(simulation.round - 1):
+                folder.record(of_round(rounds, step.reports))
+                if not rounds % schedule.look_every and simulation.round < job.length:
+                    folder.record(of_look(rounds, simulation.look()))
+            if not simulation.round % schedule.checkpoint_every or simulation.round == job.length:
+                folder.checkpoint(simulation.snapshot())
+        last = simulation.look()
+        simulation.finish(last)
+        folder.finish(of_look(job.rounds, last), simulation.states, simulation.coordinator)
+        return folder
+
+
+def results(folder):
+    """What a run gave, by file: all that two runs of the same must agree in."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not name.startswith("checkpoint")}
