@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..coordinator.rounds.drop_reasons import in_words
+from ..coordinator.rounds.events import in_words
 from ..errors import LocalError
 from ..files.documents import canonical_json, parse_json, read_bytes, write_atomic
 from ..proto.channel import require_tls13

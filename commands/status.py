@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..coordinator.rounds.drop_reasons import in_words
+from ..coordinator.rounds.events import in_words
 from ..errors import LocalError
 from ..files.documents import Disk, read_bytes
 from ..files.toml_document import parse_document

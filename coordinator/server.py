@@ -1,14 +1,19 @@
-"""Start and stop: configuration, roster, keys, jobs, the gRPC server, signals."""
+"""Start and stop: configuration, roster, keys, jobs, the gRPC server, signals.
+
+What the coordinator's metrics show as it is now.
+"""
 
 import asyncio
 import os
 import resource
+import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import torch
@@ -18,11 +23,12 @@ from .. import log, metrics
 from ..algorithms.job.job import Job
 from ..errors import LocalError, StaddleError
 from ..files.documents import parse_json, read_bytes, unwritable
+from ..metrics import Gauge
 from ..proto.channel import SERVER_OPTIONS, require_tls13
 from ..proto.federation_pb2_grpc import add_FederationServicer_to_server
 from ..proto.operations_pb2_grpc import add_OperationsServicer_to_server
 from ..security.identity import roster as rosters
-from ..security.identity.keys import Keys, load_keys
+from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.log import note as notes
@@ -31,11 +37,32 @@ from ..security.log.lock import locked
 from . import config as configs
 from . import heap
 from .daemon import Daemon
-from .gauges import gauges
+from .rounds.events import Stage
 from .rpc.guard import Guard
+from .rpc.limits import Limits
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .storage.database import Database, StoredJob
+
+
+def gauges(daemon: Daemon, limits: Limits) -> Iterator[Gauge]:
+    """Read from another thread than the daemon's: copies first."""
+    states = [run.state for run in list(daemon.runs)]
+    stages = Counter(state.stage for state in states)
+    yield Gauge("jobs", "Jobs by stage.", ("stage",), {(stage,): stages[stage] for stage in get_args(Stage)})
+    rounds = {(state.job,): state.round for state in states if state.stage not in ("queued", "ended")}
+    yield Gauge("job_round", "The open round of a job that runs, counted from 0.", ("job",), rounds)
+    silos = [entry.id for entry in daemon.roster.entries if entry.role is Role.SILO]
+    calls = list(limits.running.items())
+    near = daemon.connected() | {silo for (silo, _), _ in calls}  # a poll may wait longer than six beats
+    yield Gauge("silo_connected", "Heard of within six beats.", ("silo",), {(silo,): silo in near for silo in silos})
+    running: Counter[str] = Counter()
+    for (_, rpc), count in calls:
+        running[rpc.rpartition("/")[2]] += count
+    yield Gauge("open_calls", "Calls that run.", ("method",), {(rpc,): count for rpc, count in running.items()})
+    free = shutil.disk_usage(daemon.config.directory).free
+    yield Gauge("disk_free_bytes", "Free bytes where the state lies.", (), {(): free})
+
 
 GRACE_SECONDS = 5.0  # for calls that are running when we stop
 

@@ -38,7 +38,7 @@ from ...security.secagg.coordinator import CoordinatorState
 from ...security.secagg.evidence import Misdealing
 from ...security.secagg.messages import Abandon
 from ...security.secagg.spec import RoundSpec, Terms, check_survivors
-from ..rounds.drop_reasons import GUILTY, in_words
+from ..rounds.events import GUILTY, in_words
 from ..storage.replay_log import Begun, Entry, Row, Spooled, loaded, said
 from .replay_events import Happened, event_of, taken, unneeded
 from .secure_sum_shell import Setting, Shell, nothing

@@ -45,8 +45,11 @@ from math import ceil
 from typing import Literal, TypeAlias
 
 from ...algorithms.job.batches import Batches, unbroken, without
-from .drop_reasons import BATCH, BUDGET, GUILTY, PROVEN, in_words
 from .events import (
+    BATCH,
+    BUDGET,
+    GUILTY,
+    PROVEN,
     Answered,
     Began,
     Broken,
@@ -74,6 +77,7 @@ from .events import (
     Summed,
     Unkeyed,
     Watch,
+    in_words,
 )
 
 # Attempts at the sum of a blind round; those that an operator stopped do not count.
