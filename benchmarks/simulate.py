@@ -39,8 +39,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines.cuda_graph_step import way_on
-from staddle.algorithms.engines.cuda_graphs import Graphs
+from staddle.algorithms.engines.cuda_graphs import Graphs, way_on
 from staddle.algorithms.engines.engine import Engine, Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked

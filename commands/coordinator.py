@@ -8,7 +8,8 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
-from .console import examples, findings, printer
+from .console import examples, printer
+from .console import output as findings
 
 app = typer.Typer(no_args_is_help=True, help="Configure, check and run the coordinator daemon.")
 

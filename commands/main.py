@@ -10,7 +10,8 @@ import typer
 from ..errors import StaddleError
 from . import coordinator, job, keys, roster, silo, status
 from .console import printer
-from .federation import demo, operator
+from .federation import demo
+from .federation import operator_client as operator
 from .ledger import ledger
 from .policy import policy
 from .privacy import privacy

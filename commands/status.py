@@ -13,7 +13,7 @@ from ..files.documents import Disk, read_bytes
 from ..files.toml_document import parse_document
 from .console import printer
 from .console.printer import Table
-from .console.units import size
+from .console.output import size
 from .ledger import show as ledger_show
 
 if TYPE_CHECKING:

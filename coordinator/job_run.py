@@ -26,9 +26,8 @@ from . import heap
 from .blind.directed_rows import DirectedRow, row_words
 from .blind.mix_rows import Memories, Planned
 from .blind.mixing import Mixing, name_of, part_bytes
-from .blind.open_sum_file import KeptSum, kept_sum
 from .blind.secure_sum import Summing
-from .blind.unmask import OpenedSums, masked_bytes
+from .blind.unmask import KeptSum, OpenedSums, kept_sum, masked_bytes
 from .storage.database import Place, StoredJob
 from .storage.store import JobStore, Spool, Upload, masked_words, opened_sum, summed_words
 

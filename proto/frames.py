@@ -14,9 +14,8 @@ from ..algorithms.exchange.parts import MOST_TENSORS
 from ..security.secagg.spec import MOST_SILOS
 from . import tensor_pb2 as pb
 from .channel import MAX_MESSAGE_BYTES
-from .convert.mix import MOST_DOCUMENT
-from .convert.prekeys import BOUND as PREKEY
-from .convert.prekeys import MOST_TOLD
+from .convert.mix import BOUND as PREKEY
+from .convert.mix import MOST_DOCUMENT, MOST_TOLD
 from .convert.secagg_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
 from .field_limits import Bound, check_fields
 

@@ -61,9 +61,8 @@ from .session import (
     advance,
     begin,
 )
-from .training.device import Place
 from .training.round import Work
-from .training.trainer import Trainer
+from .training.trainer import Place, Trainer
 
 if TYPE_CHECKING:
     from .admission.budget import DatasetBudget

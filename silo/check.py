@@ -20,7 +20,7 @@ from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
 from ..security.ledger import messages as ledger_view
 from ..security.ledger.audit import LEDGER
-from ..security.ledger.protocol_records import SumSigned
+from ..security.ledger.records import SumSigned
 from ..security.policy import policy as policies
 from ..security.policy.file import Dataset as DatasetTable
 from ..security.policy.policy import Policy
@@ -94,7 +94,7 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
 def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
     """What was spent of the data set's budget."""
     from ..security.dp.rdp import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-    from .admission import budget_report as spent  # noqa: PLC0415 likewise
+    from .admission import budget as spent  # noqa: PLC0415 likewise
 
     budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
     cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
@@ -130,7 +130,7 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
         raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
     job = admitted.job
     if job.privacy is not None:
-        from .admission.budget_report import check_room  # noqa: PLC0415 likewise
+        from .admission.budget import check_room  # noqa: PLC0415 likewise
 
         try:
             check_room(job, policy, config)

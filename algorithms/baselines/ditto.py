@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy
 
 from ..exchange.parts import Tensors
 from ..method import Course, Effort, Facts, Parts, Results, SiloState
-from ..methods.common.proximal import centre, proximal
+from ..methods.common.losses import centre, proximal
 from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun, taken
 from ..methods.fedavg import FedAvg, FedAvgOptions
 

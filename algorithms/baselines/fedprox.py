@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..exchange.parts import Tensors
 from ..method import Facts, SiloState, Stage
-from ..methods.common.proximal import proximal
+from ..methods.common.losses import proximal
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 

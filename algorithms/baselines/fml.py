@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from ...files.documents import Strict
 from ..exchange.parts import Gift, Kind, Part, Tensors
 from ..method import Facts, Method, Parts, Setting, SiloState, Stage
-from ..methods.common.distillation import divergence
+from ..methods.common.losses import divergence
 from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
 
 PERSONAL = "personal"

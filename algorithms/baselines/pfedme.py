@@ -38,7 +38,7 @@ from ...files.documents import Strict
 from ..exchange.parts import Gift, Tensors
 from ..method import Change, Course, Facts, Parts, Results, Setting, SiloState, Survey, specs_of_parameters
 from ..methods.common.inner_steps import detached, gradient_at, losses_at, point_of, stepped
-from ..methods.common.proximal import centre, proximal
+from ..methods.common.losses import centre, proximal
 from ..methods.common.second_model import MODEL, beside, logits, names, taken
 from ..methods.fedavg import FedAvg, FedAvgOptions
 

@@ -2,9 +2,11 @@
 
 Batches of fewer records are filled up with records that count nothing, where a record's output depends on no other;
 elsewhere silos whose batches are equally long go together. A silo without a batch is in no call.
+
+All silos' records on one device, each once; a silo's batches are places among them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,6 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from ...errors import LocalError
+from ..data.dataset import Dataset
+from .engine import Records
 
 Pieces: TypeAlias = Sequence[NDArray[np.int64]]  # of one silo: the places of the records of each call, in turn
 Rows: TypeAlias = slice | Tensor
@@ -82,3 +88,30 @@ def _filled(own: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def _on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *arrays])).to(device)
+
+
+class Resident:
+    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides, one after another on a device."""
+
+    def __init__(self, records: Mapping[str, Records], device: str) -> None:
+        sides = [data for own in records.values() for data in own.sides]
+        distinct = {id(data): data for data in sides}  # silos may be tested on the same records
+        count, like = sum(map(len, distinct.values())), sides[0].x
+        try:
+            self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
+            self.y = torch.empty(count, dtype=torch.int64, device=device)
+        except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without the device
+            raise LocalError(
+                f"device {device!r} cannot hold the {count:,} records of all silos: {error}; choose another device"
+            ) from error
+        self._places: dict[int, range] = {}
+        self._kept = sides  # an id names an object as long as it lives
+        at = 0
+        for key, data in distinct.items():
+            places = self._places[key] = range(at, at + len(data))
+            self.x[at : places.stop], self.y[at : places.stop] = data.x, data.y
+            at = places.stop
+
+    def places(self, data: Dataset | None) -> range:
+        """Where a silo's records of one side lie; nowhere where it has none."""
+        return range(0) if data is None else self._places[id(data)]

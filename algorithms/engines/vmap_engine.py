@@ -21,10 +21,9 @@ from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_tra
 from ..training.silo_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
 from .convolutions import Form, unfold_all
 from .cuda_graphs import AsItIs, Recorder
-from .device_records import Resident
 from .engine import Records, Work
 from .grouping import architecture, course, specs
-from .vmap_batches import Pieces
+from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
 from .vmap_training import Bench, Silos, check_odd, train
 

@@ -18,7 +18,7 @@ from ...security.ledger.messages import summary
 from ...security.ledger.reconcile import reconcile
 from ...security.log.head import own_log_key
 from ..console import printer
-from ..console.method_defaults import MODEL, SETTINGS
+from ..console.examples import MODEL, SETTINGS
 from ..console.printer import Progress, Screen, Table, TaskID
 from .processes import Daemon, running
 
@@ -231,7 +231,7 @@ class Demo:
         """What the jobs cost each silo's data set, from its budget."""
         from ...security.dp.rdp import shown  # noqa: PLC0415 as in __init__
         from ...silo import config  # noqa: PLC0415
-        from ...silo.admission import budget_report as spent  # noqa: PLC0415
+        from ...silo.admission import budget as spent  # noqa: PLC0415
 
         for silo in self._federation.silos:
             for found in spent.read(config.load(self._federation.silo_config(silo))):

@@ -12,8 +12,7 @@ from ...security.ledger import messages as ledger_view
 from ...security.ledger import receipt_checks as ledger_receipts
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.messages import PROTOCOL, Group, Message, Totals
-from ...security.ledger.protocol_records import ProtocolMessage, SumEnd, SumOpened, SumSigned
-from ...security.ledger.records import Deny, Intent, PrivacyHead
+from ...security.ledger.records import Deny, Intent, PrivacyHead, ProtocolMessage, SumEnd, SumOpened, SumSigned
 from ...security.log.chain import Line
 from ...security.policy.release import PADDED
 from ..console import printer

@@ -16,7 +16,7 @@ from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.tensors import given_releases
 from ..console.toml import to_toml
-from ..console.units import number
+from ..console.output import number
 from ..privacy import budget_text as budgeting
 
 WIDTH = 100

@@ -16,7 +16,7 @@ from ...security.policy import policy as policies
 from ...security.policy.policy import Policy, Verdict
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
 from ..console import examples, printer
-from ..console.units import number
+from ..console.output import number
 
 if TYPE_CHECKING:
     from ...algorithms.job.job import Job

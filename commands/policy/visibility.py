@@ -3,7 +3,7 @@
 from ...algorithms.exchange.parts import Gram, Kind, Mix
 from ...algorithms.job.job import Job
 from ...security.blind.plan import directed, in_words
-from ..console.units import number
+from ..console.output import number
 
 
 def seen(job: Job) -> str:

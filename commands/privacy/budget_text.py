@@ -8,7 +8,7 @@ from typing import Any
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import decimal
 from ...security.policy.policy import Policy
-from ..console.units import number
+from ..console.output import number
 
 WIDTH = 100
 MOST = Decimal(1000)  # epsilon that a policy can have

@@ -11,7 +11,7 @@ from ...files.documents import parse_toml
 from ...security.dp.noise_planner import least_sigma, overspent
 from ...security.dp.rdp import cost, shown
 from ..console.examples import job_text
-from ..console.units import number
+from ..console.output import number
 
 ORIGIN = "job init"
 DEVIATIONS = 4.5  # of normal noise: 1 number in 150,000 is farther off

@@ -17,7 +17,7 @@ from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
 from ...security.identity.signed_document import Envelope, verify_document
 from ..console import printer
-from ..console.units import number
+from ..console.output import number
 from .noise import planned
 
 UNSIGNED = "signature not checked (give --roster)"

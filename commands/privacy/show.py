@@ -9,10 +9,10 @@ from ...security.dp.budget_view import View
 from ...security.dp.prv import NONE, Question, opinions
 from ...security.dp.rdp import group, shown
 from ...silo import config as configs
-from ...silo.admission import budget_report as spent
-from ...silo.admission.budget_report import Spent
+from ...silo.admission import budget as spent
+from ...silo.admission.budget import Spent
 from ..console import printer
-from ..console.units import number
+from ..console.output import number
 
 OPEN = "open reservations count as spent: of a round that runs now, or that a crash ended"
 ADDING = (

@@ -14,8 +14,8 @@ from decimal import Decimal
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ..console import units
-from ..console.units import UNITS
+from ..console import output as units
+from ..console.output import UNITS
 
 if TYPE_CHECKING:
     from ...security.ledger.overview import At

@@ -7,7 +7,7 @@ from ...security.identity.roster import Roster
 from ...security.ledger.overview import View, parts
 from ...security.ledger.records import JobAccept, JobDecline
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from ..console.units import size
+from ..console.output import size
 
 HOW = {  # by form
     MASKED: "and can be read only in a sum",

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from ...security.ledger.messages import Message, Totals
 from ...security.ledger.overview import At, View
-from ...security.ledger.protocol_records import SumEnd, SumOpened
-from ...security.ledger.records import Hidden
+from ...security.ledger.records import Hidden, SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .tables import Listed, newest, spans
 

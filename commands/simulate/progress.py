@@ -6,8 +6,7 @@ from time import monotonic
 
 from ...simulator.experiment.plan import Run
 from ...simulator.run.history import Measured
-from ...simulator.run.pace import Pace
-from ...simulator.run.progress import Doing, Watch
+from ...simulator.run.progress import Doing, Pace, Watch
 from ..console.printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...simulator.reproduce.experiments import SEEDS, records_of
+from ...simulator.reproduce.experiments import SEEDS, called, missing, records_of
 from ...simulator.reproduce.published import Document, Setting, Table, find, published
-from ...simulator.reproduce.required_files import called, missing
 from ..console import printer
 from ..console.toml import inline
 

@@ -10,9 +10,8 @@ from ...files.documents import write_atomic
 from ...simulator.experiment.experiment import Experiment
 from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.reproduce.comparison import HEADINGS, Cell, compared, meaning, to_csv, to_markdown, told, warning
-from ...simulator.reproduce.experiments import Scale, chosen_labels, chosen_settings, experiment_of, reduced
+from ...simulator.reproduce.experiments import Scale, chosen_labels, chosen_settings, experiment_of, missing, reduced
 from ...simulator.reproduce.published import Table, find
-from ...simulator.reproduce.required_files import missing
 from ..console import printer
 from ..console.printer import Screen
 from .run import Asked, Prepared, prepare, raise_faults, report, train

@@ -19,7 +19,7 @@ from ...simulator.run import out_folder, tensorboard
 from ...simulator.run.runner import complete
 from ..console import printer
 from ..console.printer import Screen
-from ..console.units import number
+from ..console.output import number
 from . import results as simulate_results
 from .progress import named, shown
 

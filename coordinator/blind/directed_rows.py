@@ -1,6 +1,6 @@
 r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it fetches them.
 
-The words of each lie in a file of their own from when the sum is opened (unmask.py, open_sum_file.py). What a fold puts
+The words of each lie in a file of their own from when the sum is opened (unmask.py, unmask.py). What a fold puts
 aside for a silo is a list of them, in the order of their rounds, canonical JSON with its digest::
 
     {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
@@ -26,7 +26,7 @@ from ...security.blind.plan import bounds, directed
 from ...security.blind.sum import row_group, row_name
 from ...security.secagg.spec import RoundSpec, kept
 from ..storage.store import JobStore, summed_words
-from .open_sum_file import KeptSum, kept_sum
+from .unmask import KeptSum, kept_sum
 
 MOST_DOCUMENTS = 3 << 20  # bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
 

@@ -12,7 +12,7 @@ from ...algorithms.exchange.parts import Mix, Part
 from ...algorithms.job.job import Job
 from ...algorithms.method import Delivery, Mail, Post, Row
 from ...errors import RefusedError
-from ...proto.convert.prekeys import MOST_TOLD
+from ...proto.convert.mix import MOST_TOLD
 from ...proto.wire import given_items
 from ...security.blind.mix_context import WORD_BYTES, Version
 from ...security.blind.mix_row import RowMemory

@@ -17,9 +17,8 @@ from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
 from ...proto.convert.group_key import asked_from_wire as key_asked_from_wire
 from ...proto.convert.group_key import told_to_wire as key_told_to_wire
-from ...proto.convert.mix import mixed_to_wire
+from ...proto.convert.mix import mixed_to_wire, words_to_wire
 from ...proto.convert.open_sum import sum_to_wire
-from ...proto.convert.prekeys import words_to_wire
 from ...proto.convert.secagg_messages import proofs_to_wire
 from ...proto.convert.secagg_received import told_to_wire
 from ...proto.convert.secagg_sent import asked_from_wire

@@ -17,8 +17,7 @@ from ..log.checkpoint import Checkpoint
 from ..log.head import Agreement, Held, stored, stored_by
 from ..log.note import Note, VerifierKey
 from ..log.segments import CHECKPOINT, SINGLE, Reading, segment
-from .fast_decoder import well_formed
-from .parsing import checked
+from .fast_decoder import checked, well_formed
 from .rules import Rules
 
 LEDGER = "ledger"  # the folder inside a silo's folder

@@ -30,10 +30,9 @@ from ..log.head import Held, Signer
 from ..log.merkle import Hashes
 from ..log.note import Note, VerifierKey
 from ..policy.release import Release
-from .fast_decoder import well_formed
-from .parsing import Record, checked, parse_record
-from .protocol_records import MOST_WHY, ProtocolKind, ProtocolMessage, SumEnd, SumOpened, SumSigned
+from .fast_decoder import Record, checked, parse_record, well_formed
 from .records import (
+    MOST_WHY,
     Applied,
     ControlClose,
     ControlOpen,
@@ -51,10 +50,15 @@ from .records import (
     Peer,
     PolicyChange,
     PrivacyHead,
+    ProtocolKind,
+    ProtocolMessage,
     Secagg,
     Size,
     Start,
     Stop,
+    SumEnd,
+    SumOpened,
+    SumSigned,
     Tensor,
     TensorDigest,
     Witness,

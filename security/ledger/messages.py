@@ -13,10 +13,19 @@ from typing import Literal
 from ...errors import LocalError
 from ..log.chain import Line
 from ..log.segments import Reading
-from .fast_decoder import well_formed
-from .parsing import Record, checked, parse_any, parse_record
-from .protocol_records import ProtocolMessage, SumEnd, SumOpened, SumSigned
-from .records import ControlClose, ControlOpen, Deny, Intent, PolicyChange, PrivacyHead
+from .fast_decoder import Record, checked, parse_any, parse_record, well_formed
+from .records import (
+    ControlClose,
+    ControlOpen,
+    Deny,
+    Intent,
+    PolicyChange,
+    PrivacyHead,
+    ProtocolMessage,
+    SumEnd,
+    SumOpened,
+    SumSigned,
+)
 from .rules import Rules
 
 MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries of a masked one among them

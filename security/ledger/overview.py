@@ -12,9 +12,8 @@ from typing import Generic, TypeVar
 from ...errors import LocalError
 from ..log.chain import Line
 from .audit import Verified
+from .fast_decoder import Record
 from .messages import CONTROL, MESSAGE, PROTOCOL, Message, Totals
-from .parsing import Record
-from .protocol_records import ProtocolMessage, SumEnd, SumOpened
 from .records import (
     ControlClose,
     ControlOpen,
@@ -28,9 +27,12 @@ from .records import (
     Outcome,
     PolicyChange,
     PrivacyHead,
+    ProtocolMessage,
     Recovery,
     Start,
     Stop,
+    SumEnd,
+    SumOpened,
     Witness,
 )
 

@@ -16,7 +16,7 @@ others hear nothing of it: all of them count as told.
 A silo remembers the sets that it signed, open or not. To open a sum takes the signatures of t of its n silos. So a
 later sum either has one of these silos, which refuses, or leaves out all of those that are honest, t - c or more.
 
-Pure: sets in, a finding out. The sets are folded from the ledger (protocol_records.py), which is signed and
+Pure: sets in, a finding out. The sets are folded from the ledger (records.py), which is signed and
 append-only.
 """
 
@@ -26,7 +26,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import comb
 
-from .protocol_records import SumSigned
+from .records import SumSigned
 
 Row = Mapping[str, Fraction]  # silo, or several that are in the same sets, by one of them; zeros left out
 Basis = Mapping[str, Row]  # by pivot, which is 1 in its row and 0 in all others

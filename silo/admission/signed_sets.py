@@ -21,7 +21,7 @@ from ...security.blind.plan import summed
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.ledger.egress_ledger import Ledger
-from ...security.ledger.protocol_records import SumSigned
+from ...security.ledger.records import SumSigned
 from ...security.ledger.sum_history import SignedSet, Told, choices, signed_sets, told
 from ...security.policy.policy import Policy
 from ...security.secagg.evidence import Misdealing, proven

@@ -8,7 +8,7 @@ and roster), 32 bytes, the first two go on in pieces of 32, and all three end wi
                     prekey; gone once the key is made
     group.key       the key, what it is made of (``parts_of``), and the first prekeys of the job's other silos, in
                     order of ids
-    group.prekeys   the private halves of its prekeys, the first and later ones: silo/ingress/prekeys.py, as
+    group.prekeys   the private halves of its prekeys, the first and later ones: silo/ingress/keyed_job.py, as
     prekeys.json group.ended     empty: the job has ended here, and the others are gone for good
 
 ``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives the very same; the
@@ -35,7 +35,7 @@ from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ..egress.gate import UnreachableError
-from ..ingress.prekeys import KNOWN, OWN, PrekeyFiles
+from ..ingress.keyed_job import KNOWN, OWN, PrekeyFiles
 
 SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"
 ERASED = (OWN, KEY, SECRET, KNOWN)  # when the job ends

@@ -24,8 +24,7 @@ from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part
 from ...algorithms.job.job import Job
 from ...algorithms.method import KEEP
 from ...proto import secure_pb2 as pb
-from ...proto.convert.mix import Mixed, rows_from_wire
-from ...proto.convert.prekeys import words_from_wire
+from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire
 from ...security.arithmetic.fixedpoint import Flat, Floats, check_values
 from ...security.blind.mix_context import WORD_BYTES, Line
 from ...security.blind.mix_row import Row, RowMemory, admit, check_uploads

@@ -22,7 +22,7 @@ from ..admission.checks import Admitted
 from ..egress.hidden_messages import flat
 from ..job_folder import JobFolder
 from ..parts.gifts import Bundle
-from .device import Place
+from .trainer import Place
 
 Delivered = Mapping[str, Mapping[str, Tensor]]
 

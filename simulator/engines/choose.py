@@ -11,8 +11,7 @@ from typing import Self
 
 import torch
 
-from ...algorithms.engines.cuda_graph_step import way_on
-from ...algorithms.engines.cuda_graphs import AsItIs, Graphs
+from ...algorithms.engines.cuda_graphs import AsItIs, Graphs, way_on
 from ...algorithms.engines.engine import Engine, Records, Serial
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.engines.vmap_engine import Stacked

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ...errors import LocalError
 from ..run.history import Measure, Measured
-from ..run.measures import ALL, TITLES
-from ..run.scores import Average
+from ..run.scores import ALL, TITLES, Average
 from .style import Style, percent, picture, styles_of, within
 
 Histories = Mapping[str, Mapping[int, Sequence[Measured]]]  # by label and seed, in the order of the experiment

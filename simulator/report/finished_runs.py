@@ -11,13 +11,12 @@ from ...algorithms.method import SiloState
 from ...algorithms.training.silo_round import state_from_bytes
 from ...errors import LocalError
 from ...files import tensor_file
-from ..run import history_file
+from ..run import history as history_file
 from ..run import manifest as identity
 from ..run.checkpoint import read_index
 from ..run.export import COORDINATOR, model_file
 from ..run.folder import HISTORY
-from ..run.history import Measured
-from ..run.history_file import BEGIN_ANEW
+from ..run.history import BEGIN_ANEW, Measured
 from ..run.manifest import RUN, Identity, SiloRecords
 
 

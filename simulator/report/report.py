@@ -21,8 +21,7 @@ from ..experiment.plan import Population
 from ..experiment.population import counts
 from . import curves, heatmaps
 from .finished_runs import Recorded, load_runs
-from .setting import Groups, check_comparable
-from .summary import Link, summary
+from .summary import Groups, Link, check_comparable, summary
 
 SUMMARY, CURVES, SPREAD, HEATMAP = "summary.md", "curves.png", "spread.png", "heatmap.png"
 PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"

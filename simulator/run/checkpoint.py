@@ -31,7 +31,7 @@ from ...algorithms.leaks.taint import taints_from_text, taints_to_text
 from ...algorithms.method import SiloState
 from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, unwritable, write_atomic
-from .history_file import BEGIN_ANEW, Prefix
+from .history import BEGIN_ANEW, Prefix
 from .tensor_file import Entry, Key, pack, unpack
 
 INDEX, FOLDER = "checkpoint.json", "checkpoint"

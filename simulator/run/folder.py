@@ -3,7 +3,7 @@
 ::
 
     <out>/<label>/seed-<seed>/run.json                  what run this is (manifest.py)
-                              history.jsonl             what was measured, line by line (history_file.py)
+                              history.jsonl             what was measured, line by line (history.py)
                               checkpoint.json, checkpoint/    where it is (checkpoint.py)
                               rounds.csv, silos.csv, models/, coordinator.safetensors    at the end (export.py)
                               LOCK                      held by the one process that runs it
@@ -28,8 +28,7 @@ from ..experiment.plan import Population, Run, Schedule
 from . import export as results
 from . import manifest as identity
 from .checkpoint import Checkpoint, Finished
-from .history import Measured
-from .history_file import NOTHING, HistoryFile
+from .history import NOTHING, HistoryFile, Measured
 from .manifest import RUN, Device, Identity
 
 HISTORY = "history.jsonl"

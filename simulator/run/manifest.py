@@ -20,7 +20,7 @@ from ...algorithms.job.job import DERIVED
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes
 from ..experiment.plan import Population, Run, Schedule
-from .history_file import BEGIN_ANEW
+from .history import BEGIN_ANEW
 
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names

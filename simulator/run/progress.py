@@ -1,6 +1,10 @@
-"""Who follows a run while it goes: a terminal, a log, nobody. The runner says what happens, and shows nothing."""
+"""Who follows a run while it goes: a terminal, a log, nobody. The runner says what happens, and shows nothing.
 
-from collections.abc import Sequence
+How fast rounds go, and when they will be done.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Literal, Protocol
 
 from ..experiment.plan import Run
@@ -43,3 +47,33 @@ class Unwatched:
 
     def round(self, rounds: int, measured: Sequence[Measured]) -> None:
         """Not shown."""
+
+
+class Pace:
+    """Of the rounds done since it was made; what an earlier process did does not count."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._begun, self._done, self._seconds = clock, clock(), 0, 0.0
+
+    def tick(self) -> None:
+        """Another round is done."""
+        self._done += 1
+        self._seconds = self._clock() - self._begun
+
+    def rate(self) -> str:
+        """Such as ``3.2 rounds/s`` or ``14 s/round``; empty before the first round."""
+        if not self._done or not self._seconds:
+            return ""
+        speed = self._done / self._seconds
+        number, unit = (speed, "rounds/s") if speed >= 1 else (1 / speed, "s/round")
+        return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
+
+    def left(self, rounds: int) -> str:
+        """How long so many more take, such as ``0:03:20``; empty before the first round."""
+        return span(self._seconds / self._done * rounds) if self._done else ""
+
+
+def span(seconds: float) -> str:
+    """Hours, minutes and seconds, such as ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

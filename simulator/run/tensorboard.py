@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import LocalError, UnwritableError
 from ...files.documents import unwritable
 from .history import Measured
-from .measures import AVERAGES
+from .scores import AVERAGES
 
 EVENTS = "tensorboard"  # folder in that of a run
 ANEW = 0  # step from which on a TensorBoard that is open drops what it has read

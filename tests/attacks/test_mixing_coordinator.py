@@ -22,8 +22,8 @@ from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.blind import group_keys
 from staddle.silo.ingress import mix_rows as rows
+from staddle.silo.ingress.keyed_job import OWN, PrekeyFiles
 from staddle.silo.ingress.mix_rows import expected_rows
-from staddle.silo.ingress.prekeys import OWN, PrekeyFiles
 
 pytestmark = pytest.mark.actor("coordinator")
 

@@ -7,12 +7,12 @@ import pytest
 from support.keyed_jobs import BLIND, SILOS, Coordinator, even, make_keyed
 
 from staddle.errors import RefusedError
-from staddle.proto.convert.prekeys import words_to_wire
+from staddle.proto.convert.mix import words_to_wire
 from staddle.security.blind.padded_mix import open_seed
 from staddle.security.blind.sealing import letters
 from staddle.security.secagg.spec import Terms
+from staddle.silo.ingress.keyed_job import OWN
 from staddle.silo.ingress.mix_rows import Rows, expected_rows
-from staddle.silo.ingress.prekeys import OWN
 
 pytestmark = pytest.mark.actor("disk thief and coordinator")
 

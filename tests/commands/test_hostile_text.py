@@ -19,7 +19,7 @@ from support.ledgers import HASH, KEY, open_ledger, payload
 
 from staddle.commands import job as jobs
 from staddle.commands import main
-from staddle.commands.console import findings
+from staddle.commands.console import output as findings
 from staddle.commands.federation import local_federation
 from staddle.commands.federation import operator_client as operations
 from staddle.coordinator.rounds.machine import JobState

@@ -13,7 +13,7 @@ from staddle.algorithms.data.registry import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
 from staddle.commands.console import examples
-from staddle.commands.console.method_defaults import MODEL, SETTINGS
+from staddle.commands.console.examples import MODEL, SETTINGS
 from staddle.commands.federation.operator_client import OperatorConfig
 from staddle.commands.main import app
 from staddle.commands.privacy.noise import planned

@@ -17,8 +17,8 @@ from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.ledger.reconcile import reconcile
 from staddle.security.log.head import own_log_key
 from staddle.silo.blind.group_keys import ENDED
+from staddle.silo.ingress.keyed_job import OWN
 from staddle.silo.ingress.mix_rows import expected_rows
-from staddle.silo.ingress.prekeys import OWN
 from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")

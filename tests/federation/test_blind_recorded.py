@@ -29,7 +29,7 @@ from staddle.security.blind.sum import Quantised, folded, given
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.audit import ledger_folder
-from staddle.security.ledger.protocol_records import SumOpened
+from staddle.security.ledger.records import SumOpened
 from staddle.security.secagg.masked_sum import Accumulator, chunks, masked_chunks
 from staddle.security.secagg.spec import RoundSpec
 from staddle.silo.job_folder import split_key

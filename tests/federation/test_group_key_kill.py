@@ -13,7 +13,7 @@ from staddle.security.blind import group_key as g
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.silo.blind.group_keys import ENDED
-from staddle.silo.ingress.prekeys import OWN
+from staddle.silo.ingress.keyed_job import OWN
 
 SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}

@@ -18,8 +18,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger.protocol_records import ProtocolMessage
-from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, Outcome
+from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, Outcome, ProtocolMessage
 from staddle.security.secagg.spec import threshold
 
 SILOS = ("north", "east", "south", "west")

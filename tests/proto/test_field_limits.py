@@ -12,7 +12,7 @@ from staddle.coordinator.blind.mix_rows import MOST_SUMMANDS
 from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
-from staddle.proto.convert.prekeys import MOST_TOLD
+from staddle.proto.convert.mix import MOST_TOLD
 from staddle.proto.convert.secagg_messages import MOST_GROUPS, MOST_HASHES, MOST_SPEC_BYTES
 from staddle.proto.convert.secagg_received import MOST_NOTES, read_told, told_to_wire
 from staddle.proto.convert.secagg_sent import given_to_wire, read_given

@@ -25,11 +25,11 @@ from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.secagg.memory import Memory
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.agent import Agent
-from staddle.silo.blind.secagg_files import MemoryFiles
+from staddle.silo.blind.rounds import MemoryFiles
 from staddle.silo.config import SiloConfig
 from staddle.silo.egress.witness import HEADS
+from staddle.silo.ingress.keyed_job import PrekeyFiles
 from staddle.silo.ingress.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
-from staddle.silo.ingress.prekeys import PrekeyFiles
 from staddle.silo.job_folder import JobFolder, split_key
 from staddle.silo.parts.gifts import UNSAID, Bundle
 

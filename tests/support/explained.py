@@ -21,8 +21,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import GROUP_CONTEXT, HEAD, framed
 from staddle.security.identity.roster import Roster
-from staddle.security.ledger.parsing import Record, parse_any
-from staddle.security.ledger.protocol_records import ProtocolMessage
+from staddle.security.ledger.fast_decoder import Record, parse_any
 from staddle.security.ledger.records import (
     ControlClose,
     ControlOpen,
@@ -32,6 +31,7 @@ from staddle.security.ledger.records import (
     JobAccept,
     JobDecline,
     Outcome,
+    ProtocolMessage,
     Start,
 )
 from staddle.security.log import checkpoint as checkpoints

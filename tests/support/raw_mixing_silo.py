@@ -14,8 +14,7 @@ from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.group_key import Contributed, contributed_to_wire
-from staddle.proto.convert.mix import Padded, padded_to_wire, rows_from_wire
-from staddle.proto.convert.prekeys import words_from_wire
+from staddle.proto.convert.mix import Padded, padded_to_wire, rows_from_wire, words_from_wire
 from staddle.proto.convert.secagg_received import SignedSpec
 from staddle.proto.wire import given_items, tensor_bytes, to_wire
 from staddle.security.blind import mix_row

@@ -3,9 +3,8 @@ import torch
 from support.op_tape import Recorder
 from torch import nn
 
-from staddle.algorithms.engines import cuda_graph_step as replaying
-from staddle.algorithms.engines.cuda_graph_step import Replaying, way_on
-from staddle.algorithms.engines.cuda_graphs import Graphs
+from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines.cuda_graphs import Graphs, Replaying, way_on
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked

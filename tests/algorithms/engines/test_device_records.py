@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from staddle.algorithms.engines.device_records import Resident
 from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.vmap_batches import Resident
 from staddle.errors import LocalError
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.commands.console.units import UNITS
+from staddle.commands.console.output import UNITS
 from staddle.commands.report import chart as charts
 from staddle.commands.report.chart import ACROSS, LEFT, MAX_BARS, TOP, UP, by_date, by_round, patterns, stacked
 from staddle.security.ledger.overview import At

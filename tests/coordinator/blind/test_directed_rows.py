@@ -13,8 +13,7 @@ from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import Latest, Mail, Post
 from staddle.coordinator.blind import directed_rows as d
-from staddle.coordinator.blind.open_sum_file import kept_sum, kept_words
-from staddle.coordinator.blind.unmask import Keeping, masked_bytes, open_sum
+from staddle.coordinator.blind.unmask import Keeping, kept_sum, kept_words, masked_bytes, open_sum
 from staddle.coordinator.disk_need import room
 from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError

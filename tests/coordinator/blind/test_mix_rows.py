@@ -13,8 +13,7 @@ from staddle.coordinator.blind.hidden_uploads import dumped, loaded
 from staddle.errors import LocalError
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
-from staddle.proto.convert.mix import Mixed, Padded, Summand, mixed_to_wire, padded_to_wire
-from staddle.proto.convert.prekeys import MOST_TOLD, words_to_wire
+from staddle.proto.convert.mix import MOST_TOLD, Mixed, Padded, Summand, mixed_to_wire, padded_to_wire, words_to_wire
 from staddle.security.blind import mix_row, sealing
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.mix_context import Version

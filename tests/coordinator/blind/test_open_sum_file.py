@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from staddle.coordinator.blind import open_sum_file as kept_words
-from staddle.coordinator.blind.open_sum_file import kept_sum
+from staddle.coordinator.blind import unmask as kept_words
+from staddle.coordinator.blind.unmask import kept_sum
 from staddle.errors import LocalError, RefusedError
 from staddle.security.blind.open_sum import Claim
 

@@ -3,7 +3,7 @@ from support.secure_messages import HASH, SIGNATURE
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.prekeys import MOST_TOLD, words_from_wire, words_to_wire
+from staddle.proto.convert.mix import MOST_TOLD, words_from_wire, words_to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.prekeys import Prekey, Word
 from staddle.security.blind.sealing import Letter, Sealed

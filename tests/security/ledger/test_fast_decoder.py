@@ -22,8 +22,7 @@ from support.ledgers import (
 
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
-from staddle.security.ledger.fast_decoder import well_formed
-from staddle.security.ledger.parsing import checked
+from staddle.security.ledger.fast_decoder import checked, well_formed
 from staddle.security.log.chain import Chain, Line
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -37,7 +37,7 @@ from staddle.security.ledger import export as ledger_export
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.messages import MESSAGE, PROTOCOL, Totals
 from staddle.security.ledger.overview import Flow, flows, view
-from staddle.security.ledger.protocol_records import MOST_WHY
+from staddle.security.ledger.records import MOST_WHY
 
 FRAME = ("v", "seq", "prev", "nonce", "time", "mono_us")
 

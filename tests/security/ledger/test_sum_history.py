@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from staddle.security.ledger.protocol_records import SumSigned
+from staddle.security.ledger.records import SumSigned
 from staddle.security.ledger.sum_history import SignedSet, choices, signed_sets, told
 
 MEMBERS = frozenset("abcdefgh")

@@ -19,7 +19,7 @@ from staddle.security.identity.signers import Signers
 from staddle.silo.blind import group_keys
 from staddle.silo.blind.group_keys import ENDED, ERASED, KEY, KNOWN, OWN, SECRET, GroupKeys
 from staddle.silo.egress.gate import UnreachableError
-from staddle.silo.ingress.prekeys import PrekeyFiles
+from staddle.silo.ingress.keyed_job import PrekeyFiles
 
 
 @pytest.fixture(autouse=True)

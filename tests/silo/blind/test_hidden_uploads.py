@@ -20,7 +20,7 @@ from staddle.security.blind.sealing import letters
 from staddle.silo.blind.hidden_uploads import HiddenUploads
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.hidden_messages import PaddedPart, rotated
-from staddle.silo.ingress.prekeys import KNOWN, OWN
+from staddle.silo.ingress.keyed_job import KNOWN, OWN
 from staddle.silo.parts.declared import Declared, Records
 from staddle.silo.parts.gifts import Bundle
 from staddle.silo.parts.tensors import exactly

@@ -11,7 +11,7 @@ from staddle.algorithms.method import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.files import checked_file
 from staddle.proto import stream
-from staddle.proto.convert.prekeys import words_to_wire
+from staddle.proto.convert.mix import words_to_wire
 from staddle.proto.frames import decode
 from staddle.proto.wire import tensor_bytes
 from staddle.security.faults import COORDINATOR_OR_SILO

@@ -12,7 +12,7 @@ from staddle.files import documents as files
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.prekeys import Known
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.silo.ingress.prekeys import KNOWN, OWN, PrekeyFiles
+from staddle.silo.ingress.keyed_job import KNOWN, OWN, PrekeyFiles
 
 CONTEXT = bytes(range(32))
 FIRST = b"1".ljust(32)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines import cuda_graph_step as replaying
-from staddle.algorithms.engines.cuda_graph_step import Replaying
+from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines.cuda_graphs import Replaying
 from staddle.algorithms.numerics.devices import CPU
 from staddle.algorithms.training.loop import PLAIN, Plain
 from staddle.errors import LocalError
-from staddle.silo.training.device import Place
+from staddle.silo.training.trainer import Place
 
 from ..conftest import records
 

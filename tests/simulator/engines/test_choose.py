@@ -3,9 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from staddle.algorithms.engines import cuda_graph_step as replaying
-from staddle.algorithms.engines.cuda_graph_step import Replaying
-from staddle.algorithms.engines.cuda_graphs import AsItIs
+from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
 from staddle.algorithms.training.loop import Plain
 from staddle.errors import LocalError
 from staddle.simulator.engines import choose as engines

@@ -11,8 +11,7 @@ from support.simulated_jobs import SCHEDULE, make_population, make_run
 from staddle.algorithms.partition.file import PartitionFile
 from staddle.errors import LocalError
 from staddle.simulator.report.finished_runs import Recorded
-from staddle.simulator.report.setting import check_comparable, drawn
-from staddle.simulator.report.summary import Link, summary
+from staddle.simulator.report.summary import Link, check_comparable, drawn, summary
 from staddle.simulator.run.history import Measured
 from staddle.simulator.run.manifest import identity
 

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from staddle.simulator.reproduce.experiments import records_of
+from staddle.simulator.reproduce.experiments import called, missing, records_of
 from staddle.simulator.reproduce.published import Setting
-from staddle.simulator.reproduce.required_files import called, missing
 
 DEALT = {"kind": "dirichlet", "silos": 4, "alpha": 1.0}
 SETS = {

@@ -14,7 +14,7 @@ from staddle.algorithms.method import SiloState
 from staddle.errors import LocalError, UnwritableError
 from staddle.simulator.run import checkpoint as checkpoint_module
 from staddle.simulator.run.checkpoint import Checkpoint, Finished, read_index
-from staddle.simulator.run.history_file import NOTHING, Prefix
+from staddle.simulator.run.history import NOTHING, Prefix
 
 RUN = "a" * 64
 KEPT = Prefix(bytes=7, sha256="b" * 64)

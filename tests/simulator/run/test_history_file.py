@@ -5,8 +5,7 @@ import pytest
 from faults.disk import Calls, failing, short
 
 from staddle.errors import LocalError, UnwritableError
-from staddle.simulator.run.history import Measured
-from staddle.simulator.run.history_file import NOTHING, HistoryFile, Prefix, read, to_line
+from staddle.simulator.run.history import NOTHING, HistoryFile, Measured, Prefix, read, to_line
 
 ONE = Measured(1, "selected/after", {"b": 3, "a": 0}, {"b": 4, "a": 2})
 TWO = Measured(2, "validation/trained", {"a": 7}, {"a": 7})

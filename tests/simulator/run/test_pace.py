@@ -1,6 +1,6 @@
 import pytest
 
-from staddle.simulator.run.pace import Pace, span
+from staddle.simulator.run.progress import Pace, span
 
 
 class Clock:

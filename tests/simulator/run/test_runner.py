@@ -7,7 +7,7 @@ from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.errors import CancelledError, LocalError
 from staddle.simulator.engines.signals import Stop
 from staddle.simulator.run.folder import HISTORY, folder_of
-from staddle.simulator.run.history_file import read
+from staddle.simulator.run.history import read
 from staddle.simulator.run.progress import Unwatched
 from staddle.simulator.run.runner import complete
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from staddle.algorithms.methods.common.distillation import divergence
+from staddle.algorithms.methods.common.losses import divergence
 
 
 def test_divergence_by_hand():

@@ -17,8 +17,14 @@ from staddle.algorithms.exchange.parts import WEIGHT, Gram, Kind, Sum, TensorSpe
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
-from staddle.algorithms.methods.fedaims.method import ADAPTER_WIDTH, FedAIMS, FedAIMSOptions, prototype_cross_entropy
-from staddle.algorithms.methods.fedaims.sampling import balanced, supervision_sampling
+from staddle.algorithms.methods.fedaims.method import (
+    ADAPTER_WIDTH,
+    FedAIMS,
+    FedAIMSOptions,
+    balanced,
+    prototype_cross_entropy,
+    supervision_sampling,
+)
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.algorithms.models.resnet import Blocks

@@ -1,4 +1,7 @@
-"""How ``check`` prints what it found: a numbered line each, or JSON; exit code 1 where something failed."""
+"""Sizes and numbers as people read them.
+
+How ``check`` prints what it found: a numbered line each, or JSON; exit code 1 where something failed.
+"""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,6 +12,23 @@ import typer
 
 from ...security.preflight import Report
 from . import printer
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size(count: float) -> str:
+    """``2048`` as ``2 KiB``; four digits at most."""
+    for unit in UNITS[:-1]:
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} {UNITS[-1]}"
+
+
+def number(count: int, of: str) -> str:
+    """``1 tensor``, ``2 tensors``."""
+    return f"{count:,} {of}" + ("" if count == 1 else "s")
+
 
 WIDTH = 100
 UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": False}  # paths and fingerprints

@@ -1,6 +1,6 @@
 import torch
 
-from staddle.algorithms.methods.common.proximal import centre, proximal
+from staddle.algorithms.methods.common.losses import centre, proximal
 
 
 def test_the_term_and_its_gradient_by_hand():
