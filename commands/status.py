@@ -12,8 +12,8 @@ from ..errors import LocalError
 from ..files.documents import Disk, read_bytes
 from ..files.toml_document import parse_document
 from .console import printer
-from .console.printer import Table
 from .console.output import size
+from .console.printer import Table
 from .ledger import show as ledger_show
 
 if TYPE_CHECKING:

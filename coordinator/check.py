@@ -7,10 +7,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from ..algorithms.exchange.parts import given_items
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import parse_json, read_bytes
-from ..proto.wire import given_items
 from ..security import preflight
 from ..security.blind.plan import uploaded
 from ..security.identity.keys import ENTRY_FILE, Role, load_entry

@@ -18,11 +18,10 @@ Not counted: the database, rows without their words, and what the method's coord
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..algorithms.exchange.parts import Mix, Part, Sum, walk_tensors
+from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, given_items, walk_tensors
 from ..algorithms.job.job import Job
 from ..algorithms.method import KEEP, METRICS
 from ..errors import LocalError
-from ..proto.wire import delivered_items, given_items
 from ..security.blind.plan import bounds, directed, shared, summed, sums_published, uploaded
 from ..security.blind.sum import group
 from ..security.preflight import size

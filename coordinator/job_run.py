@@ -8,14 +8,13 @@ from pathlib import Path
 from torch import Tensor
 
 from ..algorithms.engines import aggregation
-from ..algorithms.exchange.parts import Exchanges, Gram, Part
+from ..algorithms.exchange.parts import Exchanges, Gram, Item, Part, given_items
 from ..algorithms.exchange.plain import PLAIN
 from ..algorithms.job.job import Job
 from ..algorithms.method import CoordinatorState, Latest
 from ..errors import LateError, LocalError, RefusedError
 from ..proto.convert.mix import Padded
 from ..proto.convert.secagg_received import Told
-from ..proto.wire import Item, given_items
 from ..security.blind.mix_row import RowMemory
 from ..security.blind.plan import bounds, sums_down, sums_published, uploaded
 from ..security.blind.sum import group

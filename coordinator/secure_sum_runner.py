@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..algorithms.exchange.parts import Item, delivered_items
 from ..errors import LocalError, RefusedError
-from ..proto.wire import Item, delivered_items, tensor_bytes
+from ..proto.wire import tensor_bytes
 from ..security.blind.plan import model_digest, round_frame, summed, sums_no_model, sums_published
 from ..security.identity import roster as rosters
 from ..security.identity.domains import SECAGG_SPEC

@@ -1,42 +1,17 @@
 """The one pair of conversions between declared parts and protobuf messages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.exchange.parts import DTYPE_NAMES, DTYPES, Kind, Part, TensorSpec, walk_tensors
+from ..algorithms.exchange.parts import DTYPE_NAMES, DTYPES, Item, TensorSpec
 from ..errors import RefusedError
 from . import tensor_pb2 as pb
 
 DTYPE_TO_WIRE = {"float32": pb.DTYPE_FLOAT32, "float64": pb.DTYPE_FLOAT64, "int64": pb.DTYPE_INT64}
 LITTLE_ENDIAN = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One declared tensor of a transfer."""
-
-    part: str
-    kind: Kind
-    spec: TensorSpec
-
-
-def given_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a silo sends for these parts, in wire order, weights included."""
-    return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
-
-
-def gift_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a method gives for these parts, in wire order, weights included; vectors are whole."""
-    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
-
-
-def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that is delivered for these parts, in wire order."""
-    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.tensors)
 
 
 def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:

@@ -9,12 +9,12 @@ from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.registry import check_present, load, where
 from ..algorithms.data.sources.images import Images
 from ..algorithms.data.sources.tiny_imagenet import TinyImageNet
+from ..algorithms.exchange.parts import gift_items, given_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
 from ..errors import ExhaustedError, LocalError, RefusedError
 from ..files.documents import read_bytes
 from ..proto.channel import checked_address
-from ..proto.wire import gift_items, given_items
 from ..security import preflight
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster

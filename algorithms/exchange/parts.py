@@ -298,3 +298,27 @@ def walk_tensors(parts: Sequence[Part]) -> Iterator[tuple[Part, TensorSpec]]:
     for part in parts:
         for spec in part.wire:
             yield part, spec
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One declared tensor of a transfer."""
+
+    part: str
+    kind: Kind
+    spec: TensorSpec
+
+
+def given_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that a silo sends for these parts, in wire order, weights included."""
+    return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
+
+
+def gift_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that a method gives for these parts, in wire order, weights included; vectors are whole."""
+    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
+
+
+def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+    """All that is delivered for these parts, in wire order."""
+    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.tensors)

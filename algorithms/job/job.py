@@ -51,7 +51,7 @@ from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
 from .class_census import Counted, by_class
 from .lr_schedule import Schedule, paced
-from .privacy import PrivacyTable
+from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain
 from .security import (
     Name,

@@ -30,12 +30,12 @@ from ..job.privacy import (
     STATISTICS,
     TRAINING,
     WHOLE,
-    PrivacyTable,
     histogram_spend,
     round_spends,
     signed_sigma,
     whole_sigma,
 )
+from ..job.privacy_table import PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Facts, Method, Results, SiloState, Stage, Survey

@@ -15,8 +15,8 @@ from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTAT
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.tensors import given_releases
-from ..console.toml import to_toml
 from ..console.output import number
+from ..console.toml import to_toml
 from ..privacy import budget_text as budgeting
 
 WIDTH = 100

@@ -35,8 +35,8 @@ from ...security.ledger import (
 from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
-from ..console.printer import printable
 from ..console.output import size
+from ..console.printer import printable
 from . import chart as report_chart
 from . import page as report_page
 from .page import Page, Sources

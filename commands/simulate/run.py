@@ -18,8 +18,8 @@ from ...simulator.report.finished_runs import load_runs
 from ...simulator.run import out_folder, tensorboard
 from ...simulator.run.runner import complete
 from ..console import printer
-from ..console.printer import Screen
 from ..console.output import number
+from ..console.printer import Screen
 from . import results as simulate_results
 from .progress import named, shown
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ... import log
+from ...algorithms.exchange.parts import delivered_items
 from ...errors import RefusedError
 from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
@@ -24,7 +25,7 @@ from ...proto.convert.secagg_received import told_to_wire
 from ...proto.convert.secagg_sent import asked_from_wire
 from ...proto.frames import Chunk, Frame
 from ...proto.stream import TOGETHER, Digester, chunks, recut
-from ...proto.wire import delivered_items, tensor_bytes, to_wire
+from ...proto.wire import tensor_bytes, to_wire
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
 from ..blind.mix_rows import Planned, mixed, prekey_word

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...algorithms.exchange.parts import Mix, Part
+from ...algorithms.exchange.parts import Item, Mix, Part, given_items
 from ...errors import RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto import federation_pb2 as pb
@@ -18,7 +18,7 @@ from ...proto import tensor_pb2 as tensor
 from ...proto.channel import transfer_seconds
 from ...proto.frames import Chunk, Frame
 from ...proto.stream import Inbound
-from ...proto.wire import Item, check_manifest, given_items
+from ...proto.wire import check_manifest
 from ..blind.hidden_uploads import Hidden
 from ..daemon import Daemon, Held
 from ..job_run import JobRun

@@ -48,14 +48,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ...algorithms.engines.aggregation import SILOS
-from ...algorithms.exchange.parts import REGION, WEIGHT, Part, Read, all_finite, bounds_fault
+from ...algorithms.exchange.parts import REGION, WEIGHT, Item, Part, Read, all_finite, bounds_fault, given_items
 from ...algorithms.method import CoordinatorState, Post
 from ...errors import LocalError, RefusedError
 from ...files import tensor_file
 from ...files.documents import remove, sync_directory, unwritable
 from ...proto.channel import CHUNK_BYTES
 from ...proto.stream import Digester
-from ...proto.wire import Item, given_items, tensor_bytes, tensor_from
+from ...proto.wire import tensor_bytes, tensor_from
 from .database import Files, Place
 
 READERS = 4  # uploads that are read at a time

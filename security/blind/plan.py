@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ...algorithms.exchange.parts import Gram, Mix, Part, Sum
+from ...algorithms.exchange.parts import Gram, Item, Mix, Part, Sum
 from ...algorithms.job.job import Job
 from ...algorithms.method import METRICS
 from ...files.documents import canonical_json
-from ...proto.wire import Item
 from ..arithmetic.fixedpoint import Group
 from ..identity.domains import SECAGG_MODEL, framed
 from ..secagg.shared_gram import compared_of

@@ -33,7 +33,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from ... import log
-from ...algorithms.exchange.parts import Gram, Mix, Part, value_fault
+from ...algorithms.exchange.parts import Gram, Item, Mix, Part, value_fault
 from ...algorithms.job.job import Job
 from ...errors import LocalError, PeerError, RefusedError, StaddleError
 from ...proto import federation_pb2 as pb
@@ -46,7 +46,6 @@ from ...proto.convert.secagg_received import Told, told_from_wire
 from ...proto.convert.secagg_sent import Asked, Attempt, Given, GivenBody, asked_to_wire, given_to_wire
 from ...proto.frames import Frame
 from ...proto.stream import Digester, Digests
-from ...proto.wire import Item
 from ...security.arithmetic.fixedpoint import unscaled
 from ...security.blind.directed_mix import is_row
 from ...security.blind.group_key import Contribution, Relayed

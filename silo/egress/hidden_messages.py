@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import DTYPES, Part, all_finite
+from ...algorithms.exchange.parts import DTYPES, Part, all_finite, given_items
 from ...errors import LocalError
 from ...proto.frames import Chunk
 from ...proto.stream import Digester, Digests, chunks, recut
-from ...proto.wire import given_items, to_wire
+from ...proto.wire import to_wire
 from ...security.arithmetic.fixedpoint import Flat, check_values
 from ...security.blind.mix_context import Line, Version
 from ...security.blind.padded_mix import hidden_pieces, tagger_of

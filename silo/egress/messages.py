@@ -21,12 +21,12 @@ from itertools import chain
 
 from torch import Tensor
 
-from ...algorithms.exchange.parts import WEIGHT, Gram, Part
+from ...algorithms.exchange.parts import WEIGHT, Gram, Item, Part
 from ...errors import LocalError
 from ...proto import tensor_pb2 as tensor
 from ...proto.frames import Chunk
 from ...proto.stream import Digester, Digests, chunks, recut
-from ...proto.wire import Item, to_wire
+from ...proto.wire import to_wire
 from ...security.arithmetic.fixedpoint import Words
 from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import is_row

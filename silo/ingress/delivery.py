@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...algorithms.exchange.parts import Item, delivered_items
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto import tensor_pb2 as tensor
@@ -19,7 +20,6 @@ from ...proto.channel import FETCH
 from ...proto.convert.secagg_messages import MOST_PROOF_BYTES, proofs_from_wire, proofs_to_wire
 from ...proto.frames import Chunk, Frame
 from ...proto.stream import TOGETHER, Digests, Inbound
-from ...proto.wire import Item, delivered_items
 from ...security.blind.plan import in_words
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import Payload, Peer

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Self
 
-from ...algorithms.exchange.parts import WEIGHT, Exchange, Gram, Kind, Mix, Part, Sum, TensorSpec
+from ...algorithms.exchange.parts import WEIGHT, Exchange, Gram, Item, Kind, Mix, Part, Sum, TensorSpec, gift_items
 from ...algorithms.job.security import for_silos
 from ...errors import LocalError
 from ...files.documents import canonical_json
-from ...proto.wire import Item, gift_items
 from ...security.arithmetic.fixedpoint import Group
 from ...security.blind.mix_context import mix_group
 from ...security.blind.plan import shared, sum_groups, uploaded

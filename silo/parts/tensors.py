@@ -10,13 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import WEIGHT, Kind, Mix, Part, TensorSpec, all_finite
+from ...algorithms.exchange.parts import (
+    WEIGHT,
+    Item,
+    Kind,
+    Mix,
+    Part,
+    TensorSpec,
+    all_finite,
+    delivered_items,
+    given_items,
+)
 from ...algorithms.job.job import Job
 from ...algorithms.method import METRICS
 from ...errors import LocalError, RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto.tensor_pb2 import Manifest
-from ...proto.wire import Item, check_manifest, delivered_items, given_items, tensor_from
+from ...proto.wire import check_manifest, tensor_from
 from ...security.arithmetic.fixedpoint import COORDINATOR_READS, SILOS_READ, Group, Reals
 from ...security.blind.directed_mix import is_row
 from ...security.blind.plan import bounds, shared, sum_groups, uploaded

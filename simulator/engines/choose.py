@@ -18,7 +18,7 @@ from ...algorithms.engines.vmap_engine import Stacked
 from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import Precision, check_precision, find, gibibytes
 from ...errors import LocalError
-from ..run.manifest import Device
+from .device import Device
 from .pool import Crew, usable_cores
 
 

@@ -24,12 +24,13 @@ from ...algorithms.method import CoordinatorState, SiloState
 from ...errors import LocalError, UnwritableError
 from ...files.documents import unwritable, write_atomic
 from ...security.log.lock import locked
+from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export as results
 from . import manifest as identity
 from .checkpoint import Checkpoint, Finished
 from .history import NOTHING, HistoryFile, Measured
-from .manifest import RUN, Device, Identity
+from .manifest import RUN, Identity
 
 HISTORY = "history.jsonl"
 

@@ -11,22 +11,19 @@
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
 from ...algorithms.job.job import DERIVED
 from ...errors import LocalError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes
+from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from .history import BEGIN_ANEW
 
 RUN = "run.json"
 MOST_TOLD = 5  # differences that an error names
-
-# What trains, such as "cuda (NVIDIA H200, 140 GiB), bf16"; if nothing else is said, silos are stacked, in float32.
-Device: TypeAlias = Annotated[str, Field(pattern=r"^(cpu|cuda \([^\n]{1,100}\)(, one by one)?(, (tf32|bf16))?)$")]
 
 
 class SiloRecords(Strict):

@@ -8,11 +8,11 @@ from ...algorithms.engines.engine import Engine
 from ...algorithms.engines.simulation import Simulation
 from ...algorithms.job.job import Job
 from ...errors import CancelledError
+from ..engines.device import Device
 from ..engines.signals import Stop, Stoppable
 from ..experiment.plan import Population, Run, Schedule
 from .folder import RunFolder, opened
 from .history import Measured, of_look, of_round
-from .manifest import Device
 from .progress import Watch
 from .tensorboard import Board
 

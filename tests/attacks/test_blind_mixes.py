@@ -12,13 +12,13 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import MixSilo, in_turn
 from support.raw_silo import SECONDS, arrived, refused
 
-from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.parts import Gift, given_items
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.blind import hidden_uploads as hidden
-from staddle.proto.wire import given_items, to_wire
+from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.plan import uploaded
 from staddle.security.blind.sealing import Sealed

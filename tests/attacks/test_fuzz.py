@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.any_message import PATIENT, SECONDS, ended, messages
 from support.raw_silo import Caller, frames_of, refused
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
@@ -27,7 +28,7 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode
-from staddle.proto.wire import delivered_items, to_wire
+from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger

@@ -24,13 +24,13 @@ from support.hostile_coordinator import (
 )
 
 from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.exchange.parts import given_items
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.commands.federation import local_federation
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES, ERROR_METADATA
-from staddle.proto.wire import given_items
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents

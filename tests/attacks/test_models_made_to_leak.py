@@ -19,10 +19,10 @@ from support.hostile_keyed_coordinator import Keyed, Tagged
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.algorithms.data.dataset import digits, split
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.commands.federation.local_federation import policy_text
-from staddle.proto.wire import delivered_items
 from staddle.security.arithmetic.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
 from staddle.security.blind.plan import model_digest, round_frame
 from staddle.security.faults import COORDINATOR_OR_SILO

@@ -9,8 +9,8 @@ import pytest
 from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.proto.wire import delivered_items
 from staddle.security.arithmetic.masks import Term, pair_term
 from staddle.security.arithmetic.shamir import join, weights_at_zero
 from staddle.security.blind.plan import model_digest, round_frame, summed

@@ -9,13 +9,14 @@ from staddle.algorithms.catalog import method_options
 from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import close_round
+from staddle.algorithms.exchange.parts import given_items
 from staddle.algorithms.job.job import Job, JobFile, SecurityTable
 from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.disk_need import check_room, room
 from staddle.coordinator.storage.store import JobStore, Spool
 from staddle.errors import LocalError
 from staddle.files.documents import validate
-from staddle.proto.wire import given_items, tensor_bytes
+from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.plan import uploaded
 
 SILOS = ("a", "b", "c", "d")

@@ -11,13 +11,13 @@ from federation.proxy import Proxy
 
 from staddle.algorithms.data.dataset import Dataset, split
 from staddle.algorithms.engines.simulation import simulate
+from staddle.algorithms.exchange.parts import given_items
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import server
 from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
-from staddle.proto.wire import given_items
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit as ledger_audit

@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.raw_silo import SECONDS, Caller, code_of, frames_of, refused
 
+from staddle.algorithms.exchange.parts import given_items
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.server import running
@@ -18,7 +19,6 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.federation_pb2_grpc import FederationStub
 from staddle.proto.stream import Digester
-from staddle.proto.wire import given_items
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 

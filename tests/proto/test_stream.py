@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange.parts import DTYPES, Kind, TensorSpec
+from staddle.algorithms.exchange.parts import DTYPES, Item, Kind, TensorSpec
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.channel import CHUNK_BYTES, MAX_MESSAGE_BYTES
 from staddle.proto.frames import decode, encode
 from staddle.proto.stream import Digester, Inbound, chunks, recut
-from staddle.proto.wire import Item, to_wire
+from staddle.proto.wire import to_wire
 
 ITEMS = (
     Item("m", Kind.WHOLE_MODEL, TensorSpec("a", "float32", (3,))),

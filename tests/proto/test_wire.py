@@ -6,16 +6,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange.parts import DTYPES, Kind, Mix, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import (
+    DTYPES,
+    Item,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    TensorSpec,
+    delivered_items,
+    given_items,
+)
 from staddle.errors import RefusedError
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.wire import (
     DTYPE_TO_WIRE,
     LITTLE_ENDIAN,
-    Item,
     check_manifest,
-    delivered_items,
-    given_items,
     tensor_bytes,
     tensor_from,
     to_wire,

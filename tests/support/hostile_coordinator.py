@@ -13,13 +13,14 @@ import grpc
 import torch
 from support.ledgers import first, stored
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation.local_federation import policy_text
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SERVER_OPTIONS
 from staddle.proto.stream import Digester, chunks
-from staddle.proto.wire import delivered_items, to_wire
+from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view

@@ -12,13 +12,13 @@ import numpy as np
 from support.hostile_coordinator import SILO, Hostile, delivery, policy_for
 
 from staddle.algorithms.data.dataset import digits
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
 from staddle.files.documents import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
 from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
 from staddle.proto.convert.secagg_sent import Attempt, Over, given_from_wire
-from staddle.proto.wire import delivered_items
 from staddle.security.blind.plan import model_digest, round_frame, round_terms
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC

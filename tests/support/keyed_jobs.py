@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from support.recording_gate import Made
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.mix import Mixed, Summand, mixed_to_wire
 from staddle.proto.stream import Digester, recut
-from staddle.proto.wire import delivered_items, tensor_bytes, to_wire
+from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import sealing
 from staddle.security.blind.group_key import JobKeys
 from staddle.security.blind.mix_context import Version

@@ -6,13 +6,13 @@ import torch
 from support.keyed_jobs import KEY, PARTS, SILOS, sharing_of
 from support.recording_gate import Made, World, records
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, delivered_items
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.open_sum import sum_to_wire
 from staddle.proto.stream import Digester, recut
-from staddle.proto.wire import delivered_items, tensor_bytes, to_wire
+from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import sum as blind_sum
 from staddle.security.blind.open_sum import Claim, tag_of
 from staddle.security.blind.plan import round_frame, summed, sums_down

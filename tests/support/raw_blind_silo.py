@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from support.raw_silo import SECONDS, Caller
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
 from staddle.proto.convert.secagg_sent import Asked, Given, Over, asked_to_wire, given_to_wire
-from staddle.proto.wire import delivered_items
 from staddle.security.blind.plan import model_digest, round_frame, round_terms, sums_metrics_alone
 from staddle.security.blind.sum import given
 from staddle.security.identity import roster as rosters

@@ -10,13 +10,13 @@ import torch
 from support.raw_blind_silo import MIB, BlindSilo
 from support.raw_silo import SECONDS
 
-from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix
+from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix, given_items
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.group_key import Contributed, contributed_to_wire
 from staddle.proto.convert.mix import Padded, padded_to_wire, rows_from_wire, words_from_wire
 from staddle.proto.convert.secagg_received import SignedSpec
-from staddle.proto.wire import given_items, tensor_bytes, to_wire
+from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import mix_row
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.group_key import Epoch, JobKeys, contribute

@@ -7,14 +7,14 @@ import grpc
 import pytest
 import torch
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, given_items
 from staddle.algorithms.method import METRICS
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import ERROR_METADATA, MAX_MESSAGE_BYTES, OPTIONS
 from staddle.proto.federation_pb2_grpc import FederationStub
 from staddle.proto.stream import Digester, chunks
-from staddle.proto.wire import given_items, to_wire
+from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.log import note as notes
 from staddle.security.log.checkpoint import Checkpoint

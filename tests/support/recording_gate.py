@@ -9,7 +9,7 @@ import torch
 from support.explained import UPLOAD, Call
 from support.ledgers import stored
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, given_items
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -19,7 +19,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode, encode
-from staddle.proto.wire import given_items, tensor_bytes
+from staddle.proto.wire import tensor_bytes
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Keys, load_keys
 from staddle.security.identity.roster import Roster

@@ -6,7 +6,6 @@ import pytest
 
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import (
-    LARGEST_SIGMA,
     MOST_STEPS,
     Spend,
     job_spends,
@@ -14,6 +13,7 @@ from staddle.algorithms.job.privacy import (
     slack,
     whole_sigma,
 )
+from staddle.algorithms.job.privacy_table import LARGEST_SIGMA
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.dp import rdp as accounting

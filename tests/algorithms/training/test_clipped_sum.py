@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from staddle.algorithms.job.privacy import PrivacyTable
+from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.training.clipped_sum import BITS, MOST_ROWS, ClippedSum
 from staddle.errors import LocalError
 

@@ -14,7 +14,8 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Gift
-from staddle.algorithms.job.privacy import PrivacyTable, round_spends
+from staddle.algorithms.job.privacy import round_spends
+from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
 from staddle.algorithms.method import Effort, Stage, initial_state
 from staddle.algorithms.methods.fedper import FedPer

@@ -8,7 +8,7 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import all_finite
-from staddle.algorithms.job.privacy import PrivacyTable
+from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.training.record_checks import (
     MOST_LISTED,

@@ -11,14 +11,14 @@ import safetensors
 import safetensors.torch
 import torch
 
-from staddle.algorithms.exchange.parts import Gram, Kind, Mix, Part, TensorSpec
+from staddle.algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, TensorSpec
 from staddle.algorithms.method import Post
 from staddle.coordinator.storage import store
 from staddle.coordinator.storage.store import MARGIN_BYTES, DamagedError, JobStore, Spool, Upload, check_folder
 from staddle.errors import LocalError, RefusedError
 from staddle.files import tensor_file
 from staddle.proto.stream import chunks
-from staddle.proto.wire import Item, tensor_bytes
+from staddle.proto.wire import tensor_bytes
 
 ITEMS = (
     Item("counts", Kind.COUNTS, TensorSpec("n", "int64", ())),

@@ -2,8 +2,8 @@
 
 import pytest
 
+from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.proto.wire import delivered_items
 from staddle.security.blind.plan import model_digest
 
 SILOS = ["a", "b", "c", "d"]

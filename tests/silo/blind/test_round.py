@@ -10,14 +10,13 @@ import pytest
 import torch
 from support.secure_sums import frame, names, signer, signers
 
-from staddle.algorithms.exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import Gift, Item, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.coordinator.blind.secure_sum import Setting, Summing
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert.secagg_received import told_from_wire, told_to_wire
 from staddle.proto.convert.secagg_sent import Given, Over, given_to_wire
-from staddle.proto.wire import Item
 from staddle.security.blind.sum import Bounds, Quantised, folded, group
 from staddle.security.faults import Code
 from staddle.security.secagg.masked_sum import Accumulator, chunks

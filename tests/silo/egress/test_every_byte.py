@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.explained import UPLOAD, Call, entries, payload_bytes, unexplained
 from support.recording_gate import AGENT, RECORDS, World
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, Kind, TensorSpec
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, Item, Kind, TensorSpec, delivered_items
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.stream import Digester
-from staddle.proto.wire import Item, delivered_items, to_wire
+from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view

@@ -10,6 +10,7 @@ import torch
 from support.ledgers import first, intend_padded, intend_rotated, stored
 from support.recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
 
+from staddle.algorithms.exchange.parts import delivered_items, given_items
 from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -17,7 +18,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES
 from staddle.proto.frames import decode
 from staddle.proto.stream import Digester, Inbound
-from staddle.proto.wire import check_manifest, delivered_items, given_items, to_wire
+from staddle.proto.wire import check_manifest, to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view

@@ -7,13 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, given_items
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
-from staddle.proto.wire import Item, given_items
 from staddle.security.blind.sum import Bounds, group
 from staddle.security.policy.release import Release
 from staddle.silo.parts.tensors import (
