@@ -28,23 +28,17 @@ stage says ``coupled``. A loss or penalty that is made anew for each silo is rig
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..files.documents import Strict
+from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
+from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
 from .exchange.parts import Gift, Kind, Part, Sum, Tensors, TensorSpec
-from .leaks.taint import PRIVATE, PUBLIC, Taint
-from .leaks.traps import Steps
+from .leaks.taint import PRIVATE, PUBLIC
 from .numerics.streams import Seed
-
-Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
-Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
-Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]  # (parts, x [B, …], y [B]) → sums, rows
-Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
-CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
-Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
 
 VARIANCE = "running_var"  # torch's name for batch norm's: a negative one makes every output NaN
 
@@ -58,27 +52,6 @@ METRICS = Part(
         TensorSpec("tested", "int64", (), 0.0),  # test records
     ),
 )
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """How parameters move.
-
-    ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all trained parameters
-    together is first scaled down to that Euclidean norm. ``mirror``, for parameters that are points of a simplex (the
-    last axis): θ ← θ·exp(−lr·g) / Σ, then entries below ``floor`` are raised to it and the rest scaled to sum to one.
-    ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL has it.
-
-    ``within`` are bounds into which ``sgd`` brings every trained number back after each step.
-    """
-
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    rule: Literal["sgd", "mirror", "mirror-double-exponential"] = "sgd"
-    floor: float = 0.0
-    within: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,155 +81,6 @@ class Setting:
     counts: Mapping[str, int] = field(default_factory=dict)  # training records by silo, where a blind job declares them
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the same by class, where it does
     directed: bool = False  # whether what is mixed crosses by directed sums, so that no version stays
-
-
-@dataclass(frozen=True)
-class SiloState:
-    """What a silo keeps between rounds: parameters and buffers by part, and other tensors of the method."""
-
-    parts: Mapping[str, Tensors]
-    extra: Tensors = field(default_factory=dict)
-    taints: Mapping[str, Taint] = field(
-        default_factory=dict
-    )  # by the names of ``flat``, in a private job; the runner's
-    steps: Steps | None = None  # of the silo's training, where it looks at what comes down; the runner's
-
-    @property
-    def flat(self) -> dict[str, Tensor]:
-        """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
-        parts = {f"part/{part}/{name}": t for part, tensors in self.parts.items() for name, t in tensors.items()}
-        return parts | {f"extra/{name}": tensor for name, tensor in self.extra.items()}
-
-    def taint(self, name: str) -> Taint:
-        """Of one of ``flat``, in a private job: private where it is not known."""
-        return self.taints.get(name, PRIVATE)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the silo half knows of itself and its data in one round; it stays there unless a gift carries it."""
-
-    silo: str
-    round: int
-    samples: int  # training records
-    class_counts: Tensor  # [classes] int64, of the training records
-    measured: Tensors = field(default_factory=dict)  # what ``measure`` and surveys gave, float64
-
-
-@dataclass(frozen=True)
-class Effort:
-    """What a round takes of a silo's records at most, in a private job: known before it, the same at every silo."""
-
-    epochs: int = 0  # over drawn batches, of all stages together
-    whole: int = 0  # steps on all records at once
-    measures: bool = False  # whether ``measure`` adds anything up
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stretch of local training: the parts that move, for how many epochs, by which loss.
-
-    ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on parameters alone go into
-    ``penalty``, where differentially private training can see them. Parts not trained run in evaluation mode.
-
-    ``reads`` are the parts that loss and penalty are handed beside those that the stage trains; none named, all. In a
-    private job a ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and what
-    reads that must stay too, or the round is held back.
-
-    With ``coupled`` the loss of a record depends on the other records of its batch, or on their number; that of batch
-    norm need not be said. A private job has no such stage.
-    """
-
-    trains: tuple[str, ...]
-    epochs: int
-    loss: Loss
-    optimiser: Optimiser
-    penalty: Penalty | None = None
-    context: Tensors = field(default_factory=dict)
-    full_batch: bool = False  # an epoch is one step on the gradient over all records
-    reads: tuple[str, ...] | None = None
-    noiseless: bool = False
-    coupled: bool = False
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Statistics of all training records, with the model as it is then, in evaluation mode.
-
-    The runner adds up in float64 what ``measure`` gives of each batch; the sums join ``facts.measured`` from there on.
-    With ``rows`` it gives a row of each record, and the rows of all records, in their order, stand in place of sums.
-    """
-
-    measure: Measurement
-    rows: bool = False
-
-
-@dataclass(frozen=True)
-class Change:
-    """What becomes of the silo's state at this place; the stages that follow train the parts that it has then."""
-
-    change: Callable[[SiloState, Facts], SiloState]
-
-
-Course: TypeAlias = tuple[Stage | Survey | Change, ...]
-
-
-@dataclass(frozen=True)
-class Latest:
-    """Deliver the last published value of a part; nothing where none was published yet."""
-
-    part: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """Deliver a Mix row: sum over silos of weight · last given version, weights normalised by the runtime."""
-
-    part: str
-    weights: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Value:
-    """Deliver a small tensor that the coordinator half made for this silo."""
-
-    part: str
-    tensors: Tensors
-
-
-@dataclass(frozen=True)
-class Mail:
-    """Deliver what ``Post`` has put aside for this silo, with ``@keep``; nothing where there is none."""
-
-    part: str
-
-
-Delivery: TypeAlias = Latest | Row | Value | Mail
-
-KEEP = TensorSpec("@keep", "float64", ())
-
-
-@dataclass(frozen=True)
-class Post:
-    """Put a Mix row over this round's versions aside for a silo that may be away.
-
-    What lies there, m with the factor k (0 and 1 at first), becomes keep·m + (1 − keep)·row and keep·k. A silo that
-    gets it sets θ ← k·θ + m, as if it had been there for each of the rounds. It is gone once the silo gives again.
-    """
-
-    part: str
-    silo: str
-    weights: Mapping[str, float]
-    keep: float
-
-
-@dataclass(frozen=True)
-class Combined:
-    """What the coordinator half makes of a round."""
-
-    state: CoordinatorState
-    published: Mapping[str, Tensors] = field(default_factory=dict)  # for Latest
-    posts: tuple[Post, ...] = ()  # for Mail
 
 
 class NoOptions(Strict):

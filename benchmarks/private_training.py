@@ -30,7 +30,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from staddle.algorithms.method import Optimiser, Stage
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.training import dp_sgd as private
 from staddle.algorithms.training import loop as training

@@ -59,7 +59,8 @@ from .storage.database import Database, StoredHidden, StoredJob
 from .storage.key_contributions import Contributions
 from .storage.receiving import Receiving
 from .storage.silo_heads import Head
-from .storage.store import DamagedError, Spool, check_folder
+from .storage.spool import Spool
+from .storage.store import DamagedError, check_folder
 
 T = TypeVar("T")
 

@@ -18,9 +18,10 @@ Not counted: the database, rows without their words, and what the method's coord
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..algorithms.delivery import KEEP
 from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, given_items, walk_tensors
 from ..algorithms.job.job import Job
-from ..algorithms.method import KEEP, METRICS
+from ..algorithms.method import METRICS
 from ..errors import LocalError
 from ..security.blind.plan import bounds, directed, shared, summed, sums_published, uploaded
 from ..security.blind.sum import group

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ..algorithms.delivery import CoordinatorState, Latest
 from ..algorithms.engines import aggregation
 from ..algorithms.exchange.parts import Exchanges, Gram, Item, Part, given_items
 from ..algorithms.exchange.plain import PLAIN
 from ..algorithms.job.job import Job
-from ..algorithms.method import CoordinatorState, Latest
 from ..errors import LateError, LocalError, RefusedError
 from ..proto.convert.mix import Padded
 from ..proto.convert.secagg_received import Told
@@ -28,7 +28,8 @@ from .blind.mixing import Mixing, name_of, part_bytes
 from .blind.secure_sum import Summing
 from .blind.unmask import KeptSum, OpenedSums, kept_sum, masked_bytes
 from .storage.database import Place, StoredJob
-from .storage.store import JobStore, Spool, Upload, masked_words, opened_sum, summed_words
+from .storage.spool import Spool, Upload
+from .storage.store import JobStore, masked_words, opened_sum, summed_words
 
 
 @dataclass(frozen=True)

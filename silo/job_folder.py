@@ -34,7 +34,7 @@ from typing import Any
 
 from pydantic import NonNegativeInt
 
-from ..algorithms.method import SiloState
+from ..algorithms.course import SiloState
 from ..algorithms.training.silo_round import Report, state_from_bytes, state_to_bytes
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file

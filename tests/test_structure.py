@@ -1,6 +1,7 @@
 """The dependency rule of the folders, read from the imports in the source; it holds for modules yet to come."""
 
 import ast
+import graphlib
 import sys
 import tomllib
 from pathlib import Path
@@ -84,13 +85,13 @@ def test_methods_and_models_have_no_way_out_of_the_process():
 
 
 def test_security_knows_the_exchanges_only():
-    def forbidden(name, _):
+    """And the plan of a blind round, which is made of a job, knows the job."""
+    known = ("exchange.parts", "exchange.plain", "exchange.concentration", "job.batches")
+
+    def forbidden(name, path):
+        more = ("job.job", "method") if path == "security/blind/plan.py" else ()
         return under(name, "staddle.algorithms") and not under(
-            name,
-            "staddle.algorithms.exchange.parts",
-            "staddle.algorithms.exchange.plain",
-            "staddle.algorithms.job.batches",
-            "staddle.algorithms.exchange.concentration",
+            name, *(f"staddle.algorithms.{each}" for each in (*known, *more))
         )
 
     assert offences("security", forbidden) == []
@@ -134,6 +135,96 @@ def test_only_the_egress_gate_holds_the_client():
         return under(name, "staddle.silo.egress.client") and path != "silo/egress/gate.py"
 
     assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
+
+
+# Each folder imports from those before it alone; a coordinator's and a silo's processes and the simulator stand side by
+# side. ``__main__`` starts a command, so it stands above all.
+LAYERS = (
+    {"errors"},
+    {"files"},
+    {"log"},
+    {"metrics_listener"},
+    {"metrics"},
+    {"algorithms"},
+    {"security"},
+    {"proto"},
+    {"coordinator", "silo", "simulator"},
+    {"commands"},
+    {"staddle_verify"},
+)
+LARGEST_ROOM = 15  # modules and rooms at one level
+CATALOGUES = {"algorithms/baselines"}  # one file for each entry
+
+
+def edges():
+    """Which module imports which, both as paths without ``.py`` split into their parts."""
+    modules = {path.relative_to(ROOT).with_suffix("").parts for path in sources()}
+    for path in sources():
+        importer = path.relative_to(ROOT).with_suffix("").parts
+        if importer[-1] in {"__init__", "__main__"}:
+            continue
+        for name in imports_of(path):
+            parts = tuple(name.split(".")[1:]) if under(name, "staddle") else ()
+            found = next((each for each in (parts, parts[:-1]) if each in modules), None)
+            if found is not None and found != importer:
+                yield importer, found
+
+
+def room_edges(found):
+    """In each room, which of its modules and rooms needs which other: ``{room: {child: {children}}}``."""
+    graphs = {}
+    for importer, imported in found:
+        depth = 0
+        while importer[depth] == imported[depth]:
+            depth += 1
+        room = graphs.setdefault("/".join(importer[:depth]), {})
+        room.setdefault(importer[depth], set()).add(imported[depth])
+    return graphs
+
+
+def cycles(found):
+    """Rooms with children that need one another, as ``room: children``."""
+    for room, graph in sorted(room_edges(found).items()):
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            yield f"{room or '.'}: {' -> '.join(error.args[1])}"
+
+
+def test_no_room_and_no_module_depends_on_what_depends_on_it():
+    circle = [(("a", "x"), ("b", "y")), (("b", "z"), ("a", "w"))]
+    assert list(cycles(circle)) in ([".: a -> b -> a"], [".: b -> a -> b"])
+    assert list(cycles([(("a", "b", "x"), ("a", "c")), (("a", "c"), ("a", "b", "y"))])) != []
+    assert len(list(edges())) > 1000
+    assert list(cycles(edges())) == []
+
+
+def test_imports_come_from_lower_layers():
+    layer = {name: height for height, names in enumerate(LAYERS) for name in names}
+    tops = {path.relative_to(ROOT).with_suffix("").parts[0] for path in sources()} - {"__init__"}
+    assert tops == set(layer)
+    upwards = [(one, other) for one, other in edges() if one[0] != other[0] and layer[one[0]] <= layer[other[0]]]
+    assert upwards == []
+
+
+def test_a_room_has_few_entries():
+    entries = {}
+    for path in sources():
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        for depth, name in enumerate(parts):
+            if name not in {"__init__", "__main__"}:
+                entries.setdefault("/".join(parts[:depth]), set()).add(name)
+    assert {
+        room: len(names) for room, names in entries.items() if len(names) > LARGEST_ROOM and room not in CATALOGUES
+    } == {}
+
+
+def test_each_room_says_in_a_line_what_it_is_for():
+    for path in sources():
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+        elif path.parent != ROOT:
+            assert (path.parent / "__init__.py").exists(), path
 
 
 def test_what_auditors_copy_needs_nothing_but_python_3_9_and_cryptography():

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.nn.functional import cross_entropy
 
+from ..course import Change, Course, Facts, Parts, SiloState, Survey
+from ..delivery import Results
 from ..exchange.parts import Tensors
-from ..method import Change, Course, Facts, Parts, Results, SiloState, Survey
 from ..methods.common.inner_steps import detached, logits_at, point_of
 from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun
 from ..methods.fedavg import FedAvg, FedAvgOptions

@@ -55,20 +55,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
+from ..delivery import Combined, CoordinatorState, Delivery, Results, Row
 from ..exchange.parts import DTYPES, Gift, Gram, Kind, Mix, Part, TensorSpec
-from ..method import (
-    Combined,
-    CoordinatorState,
-    Delivery,
-    Facts,
-    Method,
-    Results,
-    Row,
-    Setting,
-    SiloState,
-    Stage,
-    specs_of_parameters,
-)
+from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
 
 SMALLEST_NORM = 1e-12

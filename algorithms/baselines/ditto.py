@@ -29,8 +29,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..course import Course, Effort, Facts, Parts, SiloState
+from ..delivery import Results
 from ..exchange.parts import Tensors
-from ..method import Course, Effort, Facts, Parts, Results, SiloState
 from ..methods.common.losses import centre, proximal
 from ..methods.common.second_model import MODEL, begun, beside, logits, names, not_begun, taken
 from ..methods.fedavg import FedAvg, FedAvgOptions

@@ -37,20 +37,10 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage
+from ..delivery import Results
 from ..exchange.parts import DTYPES, Gift, Kind, Part, Tensors
-from ..method import (
-    Change,
-    Course,
-    Facts,
-    Method,
-    Optimiser,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-    specs_of_parameters,
-)
+from ..method import Method, Setting, specs_of_parameters
 from ..models.functional import called_with, parameters_of
 
 

@@ -48,22 +48,10 @@ from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot
 
 from ...files.documents import Strict
+from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage, Survey
+from ..delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import DTYPES, Gift, Kind, Part, Sum, Tensors, TensorSpec
-from ..method import (
-    Change,
-    Combined,
-    CoordinatorState,
-    Course,
-    Facts,
-    Method,
-    Optimiser,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-    Survey,
-)
+from ..method import Method, Setting
 from ..models.functional import called_with, parameters_of
 
 SMALLEST_TRACE = 1e-12

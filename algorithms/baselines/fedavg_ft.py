@@ -21,8 +21,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from ..course import Effort, Facts, SiloState, Stage
 from ..exchange.parts import Gift, Part
-from ..method import Effort, Facts, SiloState, Stage
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 

@@ -28,8 +28,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ...files.documents import Strict
+from ..course import Effort, Facts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part
-from ..method import Effort, Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 TUNED = {"head": ("classifier",), "body": ("extractor",), "full": ("extractor", "classifier")}
 

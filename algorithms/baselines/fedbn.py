@@ -22,8 +22,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part, Sum
-from ..method import Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 MODEL = ("extractor", "classifier")
 NORMS = (_BatchNorm, nn.GroupNorm)

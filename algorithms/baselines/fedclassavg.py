@@ -43,8 +43,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from ...files.documents import Strict
+from ..course import Facts, Parts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part, Tensors
-from ..method import Facts, Method, Parts, Setting, SiloState, Stage
+from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
 
 

@@ -48,18 +48,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
+from ..delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import Gift, Kind, Part, Sum, Tensors
-from ..method import (
-    Combined,
-    CoordinatorState,
-    Facts,
-    Method,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-    specs_of_parameters,
-)
+from ..method import Method, Setting, specs_of_parameters
 
 MODEL = ("extractor", "classifier")
 

@@ -55,23 +55,10 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Change, Course, Facts, Parts, SiloState, Survey
+from ..delivery import Combined, CoordinatorState, Delivery, Results, Value
 from ..exchange.parts import DTYPES, Each, Gift, Kind, Part, TensorSpec
-from ..method import (
-    Change,
-    Combined,
-    CoordinatorState,
-    Course,
-    Delivery,
-    Facts,
-    Method,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Survey,
-    Value,
-    specs_of_parameters,
-)
+from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL, beside, logits, names, taken
 from ..numerics.streams import raw, stream, uniform
 

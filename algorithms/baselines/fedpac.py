@@ -61,22 +61,10 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Course, Facts, Parts, SiloState, Survey
+from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results, Row
 from ..exchange.parts import DTYPES, WEIGHT, Each, Gift, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
-from ..method import (
-    Combined,
-    CoordinatorState,
-    Course,
-    Delivery,
-    Facts,
-    Latest,
-    Method,
-    Parts,
-    Results,
-    Row,
-    Setting,
-    SiloState,
-    Survey,
-)
+from ..method import Method, Setting
 from ..methods.common.classifier_weights import best_weights, points_of
 
 

@@ -45,8 +45,10 @@ from torch.nn.functional import one_hot
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Course, Facts, Parts, SiloState, Survey
+from ..delivery import Results
 from ..exchange.parts import DTYPES, LARGEST_WEIGHT, Gift, Kind, Part, Sum, Tensors, TensorSpec
-from ..method import Course, Facts, Method, Parts, Results, Setting, SiloState, Survey
+from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt, sketched
 
 

@@ -29,8 +29,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Tensors
-from ..method import Facts, SiloState, Stage
 from ..methods.common.losses import proximal
 from ..methods.fedavg import FedAvg, FedAvgOptions
 

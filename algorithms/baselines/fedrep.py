@@ -31,8 +31,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ...files.documents import Strict
+from ..course import Effort, Facts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part
-from ..method import Effort, Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 Epochs = Annotated[int, Field(strict=True, ge=1, le=10_000)]
 

@@ -37,8 +37,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
+from ..course import Facts, Parts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part, Tensors
-from ..method import Facts, Method, Parts, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 ABSENT = 1e-12  # records of a class that has none
 

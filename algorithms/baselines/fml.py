@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
+from ..course import Facts, Parts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part, Tensors
-from ..method import Facts, Method, Parts, Setting, SiloState, Stage
+from ..method import Method, Setting
 from ..methods.common.losses import divergence
 from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
 

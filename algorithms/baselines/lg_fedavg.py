@@ -34,8 +34,9 @@ from torch import nn
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part, Sum
-from ..method import Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
 
 MODEL = ("extractor", "classifier")

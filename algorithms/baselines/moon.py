@@ -33,8 +33,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from ...files.documents import Strict
+from ..course import Facts, Parts, SiloState, Stage
+from ..delivery import Results
 from ..exchange.parts import Gift, Kind, Part, Tensors
-from ..method import Facts, Method, Parts, Results, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 
 class MOONOptions(Strict):

@@ -31,8 +31,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
+from ..course import Facts, Optimiser, Parts, SiloState, Stage
 from ..exchange.parts import Tensors
-from ..method import Facts, Optimiser, Parts, SiloState, Stage
 from ..methods.common.inner_steps import curvature_at, detached, gradient_at, losses_at, point_of, sloped, stepped
 from ..methods.common.second_model import MODEL
 from .fedavg_ft import FedAvgFT, FedAvgFTOptions

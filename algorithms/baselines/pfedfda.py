@@ -60,20 +60,10 @@ from torch import Tensor
 
 from ...errors import LocalError, PeerError
 from ...files.documents import Strict
+from ..course import Change, Course, Facts, Parts, SiloState, Survey
+from ..delivery import Combined, CoordinatorState, Results
 from ..exchange.parts import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec, all_finite
-from ..method import (
-    Change,
-    Combined,
-    CoordinatorState,
-    Course,
-    Facts,
-    Method,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Survey,
-)
+from ..method import Method, Setting
 from ..methods.common.gaussian_classifier import best_beta, estimates, linear, priors_of
 from ..numerics.streams import stream, uniform
 

@@ -35,8 +35,10 @@ from torch import Tensor, nn
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ..course import Change, Course, Facts, Parts, SiloState, Survey
+from ..delivery import Results
 from ..exchange.parts import Gift, Tensors
-from ..method import Change, Course, Facts, Parts, Results, Setting, SiloState, Survey, specs_of_parameters
+from ..method import Setting, specs_of_parameters
 from ..methods.common.inner_steps import detached, gradient_at, losses_at, point_of, stepped
 from ..methods.common.losses import centre, proximal
 from ..methods.common.second_model import MODEL, beside, logits, names, taken

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
+from ..delivery import KEEP, CoordinatorState, Latest, Mail, Post, Row, Value
 from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
-from ..method import KEEP, METRICS, CoordinatorState, Latest, Mail, Method, Post, Row, Value
+from ..method import METRICS, Method
 from ..numerics.devices import CPU
 
 SILOS = "silos"  # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows

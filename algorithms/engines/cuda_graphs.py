@@ -19,7 +19,7 @@ import torch
 from torch import Size, Tensor, device
 
 from ...errors import LocalError
-from ..method import Stage
+from ..course import Stage
 from ..numerics.devices import CPU, Precision
 from ..training.loop import PLAIN, Modules, Plain, Step, Way
 

@@ -10,9 +10,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from ..course import SiloState
 from ..data.dataset import Dataset
+from ..delivery import Results
 from ..job.job import Job
-from ..method import Results, SiloState
 from ..numerics.devices import CPU, in_memory
 from ..training.accountant import PrivateSilo
 from ..training.loop import PLAIN, Way

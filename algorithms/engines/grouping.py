@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from torch import nn
 
+from ..course import Change, Course, Stage, Survey
 from ..exchange.parts import Tensors
-from ..method import Change, Course, Stage, Survey
 from ..training.loop import Modules
 
 Key: TypeAlias = Hashable

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...errors import LocalError
+from ..course import SiloState
 from ..data.dataset import Dataset
+from ..delivery import CoordinatorState
 from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Tensors
 from ..exchange.plain import PLAIN, Plain
 from ..job.job import Job
-from ..method import CoordinatorState, SiloState, initial_state
+from ..method import initial_state
 from ..numerics.devices import CPU, in_memory, room
 from ..training.accountant import PrivateSilo
 from ..training.loop import silent

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
+from ..course import Change, Course, Facts, SiloState, Stage, Survey
 from ..job.job import Job
-from ..method import METRICS, Change, Course, Facts, SiloState, Stage, Survey
+from ..method import METRICS
 from ..models.build import input_shape
 from ..numerics.devices import Precision, exact, room
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains

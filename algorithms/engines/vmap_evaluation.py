@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
 
-from ..method import Measurement, Method, Parts
+from ..course import Measurement, Parts
+from ..method import Method
 from ..training.loop import EVALUATION_CHUNK, Modules
 from .vmap_batches import Batch, together
 from .vmap_training import Silos, Values, couples, parts_of, rows_of

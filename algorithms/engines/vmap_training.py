@@ -20,8 +20,8 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import LocalError
+from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors
-from ..method import Optimiser, Parts, Stage
 from ..models.functional import Bound
 from ..numerics.devices import Precision, casting, multiplying
 from ..training.loop import Modules, at_least_float32, mirror_step, sgd_step

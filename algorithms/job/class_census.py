@@ -34,24 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import LocalError, PeerError
+from ..course import Change, Course, Effort, Facts, Parts, SiloState, Stage, Survey
+from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results
 from ..exchange.parts import Gift, Kind, Part, Sum, TensorSpec
-from ..method import (
-    Change,
-    Combined,
-    CoordinatorState,
-    Course,
-    Delivery,
-    Effort,
-    Facts,
-    Latest,
-    Method,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-    Survey,
-)
+from ..method import Method, Setting
 
 HOLDERS = "holders"
 SAID, TOLD = "counted.said", "counted.holders"  # in a silo's state: what it said in round 0, and what came of it

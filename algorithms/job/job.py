@@ -42,9 +42,10 @@ from pydantic import BeforeValidator, Field
 from ...errors import LocalError
 from ...files.documents import Real, Strict, canonical_json, no_bool, read_toml, validate
 from ..catalog import METHODS, configure, method_class, method_options
+from ..course import Course, Optimiser
 from ..exchange.concentration import concentration_fault
 from ..exchange.parts import Gram, Mix, Part
-from ..method import METRICS, Course, Method, Optimiser, Setting, specs_of_buffers
+from ..method import METRICS, Method, Setting, specs_of_buffers
 from ..models.build import ModelOptions, build, input_shape, sketch
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream

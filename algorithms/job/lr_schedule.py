@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from ...files.documents import Real, Strict
-from ..method import Course, Stage
+from ..course import Course, Stage
 
 Factor: TypeAlias = Annotated[Real, Field(gt=0, le=1)]
 Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]

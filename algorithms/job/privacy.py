@@ -30,7 +30,7 @@ from ...errors import LocalError
 from .privacy_table import LARGEST_SIGMA, PrivacyTable
 
 if TYPE_CHECKING:
-    from ..method import Effort
+    from ..course import Effort
     from .job import Job
 
 SLACK = Decimal("0.05")  # SECURITY.md rule 25

@@ -1,4 +1,4 @@
-"""TITLE."""
+"""The ``[privacy]`` table of a job file."""
 
 from typing import Annotated
 

@@ -9,8 +9,9 @@ import pydantic
 
 from ...errors import LocalError
 from ...files.documents import canonical_json
+from ..delivery import KEEP
 from ..exchange.parts import MOST_TENSORS, Exchange, Gram, Mix, Part, Sum, TensorSpec, walk_tensors
-from ..method import KEEP, Method
+from ..method import Method
 from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Literal
 
 from ...files.documents import Strict
+from ..course import Course, Facts, SiloState
 from ..exchange.parts import Gift, Kind, Part, Sum
-from ..method import Course, Facts, Method, Setting, SiloState
+from ..method import Method, Setting
 
 
 class FedAvgOptions(Strict):

@@ -18,8 +18,9 @@ under differential privacy it is noised with the extractor, whose gradients pass
 """
 
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Gift, Kind, Part
-from ..method import Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 
 
 class FedPer(Method):

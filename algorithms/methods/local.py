@@ -12,8 +12,9 @@ Wire list: nothing goes up but the metrics, nothing comes down.
 from torch import nn
 
 from ...files.documents import Strict
+from ..course import Facts, SiloState, Stage
 from ..exchange.parts import Gift, Part
-from ..method import Facts, Method, Setting, SiloState, Stage
+from ..method import Method, Setting
 from .common.heterogeneous import Extractors, check_extractors, dealt
 
 

@@ -75,23 +75,20 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ...files.documents import Strict
-from ..exchange.parts import MIX_BITS, Gift, Gram, Kind, Mix, Part, TensorSpec, own_weight
-from ..method import (
+from ..course import Facts, SiloState, Stage
+from ..delivery import (
     KEEP,
     Combined,
     CoordinatorState,
     Delivery,
-    Facts,
     Latest,
     Mail,
-    Method,
     Post,
     Results,
     Row,
-    Setting,
-    SiloState,
-    Stage,
 )
+from ..exchange.parts import MIX_BITS, Gift, Gram, Kind, Mix, Part, TensorSpec, own_weight
+from ..method import Method, Setting
 
 EPSILON = 1e-8  # ε of Eq. 3
 LARGEST_COSINE = 1 - 1e-4

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from ...errors import LocalError
+from ..course import Stage
 from ..data.dataset import in_calls
-from ..method import Stage
 from ..models.functional import Bound
 from .accountant import Random
 from .clipped_sum import ClippedSum

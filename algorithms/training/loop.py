@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import CancelledError, LocalError
+from ..course import Measurement, Optimiser, Stage
 from ..data.dataset import Dataset, batch_of, in_calls
-from ..method import Measurement, Method, Optimiser, Stage
+from ..method import Method
 from ..numerics.devices import CPU, Precision, casting, device_of, multiplying
 from ..numerics.streams import permutation
 

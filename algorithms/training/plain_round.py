@@ -6,10 +6,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ..course import Course, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
+from ..delivery import Results
 from ..exchange.parts import Gift
 from ..leaks.taint import Taint
-from ..method import Course, Facts, Method, Results, SiloState, Stage, Survey
+from ..method import Method
 from .accountant import Spending
 from .loop import Modules, Way, measure
 

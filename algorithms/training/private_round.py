@@ -21,7 +21,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from ...errors import LocalError
+from ..course import Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset, in_calls
+from ..delivery import Results
 from ..exchange.parts import WEIGHT, Gift, Tensors
 from ..job.job import Job
 from ..job.privacy import (
@@ -38,7 +40,7 @@ from ..job.privacy import (
 from ..job.privacy_table import PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
-from ..method import Facts, Method, Results, SiloState, Stage, Survey
+from ..method import Method
 from .accountant import Account, Counts, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from ...errors import CancelledError, ExhaustedError, LocalError, PeerError
 from ...files import tensor_file
+from ..course import Change, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
+from ..delivery import Results
 from ..exchange.parts import Gift, Part, fits, value_fault
 from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
 from ..leaks.traps import Caution, Steps, lengthened, replaced
-from ..method import METRICS, Change, Facts, Method, Results, SiloState, Stage, Survey
+from ..method import METRICS, Method
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
 from .accountant import PrivateSilo, Spending

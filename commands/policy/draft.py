@@ -14,7 +14,7 @@ from ...security.policy.policy import DATASET
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
-from ...silo.parts.tensors import given_releases
+from ...silo.parts.releases import given_releases
 from ..console.output import number
 from ..console.toml import to_toml
 from ..privacy import budget_text as budgeting

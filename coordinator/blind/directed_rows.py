@@ -16,9 +16,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ... import log
+from ...algorithms.delivery import Delivery, Mail, Post
 from ...algorithms.exchange.parts import Part
 from ...algorithms.job.job import Job
-from ...algorithms.method import Delivery, Mail, Post
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical
 from ...proto.convert.mix import Mixed

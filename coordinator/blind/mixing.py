@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 
 from ... import log
+from ...algorithms.delivery import Delivery, Mail, Post, Row
 from ...algorithms.exchange.parts import Mix, Part, given_items
 from ...algorithms.job.job import Job
-from ...algorithms.method import Delivery, Mail, Post, Row
 from ...errors import RefusedError
 from ...proto.convert.mix import MOST_TOLD
 from ...security.blind.mix_context import WORD_BYTES, Version

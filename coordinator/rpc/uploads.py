@@ -23,7 +23,7 @@ from ..blind.hidden_uploads import Hidden
 from ..daemon import Daemon, Held
 from ..job_run import JobRun
 from ..rounds.events import Failed
-from ..storage.store import Spool
+from ..storage.spool import Spool
 
 FAULTS_OF_THE_SILO = (
     "MANIFEST",

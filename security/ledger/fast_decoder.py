@@ -1,9 +1,9 @@
 """Whether a line is one of the ledger's records, in one pass: what makes a ledger of a million lines quick to check.
 
-A decoder for each type of record is made from its model (fast_decoder.py) and the frame of security/log/chain.py. It reads a
-line into plain dictionaries; these, written out again with sorted keys, give the same bytes exactly if the line was
-canonical: no key unknown or twice, no space, shortest escapes. No field takes a float or an integer beyond 2^53. It can
-only be stricter than chain.py's own way, which decides whenever this one says no.
+A decoder for each type of record is made from its model and the frame of security/log/chain.py. It reads a line into
+plain dictionaries; these, written out again with sorted keys, give the same bytes exactly if the line was canonical: no
+key unknown or twice, no space, shortest escapes. No field takes a float or an integer beyond 2^53. It can only be
+stricter than chain.py's own way, which decides whenever this one says no.
 
 Any record of a ledger, from a verified line: whether its form is right, and typed.
 """

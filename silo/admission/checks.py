@@ -25,7 +25,7 @@ from ...security.policy.release import Release
 from ...security.secagg.spec import Terms
 from ..config import SiloConfig
 from ..parts.declared import Declared, Records
-from ..parts.tensors import given_releases, readers_of_message
+from ..parts.releases import given_releases, readers_of_message
 from .private_jobs import check_signed, privacy_objections
 
 SUMS_ALONE = "for a method that only sums"  # what to ask for in place of a job that takes trust

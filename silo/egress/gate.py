@@ -64,7 +64,8 @@ from ..ingress.directed_rows import AnyRows
 from ..ingress.open_sums import Sums
 from ..parts.declared import Declared
 from ..parts.gifts import Bundle, tainted
-from ..parts.tensors import bytes_by_kind, exactly, miscounted, norms, readers_of
+from ..parts.releases import bytes_by_kind, readers_of
+from ..parts.tensors import exactly, miscounted, norms
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
 from .control import Control
 from .hidden_messages import PaddedPart, Padding, Rotating, Sent, rotated

@@ -6,7 +6,6 @@ Both are hidden from the coordinator by a key that it lacks; whoever has that ke
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +14,15 @@ from ...errors import LocalError
 from ...proto.frames import Chunk
 from ...proto.stream import Digester, Digests, chunks, recut
 from ...proto.wire import to_wire
-from ...security.arithmetic.fixedpoint import Flat, check_values
+from ...security.arithmetic.fixedpoint import check_values
 from ...security.blind.mix_context import Line, Version
 from ...security.blind.padded_mix import hidden_pieces, tagger_of
 from ...security.blind.rotated_sketch import hidden_each
 from ...security.blind.rotation import Use
 from ...security.ledger.records import Hidden
 from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED
-from ..parts.tensors import padded_releases, rotated_releases, vectors_of
+from ..parts.releases import padded_releases, rotated_releases
+from ..parts.tensors import flat, vectors_of
 from .messages import Outgoing
 
 
@@ -84,12 +84,6 @@ def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
     for chunk in made.outgoing.chunks():
         digester.update(chunk.payload)
     return made.sent(digester.digests())
-
-
-def flat(values: Sequence[Tensor]) -> Flat:
-    """The tensors one after another, float64 unless all are float32; float tensors' own memory."""
-    dtype = np.float32 if all(value.dtype == torch.float32 for value in values) else np.float64
-    return tuple(value.detach().reshape(-1).numpy().astype(dtype, copy=False) for value in values)
 
 
 @dataclass(frozen=True)

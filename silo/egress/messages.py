@@ -42,7 +42,8 @@ from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import RoundSpec
 from ..parts.declared import Declared
 from ..parts.gifts import Bundle
-from ..parts.tensors import exactly, masked_releases, readers_of_each, release_of, shared_releases, vectors_of
+from ..parts.releases import masked_releases, readers_of_each, release_of, shared_releases
+from ..parts.tensors import exactly, vectors_of
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...algorithms.delivery import KEEP
 from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part
 from ...algorithms.job.job import Job
-from ...algorithms.method import KEEP
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire
 from ...security.arithmetic.fixedpoint import Flat, Floats, check_values

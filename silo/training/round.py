@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...algorithms.course import SiloState
 from ...algorithms.exchange.parts import Part, fits, laid_out
 from ...algorithms.exchange.plain import PLAIN
 from ...algorithms.leaks.traps import Caution
-from ...algorithms.method import SiloState, initial_state
+from ...algorithms.method import initial_state
 from ...algorithms.training.accountant import PrivateSilo
 from ...algorithms.training.silo_round import final_round, local_round
 from ...errors import LocalError
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
-from ..egress.hidden_messages import flat
 from ..job_folder import JobFolder
 from ..parts.gifts import Bundle
+from ..parts.tensors import flat
 from .trainer import Place
 
 Delivered = Mapping[str, Mapping[str, Tensor]]

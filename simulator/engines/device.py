@@ -1,4 +1,4 @@
-"""TITLE."""
+"""What trains a simulation: a line for its manifest and its reports."""
 
 from typing import Annotated, TypeAlias
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...algorithms.catalog import method_class
+from ...algorithms.course import SiloState
 from ...algorithms.exchange.parts import Tensors
-from ...algorithms.method import SiloState
 from ...algorithms.training.silo_round import state_from_bytes
 from ...errors import LocalError
 from ...files import tensor_file

@@ -29,8 +29,9 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from torch.nn.functional import normalize
 
 from ...algorithms.catalog import configure
+from ...algorithms.course import SiloState
+from ...algorithms.delivery import CoordinatorState
 from ...algorithms.job.job import Job
-from ...algorithms.method import CoordinatorState, SiloState
 from ...algorithms.methods.fedaims.method import FedAIMS
 from ...algorithms.methods.fedsimsup.method import FedSimSup
 from ...algorithms.methods.pfedsim import PFedSim

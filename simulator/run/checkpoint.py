@@ -24,11 +24,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from ...algorithms.course import SiloState
 from ...algorithms.engines.aggregation import Shelved
 from ...algorithms.engines.simulation import Snapshot
 from ...algorithms.exchange.parts import Tensors
 from ...algorithms.leaks.taint import taints_from_text, taints_to_text
-from ...algorithms.method import SiloState
 from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, unwritable, write_atomic
 from .history import BEGIN_ANEW, Prefix

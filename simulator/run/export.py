@@ -17,8 +17,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ...algorithms.course import SiloState
+from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.aggregation import SILOS as AXIS
-from ...algorithms.method import CoordinatorState, SiloState
 from ...algorithms.training.silo_round import state_to_bytes
 from ...errors import UnwritableError
 from ...files import tensor_file

@@ -19,8 +19,9 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+from ...algorithms.course import SiloState
+from ...algorithms.delivery import CoordinatorState
 from ...algorithms.engines.simulation import Snapshot
-from ...algorithms.method import CoordinatorState, SiloState
 from ...errors import LocalError, UnwritableError
 from ...files.documents import unwritable, write_atomic
 from ...security.log.lock import locked

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from staddle.algorithms import catalog
+from staddle.algorithms.course import Change, Optimiser, Survey
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.exchange.parts import Gift, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.class_census import SAID, TOLD
-from staddle.algorithms.method import METRICS, Change, Method, Optimiser, Survey
+from staddle.algorithms.method import METRICS, Method
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.errors import LocalError

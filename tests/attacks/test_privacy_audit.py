@@ -24,9 +24,9 @@ import torch
 from scipy.stats import binom
 from torch import nn
 
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.job.privacy import TRAINING, Spend
-from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.training.dp_sgd import Mechanism, Private
 from staddle.algorithms.training.loop import train
 from staddle.security.dp.noise import Randomness

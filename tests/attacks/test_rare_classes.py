@@ -10,11 +10,12 @@ import torch
 from support.keyed_jobs import KEY, SILOS
 from support.open_sums import ME, Recipient, Summed, delivery, make_tagged
 
+from staddle.algorithms.course import Facts
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Gift
 from staddle.algorithms.job.class_census import HOLDERS, SAID
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError, PeerError, RefusedError

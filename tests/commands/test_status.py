@@ -9,8 +9,8 @@ import typer
 from support.ledgers import first
 from typer.testing import CliRunner
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.method import SiloState
 from staddle.algorithms.training.silo_round import Report
 from staddle.commands import status
 from staddle.commands.console.toml import to_toml

@@ -13,7 +13,8 @@ from staddle.algorithms.exchange.parts import given_items
 from staddle.algorithms.job.job import Job, JobFile, SecurityTable
 from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.disk_need import check_room, room
-from staddle.coordinator.storage.store import JobStore, Spool
+from staddle.coordinator.storage.spool import Spool
+from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError
 from staddle.files.documents import validate
 from staddle.proto.wire import tensor_bytes

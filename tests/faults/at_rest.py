@@ -6,7 +6,7 @@ import torch
 from faults.table import flip, refused, row
 from support.ledgers import FEDERATION, KEY, open_ledger, open_log
 
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.errors import LocalError

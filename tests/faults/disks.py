@@ -8,8 +8,8 @@ from faults.disk import Turned
 from faults.table import row
 from support.ledgers import FEDERATION, KEY, open_ledger, open_log, stored
 
-from staddle.algorithms.method import SiloState
-from staddle.coordinator.storage.store import Spool
+from staddle.algorithms.course import SiloState
+from staddle.coordinator.storage.spool import Spool
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import read_bytes, write_atomic
 from staddle.security.dp.budget import Budget

@@ -10,10 +10,11 @@ import torch
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
 
+from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.exchange.parts import DTYPES, Gift, Gram, Mix
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.rounds.events import Deadline, Unkeyed

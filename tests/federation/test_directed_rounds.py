@@ -10,9 +10,10 @@ from federation.keyed import seeded
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import DirectedSilo, in_turn
 
+from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.exchange.parts import Gift
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.proto import federation_pb2 as pb

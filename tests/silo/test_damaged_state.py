@@ -9,8 +9,8 @@ import torch
 from support.private_jobs import opened, policy_for, private_job
 from support.recording_gate import World
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.job.privacy import Spend
-from staddle.algorithms.method import SiloState
 from staddle.algorithms.training.accountant import Counts
 from staddle.algorithms.training.silo_round import Report
 from staddle.commands.simulate import membership_files

@@ -5,8 +5,8 @@ from hashlib import sha256
 import pytest
 import torch
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
-from staddle.algorithms.method import SiloState
 from staddle.algorithms.training.silo_round import Report
 from staddle.errors import LocalError
 from staddle.silo.job_folder import JobFolder, split_key

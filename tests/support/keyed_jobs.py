@@ -22,8 +22,8 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.secagg import linear_tags as tags
-from staddle.silo.egress.hidden_messages import flat
 from staddle.silo.ingress.keyed_job import Sharing
+from staddle.silo.parts.tensors import flat
 
 SILOS = tuple(f"silo-{letter}" for letter in "abcde")
 KEY = b"what the coordinator lacks".ljust(32)

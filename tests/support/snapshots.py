@@ -2,9 +2,9 @@
 
 import torch
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.aggregation import Shelved
 from staddle.algorithms.engines.simulation import Snapshot
-from staddle.algorithms.method import SiloState
 
 
 def state(value, size=3):

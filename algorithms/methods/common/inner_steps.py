@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad, jvp
 from torch.nn.functional import cross_entropy
 
+from ...course import Parts
 from ...exchange.parts import Tensors
-from ...method import Parts
 from ...models.functional import called_with, on_trial, parameters_of
 from ...numerics.devices import uncast
 from .second_model import MODEL

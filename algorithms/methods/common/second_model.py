@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ....errors import LocalError
+from ...course import Parts, SiloState
 from ...exchange.parts import Tensors
-from ...method import Parts, Setting, SiloState
+from ...method import Setting
 from ...models.build import fill
 from ...models.registry import NETWORKS
 from .heterogeneous import sketched

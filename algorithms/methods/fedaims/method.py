@@ -81,23 +81,10 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from ....errors import LocalError, PeerError
 from ....files.documents import Strict
+from ...course import Effort, Facts, Parts, SiloState, Stage
+from ...delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
 from ...exchange.parts import DTYPES, Gift, Gram, Kind, Part, Sum, Tensors, TensorSpec
-from ...method import (
-    Combined,
-    CoordinatorState,
-    Delivery,
-    Effort,
-    Facts,
-    Latest,
-    Method,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-    Value,
-    specs_of_parameters,
-)
+from ...method import Method, Setting, specs_of_parameters
 from ...models.build import fill
 from ...models.resnet import Blocks
 from ...numerics.streams import Seed, permutation, stream

@@ -77,23 +77,10 @@ from torch import Tensor, nn
 
 from ....errors import LocalError
 from ....files.documents import Strict
+from ...course import Effort, Facts, Parts, SiloState, Stage
+from ...delivery import KEEP, Combined, CoordinatorState, Delivery, Mail, Post, Results
 from ...exchange.parts import Each, Gift, Kind, Mix, Part, Tensors, TensorSpec
-from ...method import (
-    KEEP,
-    Combined,
-    CoordinatorState,
-    Delivery,
-    Effort,
-    Facts,
-    Mail,
-    Method,
-    Parts,
-    Post,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-)
+from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000

@@ -69,8 +69,10 @@ from torch import Tensor, nn
 
 from ....errors import LocalError
 from ....files.documents import Strict
+from ...course import Facts, SiloState, Stage
+from ...delivery import Combined, CoordinatorState, Results
 from ...exchange.parts import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
-from ...method import Combined, CoordinatorState, Facts, Method, Results, Setting, SiloState, Stage
+from ...method import Method, Setting
 from ..common.heterogeneous import Extractors, check_extractors, dealt
 
 WITHHELD, PUBLISHED = 1, 2  # status of a class: its holders were too few so far; its row is an average. 0: no holder

@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ....errors import LocalError
-from ...method import CoordinatorState, SiloState
+from ...course import SiloState
+from ...delivery import CoordinatorState
 
 CELL = 16  # pixels
 WHITE, DARK = np.array([255.0, 255.0, 255.0]), np.array([8.0, 29.0, 88.0])  # colours of 0 and 1

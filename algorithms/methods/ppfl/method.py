@@ -68,20 +68,10 @@ from torch import Tensor, nn
 
 from ....errors import LocalError
 from ....files.documents import Strict
+from ...course import Effort, Facts, Optimiser, Parts, SiloState, Stage
+from ...delivery import Combined, CoordinatorState, Results
 from ...exchange.parts import Each, Gift, Kind, Part, Sum, Tensors, TensorSpec
-from ...method import (
-    Combined,
-    CoordinatorState,
-    Effort,
-    Facts,
-    Method,
-    Optimiser,
-    Parts,
-    Results,
-    Setting,
-    SiloState,
-    Stage,
-)
+from ...method import Method, Setting
 from ...numerics.streams import stream, uniform
 from .canonical import Membership, Mixture, canonical
 

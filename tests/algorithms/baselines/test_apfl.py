@@ -5,7 +5,7 @@ import torch
 from support.two_row_model import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model
 
 from staddle.algorithms.baselines.apfl import Mixture
-from staddle.algorithms.method import Change, Facts, SiloState, Survey
+from staddle.algorithms.course import Change, Facts, SiloState, Survey
 from staddle.algorithms.methods.common.second_model import MODEL
 from staddle.errors import LocalError
 

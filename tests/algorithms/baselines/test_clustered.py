@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from staddle.algorithms.baselines.clustered import bipartition
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.delivery import Row
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Gram, Mix
-from staddle.algorithms.method import Row, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated

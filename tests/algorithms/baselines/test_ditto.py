@@ -2,7 +2,8 @@ import pytest
 import torch
 from support.two_row_model import LINEAR, ONE, accuracy, line, played, same_model, values_of
 
-from staddle.algorithms.method import Effort, Facts, SiloState, initial_state
+from staddle.algorithms.course import Effort, Facts, SiloState
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.common.second_model import BEGUN, MODEL
 from staddle.algorithms.training.loop import PLAIN
 

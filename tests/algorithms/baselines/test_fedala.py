@@ -5,9 +5,10 @@ import torch
 
 from staddle.algorithms import catalog
 from staddle.algorithms.baselines.fedala import FedALA
+from staddle.algorithms.course import Change, Optimiser, SiloState
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import Change, Optimiser, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError

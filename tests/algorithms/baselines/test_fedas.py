@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from staddle.algorithms.course import Change, Facts, Stage, Survey
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Sum
-from staddle.algorithms.method import Change, Facts, Stage, Survey, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import final_round, local_round, to_modules
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from staddle.algorithms.course import Effort
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import METRICS, Effort, initial_state
+from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.training.silo_round import local_round, state_to_bytes
 from staddle.security.blind.plan import simulated
 

@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from staddle.algorithms.course import Effort
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import METRICS, Effort, initial_state
+from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import facts_of, local_round

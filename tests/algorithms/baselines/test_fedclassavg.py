@@ -6,10 +6,11 @@ from support.banded_records import banded_shards
 from torch import nn
 
 from staddle.algorithms.baselines.fedclassavg import contrasted
+from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.exchange.parts import WEIGHT
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 

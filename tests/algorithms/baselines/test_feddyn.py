@@ -5,10 +5,11 @@ from statistics import mean
 import pytest
 import torch
 
+from staddle.algorithms.course import Facts, SiloState
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Sum
-from staddle.algorithms.method import Facts, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import build
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError

@@ -3,12 +3,13 @@ import math
 import pytest
 import torch
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.aggregation import MemoryArchive, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Each
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from staddle.algorithms.baselines.fedkd import truncated
+from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round, to_modules
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated

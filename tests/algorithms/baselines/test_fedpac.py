@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from staddle.algorithms import catalog
+from staddle.algorithms.course import Facts, SiloState, Survey
+from staddle.algorithms.delivery import Row
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Each, Gram, Mix, Sum
-from staddle.algorithms.method import Facts, Row, SiloState, Survey, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.local import Local
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated

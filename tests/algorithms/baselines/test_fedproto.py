@@ -6,11 +6,12 @@ from support.banded_records import banded, banded_shards
 from torch import nn
 
 from staddle.algorithms.baselines.fedproto import Prototypes
+from staddle.algorithms.course import Facts, Stage, Survey
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import LARGEST_WEIGHT, WEIGHT, Kind
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.security import unblind
-from staddle.algorithms.method import Facts, Stage, Survey, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated

@@ -5,10 +5,11 @@ import torch
 from support.banded_records import banded, banded_shards
 from torch import nn
 
+from staddle.algorithms.course import Facts
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 

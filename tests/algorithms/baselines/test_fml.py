@@ -6,10 +6,11 @@ from statistics import mean
 import pytest
 import torch
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.aggregation import MemoryArchive
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, Snapshot, simulate
-from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.training.silo_round import local_round, to_modules
 from staddle.errors import LocalError

@@ -4,8 +4,9 @@ import pytest
 import torch
 from support.banded_records import banded_shards
 
+from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.method import Facts, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from staddle.algorithms.baselines import pfedfda
+from staddle.algorithms.course import Change, Facts, Stage, Survey
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Sum
-from staddle.algorithms.method import Change, Facts, Stage, Survey, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.common.gaussian_classifier import estimates, linear, priors_of
 from staddle.algorithms.training.silo_round import local_round, to_modules
 from staddle.errors import LocalError, PeerError

@@ -5,7 +5,8 @@ import pytest
 import torch
 from support.two_row_model import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model, values_of
 
-from staddle.algorithms.method import Change, Facts, SiloState, Survey, initial_state
+from staddle.algorithms.course import Change, Facts, SiloState, Survey
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.common.second_model import MODEL
 from staddle.errors import LocalError
 

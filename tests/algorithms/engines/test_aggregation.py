@@ -1,10 +1,12 @@
 import pytest
 import torch
 
+from staddle.algorithms.course import Facts
+from staddle.algorithms.delivery import KEEP, Combined, Latest, Post, Row, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver, in_job_order
 from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.algorithms.exchange.plain import PLAIN, Plain
-from staddle.algorithms.method import KEEP, Combined, Facts, Latest, Post, Row, Value, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 
 

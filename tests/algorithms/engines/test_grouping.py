@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.engines.grouping import architecture, course
-from staddle.algorithms.method import Optimiser, Stage
 
 
 def net(width=4, stride=1, act=nn.ReLU, **more):

@@ -11,6 +11,7 @@ from support.op_tape import Recorder, waits
 from support.tensor_memory import Held
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from staddle.algorithms.course import Optimiser
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import vmap_engine as stacked_round
 from staddle.algorithms.engines import vmap_training as stacked
@@ -19,7 +20,7 @@ from staddle.algorithms.engines.engine import Records, Serial, Work
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.engines.vmap_training import Bench, Silos
-from staddle.algorithms.method import Optimiser, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.models.build import input_shape
 from staddle.algorithms.numerics.devices import room
 from staddle.algorithms.training.silo_round import state_to_bytes

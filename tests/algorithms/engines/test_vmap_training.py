@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.engines.cuda_graphs import AsItIs
 from staddle.algorithms.engines.vmap_training import Bench, Silos, clipped_each, train
-from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.training.loop import clipped
 
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from staddle.algorithms.course import Facts
 from staddle.algorithms.data.dataset import Dataset
+from staddle.algorithms.delivery import Latest
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Gift
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.class_census import SAID, TOLD, Counted, by_class, hide_rows, shown_rows
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import METRICS, Facts, Latest, initial_state
+from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.training.silo_round import local_round, take_delivery
 from staddle.errors import LocalError, PeerError
 from staddle.files.documents import canonical_json, parse_json

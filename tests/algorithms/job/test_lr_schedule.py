@@ -3,12 +3,13 @@ import json
 import pytest
 import torch
 
+from staddle.algorithms.course import Change, Optimiser, Stage, Survey
 from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.lr_schedule import Exponential, Steps, paced
-from staddle.algorithms.method import Change, Optimiser, Stage, Survey, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json

@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from staddle.algorithms.course import Facts, SiloState
 from staddle.algorithms.data import dataset as data
+from staddle.algorithms.delivery import Latest, Row
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.engine import Records, Serial
@@ -15,7 +17,7 @@ from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.exchange.parts import Gram, Mix, Sum
 from staddle.algorithms.exchange.plain import PLAIN, Plain
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import Facts, Latest, Row, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT
 from staddle.algorithms.models.build import build
 from staddle.algorithms.partition import draw as partition

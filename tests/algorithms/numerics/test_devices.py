@@ -8,9 +8,10 @@ from support.meta_device import OneDevice
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from staddle.algorithms.course import Stage
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
-from staddle.algorithms.method import Stage, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.numerics.devices import (
     CPU,
     casting,

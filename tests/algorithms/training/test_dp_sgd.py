@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from staddle.algorithms.method import Optimiser, Stage, initial_state
+from staddle.algorithms.course import Optimiser, Stage
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.clipped_sum import ClippedSum
 from staddle.algorithms.training.dp_sgd import Mechanism, Private, check, check_apart

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.method import Optimiser, Stage
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import (
     PLAIN,

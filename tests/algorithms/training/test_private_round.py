@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from staddle.algorithms.course import Effort, Stage
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
@@ -17,7 +18,7 @@ from staddle.algorithms.exchange.parts import Gift
 from staddle.algorithms.job.privacy import round_spends
 from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
-from staddle.algorithms.method import Effort, Stage, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedper import FedPer
 from staddle.algorithms.training import silo_round as rounds
 from staddle.algorithms.training.accountant import Counts, MemoryAccount, PrivateSilo

@@ -3,8 +3,9 @@ from functools import partial
 import pytest
 import torch
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.method import SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.loop import Plain
 from staddle.algorithms.training.silo_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.errors import CancelledError, LocalError, PeerError

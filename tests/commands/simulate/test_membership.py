@@ -6,7 +6,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.methods.ppfl import heatmap
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.commands.simulate import membership

@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 from support.directed_rows import AWAY, FIVE, Directed, own_frame
 
+from staddle.algorithms.delivery import Latest, Mail, Post
 from staddle.algorithms.exchange.parts import Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import Latest, Mail, Post
 from staddle.coordinator.blind import directed_rows as d
 from staddle.coordinator.blind.unmask import Keeping, kept_sum, kept_words, masked_bytes, open_sum
 from staddle.coordinator.disk_need import room

@@ -11,10 +11,11 @@ import safetensors
 import safetensors.torch
 import torch
 
+from staddle.algorithms.delivery import Post
 from staddle.algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, TensorSpec
-from staddle.algorithms.method import Post
 from staddle.coordinator.storage import store
-from staddle.coordinator.storage.store import MARGIN_BYTES, DamagedError, JobStore, Spool, Upload, check_folder
+from staddle.coordinator.storage.spool import MARGIN_BYTES, Spool, Upload
+from staddle.coordinator.storage.store import DamagedError, JobStore, check_folder
 from staddle.errors import LocalError, RefusedError
 from staddle.files import tensor_file
 from staddle.proto.stream import chunks

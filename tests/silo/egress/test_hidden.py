@@ -26,9 +26,10 @@ from staddle.security.blind.rotation import rotate
 from staddle.security.secagg.spec import specify
 from staddle.silo.egress import hidden_messages as outgoing_hidden
 from staddle.silo.egress.gate import DeniedError, TurnedAwayError, UnreachableError
-from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, flat, sent_of
+from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, sent_of
 from staddle.silo.egress.messages import Masking
 from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.tensors import flat
 
 SEED = bytes(range(32))
 

@@ -20,8 +20,9 @@ from support.keyed_jobs import (
 )
 from support.ledgers import stored
 
+from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.exchange.parts import integer_weights
-from staddle.algorithms.method import KEEP, METRICS
+from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT
 from staddle.errors import LocalError, RefusedError
 from staddle.files import checked_file

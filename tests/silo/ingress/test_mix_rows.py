@@ -7,7 +7,7 @@ import torch
 from support.keyed_jobs import KEY, SILOS, WHOLE, Coordinator, even, keys_of, make_keyed, sharing_of
 from support.ledgers import stored
 
-from staddle.algorithms.method import KEEP
+from staddle.algorithms.delivery import KEEP
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.files import checked_file
 from staddle.proto import stream
@@ -18,10 +18,10 @@ from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
 from staddle.security.secagg.spec import Terms
-from staddle.silo.egress.hidden_messages import flat
 from staddle.silo.ingress import delivery
 from staddle.silo.ingress import mix_rows as rows
 from staddle.silo.ingress.mix_memory import OpenedRows
+from staddle.silo.parts.tensors import flat
 
 ME, OTHERS = SILOS[0], SILOS[1:]
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)

@@ -15,20 +15,17 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
 from staddle.security.blind.sum import Bounds, group
 from staddle.security.policy.release import Release
-from staddle.silo.parts.tensors import (
-    Buffer,
+from staddle.silo.parts.releases import (
     bytes_by_kind,
-    exactly,
     given_releases,
     masked_releases,
-    norms,
     padded_releases,
     readers_of,
     readers_of_message,
     release_of,
     rotated_releases,
-    unpack,
 )
+from staddle.silo.parts.tensors import Buffer, exactly, norms, unpack
 
 ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (2, 2))),

@@ -7,7 +7,7 @@ from support.pictures import pixels, whole
 from support.simulated_jobs import make_job
 
 from staddle.algorithms.catalog import METHODS, method_options
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.errors import LocalError
 from staddle.simulator.report.heatmaps import HeatMap, by_class, by_likeness, heat_map, png
 

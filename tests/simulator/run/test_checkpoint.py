@@ -8,9 +8,9 @@ from faults import disk
 from faults.disk import Calls, failing, killed, short
 from support.snapshots import after, begun, story, told
 
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.simulation import Snapshot
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC
-from staddle.algorithms.method import SiloState
 from staddle.errors import LocalError, UnwritableError
 from staddle.simulator.run import checkpoint as checkpoint_module
 from staddle.simulator.run.checkpoint import Checkpoint, Finished, read_index

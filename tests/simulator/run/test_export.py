@@ -6,7 +6,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
 from staddle.commands.simulate import membership_files
 from staddle.errors import UnwritableError

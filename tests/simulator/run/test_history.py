@@ -4,7 +4,7 @@ from math import sqrt
 
 import pytest
 
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.training.silo_round import Look, Report, Seen
 from staddle.simulator.run.history import Measured, of_look, of_round
 

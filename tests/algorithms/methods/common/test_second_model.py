@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from staddle.algorithms.method import SiloState
+from staddle.algorithms.course import SiloState
 from staddle.algorithms.methods.common.second_model import begun, beside, logits, names, not_begun, taken
 
 

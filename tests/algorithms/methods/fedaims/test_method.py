@@ -10,13 +10,15 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
+from staddle.algorithms.course import Facts, SiloState
 from staddle.algorithms.data import dataset as data
+from staddle.algorithms.delivery import Latest, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Gram, Kind, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import Facts, Latest, SiloState, Value, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedaims.method import (
     ADAPTER_WIDTH,
     FedAIMS,

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from torch import nn
 
 from staddle.algorithms.catalog import method_options
+from staddle.algorithms.course import Facts, Optimiser
 from staddle.algorithms.data import dataset as data
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Each, Kind, Mix
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import Facts, Optimiser, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedsimsup.method import beta, participation_fault, scaled_c
 from staddle.algorithms.methods.fedsimsup.method import share_of_others as share
 from staddle.algorithms.methods.fedsimsup.supervisors import SUPERVISORS, Attention, build_supervisor

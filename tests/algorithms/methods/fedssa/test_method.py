@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staddle.algorithms.course import Facts, SiloState
 from staddle.algorithms.data import dataset as data
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Gift, Kind
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.algorithms.method import Facts, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.models.registry import NETWORKS

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.course import Facts, Optimiser, SiloState
 from staddle.algorithms.data import dataset as data
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.synthetic import population
@@ -20,7 +21,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Each, Kind, Sum
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.method import Facts, Optimiser, SiloState, initial_state
+from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.ppfl import heatmap
 from staddle.algorithms.methods.ppfl.canonical import Canonical, canonical, interpolated
 from staddle.algorithms.methods.ppfl.method import coupling_term, proportions

@@ -1,0 +1,113 @@
+"""Uploads on their way to the disk: written while they arrive, complete once their digest fits."""
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from ...algorithms.exchange.parts import REGION, WEIGHT, Item, all_finite, bounds_fault
+from ...errors import RefusedError
+from ...proto.channel import CHUNK_BYTES
+from ...proto.stream import Digester
+from ...proto.wire import tensor_from
+
+MARGIN_BYTES = 256 * 1024 * 1024  # kept free on the disk
+
+
+class Spool:
+    """One upload in flight: bytes go to a file of their own until they are checked."""
+
+    def __init__(self, path: Path, silo: str, *, going_on: bool = False) -> None:
+        """``going_on``: behind what an interrupted upload left there."""
+        self._path = path
+        self._silo = silo
+        how = os.O_APPEND if going_on else os.O_CREAT | os.O_TRUNC
+        # Unbuffered: a full disk is met by write, not by close.
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | how, 0o600), "wb", buffering=0)
+
+    def write(self, chunk: memoryview) -> None:
+        """Append bytes; RefusedError STORAGE when the disk does not take them."""
+        try:
+            while chunk:
+                chunk = chunk[self._file.write(chunk) :]
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def held(self) -> Iterator[bytes]:
+        """What the file holds, piece by piece."""
+        try:
+            with self._path.open("rb") as file:
+                while piece := file.read(CHUNK_BYTES):
+                    yield piece
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+
+    def suspend(self) -> int:
+        """Close, and leave the file for the rest of its upload; how many bytes it holds."""
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.close()
+        return size
+
+    def finished(self) -> Path:
+        """Make the bytes durable; where they lie."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+        return self._path
+
+    def discard(self) -> None:
+        """Close, and remove what is still there under the temporary name; the next upload writes over it else."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class Upload:
+    """The tensors of one upload, mapped from its file when they are read and unmapped when they are let go."""
+
+    def __init__(self, path: Path, items: Sequence[Item]) -> None:
+        self._path = path
+        self._places: dict[tuple[str, str], tuple[Item, int]] = {}
+        offset = 0
+        for item in items:
+            self._places[item.part, item.spec.name] = (item, offset)
+            offset += item.spec.nbytes
+
+    def read(self, part: str, name: str) -> Tensor:
+        """One tensor, in the shape and dtype of its spec."""
+        item, offset = self._places[part, name]
+        size = item.spec.nbytes
+        if not size:
+            return tensor_from(b"", item.spec)
+        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        with self._path.open("rb") as file:
+            # A private writable map: the tensor shares its memory, and what is written to it stays in this process.
+            pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
+        return tensor_from(memoryview(pages), item.spec, offset - start)
+
+    def digest(self) -> str:
+        """Of the whole file as it is now, in hex, as END and a receipt have it; empty where it is cut, or gone."""
+        sizes = [item.spec.nbytes for item, _ in self._places.values()]
+        digester = Digester(sizes)
+        if not self._path.exists() or self._path.stat().st_size != sum(sizes):
+            return ""
+        with self._path.open("rb") as file:
+            while piece := file.read(CHUNK_BYTES):
+                digester.update(piece)
+        return digester.digests().total.hex()
+
+    def check_values(self, silo: str) -> None:
+        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no silo may give."""
+        for (part, name), (item, _) in self._places.items():
+            for start in range(0, item.spec.elements, REGION):  # each mapped anew: no more than one is in memory
+                values = self.read(part, name).reshape(-1)[start : start + REGION]
+                if not all_finite(values):
+                    raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+                if (fault := bounds_fault(item.spec, values)) and name == WEIGHT:
+                    raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name} {fault}")
+                if fault:
+                    raise RefusedError(silo, "BOUNDS", f"tensor {part}/{name} {fault}")
