@@ -50,7 +50,7 @@ class MetricsConfig(Strict):
 
 
 @dataclass(frozen=True)
-class Rule:
+class MetricRule:
     """What one event adds to: 1, or the number in a field of it; a label's value is the field of its name."""
 
     event: str
@@ -62,26 +62,28 @@ class Rule:
 
 
 COORDINATOR = (
-    Rule("upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)),
-    Rule("refused", "calls_refused", "Calls that were refused, uploads among them, by code.", ("method", "code")),
-    Rule("call.failed", "calls_failed", "Calls in which the coordinator itself failed.", ("method",)),
-    Rule("receipt", "received_bytes", "Payload bytes of the accepted uploads.", ("silo",), "bytes"),
-    Rule("delivered", "sent_bytes", "Payload bytes of the deliveries.", ("silo",), "bytes"),
-    Rule("silo.dropped", "silos_dropped", "Silos that dropped out of a round, by code.", ("silo", "code")),
-    Rule("round.closed", "rounds_closed", "Rounds that were folded.", ("job",)),
-    Rule("round.metrics", "fold_seconds", "Time that folds took.", ("job",), "seconds", each=True),
-    Rule("fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)),
-    Rule("job.ended", "jobs_ended", "Jobs that ended.", ("outcome",)),
+    MetricRule("upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)),
+    MetricRule("refused", "calls_refused", "Calls that were refused, uploads among them, by code.", ("method", "code")),
+    MetricRule("call.failed", "calls_failed", "Calls in which the coordinator itself failed.", ("method",)),
+    MetricRule("receipt", "received_bytes", "Payload bytes of the accepted uploads.", ("silo",), "bytes"),
+    MetricRule("delivered", "sent_bytes", "Payload bytes of the deliveries.", ("silo",), "bytes"),
+    MetricRule("silo.dropped", "silos_dropped", "Silos that dropped out of a round, by code.", ("silo", "code")),
+    MetricRule("round.closed", "rounds_closed", "Rounds that were folded.", ("job",)),
+    MetricRule("round.metrics", "fold_seconds", "Time that folds took.", ("job",), "seconds", each=True),
+    MetricRule("fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)),
+    MetricRule("job.ended", "jobs_ended", "Jobs that ended.", ("outcome",)),
 )
 SILO = (
-    Rule("round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)),
-    Rule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
-    Rule("round.abandoned", "rounds_abandoned", "Rounds whose training stopped, being wanted no more.", ("job",)),
-    Rule("leaving", "sent_bytes", "Bytes that the ledger counts as left, control aside.", ("job", "kind"), "bytes"),
-    Rule("round.trained", "training_seconds", "Time that local training took.", ("job",), "seconds", each=True),
-    Rule("job.declined", "jobs_declined", "Jobs that were declined, by code.", ("code",)),
-    Rule("turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)),
-    Rule("coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."),
+    MetricRule("round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)),
+    MetricRule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
+    MetricRule("round.abandoned", "rounds_abandoned", "Rounds whose training stopped, being wanted no more.", ("job",)),
+    MetricRule(
+        "leaving", "sent_bytes", "Bytes that the ledger counts as left, control aside.", ("job", "kind"), "bytes"
+    ),
+    MetricRule("round.trained", "training_seconds", "Time that local training took.", ("job",), "seconds", each=True),
+    MetricRule("job.declined", "jobs_declined", "Jobs that were declined, by code.", ("code",)),
+    MetricRule("turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)),
+    MetricRule("coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."),
 )
 
 
@@ -101,8 +103,8 @@ Gauges: TypeAlias = Callable[[], Iterable[Gauge]]
 class _Counts:
     """Follows the log by a table of rules."""
 
-    def __init__(self, role: str, rules: Sequence[Rule], registry: prometheus.CollectorRegistry) -> None:
-        self._counting: dict[str, tuple[Rule, prometheus.Counter | prometheus.Summary]] = {}
+    def __init__(self, role: str, rules: Sequence[MetricRule], registry: prometheus.CollectorRegistry) -> None:
+        self._counting: dict[str, tuple[MetricRule, prometheus.Counter | prometheus.Summary]] = {}
         for rule in rules:
             kind = prometheus.Summary if rule.each else prometheus.Counter
             metric = kind(f"staddle_{role}_{rule.name}", rule.help, rule.labels, registry=registry)
@@ -138,7 +140,7 @@ class _Now(Collector):
 
 
 @contextmanager
-def served(config: MetricsConfig | None, role: str, rules: Sequence[Rule], gauges: Gauges) -> Iterator[None]:
+def served(config: MetricsConfig | None, role: str, rules: Sequence[MetricRule], gauges: Gauges) -> Iterator[None]:
     """Count and answer while the block runs, in a thread of its own; nothing at all without a configuration."""
     if config is None:
         yield

@@ -226,7 +226,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
-class Tree:
+class RightEdgeTree:
     """A growing tree, of which only the roots of the complete subtrees at its right edge are kept."""
 
     def __init__(self) -> None:
@@ -397,7 +397,7 @@ def key_argument(kind: int) -> Callable[[str], Key]:
     return parsed
 
 
-class Checkpoint(NamedTuple):
+class SignedHead(NamedTuple):
     """What a log signed: its first ``size`` records have this root."""
 
     origin: str
@@ -439,14 +439,14 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     return signed
 
 
-def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Checkpoint:
+def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> SignedHead:
     """The checkpoint in a note that the log signed and all ``witnesses`` cosigned."""
     signed = open_note(data, (log, *witnesses))
     lines = signed.split("\n")[:-1]
     if len(lines) < 3 or not all(lines):
         raise FaultError("the note is no checkpoint: it has not the lines origin, size and root")
     try:
-        found = Checkpoint(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
+        found = SignedHead(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
     except ValueError as error:
         raise FaultError(f"the note is no checkpoint: {error}") from None
     if len(found.root) != 32 or (found.size == 0 and found.root != EMPTY_ROOT):
@@ -477,12 +477,12 @@ def segments(folder: Path) -> list[Path]:
     return [folder / name for name in found]
 
 
-class Chain:
+class RecordChain:
     """Reads the records of a ledger once, in order; FaultError names the first line that breaks the chain."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        self.tree = Tree()
+        self.tree = RightEdgeTree()
         self.head = "0" * 64  # hash of the last line, which the next must name
         self.torn = 0  # bytes of a last line without newline: a crash, or a writer at work; it counts as nothing
 
@@ -539,7 +539,7 @@ class Numbers:
 
 
 @dataclass
-class Message:
+class OpenMessage:
     """A message that has no outcome so far."""
 
     intent: dict[str, Any]
@@ -661,9 +661,11 @@ class Account:
         self.silo = silo  # whose ledger it is; else the first that it names
         self.roster = ""  # digest, as the last start named it
         self.policy: str | None = None  # digest of the policy in force; None before the first record of one
-        self.open: dict[int, Message] = {}
-        self.tree: Tree | None = None  # of the records, to note roots
-        self.settled: Callable[[Message, dict[str, Any]], None] | None = None  # told of each message and its outcome
+        self.open: dict[int, OpenMessage] = {}
+        self.tree: RightEdgeTree | None = None  # of the records, to note roots
+        self.settled: Callable[[OpenMessage, dict[str, Any]], None] | None = (
+            None  # told of each message and its outcome
+        )
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
         self._declared: dict[str, dict[str, int]] = {}  # job digest → Message.stream → bytes declared so far
         self._versions: dict[tuple[str, str], dict[str, Any]] = {}  # job digest and padded part → its last version
@@ -732,7 +734,7 @@ class Account:
         return "" if self.policy in (None, digest) else f"is decided by policy {digest}, in force is {self.policy}"
 
     def _intent(self, record: dict[str, Any]) -> str:
-        message = Message(record, named(record))
+        message = OpenMessage(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(message.stream, 0)
         # (1) It declares each tensor once, room for all, who can read them, with whom the silo takes part, and that it
@@ -872,7 +874,7 @@ def framed(label: str, *fields: bytes) -> bytes:
     return b"".join(len(piece).to_bytes(8, "big") + piece for piece in (label.encode(), *fields))
 
 
-class Roster:
+class VerifiedRoster:
     """A roster, checked except for who vouches for it. TLS certificates are not looked at: they sign no record."""
 
     def __init__(self, data: bytes) -> None:
@@ -969,7 +971,7 @@ Run = Generator[str, None, Result]
 
 def run_keys(args: argparse.Namespace) -> Run:
     """The keys that ``--key`` and ``--witness`` take, from a roster."""
-    roster = Roster(read(args.roster, MAX_ROSTER))
+    roster = VerifiedRoster(read(args.roster, MAX_ROSTER))
     yield f"{roster.found}: each member signed its own entry"
     yield roster.vouched(args.founder, args.threshold)
     return Result(
@@ -998,7 +1000,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     sizes = ", ".join(str(each.size) for each in held.values())
     yield (f"of {sizes} records" if held else "none given") + "".join(f", cosigned by {key}" for key in args.witness)
     # (4) Every line is a record, and follows the line before.
-    chain, account = Chain(paths), Account(origin[2])
+    chain, account = RecordChain(paths), Account(origin[2])
     roots = {each.size: EMPTY_ROOT for each in (own, *held.values())}
     for record in chain:
         account.take(record, chain.head)
@@ -1027,14 +1029,14 @@ def run_ledger(args: argparse.Namespace) -> Run:
 
 def run_receipts(args: argparse.Namespace) -> Run:
     """What the coordinator signed that it received, against the records that say what was sent."""
-    rosters = {each.digest: each for each in (Roster(read(path, MAX_ROSTER)) for path in args.roster)}
+    rosters = {each.digest: each for each in (VerifiedRoster(read(path, MAX_ROSTER)) for path in args.roster)}
     yield ", ".join(each.found for each in rosters.values())
     yield "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
-    chain, account = Chain(segments(args.folder)), Account()
+    chain, account = RecordChain(segments(args.folder)), Account()
     counts: Counter[str] = Counter(last=-1)
     wrong: list[str] = []
 
-    def settled(message: Message, outcome: dict[str, Any]) -> None:
+    def settled(message: OpenMessage, outcome: dict[str, Any]) -> None:
         if outcome["receipt"] is None:
             counts["without"] += outcome["status"] == "sent"
         elif why := receipt_fault(message, outcome["receipt"], rosters.get(account.roster)):
@@ -1060,7 +1062,7 @@ def run_receipts(args: argparse.Namespace) -> Run:
     )
 
 
-def receipt_fault(message: Message, receipt: str, roster: Roster | None) -> str:
+def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | None) -> str:
     """What is wrong with a receipt; the coordinator signed it under the roster of the last start."""
     intent, digest = message.intent, message.digest
     if not roster:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .exchange.parts import Tensors
 from .leaks.taint import PRIVATE, Taint
-from .leaks.traps import Steps
+from .leaks.traps import LongestSteps
 
 Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
 
@@ -52,7 +52,7 @@ class SiloState:
     taints: Mapping[str, Taint] = field(
         default_factory=dict
     )  # by the names of ``flat``, in a private job; the runner's
-    steps: Steps | None = None  # of the silo's training, where it looks at what comes down; the runner's
+    steps: LongestSteps | None = None  # of the silo's training, where it looks at what comes down; the runner's
 
     @property
     def flat(self) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from ..files.documents import Strict
 from .course import Course, Effort, Facts, Optimiser, Parts, SiloState, Stage
 from .delivery import KEEP, Combined, CoordinatorState, Delivery, Latest, Results
-from .exchange.parts import Gift, Kind, Part, Sum, Tensors, TensorSpec
+from .exchange.parts import Contribution, Kind, Part, Sum, Tensors, TensorSpec
 from .leaks.taint import PRIVATE, PUBLIC
 from .numerics.streams import Seed
 
@@ -199,7 +199,7 @@ class Method(ABC):
         """What to train in this round, in order, with the surveys and changes that come between."""
 
     @abstractmethod
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """One gift for each part of ``up(facts.round)``, from the state after training."""
 
     # The coordinator half.

@@ -33,7 +33,7 @@ from staddle.algorithms.data.dataset import Dataset, digits, split
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.exchange.parts import Gram, Mix, Part, Read
-from staddle.algorithms.exchange.plain import Plain
+from staddle.algorithms.exchange.plain import PlainExchange
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.methods.pfedsim import PFedSim
 from staddle.algorithms.partition.by_label import classes_each
@@ -51,7 +51,7 @@ LOTS = 50  # drawn to say what guessing by lot has
 
 
 @dataclass
-class Watched(Plain):
+class Watched(PlainExchange):
     """The exchanges in the clear, which change what is compared and keep what each side reads."""
 
     change: str
@@ -64,7 +64,7 @@ class Watched(Plain):
         self._random = torch.Generator().manual_seed(self.seed)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-        """As ``Plain.collect``, of what was changed."""
+        """As ``PlainExchange.collect``, of what was changed."""
         if isinstance(part.exchange, Mix):
             flat = [
                 torch.cat([read(silo, spec.name).double().reshape(-1) for spec in part.tensors]) for silo in members

@@ -27,7 +27,7 @@ import torch
 
 from staddle.algorithms.data.dataset import Dataset
 from staddle.commands.federation import local_federation
-from staddle.commands.federation.processes import Daemon
+from staddle.commands.federation.processes import ChildProcess
 
 FIRST = 2  # rounds that are left out
 MODEL = {"name": "lenet5", "classes": 10, "input": [1, 28, 28]}  # 0.2 MB
@@ -75,7 +75,9 @@ def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> 
         job = local_federation.sign_job(federation, document)
         local_federation.write_coordinator(federation, ["bench"], rounds.TIMING)
         recorded = () if profile is None else ("-m", "cProfile", "-o", str(profile.absolute()))
-        coordinator = Daemon("coordinator", (*recorded, "-m", "staddle.coordinator"), federation.coordinator_config)
+        coordinator = ChildProcess(
+            "coordinator", (*recorded, "-m", "staddle.coordinator"), federation.coordinator_config
+        )
         try:
             address = str(coordinator.wait_for("listening", 60)["address"])
             record = Dataset(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))

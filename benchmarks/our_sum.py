@@ -14,7 +14,7 @@ from clock import Clock, extra_memory
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.algorithms.exchange.parts import WEIGHT, Kind, Part, Sum, TensorSpec
-from staddle.proto.convert.secagg_sent import Attempt, Given, GivenBody, given_to_wire
+from staddle.proto.convert.secagg_sent import Attempt, GivenBody, SecaggUpload, given_to_wire
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.sum import Bounds, folded, given, group
 from staddle.security.identity.domains import framed
@@ -113,7 +113,7 @@ class OurRound:
         self.frame, self.clock, self.members = frame_of(elements, silos, "public"), clock, members
         self.spec = specify(self.frame, cohort_of(silos), 0)
         self.me, self.lost = self.spec.cohort[silos // 2], self.spec.cohort[0]
-        self.states: dict[str, machine.SiloState] = {}
+        self.states: dict[str, machine.SiloAttempt] = {}
         self.sent = upload_bytes(self.spec)
 
     def run(self, tensors: dict[str, torch.Tensor]) -> int:
@@ -121,7 +121,7 @@ class OurRound:
         state, dealt = self._setup()
         whole, without = Accumulator(self.spec), Accumulator(self.spec)
         gifts = [given(part_of(self.spec.groups[0].elements), self.spec.groups[0], tensors)]
-        told = {each.silo: s.SharesTold(each.deliveries) for each in dealt}
+        told = {each.silo: s.SharesReceived(each.deliveries) for each in dealt}
         given_headers: list[c.Event] = []
         for silo in self.spec.cohort:
             upload: Any = self._silo(silo, told[silo], "setup")[-1]
@@ -139,20 +139,20 @@ class OurRound:
             for chunk in crossed:
                 digest.update(chunk)
             header: Any = self._silo(silo, s.Streamed(self.sent, digest.digest()), "unmask")[-1]
-            given_headers.append(c.Uploaded(header.header, self.sent, digest.digest()))
+            given_headers.append(c.WordsUploaded(header.header, self.sent, digest.digest()))
             with self.clock.of("fold"):
                 whole.add(crossed)
             if silo != self.lost:
                 with self.clock.of("fold after a dropout"):
                     without.add(crossed)
         self._finish(state, given_headers, whole, "")
-        self._finish(state, [c.Failed(self.lost, "TIMEOUT"), *given_headers[1:]], without, " after a dropout")
+        self._finish(state, [c.SiloDropped(self.lost, "TIMEOUT"), *given_headers[1:]], without, " after a dropout")
         return self._bytes_sent()
 
     def _tagger(self) -> Tagger:
         return Tagger(bytes(32), self.spec.context(), len(self.spec.groups))
 
-    def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.TellShares]]:
+    def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.DeliverShares]]:
         """Steps 0 and 1, up to what the silos are told of one another's shares."""
         signers, terms, sign = self.members.signers, Terms(), self.members.sign
         self.given: list[GivenBody] = []
@@ -160,31 +160,31 @@ class OurRound:
         ask: Any = effects[0]
         events: list[c.Event] = []
         for silo in self.spec.cohort:
-            party = machine.Party(silo, signers, terms, sign(silo), os.urandom)
+            party = machine.Participant(silo, signers, terms, sign(silo), os.urandom)
             with self.clock.of("setup", counts=silo == self.me):
                 entered = machine.begin(party, self.frame, ask.document, ask.signature, Memory())
             self.states[silo], (_, keys) = entered
             self._note(silo, keys)
-            events.append(c.KeysGiven(keys.bundle, keys.keys))  # type: ignore[union-attr]
+            events.append(c.KeysUploaded(keys.bundle, keys.keys))  # type: ignore[union-attr]
         state, effects = self._coordinate(state, events, "")
-        told = {e.silo: s.KeysTold(e.bundles, e.keys) for e in effects if isinstance(e, c.TellKeys)}
+        told = {e.silo: s.KeysReceived(e.bundles, e.keys) for e in effects if isinstance(e, c.DeliverKeys)}
         shares: list[Any] = [self._silo(silo, told[silo], "setup")[-1] for silo in self.spec.cohort]
-        state, effects = self._coordinate(state, [c.SharesGiven(e.dealing, e.portions) for e in shares], "")
-        return state, [effect for effect in effects if isinstance(effect, c.TellShares)]
+        state, effects = self._coordinate(state, [c.SharesUploaded(e.dealing, e.portions) for e in shares], "")
+        return state, [effect for effect in effects if isinstance(effect, c.DeliverShares)]
 
     def _finish(self, state: coordinator.CoordinatorState, events: list[c.Event], sums: Accumulator, name: str) -> None:
         """Steps 3 and 4 from the silos' headers on, from states that are left as they were; then the sum is opened."""
         states, clock = dict(self.states), self.clock
         state, effects = self._coordinate(state, events, name)
-        told = next(e for e in effects if isinstance(e, c.TellSurvivors))
+        told = next(e for e in effects if isinstance(e, c.DeliverSurvivors))
         phase = "unmask" if not name else "unmask after a dropout"
-        signed: list[Any] = [self._silo(silo, s.SurvivorsTold(told.headers), phase)[-1] for silo in told.silos]
-        state, effects = self._coordinate(state, [c.SurvivalGiven(e.survival) for e in signed], name)
-        notes = next(e for e in effects if isinstance(e, c.TellNotes))
-        reveals: list[Any] = [self._silo(silo, s.NotesTold(notes.survivals), phase)[-1] for silo in notes.silos]
+        signed: list[Any] = [self._silo(silo, s.SurvivorsReceived(told.headers), phase)[-1] for silo in told.silos]
+        state, effects = self._coordinate(state, [c.SurvivalUploaded(e.survival) for e in signed], name)
+        notes = next(e for e in effects if isinstance(e, c.DeliverNotes))
+        reveals: list[Any] = [self._silo(silo, s.NotesReceived(notes.survivals), phase)[-1] for silo in notes.silos]
         with clock.of(f"open{name}"):
             for each in reveals[: self.spec.threshold]:
-                state, effects = coordinator.advance(state, c.RevealGiven(each.reveal))
+                state, effects = coordinator.advance(state, c.RevealUploaded(each.reveal))
             left: Any = effects[-1]
             (opened,) = sums.open(left.terms, left.survivors)
         with clock.of(f"check of the tag{name}"):
@@ -202,7 +202,7 @@ class OurRound:
         return effects
 
     def _note(self, silo: str, effect: s.Effect) -> None:
-        if silo == self.me and not isinstance(effect, s.Upload | s.Remember | s.Finish | s.End):
+        if silo == self.me and not isinstance(effect, s.UploadWords | s.Remember | s.Finish | s.LeaveAttempt):
             self.given.append(effect)
 
     def _coordinate(
@@ -218,7 +218,7 @@ class OurRound:
     def _bytes_sent(self) -> int:
         attempt = Attempt(self.frame.job, bytes(32), self.frame.round, 0, self.spec.context())
         kinds = {type(body): body for body in self.given}  # the branch with a dropout gave two of them again
-        messages = [given_to_wire(Given(bytes(32), attempt, body)).ByteSize() for body in kinds.values()]
+        messages = [given_to_wire(SecaggUpload(bytes(32), attempt, body)).ByteSize() for body in kinds.values()]
         return self.sent + sum(messages)
 
 

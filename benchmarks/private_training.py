@@ -36,7 +36,7 @@ from staddle.algorithms.training import dp_sgd as private
 from staddle.algorithms.training import loop as training
 from staddle.algorithms.training.clipped_sum import ClippedSum
 from staddle.algorithms.training.dp_sgd import Mechanism, Private
-from staddle.algorithms.training.loop import PLAIN, Modules, Way
+from staddle.algorithms.training.loop import PLAIN, Modules, Stepper
 from staddle.security.dp.noise import Randomness
 
 SIGMA, CLIP, LR, MOMENTUM = 1.0, 1.0, 0.05, 0.9
@@ -78,7 +78,7 @@ def loss(parts: Any, x: Tensor, y: Tensor, _: object) -> Tensor:
     return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
 
 
-def ours(modules: Modules, way: Way) -> OneStep:
+def ours(modules: Modules, way: Stepper) -> OneStep:
     """A step of a job, over all records of a batch."""
     stage = Stage(("extractor", "classifier"), 1, loss, Optimiser(LR, momentum=MOMENTUM))
     step = way.begin(modules, stage)

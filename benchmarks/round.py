@@ -47,7 +47,7 @@ from staddle.algorithms.data.dataset import Dataset  # noqa: E402
 from staddle.algorithms.exchange.parts import Part  # noqa: E402
 from staddle.algorithms.job.job import Job  # noqa: E402
 from staddle.commands.federation import local_federation  # noqa: E402
-from staddle.commands.federation.processes import Daemon  # noqa: E402
+from staddle.commands.federation.processes import ChildProcess  # noqa: E402
 from staddle.files.documents import parse_json, read_bytes  # noqa: E402
 from staddle.security.arithmetic.fixedpoint import Flat  # noqa: E402
 from staddle.security.identity import roster as rosters  # noqa: E402
@@ -57,14 +57,14 @@ from staddle.security.policy import policy as policies  # noqa: E402
 from staddle.security.policy.policy import Policy  # noqa: E402
 from staddle.silo.admission.checks import Admitted  # noqa: E402
 from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
-from staddle.silo.blind.rounds import BlindRounds, Local  # noqa: E402
+from staddle.silo.blind.rounds import BlindRounds, OwnValues  # noqa: E402
 from staddle.silo.egress import gate as egress  # noqa: E402
 from staddle.silo.egress.gate import Gate, open_client  # noqa: E402
 from staddle.silo.egress.witness import Witness  # noqa: E402
-from staddle.silo.ingress.delivery import Delivered  # noqa: E402
+from staddle.silo.ingress.delivery import ReceivedDelivery  # noqa: E402
 from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
-from staddle.silo.parts.declared import Declared, Records  # noqa: E402
-from staddle.silo.parts.gifts import Bundle  # noqa: E402
+from staddle.silo.parts.declared import Declared, RecordCount  # noqa: E402
+from staddle.silo.parts.gifts import Contributions  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
 TIMING = {
@@ -142,7 +142,7 @@ async def echo(
     keys = load_keys(folder / silo / "keys")
     policy = policies.load(folder / silo / "policy.toml")
     document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
-    job, declared = Job.from_document(document, "job"), Declared.of(document, Records(train=1, test=0))
+    job, declared = Job.from_document(document, "job"), Declared.of(document, RecordCount(train=1, test=0))
     shared, zeros = given_first(job)
     place = folder / silo / "jobs" / "bench"
     place.mkdir(parents=True)
@@ -156,10 +156,10 @@ async def echo(
         admitted = cast("Admitted", SimpleNamespace(job=job, declared=declared))
         last: dict[str, torch.Tensor] = {}
 
-        async def trained(delivered: Delivered) -> Bundle:
+        async def trained(delivered: ReceivedDelivery) -> Contributions:
             await asyncio.sleep(training)
             last.update({**zeros[shared], **changed(delivered.tensors.get(shared, {}))})
-            return Bundle({**zeros, shared: last})
+            return Contributions({**zeros, shared: last})
 
         def own(_: Part) -> Flat:
             return tuple(value.reshape(-1).numpy() for value in last.values())
@@ -177,7 +177,7 @@ async def echo(
                     spent |= {"gate": 0.0, "ledger": 0.0}
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
-                        local = Local(place, task.round.counted, own)
+                        local = OwnValues(place, task.round.counted, own)
                         await blind.take_part(admitted, task.round.round, cohort, local, trained, ())
                     else:
                         bundle = await trained(await gate.fetch(job, task.round.round))
@@ -247,7 +247,7 @@ def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = Fa
         )
         payload = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
         local_federation.write_coordinator(federation, ["bench"], TIMING)
-        coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config)
+        coordinator = ChildProcess("coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config)
         try:
             address = str(coordinator.wait_for("listening", 60)["address"])
             Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here

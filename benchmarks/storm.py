@@ -29,7 +29,7 @@ from staddle.algorithms.data.dataset import digits  # noqa: E402
 from staddle.algorithms.partition.draw import dirichlet  # noqa: E402
 from staddle.commands.federation import local_federation  # noqa: E402
 from staddle.commands.federation.local_federation import LocalFederation  # noqa: E402
-from staddle.commands.federation.processes import Daemon, Launcher, launched  # noqa: E402
+from staddle.commands.federation.processes import ChildProcess, Launcher, launched  # noqa: E402
 from staddle.errors import AbortedError  # noqa: E402
 
 JOB = "storm"
@@ -121,15 +121,15 @@ def storm(
             daemon.stop()
 
 
-def _started(federation: LocalFederation, name: str, launch: Launcher) -> Daemon:
+def _started(federation: LocalFederation, name: str, launch: Launcher) -> ChildProcess:
     if name == "coordinator":
-        return Daemon(name, ("-m", "staddle.coordinator"), federation.coordinator_config, launch)
-    return Daemon(name, ("-m", "staddle.silo"), federation.silo_config(name), launch)
+        return ChildProcess(name, ("-m", "staddle.coordinator"), federation.coordinator_config, launch)
+    return ChildProcess(name, ("-m", "staddle.silo"), federation.silo_config(name), launch)
 
 
 def _stormed(
     federation: LocalFederation,
-    daemons: dict[str, Daemon],
+    daemons: dict[str, ChildProcess],
     drawn: random.Random,
     mean_seconds: float,
     longest_seconds: float,
@@ -156,7 +156,7 @@ def _stormed(
     return _report(federation, outcome or "running", reason, deaths, time.monotonic() - began)
 
 
-def _ended(killed: Daemon) -> str:
+def _ended(killed: ChildProcess) -> str:
     """The outcome of the job, where a killed coordinator logged its end; empty if it did not."""
     try:
         while (event := killed.event(5.0)) is not None:

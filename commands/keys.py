@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..security.identity.keys import ENTRY_FILE, Entry, Role, create_keys, load_keys
+from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
 from .console import printer
 
 app = typer.Typer(
@@ -46,7 +46,7 @@ def show(
         _show(entry)
 
 
-def _show(entry: Entry) -> None:
+def _show(entry: RosterEntry) -> None:
     printer.show(f"id            {entry.id}")
     printer.show(f"role          {entry.role}")
     printer.show(f"organisation  {entry.organisation}")

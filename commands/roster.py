@@ -73,7 +73,7 @@ def show(
         (e.id, e.role, e.organisation, e.host_operator, e.tls_fingerprint, e.protocol_fingerprint)
         for e in roster.entries
     ]
-    printer.show(printer.Table(columns, rows, width=240))
+    printer.show(printer.PrintedTable(columns, rows, width=240))
     _tell(roster)
 
 

@@ -13,14 +13,14 @@ from ..files.documents import Disk, read_bytes
 from ..files.toml_document import parse_document
 from .console import printer
 from .console.output import size
-from .console.printer import Table
+from .console.printer import PrintedTable
 from .ledger import show as ledger_show
 
 if TYPE_CHECKING:
+    from ..coordinator.status import CoordinatorJobStatus as CoordinatorJob
     from ..coordinator.status import CoordinatorStatus
-    from ..coordinator.status import JobStatus as CoordinatorJob
-    from ..silo.status import JobStatus as SiloJob
     from ..silo.status import LedgerStatus, SiloStatus
+    from ..silo.status import SiloJobStatus as SiloJob
 
 WIDTH = 100
 WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", "not yet")}
@@ -34,7 +34,7 @@ def status(
 
     Rounds are numbered from 0, as in the logs.
     """
-    lines: Sequence[str | Table]
+    lines: Sequence[str | PrintedTable]
     if _is_coordinator(config):
         from ..coordinator import config as coordinator_configs  # noqa: PLC0415 torch takes seconds to import
         from ..coordinator import status as coordinator  # noqa: PLC0415
@@ -71,8 +71,8 @@ def _coordinator_document(found: "CoordinatorStatus") -> dict[str, Any]:
     return {"role": "coordinator", **asdict(found), "directory": str(found.directory)}
 
 
-def _coordinator(found: "CoordinatorStatus") -> list[str | Table]:
-    shown: list[str | Table] = [_head("coordinator", found.running, found.directory, found.disk)]
+def _coordinator(found: "CoordinatorStatus") -> list[str | PrintedTable]:
+    shown: list[str | PrintedTable] = [_head("coordinator", found.running, found.directory, found.disk)]
     if not found.jobs:
         return [*shown, "no jobs"]
     rows = [(job.job, job.stage, f"{job.closed} of {job.rounds}", job.outcome, _metrics(job)) for job in found.jobs]
@@ -127,8 +127,8 @@ def _silo_document(found: "SiloStatus") -> dict[str, Any]:
     }
 
 
-def _silo(found: "SiloStatus") -> list[str | Table]:
-    shown: list[str | Table] = [_head("silo", found.running, found.directory, found.disk)]
+def _silo(found: "SiloStatus") -> list[str | PrintedTable]:
+    shown: list[str | PrintedTable] = [_head("silo", found.running, found.directory, found.disk)]
     if found.jobs:
         rows = [(job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job)) for job in found.jobs]
         shown.append(_table(("job", "method", "rounds", "state", "own held-out records"), rows))
@@ -150,7 +150,7 @@ def _accuracy(job: "SiloJob") -> str:
     return f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%})"
 
 
-def _ledger(ledger: "LedgerStatus") -> list[str | Table]:
+def _ledger(ledger: "LedgerStatus") -> list[str | PrintedTable]:
     verified = ledger.verified
     if not verified.ok:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]
@@ -175,7 +175,7 @@ def _head(role: str, running: bool, directory: Path, disk: Disk) -> str:
     return f"{role} {runs}: {directory}, {size(disk.used)} used, {size(disk.free)} free"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> Table:
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0) -> PrintedTable:
     """A plain table; the last ``numbers`` columns to the right."""
     right = range(len(columns) - numbers, len(columns))
-    return Table(columns, rows, right, frame="none", width=WIDTH)
+    return PrintedTable(columns, rows, right, frame="none", width=WIDTH)

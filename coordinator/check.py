@@ -17,7 +17,7 @@ from ..security.identity.keys import ENTRY_FILE, Role, load_entry
 from ..security.identity.roster import Roster
 from ..security.log import note as notes
 from ..security.log.lock import locked
-from ..security.preflight import Report
+from ..security.preflight import PreflightReport
 from . import config as configs
 from .blind.mixing import part_bytes
 from .blind.unmask import masked_bytes
@@ -30,9 +30,9 @@ from .storage.store import check_folder
 DATABASE_FILE = "coordinator.sqlite"
 
 
-def check(path: Path) -> Report:
+def check(path: Path) -> PreflightReport:
     """Findings in running order; what needs a thing that failed is not tried."""
-    report = Report()
+    report = PreflightReport()
     config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
     if config is None:
         return report

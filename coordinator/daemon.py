@@ -18,7 +18,7 @@ from ..errors import LocalError, RefusedError
 from ..proto import federation_pb2 as pb
 from ..proto import secure_pb2 as secure
 from ..proto import tensor_pb2 as tensor
-from ..proto.convert.mix import Padded
+from ..proto.convert.mix import PaddedWord
 from ..proto.stream import Digests
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
@@ -26,7 +26,7 @@ from ..security.identity.keys import Keys
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.secagg.evidence import Misdealing
 from .blind import settled
-from .blind.mix_rows import Planned
+from .blind.mix_rows import PlannedRow
 from .config import CoordinatorConfig
 from .disk_need import check_room
 from .job_run import FoldResult, JobRun
@@ -34,7 +34,6 @@ from .rounds.events import (
     Began,
     Broken,
     Damaged,
-    Deadline,
     DrawCohort,
     Drawn,
     Drop,
@@ -44,19 +43,20 @@ from .rounds.events import (
     Folded,
     FoldFailed,
     Gather,
-    Given,
     Halt,
-    Lost,
-    Report,
+    LogEvent,
+    RoundDeadline,
+    SiloLost,
+    StartRoundTimer,
     Unkeyed,
-    Watch,
+    UploadStored,
 )
 from .rounds.machine import JobState, advance, resumed
 from .rounds.tasks import SiloTask, awaited, concerned, task_for
-from .secure_sum_runner import Gathering, Means
+from .secure_sum_runner import SecureSumRunner, SumResources
 from .storage.attestations import Attesting
 from .storage.database import Database, StoredHidden, StoredJob
-from .storage.key_contributions import Contributions
+from .storage.key_contributions import KeyContributions
 from .storage.receiving import Receiving
 from .storage.silo_heads import Head
 from .storage.spool import Spool
@@ -84,7 +84,7 @@ class Arrived(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class PartialUpload:
     """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
 
     run: JobRun
@@ -114,10 +114,10 @@ class Daemon:
         self.roster = roster
         self.receiving = Receiving(roster, keys, database, ledger)
         self.attesting = Attesting()
-        self.contributions = Contributions(roster, database)
+        self.contributions = KeyContributions(roster, database)
         self.runs: list[JobRun] = []
         self.sessions: dict[str, bytes] = {}
-        self.held: dict[str, Held] = {}  # silo → what is here of its interrupted upload
+        self.held: dict[str, PartialUpload] = {}  # silo → what is here of its interrupted upload
         self.changed = asyncio.Event()  # anything; a silo waits on one of its own (``changed_for``)
         self.stopping = False
         self._database = database
@@ -128,19 +128,19 @@ class Daemon:
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._deadlines: dict[str, asyncio.TimerHandle] = {}  # of each job's present stage
-        self._means = Means(config.timing, roster, keys, database, self.contributions)
-        self._gatherings: dict[str, Gathering] = {}  # by job, of its open round
+        self._means = SumResources(config.timing, roster, keys, database, self.contributions)
+        self._gatherings: dict[str, SecureSumRunner] = {}  # by job, of its open round
         self._spool = config.directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)
         self._spool.mkdir(parents=True)
         self._effects: dict[type[Effect], Callable[[JobRun, Any], None]] = {
             DrawCohort: self._draw,
             Fold: self._start_fold,
-            Watch: self._watch,
+            StartRoundTimer: self._watch,
             Gather: lambda run, effect: self._gathering(run).gather(effect),
             Drop: lambda run, effect: self._gathering(run).summing.drop(effect.silo, effect.code),
             Halt: lambda run, _: self._gathering(run).summing.halt(),
-            Report: self._report,
+            LogEvent: self._report,
         }
 
     def check_new(self, job: Job) -> None:
@@ -176,7 +176,7 @@ class Daemon:
                     self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
-    def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[Report]]:
+    def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[LogEvent]]:
         """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has failed."""
         why = self.contributions.fault(job) if stored.state.keyed else ""
         failed, effects = advance(stored.state, Unkeyed(why))
@@ -188,7 +188,7 @@ class Daemon:
             self._database.drop_secure(job.name)
             self._database.drop_hidden(job.name, [each.file for each in open_])
         kept = tuple(each for each in stored.hidden if each not in open_)
-        reports = [effect for effect in effects if isinstance(effect, Report)]  # ``resumed`` knows the others
+        reports = [effect for effect in effects if isinstance(effect, LogEvent)]  # ``resumed`` knows the others
         return replace(stored, state=failed, hidden=kept), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
@@ -303,7 +303,7 @@ class Daemon:
             self._gathering(run).summing.spooled(silo, size, masked, record)
             self.receiving.committed(taken)
             return taken.receipt
-        given = Given(silo, round_, taken.submission.sha256)
+        given = UploadStored(silo, round_, taken.submission.sha256)
         self.apply(run, given, lambda: self.receiving.record(taken), lambda: self.receiving.committed(taken))
         return taken.receipt
 
@@ -328,7 +328,7 @@ class Daemon:
             self._database.drop_hidden(run.job.name, [file])
         run.keyed.hidden.let_go([file])
 
-    def padded(self, run: JobRun, silo: str, given: Padded, body: bytes) -> None:
+    def padded(self, run: JobRun, silo: str, given: PaddedWord, body: bytes) -> None:
         """Take a silo's word on its upload of a part, ``body`` as it is kept; RefusedError says why not."""
         version, job = given.upload.version, run.job.name
         if run.mixing is not None and run.mixing.hidden.is_signed(version.round, given.part, silo):
@@ -340,7 +340,7 @@ class Daemon:
             self._database.sign_hidden(job, version.round, given.part, silo, body)
         run.keyed.hidden.sign(given)
 
-    def rows(self, run: JobRun, round_: int, silo: str) -> list[tuple[Planned, dict[str, bytes]]]:
+    def rows(self, run: JobRun, round_: int, silo: str) -> list[tuple[PlannedRow, dict[str, bytes]]]:
         """The rows that go down to a silo, and the silos' words on what they are of; all that must be is durable."""
         with self.reading(run, silo):
             planned, memories = run.rows(round_, silo)
@@ -386,7 +386,7 @@ class Daemon:
             await asyncio.sleep(self.config.timing.beat_seconds)
             for run in self.runs:
                 for silo in filter(self._is_lost, awaited(run.state)):
-                    self.apply(run, Lost(silo))
+                    self.apply(run, SiloLost(silo))
 
     # Events and effects.
 
@@ -465,11 +465,11 @@ class Daemon:
             if not held.run.awaits(silo, held.round, held.context, held.part):
                 self.held.pop(silo).spool.discard()
 
-    def _gathering(self, run: JobRun) -> Gathering:
+    def _gathering(self, run: JobRun) -> SecureSumRunner:
         """That of a blind job's open round."""
         found = self._gatherings.get(run.job.name)
         if found is None:
-            found = self._gatherings[run.job.name] = Gathering(self, self._means, run)
+            found = self._gatherings[run.job.name] = SecureSumRunner(self, self._means, run)
             run.summing = found.summing
         return found
 
@@ -492,17 +492,17 @@ class Daemon:
         cohort = tuple(silo for silo in run.job.cohort(effect.round) if silo in admitted)
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
-    def _report(self, run: JobRun, effect: Report) -> None:
+    def _report(self, run: JobRun, effect: LogEvent) -> None:
         bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields  # a silo dropped out or declined
         tell = log.problem if bad else log.event
         tell(effect.event, job=run.job.name, **effect.fields)
 
-    def _watch(self, run: JobRun, effect: Watch) -> None:
+    def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
         loop = asyncio.get_running_loop()
         seconds = {"admitting": self.config.timing.admission_seconds}.get(effect.stage, run.job.round_timeout)
         if (before := self._deadlines.get(run.job.name)) is not None:  # of a stage that is over, or has begun again
             before.cancel()
-        deadline = Deadline(effect.stage, effect.round)
+        deadline = RoundDeadline(effect.stage, effect.round)
         self._deadlines[run.job.name] = loop.call_later(seconds, self.apply, run, deadline)
 
     def start(self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]) -> None:

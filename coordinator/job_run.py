@@ -13,8 +13,8 @@ from ..algorithms.exchange.parts import Exchanges, Gram, Item, Part, given_items
 from ..algorithms.exchange.plain import PLAIN
 from ..algorithms.job.job import Job
 from ..errors import LateError, LocalError, RefusedError
-from ..proto.convert.mix import Padded
-from ..proto.convert.secagg_received import Told
+from ..proto.convert.mix import PaddedWord
+from ..proto.convert.secagg_received import SecaggDelivery
 from ..security.blind.mix_row import RowMemory
 from ..security.blind.plan import bounds, sums_down, sums_published, uploaded
 from ..security.blind.sum import group
@@ -23,12 +23,12 @@ from ..security.identity.signers import Sign
 from ..security.secagg.gram_pieces import payload_bytes
 from . import heap
 from .blind.directed_rows import DirectedRow, row_words
-from .blind.mix_rows import Memories, Planned
+from .blind.mix_rows import Memories, PlannedRow
 from .blind.mixing import Mixing, name_of, part_bytes
-from .blind.secure_sum import Summing
+from .blind.secure_sum import SecureSum
 from .blind.unmask import KeptSum, OpenedSums, kept_sum, masked_bytes
 from .storage.database import Place, StoredJob
-from .storage.spool import Spool, Upload
+from .storage.spool import Spool, SpooledUpload
 from .storage.store import JobStore, masked_words, opened_sum, summed_words
 
 
@@ -46,7 +46,7 @@ class FoldResult:
 
 
 @dataclass(frozen=True)
-class Delivery:
+class SiloDelivery:
     """What one silo gets: tensors by part, and the digests that are known already, by (part, name)."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -65,8 +65,8 @@ class JobRun:
         words = _words(job, stored.state.round) if stored.state.round < job.length else ()
         self.store.clean(_kept(stored, words), self.mixing.needed if self.mixing is not None else ())
         self.exchanges: Exchanges = PLAIN
-        self.summing: Summing | None = None  # of the open round of a blind job, once it was begun
-        self.summed: Summing | None = None  # of the round before: silos may still ask what came of it
+        self.summing: SecureSum | None = None  # of the open round of a blind job, once it was begun
+        self.summed: SecureSum | None = None  # of the round before: silos may still ask what came of it
         self._method = job.method()
         self._method_state: CoordinatorState = stored.method
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
@@ -125,7 +125,7 @@ class JobRun:
         """Whether a round is open for this silo."""
         return self.state.stage == "round" and self.state.round == round_ and silo in self.state.open
 
-    def check_padded(self, silo: str, given: Padded) -> None:
+    def check_padded(self, silo: str, given: PaddedWord) -> None:
         """RefusedError unless this may be a silo's word on its upload of a part of the open round."""
         round_ = given.upload.version.round
         if self.mixing is None or not self.opens(silo, round_):
@@ -136,7 +136,7 @@ class JobRun:
         lacks = self.mixing is not None and self.opens(silo, round_) and self.mixing.hidden.lacks(silo, round_)
         return lacks or []
 
-    def sum_of(self, silo: str, round_: int) -> Summing:
+    def sum_of(self, silo: str, round_: int) -> SecureSum:
         """The sum of an open blind round; RefusedError ROUND_CLOSED where there is none.
 
         LateError for the round that closed last: t silos open its sum, and one that was slower gives in vain.
@@ -147,7 +147,7 @@ class JobRun:
             raise refused(silo, "ROUND_CLOSED", f"job {self.job.name!r}: round {round_} sums nothing now")
         return self.summing
 
-    def told(self, silo: str, round_: int, had: int) -> Told | None:
+    def told(self, silo: str, round_: int, had: int) -> SecaggDelivery | None:
         """The next message of a round's sum for a silo that has had so many, None where there is none yet.
 
         What came of the round that closed last is told too. RefusedError ROUND_CLOSED for any other, and where an
@@ -162,13 +162,13 @@ class JobRun:
             raise RefusedError(silo, "ROUND_CLOSED", f"job {self.job.name!r} is stopped in round {round_}")
         return told
 
-    async def delivery(self, round_: int, silo: str) -> Delivery:
+    async def delivery(self, round_: int, silo: str) -> SiloDelivery:
         """What this silo gets at the start of this round."""
         async with self._reading:
             tensors = await asyncio.to_thread(
                 aggregation.deliver, self._method, self.exchanges, self._method_state, round_, silo, self.store
             )
-        return Delivery(tensors, self.store.digests(tensors))
+        return SiloDelivery(tensors, self.store.digests(tensors))
 
     def sums(self, round_: int, silo: str) -> list[KeptSum]:
         """The open sums that a silo gets in words beside it, in wire order."""
@@ -184,7 +184,7 @@ class JobRun:
                 found.append(kept_sum(name, path, group(place.part, bounds(self.job)).nbytes))
         return found
 
-    def rows(self, round_: int, silo: str) -> tuple[list[Planned], Memories]:
+    def rows(self, round_: int, silo: str) -> tuple[list[PlannedRow], Memories]:
         """The rows that a silo gets beside it, and what is to be remembered of them before they leave."""
         if self.mixing is None:
             return [], {}
@@ -198,7 +198,7 @@ class JobRun:
         deliveries = self._method.deliveries(self._method_state, round_, silo)
         return self.mixing.directed.rows(deliveries, self.job.down(round_), silo)
 
-    async def check_words(self, kept: Sequence[KeptSum], rows: Sequence[Planned]) -> None:
+    async def check_words(self, kept: Sequence[KeptSum], rows: Sequence[PlannedRow]) -> None:
         """LocalError where the disk changed words that are about to go down; each file is looked at once a round."""
         async with self._reading:
             for each in kept:
@@ -217,7 +217,7 @@ class JobRun:
         """
         path = await asyncio.to_thread(spool.finished)
         if not context:
-            await asyncio.to_thread(Upload(path, items).check_values, silo)
+            await asyncio.to_thread(SpooledUpload(path, items).check_values, silo)
         self.check_open(silo, round_, context)
         return self.store.keep(silo, round_, path, masked=bool(context))
 
@@ -230,7 +230,7 @@ class JobRun:
         """
         path = await asyncio.to_thread(spool.finished)
         if isinstance(part.exchange, Gram):
-            await asyncio.to_thread(Upload(path, given_items([part])).check_values, silo)
+            await asyncio.to_thread(SpooledUpload(path, given_items([part])).check_values, silo)
         self.check_open(silo, round_, context, part.name)
         name = name_of(part, round_, silo)
         if self.mixing is not None and self.mixing.hidden.has(round_, part.name, silo):

@@ -23,14 +23,14 @@ from ..security.secagg.evidence import Misdealing
 from ..security.secagg.gram_pieces import SealedShare, place_of, sealed_bytes
 from ..security.secagg.spec import RoundSpec, Terms, specify
 from .blind import settled
-from .blind.secure_sum import Summing
-from .blind.secure_sum_shell import Setting
+from .blind.secure_sum import SecureSum
+from .blind.secure_sum_shell import SumSetting
 from .blind.unmask import Keeping, open_sum
 from .config import Timing
-from .job_run import Delivery, JobRun
-from .rounds.events import Event, Failed, Gather, SumFailed, Summed
+from .job_run import JobRun, SiloDelivery
+from .rounds.events import Event, Gather, SiloFailed, SumFailed, Summed
 from .storage.database import Database
-from .storage.key_contributions import Contributions
+from .storage.key_contributions import KeyContributions
 from .storage.replay_log import Entry, dumped
 
 PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many in vain
@@ -39,7 +39,7 @@ WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
 
 
-class Host(Protocol):
+class DaemonCalls(Protocol):
     """What it asks of the daemon."""
 
     def apply(self, run: JobRun, event: Event) -> None:
@@ -59,25 +59,25 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True)
-class Means:
+class SumResources:
     """What sums are made with."""
 
     timing: Timing
     roster: rosters.Roster
     keys: Keys
     database: Database
-    contributions: Contributions
+    contributions: KeyContributions
 
 
-class Gathering:
-    """The shell of one round's ``Summing``, which it makes from what is kept of it."""
+class SecureSumRunner:
+    """The shell of one round's ``SecureSum``, which it makes from what is kept of it."""
 
-    def __init__(self, host: Host, means: Means, run: JobRun) -> None:
+    def __init__(self, host: DaemonCalls, means: SumResources, run: JobRun) -> None:
         job = run.job
         self.round = run.state.round
         notes, shown = settled.brought([settled.loaded(row) for _, row in means.database.settled_rows(job.name)])
         self._host, self._means, self._run = host, means, run
-        setting = Setting(
+        setting = SumSetting(
             job=job.name,
             job_digest=bytes.fromhex(job.digest),
             round=self.round,
@@ -90,7 +90,7 @@ class Gathering:
             notes=notes,
             shown=shown,
         )
-        self.summing = Summing(setting, self, means.database.secure_rows(job.name, self.round))
+        self.summing = SecureSum(setting, self, means.database.secure_rows(job.name, self.round))
 
     # An attempt begins.
 
@@ -198,7 +198,7 @@ class Gathering:
 
     def dropped(self, silo: str, code: str) -> None:
         """A silo has dropped out of the attempt that goes on."""
-        self._host.apply(self._run, Failed(silo, self.round, code))
+        self._host.apply(self._run, SiloFailed(silo, self.round, code))
 
     def summed(self, members: tuple[str, ...]) -> None:
         """The sum over these silos is open."""
@@ -209,7 +209,7 @@ class Gathering:
         self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
 
 
-def _digests(items: Sequence[Item], delivery: Delivery, hashed: Hashed) -> list[bytes]:
+def _digests(items: Sequence[Item], delivery: SiloDelivery, hashed: Hashed) -> list[bytes]:
     """SHA-256 of each tensor; one that all silos get is hashed once."""
     found = []
     for item in items:

@@ -32,20 +32,20 @@ from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.log import note as notes
-from ..security.log.checkpoint import Checkpoint
+from ..security.log.checkpoint import TreeHead
 from ..security.log.lock import locked
 from . import config as configs
 from . import heap
 from .daemon import Daemon
 from .rounds.events import Stage
 from .rpc.guard import Guard
-from .rpc.limits import Limits
+from .rpc.limits import CallLimits
 from .rpc.operations import Operations, job_of
 from .rpc.service import Service
 from .storage.database import Database, StoredJob
 
 
-def gauges(daemon: Daemon, limits: Limits) -> Iterator[Gauge]:
+def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
     """Read from another thread than the daemon's: copies first."""
     states = [run.state for run in list(daemon.runs)]
     stages = Counter(state.stage for state in states)
@@ -140,7 +140,7 @@ def _ledger(
     """Ours; LocalError where it is not the one whose head is in the database. A new log key begins a new one."""
     own = roster.coordinator
     kept = database.heads().get(own.id)
-    known = Checkpoint.parse(notes.parse(kept.note).text) if kept and kept.log_key == own.log_key else None
+    known = TreeHead.parse(notes.parse(kept.note).text) if kept and kept.log_key == own.log_key else None
     return ReceivingLedger.open(config.directory / LEDGER, own.id, roster.federation, keys.log, known)
 
 

@@ -23,7 +23,7 @@ class LastRound:
 
 
 @dataclass(frozen=True)
-class JobStatus:
+class CoordinatorJobStatus:
     """One job. Silos stand under what the present stage waits for: answers, gifts, or confirmations of the end."""
 
     job: str
@@ -48,7 +48,7 @@ class CoordinatorStatus:
     directory: Path
     running: bool
     disk: Disk
-    jobs: tuple[JobStatus, ...]
+    jobs: tuple[CoordinatorJobStatus, ...]
 
 
 def read(config: CoordinatorConfig) -> CoordinatorStatus:
@@ -66,13 +66,13 @@ def _last(database: Database, job: str) -> LastRound | None:
     return LastRound(rounds[-1][0], tuple(rounds[-1][1]), rounds[-1][2]) if rounds else None
 
 
-def _job(state: JobState, database: Database) -> JobStatus:
+def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
     gave, missing, dropped = _who(state, database)
     last = _last(database, state.job)
     closed = last.round + 1 if last else 0
     told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
     attempt = state.attempt if state.blind and state.stage == "round" else None
-    return JobStatus(
+    return CoordinatorJobStatus(
         state.job, state.stage, closed, state.rounds, *told, last, attempt, relayed(database.files(state.job))
     )
 

@@ -19,7 +19,7 @@ MOST_IN_ALL = 1 << 17  # fields of one message, with those in its fields
 NONE: "Bounds" = MappingProxyType({})
 
 
-class Bound(NamedTuple):
+class FieldLimit(NamedTuple):
     """Of a field that is a message: most fields in it, most bytes of one, and those in it with bounds of their own."""
 
     most: int
@@ -27,15 +27,15 @@ class Bound(NamedTuple):
     inner: "Bounds" = NONE
 
 
-Bounds: TypeAlias = Mapping[int, Bound]  # number of a field that is a message
+Bounds: TypeAlias = Mapping[int, FieldLimit]  # number of a field that is a message
 
 
 def check_fields(data: bytes, most: int, bounds: Bounds) -> None:
     """DecodeError for more than ``most`` fields, or where a message in one of them goes beyond its bounds."""
-    _check(data, 0, len(data), Bound(most, len(data), bounds), "", MOST_IN_ALL)
+    _check(data, 0, len(data), FieldLimit(most, len(data), bounds), "", MOST_IN_ALL)
 
 
-def _check(data: bytes, at: int, end: int, bound: Bound, where: str, left: int) -> int:
+def _check(data: bytes, at: int, end: int, bound: FieldLimit, where: str, left: int) -> int:
     """How many fields the message may still have in all."""
     for count, (number, start, stop) in enumerate(_fields(data, at, end)):
         if count == bound.most or not left:

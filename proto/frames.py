@@ -17,22 +17,22 @@ from .channel import MAX_MESSAGE_BYTES
 from .convert.mix import BOUND as PREKEY
 from .convert.mix import MOST_DOCUMENT, MOST_TOLD
 from .convert.secagg_messages import MOST_HASHES, MOST_PROOF_BYTES, MOST_SPEC_BYTES
-from .field_limits import Bound, check_fields
+from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
-LETTER = Bound(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
-ROW = Bound(MOST_SILOS + 8, MOST_DOCUMENT, {4: Bound(4, 4096, {2: LETTER})})  # of a Mix, with its uploads
-SUM = Bound(MOST_SILOS + 8, MOST_SPEC_BYTES)
-PROOF = Bound(2 * MOST_SILOS + 8, MOST_PROOF_BYTES)
+LETTER = FieldLimit(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
+ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})  # of a Mix, with its uploads
+SUM = FieldLimit(MOST_SILOS + 8, MOST_SPEC_BYTES)
+PROOF = FieldLimit(2 * MOST_SILOS + 8, MOST_PROOF_BYTES)
 BOUNDS = {  # manifest, with a shape in each of its headers, rows, open sums, prekeys, proofs; END
-    1: Bound(MOST_TENSORS + MOST_TOLD + MOST_SILOS + 16, 4096, {10: ROW, 11: SUM, 12: PREKEY, 13: PROOF}),
-    3: Bound(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
+    1: FieldLimit(MOST_TENSORS + MOST_TOLD + MOST_SILOS + 16, 4096, {10: ROW, 11: SUM, 12: PREKEY, 13: PROOF}),
+    3: FieldLimit(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
 }
 TAG = 0x12
 LONGEST_VARINT = 5  # bytes of a length below 2^35
 
 
-class Chunk:
+class ChunkFrame:
     """A chunk frame: as it crosses, and the payload in it."""
 
     __slots__ = ("encoded", "payload")
@@ -43,27 +43,27 @@ class Chunk:
         self.payload = memoryview(encoded)[start:]
 
     @classmethod
-    def of(cls, pieces: Sequence[bytes | memoryview]) -> "Chunk":
+    def of(cls, pieces: Sequence[bytes | memoryview]) -> "ChunkFrame":
         """A chunk of these bytes, one after another; they are copied."""
         header = bytes((TAG, *_varint(sum(len(piece) for piece in pieces))))
         return cls(b"".join((header, *pieces)), len(header))
 
 
-Frame: TypeAlias = pb.Frame | Chunk  # a pb.Frame that was decoded here is never a chunk
+Frame: TypeAlias = pb.Frame | ChunkFrame  # a pb.Frame that was decoded here is never a chunk
 
 
 def encode(frame: Frame) -> bytes:
     """The bytes of a message Frame."""
-    return frame.encoded if isinstance(frame, Chunk) else frame.SerializeToString()
+    return frame.encoded if isinstance(frame, ChunkFrame) else frame.SerializeToString()
 
 
 def decode(data: bytes) -> Frame:
     """What the bytes of a message Frame hold; protobuf's DecodeError for bytes that are none, or out of bounds."""
     if (start := _payload_start(data)) is not None:
-        return Chunk(data, start)
+        return ChunkFrame(data, start)
     check_fields(data, MOST_FIELDS, BOUNDS)
     frame = pb.Frame.FromString(data)
-    return Chunk.of([frame.chunk]) if frame.WhichOneof("body") == "chunk" else frame
+    return ChunkFrame.of([frame.chunk]) if frame.WhichOneof("body") == "chunk" else frame
 
 
 def _varint(number: int) -> list[int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import LocalError, RefusedError
 from . import tensor_pb2 as pb
 from .channel import CHUNK_BYTES
-from .frames import Chunk, Frame
+from .frames import ChunkFrame, Frame
 from .wire import tensor_bytes
 
 TOGETHER = 4  # chunks that are given to a thread at a time, where one does the work
@@ -80,7 +80,7 @@ class Digester:
         return Digests(tuple(self._done))
 
 
-def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
     """The tensors' bytes back to back, in chunks of ``size`` (the last may be smaller)."""
     pieces: list[memoryview] = []
     left = size
@@ -91,13 +91,13 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
             pieces.append(piece)
             left -= len(piece)
             if not left:
-                yield Chunk.of(pieces)
+                yield ChunkFrame.of(pieces)
                 pieces, left = [], size
     if pieces:
-        yield Chunk.of(pieces)
+        yield ChunkFrame.of(pieces)
 
 
-def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
     """The same bytes in chunks of ``size``, the last what is left; a piece is copied before the next is asked for.
 
     Once only, where a chunk lies within a piece.
@@ -107,17 +107,17 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
         left = piece
         while left:
             if not filled and len(left) >= size:
-                yield Chunk.of([left[:size]])
+                yield ChunkFrame.of([left[:size]])
                 left = left[size:]
                 continue
             step = min(len(left), size - filled)
             buffer[filled : filled + step] = left[:step]
             left, filled = left[step:], filled + step
             if filled == size:
-                yield Chunk.of([memoryview(buffer)])
+                yield ChunkFrame.of([memoryview(buffer)])
                 filled = 0
     if filled:
-        yield Chunk.of([memoryview(buffer)[:filled]])
+        yield ChunkFrame.of([memoryview(buffer)[:filled]])
 
 
 def resumable(offset: int, size: int) -> bool:
@@ -146,14 +146,14 @@ class Inbound:
 
     def feed(self, frame: Frame) -> None:
         """Take one frame; RefusedError for any that does not belong here."""
-        body = "chunk" if isinstance(frame, Chunk) else frame.WhichOneof("body")
+        body = "chunk" if isinstance(frame, ChunkFrame) else frame.WhichOneof("body")
         if self.end is not None or body is None:
             raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
         if self._digester is None:
-            if isinstance(frame, Chunk) or body != "manifest":
+            if isinstance(frame, ChunkFrame) or body != "manifest":
                 raise RefusedError(self._peer, "MANIFEST", f"the first frame is a {body}, not a manifest")
             self._begin(frame.manifest)
-        elif isinstance(frame, Chunk):
+        elif isinstance(frame, ChunkFrame):
             self._take(frame.payload, self._digester)
         elif body == "end":
             self._finish(frame.end, self._digester)

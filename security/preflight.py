@@ -33,7 +33,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class PreflightReport:
     """Findings in the order in which they were made."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -62,7 +62,9 @@ class Report:
         self.findings.append(Finding(name, ok=False, text=f"not tried: first put {needed} right"))
 
 
-def identity(report: Report, folder: Path, path: Path, pins: Pins, role: Role) -> tuple[Keys | None, Roster | None]:
+def identity(
+    report: PreflightReport, folder: Path, path: Path, pins: Pins, role: Role
+) -> tuple[Keys | None, Roster | None]:
     """Keys, roster, whether they belong together, and the clock: what every daemon begins with."""
     ours = report.look("keys", partial(keys, folder))
     members = report.look("roster", partial(roster, path, pins))

@@ -32,37 +32,37 @@ from .admission.checks import Admitted, admit, checked_cohort
 from .admission.private_jobs import advice, check_room, payer
 from .blind.group_keys import GroupKeys
 from .blind.round import REFUSED
-from .blind.rounds import BlindRounds, Local
+from .blind.rounds import BlindRounds, OwnValues
 from .config import SiloConfig
 from .egress.gate import DeniedError, Gate, TurnedAwayError, UnreachableError
-from .ingress.delivery import Delivered
+from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .job_folder import JobFolder, split_key
-from .parts.gifts import UNSAID, Bundle
+from .parts.gifts import UNSAID, Contributions
 from .session import (
-    Asked,
     Barred,
     Conclude,
     Connect,
     Connected,
+    ConnectionLost,
     Decide,
     Effect,
     Event,
     Exit,
-    Finished,
-    Lost,
-    Offered,
+    JobFinished,
+    JobOffered,
     Poll,
+    RoundOpened,
     StopAsked,
     TakePart,
     Task,
-    Told,
+    TaskReceived,
     Worked,
     advance,
     begin,
 )
-from .training.round import Work
-from .training.trainer import Place, Trainer
+from .training.round import JobTraining
+from .training.trainer import Trainer, TrainingDevice
 
 if TYPE_CHECKING:
     from .admission.budget import DatasetBudget
@@ -99,7 +99,7 @@ class Agent:
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
         self._trainer = Trainer()
         training = config.training
-        self._place = Place(training.device, training.precision, graphs=training.graphs)
+        self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
         self._admitted: dict[str, Admitted] = {}
         self._withheld_told: set[str] = set()  # digests of jobs
         self._waits_told: tuple[str, int] | None = None  # the private round of which the log has it
@@ -160,12 +160,12 @@ class Agent:
                 return Barred(str(error))
             log.problem("turned.away", code=error.code, why=str(error))
             if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
-                return Lost(str(error))
+                return ConnectionLost(str(error))
             await asyncio.sleep(PAUSE_SECONDS)
             return Worked()
         except PeerError as error:
             log.problem("coordinator.lost", why=str(error))
-            return Lost(str(error))
+            return ConnectionLost(str(error))
 
     async def _poll(self) -> Event:
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ class Agent:
         task = _task(self._roster.coordinator.id, await self._gate.poll())
         if task is None and loop.time() - asked < PAUSE_SECONDS:
             await asyncio.sleep(PAUSE_SECONDS)
-        return Told(task)
+        return TaskReceived(task)
 
     async def _connect(self, attempt: int) -> Event:
         if attempt > 0:
@@ -188,7 +188,7 @@ class Agent:
 
     # A job is offered.
 
-    async def _decide(self, offer: Offered) -> Event:
+    async def _decide(self, offer: JobOffered) -> Event:
         try:
             admitted = await asyncio.to_thread(self._admit, offer.signed)
         except RefusedError as error:
@@ -216,7 +216,7 @@ class Agent:
             log.problem("privacy.advice", job=job.name, why=said)
         return Worked()
 
-    async def _decline(self, offer: Offered, error: RefusedError) -> Event:
+    async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
         await self._gate.record_decision(offer.job, offer.digest, "", (error.why,))
         await self._gate.answer(offer.job, offer.digest, 0, "DECLINE", error.code)
@@ -260,7 +260,7 @@ class Agent:
 
     # A round.
 
-    async def _take_part(self, asked: Asked) -> Event:
+    async def _take_part(self, asked: RoundOpened) -> Event:
         """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on.
 
         Except for a full disk: the agent ends, so that the round is as it was once there is room.
@@ -289,12 +289,12 @@ class Agent:
                 await self._give_up(asked, _code(error), error)
         return Worked()
 
-    async def _give_up(self, asked: Asked, code: str, error: Exception) -> None:
+    async def _give_up(self, asked: RoundOpened, code: str, error: Exception) -> None:
         log.problem("round.failed", job=asked.job, round=asked.round, code=code, why=str(error))
         await self._gate.answer(asked.job, asked.digest, asked.round, "FAILED", code)
         await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _round(self, admitted: Admitted, asked: Asked) -> None:
+    async def _round(self, admitted: Admitted, asked: RoundOpened) -> None:
         job, folder, round_ = admitted.job, self._folder(admitted.job.name), asked.round
         cohort = checked_cohort(asked.cohort, job, round_, self._silo, self._roster)
         if job.privacy is not None and not self._gate.witnessed:
@@ -319,11 +319,11 @@ class Agent:
             )
         if admitted.declared.bounds is not None:
 
-            async def trained(delivered: Delivered) -> Bundle:
+            async def trained(delivered: ReceivedDelivery) -> Contributions:
                 return bundle if bundle is not None else await self._train(admitted, asked, delivered)
 
             own = partial(self._work(admitted).own, asked.counted)
-            local = Local(folder.path, asked.counted, own)
+            local = OwnValues(folder.path, asked.counted, own)
             await self._blind.take_part(admitted, round_, cohort, local, trained, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
@@ -335,7 +335,7 @@ class Agent:
         await self._gate.give(admitted.declared, round_, bundle, cohort)
         log.event("round.given", job=job.name, round=round_)
 
-    async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Bundle | None:
+    async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Contributions | None:
         """What a round gives that was trained before; if the disk changed it and nothing left, it is trained again.
 
         LocalError names a damaged one of which something left, and one of a private job: training it again would cost
@@ -350,7 +350,7 @@ class Agent:
         await asyncio.to_thread(folder.forget, round_)
         return None
 
-    async def _await_word(self, asked: Asked) -> None:
+    async def _await_word(self, asked: RoundOpened) -> None:
         """A private round waits for another silo's word, which comes with a poll; then the round is told again."""
         if not (witnesses := sorted(self._gate.witnesses)):
             raise LocalError(
@@ -371,7 +371,7 @@ class Agent:
             )
         await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _train(self, admitted: Admitted, asked: Asked, delivered: Delivered) -> Bundle:
+    async def _train(self, admitted: Admitted, asked: RoundOpened, delivered: ReceivedDelivery) -> Contributions:
         began = time.monotonic()
         train = self._work(admitted).train
         try:
@@ -383,7 +383,7 @@ class Agent:
         self._tell_withheld(admitted, delivered)
         return bundle
 
-    def _tell_withheld(self, admitted: Admitted, delivered: Delivered) -> None:
+    def _tell_withheld(self, admitted: Admitted, delivered: ReceivedDelivery) -> None:
         """Once a job, as soon as its silos know who holds which class, which does not change."""
         job = admitted.job
         if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
@@ -391,7 +391,7 @@ class Agent:
             (holders,) = delivered.tensors[HOLDERS].values()
             log.event("job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders))
 
-    def _work(self, admitted: Admitted) -> Work:
+    def _work(self, admitted: Admitted) -> JobTraining:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
         private = payer(admitted.job, self._budget, folder)
         limits = self._policy.file.limits
@@ -399,7 +399,9 @@ class Agent:
             math.inf if limits.max_step is None else limits.max_step,
             math.inf if limits.max_parallel is None else limits.max_parallel,
         )
-        return Work(admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place, caution)
+        return JobTraining(
+            admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place, caution
+        )
 
     @contextlib.asynccontextmanager
     async def _beating(self, job: str, round_: int) -> AsyncIterator[None]:
@@ -422,7 +424,7 @@ class Agent:
 
     # The end of a job.
 
-    async def _conclude(self, finished: Finished) -> Event:
+    async def _conclude(self, finished: JobFinished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
         folder, code = self._folder(finished.job), "UNSPECIFIED"
         ended = self._group_keys.ended(finished.job)  # told again: its keys are gone, and what we can take we have
@@ -448,12 +450,14 @@ class Agent:
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 
-    async def _final(self, admitted: Admitted, finished: Finished) -> Delivered:
+    async def _final(self, admitted: Admitted, finished: JobFinished) -> ReceivedDelivery:
         job = admitted.job
         if not job.security.required:
             return await self._gate.fetch(job, finished.round)
         own = partial(self._work(admitted).own, finished.counted)
-        return await self._blind.fetch(job, finished.round, Local(self._folder(job.name).path, finished.counted, own))
+        return await self._blind.fetch(
+            job, finished.round, OwnValues(self._folder(job.name).path, finished.counted, own)
+        )
 
 
 def _code(error: StaddleError) -> str:
@@ -466,13 +470,13 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
     match task.WhichOneof("body"):
         case "offer":
             job, digest = task.offer.job, task.offer.job_digest
-            told: Task = Offered(job, digest.hex(), task.offer.signed_job)
+            told: Task = JobOffered(job, digest.hex(), task.offer.signed_job)
         case "round":
             job, digest = task.round.job, task.round.job_digest
-            told = Asked(job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort))
+            told = RoundOpened(job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort))
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
-            told = Finished(job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted)
+            told = JobFinished(job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted)
         case _:
             return None
     if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:

@@ -22,9 +22,9 @@ from ..security.ledger import messages as ledger_view
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.records import SumSigned
 from ..security.policy import policy as policies
-from ..security.policy.file import Dataset as DatasetTable
+from ..security.policy.file import BudgetTable as DatasetTable
 from ..security.policy.policy import Policy
-from ..security.preflight import Report
+from ..security.preflight import PreflightReport
 from . import config as configs
 from . import connectivity as reach
 from .admission.checks import admit
@@ -36,9 +36,9 @@ from .job_folder import JobFolder, split_key
 STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
 
 
-def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
+def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     """Findings in running order; what needs a thing that failed is not tried."""
-    report = Report()
+    report = PreflightReport()
     config = report.look("configuration", partial(_config, path))
     if config is None:
         return report
@@ -62,7 +62,7 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> Report:
     return report
 
 
-def _reach(report: Report, config: SiloConfig, keys: Keys | None, roster: Roster | None) -> None:
+def _reach(report: PreflightReport, config: SiloConfig, keys: Keys | None, roster: Roster | None) -> None:
     if keys is None or roster is None:
         report.skip("reach", "keys and roster")
         return

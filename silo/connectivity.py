@@ -16,13 +16,13 @@ from grpc_health.v1 import health_pb2
 from ..errors import PeerError
 from ..proto.channel import OPTIONS
 from ..security.identity.certificate import DOMAIN
-from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Entry, Keys
+from ..security.identity.keys import TLS_CERTIFICATE, TLS_KEY, Keys, RosterEntry
 
 SECONDS = 10.0
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def connect(address: str, coordinator: Entry) -> tuple[bool, str]:
+def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
     """(1) Something listens there."""
     try:
         with _connected(address):
@@ -41,7 +41,7 @@ def connect(address: str, coordinator: Entry) -> tuple[bool, str]:
         ) from error
 
 
-def handshake(address: str, folder: Path, coordinator: Entry) -> tuple[bool, str]:
+def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[bool, str]:
     """(2) It shows the certificate that the roster has for the coordinator, and takes ours."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -65,7 +65,7 @@ def handshake(address: str, folder: Path, coordinator: Entry) -> tuple[bool, str
     return True, f"TLS 1.3 with {coordinator.id}, key {coordinator.tls_fingerprint}; it takes our certificate"
 
 
-def _refused(coordinator: Entry, address: str) -> PeerError:
+def _refused(coordinator: RosterEntry, address: str) -> PeerError:
     return PeerError(
         coordinator.id,
         f"{address} ended the handshake; its roster may not have our key: compare staddle roster show on both sides, "
@@ -73,7 +73,7 @@ def _refused(coordinator: Entry, address: str) -> PeerError:
     )
 
 
-def health(address: str, keys: Keys, coordinator: Entry) -> tuple[bool, str]:
+def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, str]:
     """(3) The coordinator says that it serves."""
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
     options = (*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.{DOMAIN}"))

@@ -35,15 +35,15 @@ from typing import Any
 from pydantic import NonNegativeInt
 
 from ..algorithms.course import SiloState
-from ..algorithms.training.silo_round import Report, state_from_bytes, state_to_bytes
+from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
 from ..files.documents import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
 from .parts import gifts as bundle
-from .parts.gifts import Bundle
+from .parts.gifts import Contributions
 
 
-class Counted(Strict):
+class LastCountedRound(Strict):
     """The file ``counted``."""
 
     counted: NonNegativeInt
@@ -104,11 +104,11 @@ class JobFolder:
         kept = self.path / "job.json"
         return read_bytes(kept) if kept.exists() else None
 
-    def save_round(self, round_: int, counted: int, state: SiloState, given: Bundle) -> None:
+    def save_round(self, round_: int, counted: int, state: SiloState, given: Contributions) -> None:
         """Keep what a round trained and gives, and the state that it began from; all other states go."""
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
-            checked_file.write_json(self.path / "counted", Counted(counted=counted))
+            checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
         write_atomic(outbox, bundle.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
@@ -147,7 +147,7 @@ class JobFolder:
         except OSError as error:
             raise LocalError(f"{path}: cannot read it: {error.strerror or error}; restore it from a backup") from error
 
-    def outbox(self, round_: int) -> Bundle | None:
+    def outbox(self, round_: int) -> Contributions | None:
         """What this round gives, if it is the one that was trained last."""
         path = self._outbox(round_ + 1)
         if not (path.exists() and self._state(round_ + 1).exists()):
@@ -162,7 +162,7 @@ class JobFolder:
     def _confirmed(self) -> int:
         """The most rounds that the coordinator ever said to count."""
         path = self.path / "counted"
-        return checked_file.read_json(path, Counted).counted if path.exists() else 0
+        return checked_file.read_json(path, LastCountedRound).counted if path.exists() else 0
 
     def _state(self, rounds: int) -> Path:
         return self.path / f"state-{rounds}.safetensors"
@@ -186,13 +186,13 @@ class JobFolder:
             raise LocalError(f"{path}: not a report as the silo writes it; move it away")
         return {**document}
 
-    def add_round(self, report: Report, facts: Mapping[str, object]) -> None:
+    def add_round(self, report: RoundReport, facts: Mapping[str, object]) -> None:
         """Append a round; repeating one replaces it."""
         document = self.report()
         rounds = [entry for entry in document["rounds"] if entry["round"] != report.round]
         self._write({**document, **facts, "rounds": [*rounds, asdict(report)]})
 
-    def finish(self, report: Report, facts: Mapping[str, object]) -> None:
+    def finish(self, report: RoundReport, facts: Mapping[str, object]) -> None:
         """Add the final evaluation."""
         self._write({**self.report(), **facts, "final": asdict(report)})
 

@@ -31,7 +31,7 @@ Stage: TypeAlias = Literal["offline", "waiting", "working", "stopped"]
 
 
 @dataclass(frozen=True)
-class Offered:
+class JobOffered:
     """A job to decide on, as its operator signed it."""
 
     job: str
@@ -40,7 +40,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RoundOpened:
     """A round to take part in; ``counted`` is one more than our last round that counted, 0 before the first.
 
     ``cohort`` are the silos of the round as the coordinator says it, not checked yet.
@@ -54,7 +54,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Finished:
+class JobFinished:
     """A job that is over; ``counted`` as in Asked."""
 
     job: str
@@ -64,7 +64,7 @@ class Finished:
     counted: int
 
 
-Task: TypeAlias = Offered | Asked | Finished
+Task: TypeAlias = JobOffered | RoundOpened | JobFinished
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class Told:
+class TaskReceived:
     """A poll came back, with a task or with none."""
 
     task: Task | None
@@ -97,7 +97,7 @@ class Worked:
 
 
 @dataclass(frozen=True)
-class Lost:
+class ConnectionLost:
     """The coordinator cannot be reached, or knows our session no more."""
 
     why: str
@@ -115,7 +115,7 @@ class StopAsked:
     """Someone asked this process to stop."""
 
 
-Event: TypeAlias = Connected | Told | Worked | Lost | Barred | StopAsked
+Event: TypeAlias = Connected | TaskReceived | Worked | ConnectionLost | Barred | StopAsked
 
 
 # Effects.
@@ -137,21 +137,21 @@ class Poll:
 class Decide:
     """Accept or decline a job."""
 
-    offer: Offered
+    offer: JobOffered
 
 
 @dataclass(frozen=True)
 class TakePart:
     """Fetch, train, give."""
 
-    asked: Asked
+    asked: RoundOpened
 
 
 @dataclass(frozen=True)
 class Conclude:
     """Fetch the last results, evaluate, confirm."""
 
-    finished: Finished
+    finished: JobFinished
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,14 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
             return SessionState("stopped"), Exit("")
         case Barred(why):
             return SessionState("stopped"), Exit(why)
-        case Lost() if state.stage != "stopped":
+        case ConnectionLost() if state.stage != "stopped":
             attempt = state.attempt + 1
             return SessionState("offline", attempt), Connect(attempt)
         case Connected() if state.stage == "offline":
             return replace(state, stage="waiting"), Poll()
-        case Told(None) if state.stage == "waiting":
+        case TaskReceived(None) if state.stage == "waiting":
             return SessionState("waiting"), Poll()
-        case Told(task) if state.stage == "waiting" and task is not None:
+        case TaskReceived(task) if state.stage == "waiting" and task is not None:
             return replace(state, stage="working", task=task), _work(task)
         case Worked() if state.stage == "working":
             return SessionState("waiting"), Poll()
@@ -193,9 +193,9 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
 
 def _work(task: Task) -> Effect:
     match task:
-        case Offered():
+        case JobOffered():
             return Decide(task)
-        case Asked():
+        case RoundOpened():
             return TakePart(task)
-        case Finished():
+        case JobFinished():
             return Conclude(task)

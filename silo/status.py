@@ -8,7 +8,7 @@ from typing import Any
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import Disk, disk, parse_json, read_bytes
-from ..security.ledger.audit import LEDGER, Verified, verify
+from ..security.ledger.audit import LEDGER, AuditResult, verify
 from ..security.ledger.messages import Totals, budgets, summary
 from ..security.ledger.records import PrivacyHead
 from ..security.log.head import own_log_key
@@ -18,7 +18,7 @@ from .job_folder import JobFolder
 
 
 @dataclass(frozen=True)
-class JobStatus:
+class SiloJobStatus:
     """One job that the silo accepted."""
 
     job: str
@@ -36,7 +36,7 @@ class JobStatus:
 class LedgerStatus:
     """The ledger, checked from its first byte to its last."""
 
-    verified: Verified
+    verified: AuditResult
     totals: Mapping[tuple[str, ...], Totals]  # (job, part) → what left; empty where the ledger does not hold
     budgets: Mapping[str, PrivacyHead] = field(default_factory=dict)  # by data set, what its last head says was spent
 
@@ -48,7 +48,7 @@ class SiloStatus:
     directory: Path
     running: bool
     disk: Disk
-    jobs: tuple[JobStatus, ...]
+    jobs: tuple[SiloJobStatus, ...]
     ledger: LedgerStatus
 
 
@@ -67,7 +67,7 @@ def read(config: SiloConfig) -> SiloStatus:
     return SiloStatus(config.directory, held(config.directory), disk(config.directory), jobs, ledger)
 
 
-def _job(folder: JobFolder) -> JobStatus:
+def _job(folder: JobFolder) -> SiloJobStatus:
     name, path = folder.path.name, folder.path / "job.json"
     try:
         signed = parse_json(read_bytes(path), str(path))
@@ -75,8 +75,8 @@ def _job(folder: JobFolder) -> JobStatus:
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
     except LocalError as error:
-        return JobStatus(name, folder.finished, folder.failed, problem=str(error))
-    return JobStatus(name, folder.finished, folder.failed, job.method_name, done, job.length, *counts)
+        return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
+    return SiloJobStatus(name, folder.finished, folder.failed, job.method_name, done, job.length, *counts)
 
 
 def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:

@@ -30,7 +30,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.identity.domains import GROUP_CONTEXT, framed
 from staddle.security.ledger.records import Digest, Payload, TensorDigest
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
 SESSION = b"session-of-16-by"
@@ -173,7 +173,7 @@ class Recording:
         digest = sha256(words).digest()
         total = sha256(digest)
         sealed = self.ledger.digest(ref, (), Payload(bytes=len(words), sha256=total.hexdigest()))
-        place, size = sealed.place, Checkpoint.parse(sealed.checkpoint.text).size
+        place, size = sealed.place, TreeHead.parse(sealed.checkpoint.text).size
         return tensor.End(
             sha256=total.digest(),
             tensor_sha256=[digest],

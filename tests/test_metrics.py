@@ -7,7 +7,7 @@ import pytest
 
 from staddle import log
 from staddle.errors import LocalError
-from staddle.metrics import COORDINATOR, SILO, Gauge, MetricsConfig, Rule, served
+from staddle.metrics import COORDINATOR, SILO, Gauge, MetricRule, MetricsConfig, served
 
 HERE = MetricsConfig(listen="127.0.0.1:0")
 
@@ -55,10 +55,10 @@ def test_and_nowhere_else(listen, why):
 
 def test_events_are_counted_by_their_labels_and_amounts():
     rules = (
-        Rule("a", "seen", "x"),
-        Rule("b", "bytes", "x", ("silo",), "bytes"),
-        Rule("c", "calls", "x", ("method", "code")),
-        Rule("d", "seconds", "x", (), "took", each=True),
+        MetricRule("a", "seen", "x"),
+        MetricRule("b", "bytes", "x", ("silo",), "bytes"),
+        MetricRule("c", "calls", "x", ("method", "code")),
+        MetricRule("d", "seconds", "x", (), "took", each=True),
     )
     with running(rules) as read:
         log.event("a", other=1)
@@ -86,7 +86,7 @@ def test_gauges_are_read_at_the_time_of_asking():
 
 
 def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(capsys):
-    with running((Rule("a", "seen", "x", ("silo",)),)) as read:
+    with running((MetricRule("a", "seen", "x", ("silo",)),)) as read:
         log.event("a")
         log.event("a", silo="north")
         assert read()['staddle_silo_seen_total{silo="north"}'] == 1
@@ -94,7 +94,7 @@ def test_an_event_without_its_field_neither_stops_the_daemon_nor_the_counting(ca
 
 
 def test_nothing_listens_or_counts_without_the_table_or_after_the_end(capsys):
-    with served(None, "silo", (Rule("a", "seen", "x"),), lambda: ()):
+    with served(None, "silo", (MetricRule("a", "seen", "x"),), lambda: ()):
         assert "metrics.listening" not in capsys.readouterr().err
     with running() as read:
         pass

@@ -57,7 +57,7 @@ from torch import Tensor
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
 from ..delivery import Combined, CoordinatorState, Delivery, Results, Row
-from ..exchange.parts import DTYPES, Gift, Gram, Kind, Mix, Part, TensorSpec
+from ..exchange.parts import DTYPES, Contribution, Gram, Kind, Mix, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL
 
@@ -126,13 +126,13 @@ class ClusteredFL(Method):
         """Train the whole model."""
         return (self.stage(*MODEL),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, and how far it is from the one before."""
-        gifts = {"model": Gift(self.flat(state, *MODEL))}
+        gifts = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:
             (spec,) = self.update.tensors
             update = self.vector(state).double() - state.extra["received"].double()  # (1)
-            gifts["update"] = Gift({spec.name: update.to(DTYPES[spec.dtype])[None]})
+            gifts["update"] = Contribution({spec.name: update.to(DTYPES[spec.dtype])[None]})
         return gifts
 
     def vector(self, state: SiloState) -> Tensor:

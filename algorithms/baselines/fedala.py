@@ -39,7 +39,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage
 from ..delivery import Results
-from ..exchange.parts import DTYPES, Gift, Kind, Part, Tensors
+from ..exchange.parts import DTYPES, Contribution, Kind, Part, Tensors
 from ..method import Method, Setting, specs_of_parameters
 from ..models.functional import called_with, parameters_of
 
@@ -150,9 +150,9 @@ class FedALA(Method):
         mixed = self.mixture(state.parts["weights"], context)
         return {part: {**tensors, **mixed.get(part, {})} for part, tensors in state.parts.items()}
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)
+        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)
 
 
 def _key(part: str, parameter: str) -> str:

@@ -50,7 +50,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Optimiser, Parts, SiloState, Stage, Survey
 from ..delivery import Combined, CoordinatorState, Results
-from ..exchange.parts import DTYPES, Gift, Kind, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import DTYPES, Contribution, Kind, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting
 from ..models.functional import called_with, parameters_of
 
@@ -144,11 +144,11 @@ class FedAS(Method):
         means = facts.measured["sums"] / facts.class_counts.double().clamp(min=1)[:, None]
         return replace(state, extra={"prototypes": means.to(DTYPES[self.rows.dtype])})  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor times T_i, and T_i."""
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
         weighted = {name: (trace * t.double()).to(t.dtype) for name, t in self.flat(state, "extractor").items()}
-        return {"weighted": Gift({**weighted, "trace": trace})}
+        return {"weighted": Contribution({**weighted, "trace": trace})}
 
     # The coordinator half.
 

@@ -22,7 +22,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..course import Effort, Facts, SiloState, Stage
-from ..exchange.parts import Gift, Part
+from ..exchange.parts import Contribution, Part
 from ..methods.fedavg import FedAvg, FedAvgOptions
 
 
@@ -56,6 +56,6 @@ class FedAvgFT(FedAvg):
         stage = self.stage("extractor", "classifier")
         return (replace(stage, epochs=self.options.tuning_epochs) if self.tuning(facts.round) else stage,)  # (3)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model; nothing of what was tuned."""
         return {} if self.tuning(facts.round) else super().give(state, facts)

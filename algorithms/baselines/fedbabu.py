@@ -29,7 +29,7 @@ from pydantic import Field
 
 from ...files.documents import Strict
 from ..course import Effort, Facts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part
+from ..exchange.parts import Contribution, Kind, Part
 from ..method import Method, Setting
 
 TUNED = {"head": ("classifier",), "body": ("extractor",), "full": ("extractor", "classifier")}
@@ -75,8 +75,8 @@ class FedBABU(Method):
             return (replace(self.stage(*TUNED[self.options.tuned]), epochs=self.options.tuning_epochs),)  # (3)
         return (self.stage("extractor"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples; nothing of what was tuned."""
         if self.tuning(facts.round):
             return {}
-        return {"extractor": Gift(self.flat(state, "extractor"), float(facts.samples))}  # (2)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (2)

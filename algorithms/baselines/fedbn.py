@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part, Sum
+from ..exchange.parts import Contribution, Kind, Part, Sum
 from ..method import Method, Setting
 
 MODEL = ("extractor", "classifier")
@@ -62,9 +62,9 @@ class FedBN(Method):
         """Train the whole model."""
         return (self.stage(*MODEL),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """What is no norm layer, weighted by samples."""
         every = self.flat(state, *MODEL)
         return {
-            "model": Gift({spec.name: every[spec.name] for spec in self.model.tensors}, float(facts.samples))
+            "model": Contribution({spec.name: every[spec.name] for spec in self.model.tensors}, float(facts.samples))
         }  # (2)

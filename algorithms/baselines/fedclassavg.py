@@ -44,7 +44,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
 
@@ -121,9 +121,9 @@ class FedClassAvg(Method):
         squares = torch.stack([(own[name] - common).square().mean() for name, common in context.items()])
         return self.options.rho / 2 * squares.sum()  # (3)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained classifier, weighted by samples."""
-        return {"classifier": Gift(self.flat(state, "classifier"), float(facts.samples))}  # (5)
+        return {"classifier": Contribution(self.flat(state, "classifier"), float(facts.samples))}  # (5)
 
 
 def contrasted(features: Tensor, y: Tensor, temperature: float) -> Tensor:

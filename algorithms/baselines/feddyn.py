@@ -50,7 +50,7 @@ from torch import Tensor
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
 from ..delivery import Combined, CoordinatorState, Results
-from ..exchange.parts import Gift, Kind, Part, Sum, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Sum, Tensors
 from ..method import Method, Setting, specs_of_parameters
 
 MODEL = ("extractor", "classifier")
@@ -126,9 +126,9 @@ class FedDyn(Method):
         ]
         return torch.stack(terms).sum()
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """θ_k, counted once."""
-        return {"model": Gift(self.flat(state, *MODEL), 1.0)}
+        return {"model": Contribution(self.flat(state, *MODEL), 1.0)}
 
     # The coordinator half.
 

@@ -57,7 +57,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..delivery import Combined, CoordinatorState, Delivery, Results, Value
-from ..exchange.parts import DTYPES, Each, Gift, Kind, Part, TensorSpec
+from ..exchange.parts import DTYPES, Contribution, Each, Kind, Part, TensorSpec
 from ..method import Method, Setting, specs_of_parameters
 from ..methods.common.second_model import MODEL, beside, logits, names, taken
 from ..numerics.streams import raw, stream, uniform
@@ -177,9 +177,12 @@ class FedFomo(Method):
         tensors = (state.parts[_named(model, part)][name] for part, name in self.compared)
         return torch.cat([tensor.double().reshape(-1) for tensor in tensors])
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """θ_i', and the others' weights."""
-        return {"model": Gift(self.flat(state, *MODEL)), "weights": Gift({"weights": state.extra["weights"]})}
+        return {
+            "model": Contribution(self.flat(state, *MODEL)),
+            "weights": Contribution({"weights": state.extra["weights"]}),
+        }
 
     # The coordinator half. ``affinity`` [N, N] is p, ``gave`` [N] marks the silos whose model there is, and a tensor
     # [N, …] for each of the model's has them.

@@ -41,7 +41,7 @@ from torch.nn.functional import cross_entropy
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
 from ..delivery import Results
-from ..exchange.parts import Gift, Kind, Part, Tensors, all_finite
+from ..exchange.parts import Contribution, Kind, Part, Tensors, all_finite
 from ..method import Method, Setting
 from ..methods.common.losses import divergence
 from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
@@ -127,12 +127,12 @@ class FedKD(Method):
         """D is of a batch."""
         return "its losses weigh distillation by a batch's mean, by which each record moves the gradients of others"
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The mentee after its truncated update, weighted by samples."""
         energy = self.energy(facts.round)
         trained = self.flat(state, *MODEL)
         given = {name: before + truncated(trained[name] - before, energy) for name, before in state.extra.items()}
-        return {"mentee": Gift(given, float(facts.samples))}  # (5)
+        return {"mentee": Contribution(given, float(facts.samples))}  # (5)
 
     def energy(self, round_: int) -> float:
         """T of a round."""

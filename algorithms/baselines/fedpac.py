@@ -63,7 +63,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
 from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results, Row
-from ..exchange.parts import DTYPES, WEIGHT, Each, Gift, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import DTYPES, WEIGHT, Contribution, Each, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting
 from ..methods.common.classifier_weights import best_weights, points_of
 
@@ -168,7 +168,7 @@ class FedPAC(Method):
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
         return cross_entropy(parts["classifier"](features), y, reduction="none") + self.options.lam * apart
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Model and prototypes, and Eq. 1."""
         counts, n = facts.class_counts.double(), facts.samples
         (rows,), (vector,) = self.prototypes.tensors, self.vectors.tensors
@@ -176,14 +176,16 @@ class FedPAC(Method):
         h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
         vectors = h - state.extra["prototypes"].double() / len(h)
         spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)  # n V of (1); not below 0 by rounding
-        variance = Gift({"v": spread / n})
+        variance = Contribution({"v": spread / n})
         if self.pooled:
-            variance = Gift({"v": spread / self.width}, float(n))  # a number of the size of one feature's variance
+            variance = Contribution(
+                {"v": spread / self.width}, float(n)
+            )  # a number of the size of one feature's variance
         gifts = {
-            "extractor": Gift(self.flat(state, "extractor"), float(n)),
-            "prototypes": Gift({rows.name: means.to(DTYPES[rows.dtype])}, counts),
-            "classifier": Gift(self.flat(state, "classifier")),
-            "vectors": Gift({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
+            "extractor": Contribution(self.flat(state, "extractor"), float(n)),
+            "prototypes": Contribution({rows.name: means.to(DTYPES[rows.dtype])}, counts),
+            "classifier": Contribution(self.flat(state, "classifier")),
+            "vectors": Contribution({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
             "variance": variance,
         }
         return {part.name: gifts[part.name] for part in self.up(facts.round)}

@@ -47,7 +47,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
 from ..delivery import Results
-from ..exchange.parts import DTYPES, LARGEST_WEIGHT, Gift, Kind, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import DTYPES, LARGEST_WEIGHT, Contribution, Kind, Part, Sum, Tensors, TensorSpec
 from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt, sketched
 
@@ -156,12 +156,12 @@ class FedProto(Method):
         """Sums of the features by class: the numerator of Eq. 3."""
         return {"sums": one_hot(y, self.setting.classes).double().T @ parts["extractor"](x).double()}
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Mean features by class; zeros, of weight 0, for a class without records."""
         (spec,), counts = self.prototypes.tensors, facts.class_counts.double()
         mean = facts.measured["sums"] / counts.clamp(min=1)[:, None]  # (3)
         weight = counts if self.options.weights == "samples" else (counts > 0).double()  # (6)
-        return {"prototypes": Gift({spec.name: mean.to(DTYPES[spec.dtype])}, weight)}
+        return {"prototypes": Contribution({spec.name: mean.to(DTYPES[spec.dtype])}, weight)}
 
 
 def known(prototypes: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from pydantic import Field
 
 from ...files.documents import Strict
 from ..course import Effort, Facts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part
+from ..exchange.parts import Contribution, Kind, Part
 from ..method import Method, Setting
 
 Epochs = Annotated[int, Field(strict=True, ge=1, le=10_000)]
@@ -80,6 +80,6 @@ class FedRep(Method):
             replace(self.stage("extractor"), epochs=self.extractor_epochs),  # (2)
         )
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
-        return {"extractor": Gift(self.flat(state, "extractor"), float(facts.samples))}  # (3)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (3)

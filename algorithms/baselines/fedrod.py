@@ -38,7 +38,7 @@ from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 
 ABSENT = 1e-12  # records of a class that has none
@@ -95,6 +95,6 @@ class FedRoD(Method):
         personalized = generic.detach() + parts["personal"](features.detach())
         return balanced + cross_entropy(personalized, y, reduction="none")  # (2)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Extractor and generic header, weighted by samples."""
-        return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)
+        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)

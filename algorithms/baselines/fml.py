@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 from ..methods.common.losses import divergence
 from ..methods.common.second_model import MODEL, beside_other, check_other, logits, names
@@ -95,6 +95,6 @@ class FML(Method):
         one = alpha * cross_entropy(personal, y, reduction="none") + (1 - alpha) * divergence(meme, personal)  # (1)
         return one + beta * cross_entropy(meme, y, reduction="none") + (1 - beta) * divergence(personal, meme)  # (2)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The meme model, weighted by samples."""
-        return {"meme": Gift(self.flat(state, *MODEL), float(facts.samples))}  # (3)
+        return {"meme": Contribution(self.flat(state, *MODEL), float(facts.samples))}  # (3)

@@ -35,7 +35,7 @@ from torch import nn
 from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part, Sum
+from ..exchange.parts import Contribution, Kind, Part, Sum
 from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt
 
@@ -94,11 +94,11 @@ class LGFedAvg(Method):
         """Train all layers together."""
         return (self.stage(*MODEL),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained last layers, weighted by samples."""
         every = self.flat(state, *(MODEL if self.options.layers > 1 else ("classifier",)))
         return {
-            "layers": Gift({spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples))
+            "layers": Contribution({spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples))
         }  # (2)
 
 

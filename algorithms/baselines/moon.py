@@ -35,7 +35,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from ...files.documents import Strict
 from ..course import Facts, Parts, SiloState, Stage
 from ..delivery import Results
-from ..exchange.parts import Gift, Kind, Part, Tensors
+from ..exchange.parts import Contribution, Kind, Part, Tensors
 from ..method import Method, Setting
 
 
@@ -103,6 +103,6 @@ class MOON(Method):
         contrast = torch.stack([near, far], dim=1) / self.options.temperature  # [B, 2]
         return supervised + self.options.mu * (contrast.logsumexp(1) - contrast[:, 0])  # (3), (4)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (5)
+        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (5)

@@ -62,7 +62,7 @@ from ...errors import LocalError, PeerError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..delivery import Combined, CoordinatorState, Results
-from ..exchange.parts import DTYPES, WEIGHT, Gift, Kind, Part, Sum, TensorSpec, all_finite
+from ..exchange.parts import DTYPES, WEIGHT, Contribution, Kind, Part, Sum, TensorSpec, all_finite
 from ..method import Method, Setting
 from ..methods.common.gaussian_classifier import best_beta, estimates, linear, priors_of
 from ..numerics.streams import stream, uniform
@@ -187,16 +187,16 @@ class PFedFDA(Method):
         classifier = {"weight": weight.to(self.dtype), "bias": bias.to(self.dtype)}
         return replace(state, parts={**state.parts, "classifier": classifier})
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The extractor and the interpolated statistics, weighted by samples; nothing in the end."""
         if self.tuning(facts.round):
             return {}
         weight = float(facts.samples)
         return {
-            "extractor": Gift(self.flat(state, "extractor"), weight),
-            "covariance": Gift({"covariance": state.extra["adapted"]}, weight),
-            "changes": Gift({"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()),
-            "records": Gift({"records": torch.tensor(facts.samples)}),
+            "extractor": Contribution(self.flat(state, "extractor"), weight),
+            "covariance": Contribution({"covariance": state.extra["adapted"]}, weight),
+            "changes": Contribution({"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()),
+            "records": Contribution({"records": torch.tensor(facts.samples)}),
         }
 
     # The coordinator half. ``means`` [C, d] are the global ones.

@@ -37,7 +37,7 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Change, Course, Facts, Parts, SiloState, Survey
 from ..delivery import Results
-from ..exchange.parts import Gift, Tensors
+from ..exchange.parts import Contribution, Tensors
 from ..method import Setting, specs_of_parameters
 from ..methods.common.inner_steps import detached, gradient_at, losses_at, point_of, stepped
 from ..methods.common.losses import centre, proximal
@@ -139,7 +139,7 @@ class PFedMe(FedAvg):
             parts[own] = named
         return replace(state, parts=parts)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """w, mixed with w^t by β."""
         gift, beta = super().give(state, facts)["model"], self.options.beta
         if beta == 1:

@@ -19,13 +19,13 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class Table(Strict):
+class DataTable(Strict):
     """A [data] table."""
 
     test_fraction: float = Field(default=0.25, gt=0, lt=1)
 
 
-class Pixels(Table):
+class Pixels(DataTable):
     """Public constants, one a channel or one for all: a pixel of 0 … 1 becomes (pixel - mean) / std.
 
     They are declared, never computed from a silo's records: those would be one more thing that the model tells of them.
@@ -50,7 +50,7 @@ class Pixels(Table):
         return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(torch.tensor(self.std)[:, None, None])
 
 
-class Shared(Table):
+class Shared(DataTable):
     """The k-th of n disjoint random shares of a public set, so that trials can deal it out among silos."""
 
     share: tuple[Count, Count] | None = None

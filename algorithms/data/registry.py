@@ -14,7 +14,7 @@ from ...errors import LocalError
 from ...files.file_bounds import check_regular
 from ..models.build import ModelOptions, input_shape
 from .dataset import Dataset, load_npz
-from .options import Table
+from .options import DataTable
 from .sources.bundled import Bundled, read_bundled
 from .sources.csv_file import Csv, read_csv
 from .sources.images import Images, read_images
@@ -24,14 +24,14 @@ from .sources.torchvision_sets import Torchvision, read_torchvision
 from .tagged import of_kind
 
 
-class Npz(Table):
+class Npz(DataTable):
     """``kind = "npz"``, which may be left out."""
 
     kind: Literal["npz"] = "npz"
     file: Path
 
 
-KINDS: dict[str, type[Table]] = {
+KINDS: dict[str, type[DataTable]] = {
     "npz": Npz,
     "images": Images,
     "csv": Csv,
@@ -42,7 +42,7 @@ KINDS: dict[str, type[Table]] = {
 }
 
 
-def _of_its_kind(value: Any) -> Table:
+def _of_its_kind(value: Any) -> DataTable:
     return of_kind(value, KINDS, "npz")
 
 

@@ -19,7 +19,9 @@ from ..numerics.devices import CPU
 
 SILOS = "silos"  # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
 
-ReadGift: TypeAlias = Callable[[str, str, str], Tensor]  # (part, silo, tensor name) → what that silo gave this round
+ReadContribution: TypeAlias = Callable[
+    [str, str, str], Tensor
+]  # (part, silo, tensor name) → what that silo gave this round
 Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
@@ -136,7 +138,7 @@ def close_round(
     round_: int,
     members: Sequence[str],
     up_parts: Sequence[Part],
-    read: ReadGift,
+    read: ReadContribution,
     archive: Archive,
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
     """Fold what the members gave: the next state, and the sums of METRICS.
@@ -227,7 +229,7 @@ def _posted(
     exchanges: Exchanges,
     post: Post,
     up_parts: Sequence[Part],
-    read: ReadGift,
+    read: ReadContribution,
     archive: Shelf,
     *,
     cleared: bool,
@@ -253,5 +255,5 @@ def _posted(
     return {**mailed, KEEP.name: torch.tensor(kept * post.keep, dtype=torch.float64)}
 
 
-def _reader(read: ReadGift, part: str) -> Read:
+def _reader(read: ReadContribution, part: str) -> Read:
     return lambda silo, name: read(part, silo, name)

@@ -6,7 +6,7 @@ may wait for the device, or bring anything to it from the host.
 
 One silo's training steps as a device replays them: what a step launches is recorded once in a stage.
 
-For models so small that launching their kernels one by one takes longer than they do; a large one trains as ``Plain``.
+For models so small that launching their kernels one by one takes longer than they do; a large one trains as ``PlainStepper``.
 """
 
 import gc
@@ -21,7 +21,7 @@ from torch import Size, Tensor, device
 from ...errors import LocalError
 from ..course import Stage
 from ..numerics.devices import CPU, Precision
-from ..training.loop import PLAIN, Modules, Plain, Step, Way
+from ..training.loop import PLAIN, Modules, PlainStepper, Step, Stepper
 
 WARM_CALLS = 2  # before it is recorded: libraries set up their workspaces in the first
 
@@ -165,8 +165,8 @@ def _copy(there: Sequence[Tensor], here: Sequence[Tensor]) -> None:
 SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
-class Replaying(Plain):
-    """As ``Plain``, and the same bits: from its third step on, a batch of some size is not launched but replayed."""
+class Replaying(PlainStepper):
+    """As ``PlainStepper``, and the same bits: from its third step on, a batch of some size is not launched but replayed."""
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         super().__init__(precision)
@@ -187,8 +187,8 @@ class Replaying(Plain):
         return replayed
 
 
-def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Way:
+def way_on(device: device, precision: Precision = "float32", *, graphs: bool = True) -> Stepper:
     """How silos train one by one on a device, in a precision that it has (``check_precision``)."""
     if device == CPU:
         return PLAIN
-    return Replaying(Graphs(str(device)), precision) if graphs else Plain(precision)
+    return Replaying(Graphs(str(device)), precision) if graphs else PlainStepper(precision)

@@ -16,8 +16,8 @@ from ..delivery import Results
 from ..job.job import Job
 from ..numerics.devices import CPU, in_memory
 from ..training.accountant import PrivateSilo
-from ..training.loop import PLAIN, Way
-from ..training.silo_round import Look, Outcome, local_round, look
+from ..training.loop import PLAIN, Stepper
+from ..training.silo_round import Evaluation, RoundOutcome, local_round, look
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Records:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class SiloWork:
     """One silo at the start of a round: what it has, and what comes down to it. An engine changes neither."""
 
     silo: str
@@ -56,11 +56,11 @@ class Engine(Protocol):
         """Where silos train."""
         ...
 
-    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
         """``local_round`` of each; ``done`` is called once for each that is done. LocalError names the silo."""
         ...
 
-    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
         """``local_round.look`` at each: what the start of this round would give, and nothing is trained."""
         ...
 
@@ -81,7 +81,7 @@ class Serial:
         records: Mapping[str, Records],
         paying: Mapping[str, PrivateSilo] | None = None,
         device: torch.device = CPU,
-        way: Way = PLAIN,
+        way: Stepper = PLAIN,
     ) -> None:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
@@ -93,18 +93,18 @@ class Serial:
         """Where silos train."""
         return self._device
 
-    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
+    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, RoundOutcome]:
         """``local_round`` of each, in turn."""
         return {one.silo: _then(done, self._train(round_, one)) for one in work}
 
-    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Look]:
+    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, Evaluation]:
         """``local_round.look`` at each, in turn."""
         return {one.silo: _then(done, self._look(round_, one)) for one in work}
 
     def close(self) -> None:
         """Nothing was begun."""
 
-    def _train(self, round_: int, one: Work) -> Outcome:
+    def _train(self, round_: int, one: SiloWork) -> RoundOutcome:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
         outcome = local_round(
             self._method,
@@ -123,7 +123,7 @@ class Serial:
             payer.account.commit(outcome.spending)
         return outcome
 
-    def _look(self, round_: int, one: Work) -> Look:
+    def _look(self, round_: int, one: SiloWork) -> Evaluation:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
         sides = (own.train, own.test, one.silo, own.validation)
         return look(

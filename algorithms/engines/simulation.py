@@ -14,16 +14,16 @@ from ..course import SiloState
 from ..data.dataset import Dataset
 from ..delivery import CoordinatorState
 from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Tensors
-from ..exchange.plain import PLAIN, Plain
+from ..exchange.plain import PLAIN, PlainExchange
 from ..job.job import Job
 from ..method import initial_state
 from ..numerics.devices import CPU, in_memory, room
 from ..training.accountant import PrivateSilo
 from ..training.loop import silent
 from ..training.record_checks import check_records, check_training
-from ..training.silo_round import Look, Report, final_report, kept
+from ..training.silo_round import Evaluation, RoundReport, final_report, kept
 from .aggregation import MemoryArchive, Shelved, close_round, deliver
-from .engine import Engine, Records, Serial, Work
+from .engine import Engine, Records, Serial, SiloWork
 
 Shards = Mapping[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
 
@@ -47,7 +47,7 @@ class Snapshot:
 class Round:
     """What one round gave: a report of each silo of its cohort, and the sums that the coordinator sees."""
 
-    reports: Mapping[str, Report]
+    reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
 
 
@@ -68,7 +68,7 @@ class Simulation:
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
         place = engine.device if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device) else CPU
-        self._exchanges, self._place = exchanges if place == CPU else Plain(place), place
+        self._exchanges, self._place = exchanges if place == CPU else PlainExchange(place), place
         if begun is None:
             own, public = weights or {}, None if job.privacy is None else ()
             states = {silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos}
@@ -121,11 +121,11 @@ class Simulation:
         return Round({silo: outcomes[silo].report for silo in cohort}, metrics)
 
     @in_memory()
-    def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Look]:
+    def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
         """Every silo with what the rounds so far would deliver to it next, and as it is; nothing changes."""
         return self._engine.look(self._round, [self._work(silo) for silo in self._job.silos], done)
 
-    def finish(self, last: Mapping[str, Look]) -> None:
+    def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, of a look after the last round."""
         if self._round != self._job.length:
             raise LocalError(
@@ -140,9 +140,9 @@ class Simulation:
             return given
         return {name: tensor.to(self._place) for name, tensor in given.items()}
 
-    def _work(self, silo: str) -> Work:
+    def _work(self, silo: str) -> SiloWork:
         down = deliver(self._method, self._exchanges, self._coordinator, self._round, silo, self._archive)
-        return Work(silo, self._states[silo], down)
+        return SiloWork(silo, self._states[silo], down)
 
 
 def versions_bytes(job: Job) -> int:
@@ -155,7 +155,7 @@ def versions_bytes(job: Job) -> int:
 class SimulationResult:
     """What a simulated job leaves behind."""
 
-    history: Mapping[str, tuple[Report, ...]]  # by silo: the rounds in which it trained, then the final delivery
+    history: Mapping[str, tuple[RoundReport, ...]]  # by silo: the rounds in which it trained, then the final delivery
     metrics: tuple[Mapping[str, Tensor], ...]  # by round: the sums that the coordinator sees
     states: Mapping[str, SiloState]  # the model that each silo keeps
     coordinator: CoordinatorState
@@ -186,7 +186,7 @@ def simulate(
     check_population(job, records)
     paying = None if private is None else {silo: private(silo) for silo in job.silos}
     simulation = Simulation(job, Serial(job, records, paying), weights, exchanges or PLAIN)
-    history: dict[str, list[Report]] = {silo: [] for silo in job.silos}
+    history: dict[str, list[RoundReport]] = {silo: [] for silo in job.silos}
     metrics: list[Mapping[str, Tensor]] = []
     while simulation.round < job.length:
         round_ = simulation.step()

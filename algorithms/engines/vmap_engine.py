@@ -19,10 +19,20 @@ from ..method import METRICS
 from ..models.build import input_shape
 from ..numerics.devices import Precision, exact, room
 from ..training.loop import PLAIN, Modules, batch_coupled, check_loss, check_trains
-from ..training.silo_round import Look, Outcome, Report, Seen, facts_of, handed, metrics, stage_stream, take_delivery
+from ..training.silo_round import (
+    Evaluation,
+    RoundOutcome,
+    RoundReport,
+    Seen,
+    facts_of,
+    handed,
+    metrics,
+    stage_stream,
+    take_delivery,
+)
 from .convolutions import Form, unfold_all
 from .cuda_graphs import AsItIs, Recorder
-from .engine import Records, Work
+from .engine import Records, SiloWork
 from .grouping import architecture, course, specs
 from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
@@ -86,7 +96,7 @@ class Stacked:
         """Where silos train."""
         return self._resident.x.device
 
-    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Outcome]:
+    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, RoundOutcome]:
         """``local_round`` of each."""
         method = self._method
         facts, states = self._delivered(round_, work)
@@ -96,7 +106,7 @@ class Stacked:
             before |= self._correct(group, silos, "test")
             facts |= self._surveyed(Survey(method.measure), group, silos, facts)
         courses = {silo: self._job.paced(method.stages(s, facts[silo]), round_) for silo, s in states.items()}
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, RoundOutcome] = {}
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
@@ -112,22 +122,22 @@ class Stacked:
             for silo, parts in zip(group, _apart(silos), strict=True):
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
                 counts = (len(own.train), len(own.test), before[silo], after[silo])
-                report = Report(round_, *counts, loss.get(silo))
+                report = RoundReport(round_, *counts, loss.get(silo))
                 gifts = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
-                outcomes[silo] = Outcome(state, gifts, report)
+                outcomes[silo] = RoundOutcome(state, gifts, report)
                 done()
         return {one.silo: outcomes[one.silo] for one in work}
 
-    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> dict[str, Look]:
+    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, Evaluation]:
         """``local_round.look`` at each."""
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
-        looks: dict[str, Look] = {}
+        looks: dict[str, Evaluation] = {}
         for group in self._groups(own, {}):
             new, old = self._silos(group, fresh), self._silos(group, own)
             test, validation = self._seen(group, new, old, "test"), self._seen(group, new, old, "validation")
             for silo in group:
-                looks[silo] = Look(fresh[silo], test[silo], validation.get(silo))
+                looks[silo] = Evaluation(fresh[silo], test[silo], validation.get(silo))
                 done()
         return {one.silo: looks[one.silo] for one in work}
 
@@ -135,7 +145,7 @@ class Stacked:
         """Keep nothing recorded; the records leave the device with the engine."""
         self._bench.clear()
 
-    def _delivered(self, round_: int, work: Sequence[Work]) -> tuple[dict[str, Facts], dict[str, SiloState]]:
+    def _delivered(self, round_: int, work: Sequence[SiloWork]) -> tuple[dict[str, Facts], dict[str, SiloState]]:
         facts = {one.silo: facts_of(self._job, one.silo, round_, self._records[one.silo].train) for one in work}
         states = {
             one.silo: take_delivery(self._method, self._job, one.state, facts[one.silo], one.delivered) for one in work

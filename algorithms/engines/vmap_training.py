@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import LocalError
 from ..course import Optimiser, Parts, Stage
 from ..exchange.parts import Tensors
-from ..models.functional import Bound
+from ..models.functional import BoundModule
 from ..numerics.devices import Precision, casting, multiplying
 from ..training.loop import Modules, at_least_float32, mirror_step, sgd_step
 from .cuda_graphs import Recorder, Replayed
@@ -54,7 +54,7 @@ class Silos:
 
 def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Parts:
     """The parts of one silo as a method calls them."""
-    return {part: Bound(module, values[part]) for part, module in modules.items()}
+    return {part: BoundModule(module, values[part]) for part, module in modules.items()}
 
 
 def rows_of(values: Values, rows: Rows) -> Values:

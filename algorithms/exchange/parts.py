@@ -172,7 +172,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Gift:
+class Contribution:
     """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the weight."""
 
     tensors: Tensors
@@ -182,7 +182,7 @@ class Gift:
 class Exchanges(Protocol):
     """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
 
-    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
         """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order; blind, ``part.given`` (laid_out)."""
         ...
 
@@ -198,7 +198,7 @@ class Exchanges(Protocol):
         ...
 
 
-def laid_out(part: Part, gift: Gift) -> dict[str, Tensor]:
+def laid_out(part: Part, gift: Contribution) -> dict[str, Tensor]:
     """A gift checked against its part, exactly ``part.given`` in its order; LocalError names what does not fit."""
     given = dict(gift.tensors)
     if part.given != part.tensors:

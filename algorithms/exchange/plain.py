@@ -18,8 +18,8 @@ from .parts import (
     MIX_BITS,
     REGION,
     WEIGHT,
+    Contribution,
     Each,
-    Gift,
     Gram,
     Mix,
     Part,
@@ -36,7 +36,7 @@ WORKERS = 2  # threads that fold a large tensor
 GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
 
 
-class Plain:
+class PlainExchange:
     """The exchanges in the clear: what each silo gives is visible to the coordinator.
 
     ``device`` is where a Mix is folded, a simulation's GPU, say. The bits are the same on each.
@@ -45,7 +45,7 @@ class Plain:
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
-    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
         """What leaves of a gift; LocalError names what does not fit."""
         given = laid_out(part, gift)
         match part.exchange:
@@ -86,7 +86,7 @@ class Plain:
         return {name: tensor.cpu() for name, tensor in row.items()}
 
 
-PLAIN = Plain()
+PLAIN = PlainExchange()
 
 
 def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:

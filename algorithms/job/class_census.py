@@ -36,14 +36,14 @@ from torch import Tensor, nn
 from ...errors import LocalError, PeerError
 from ..course import Change, Course, Effort, Facts, Parts, SiloState, Stage, Survey
 from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results
-from ..exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from ..method import Method, Setting
 
 HOLDERS = "holders"
 SAID, TOLD = "counted.said", "counted.holders"  # in a silo's state: what it said in round 0, and what came of it
 
 
-class Counted(Method):
+class ClassCensus(Method):
     """``inner``, with a round before its own in which the holders of each class are counted."""
 
     census = True
@@ -132,10 +132,10 @@ class Counted(Method):
         """None in round 0."""
         return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts)))) if facts.round else ()
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Who holds which class; then what the method gives, without the rows that are not shown."""
         if facts.round == 0:
-            return {HOLDERS: Gift({"holders": state.extra[SAID]})}
+            return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         holders, held = state.extra[TOLD], facts.class_counts > 0
         gifts = self._inner.give(_own(state), _earlier(facts))
         shown = shown_rows(holders, self._fewest)
@@ -201,7 +201,7 @@ def shown_rows(holders: Tensor, fewest: int) -> Tensor:
     return holders >= fewest
 
 
-def hide_rows(name: str, gift: Gift, held: Tensor, shown: Tensor) -> Gift:
+def hide_rows(name: str, gift: Contribution, held: Tensor, shown: Tensor) -> Contribution:
     """A gift with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
 
     LocalError where it has a row of a class that this silo does not hold: it was not counted among the holders.
@@ -213,7 +213,7 @@ def hide_rows(name: str, gift: Gift, held: Tensor, shown: Tensor) -> Gift:
             f"part {name!r} has rows of other classes than this silo has records of; this is a bug in the method"
         )
     tensors = {key: _only(shown, value) for key, value in gift.tensors.items()}
-    return Gift(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
+    return Contribution(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:

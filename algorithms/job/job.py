@@ -50,7 +50,7 @@ from ..models.build import ModelOptions, build, input_shape, sketch
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
-from .class_census import Counted, by_class
+from .class_census import ClassCensus, by_class
 from .lr_schedule import Schedule, paced
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain
@@ -298,7 +298,7 @@ class Job:
         if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
             later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
             inner = configure(self.method_name, self.method_options, later)
-            return Counted(inner, self.setting(), self.fewest_holders)
+            return ClassCensus(inner, self.setting(), self.fewest_holders)
         return method
 
     def _gives_buffers(self, method: Method) -> bool:
@@ -342,7 +342,7 @@ class Job:
     @property
     def counted(self) -> bool:
         """Whether it is blind and sums class by class: round 0 counts the holders of each."""
-        return isinstance(self._method, Counted)
+        return isinstance(self._method, ClassCensus)
 
     @property
     def min_holders(self) -> int:

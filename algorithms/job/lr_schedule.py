@@ -28,7 +28,7 @@ class Exponential(Strict):
         return self.factor**done
 
 
-class Steps(Strict):
+class StepSchedule(Strict):
     """γ once more from each of these shares of the rounds on."""
 
     kind: Literal["steps"]
@@ -47,7 +47,7 @@ class Steps(Strict):
         return self.factor ** sum(done >= share * rounds for share in self.at)
 
 
-Schedule: TypeAlias = Annotated[Exponential | Steps, Field(discriminator="kind")]
+Schedule: TypeAlias = Annotated[Exponential | StepSchedule, Field(discriminator="kind")]
 
 
 def paced(course: Course, factor: float) -> Course:

@@ -35,7 +35,7 @@ class TrapError(LocalError):
 
 
 @dataclass(frozen=True)
-class Steps:
+class LongestSteps:
     """Of a silo's training up to ``round``: the longest step of each part, Euclidean."""
 
     round: int
@@ -46,7 +46,7 @@ class Steps:
         return json.dumps({"round": self.round, "longest": dict(self.longest)}, sort_keys=True)
 
     @classmethod
-    def from_text(cls, text: str) -> "Steps":
+    def from_text(cls, text: str) -> "LongestSteps":
         """Read what ``to_text`` wrote; ValueError or KeyError where it is none."""
         found = json.loads(text)
         if not isinstance(found, dict) or not isinstance(found.get("longest"), dict):
@@ -61,7 +61,7 @@ class Caution:
     max_step: float = inf  # of its longest steps, for each part
     max_parallel: float = inf  # rows of a layer that are multiples of others
 
-    def check(self, steps: Steps | None, held: Parts, fresh: Parts, parts: frozenset[str], round_: int) -> None:
+    def check(self, steps: LongestSteps | None, held: Parts, fresh: Parts, parts: frozenset[str], round_: int) -> None:
         """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to leak.
 
         ``parts`` are those that it replaces, in round ``round_``. The steps count for each round since the silo's last:
@@ -101,12 +101,12 @@ def replaced(delivered: Parts) -> frozenset[str]:
     return frozenset(name.partition(".")[0] for tensors in delivered.values() for name in tensors if "." in name)
 
 
-def lengthened(steps: Steps | None, round_: int, began: Parts, trained: Parts) -> Steps:
+def lengthened(steps: LongestSteps | None, round_: int, began: Parts, trained: Parts) -> LongestSteps:
     """With the step of a round that was trained from ``began``; what is not finite has no length."""
     known = {} if steps is None else steps.longest
     own = {part: _distance(tensors, trained[part]) for part, tensors in began.items() if part in trained}
     own = {part: step if isfinite(step) else 0.0 for part, step in own.items()}
-    return Steps(round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}})
+    return LongestSteps(round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}})
 
 
 def parallel_rows(weights: Tensor) -> int:

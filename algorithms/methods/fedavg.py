@@ -19,7 +19,7 @@ from typing import Literal
 
 from ...files.documents import Strict
 from ..course import Course, Facts, SiloState
-from ..exchange.parts import Gift, Kind, Part, Sum
+from ..exchange.parts import Contribution, Kind, Part, Sum
 from ..method import Method, Setting
 
 
@@ -57,7 +57,7 @@ class FedAvg(Method):
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model with its weight: the base publishes the mean that the Sum computes."""
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
-        return {"model": Gift(self.flat(state, "extractor", "classifier"), weight)}  # (2)
+        return {"model": Contribution(self.flat(state, "extractor", "classifier"), weight)}  # (2)

@@ -19,7 +19,7 @@ under differential privacy it is noised with the extractor, whose gradients pass
 
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Gift, Kind, Part
+from ..exchange.parts import Contribution, Kind, Part
 from ..method import Method, Setting
 
 
@@ -45,6 +45,6 @@ class FedPer(Method):
         """Train both parts together."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
-        return {"extractor": Gift(self.flat(state, "extractor"), float(facts.samples))}  # (2)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (2)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...files.documents import Strict
 from ..course import Facts, SiloState, Stage
-from ..exchange.parts import Gift, Part
+from ..exchange.parts import Contribution, Part
 from ..method import Method, Setting
 from .common.heterogeneous import Extractors, check_extractors, dealt
 
@@ -54,6 +54,6 @@ class Local(Method):
         """Train the whole model."""
         return (self.stage("extractor", "classifier"),)  # (1)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Nothing."""
         return {}

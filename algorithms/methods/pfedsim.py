@@ -87,7 +87,7 @@ from ..delivery import (
     Results,
     Row,
 )
-from ..exchange.parts import MIX_BITS, Gift, Gram, Kind, Mix, Part, TensorSpec, own_weight
+from ..exchange.parts import MIX_BITS, Contribution, Gram, Kind, Mix, Part, TensorSpec, own_weight
 from ..method import Method, Setting
 
 EPSILON = 1e-8  # ε of Eq. 3
@@ -174,18 +174,18 @@ class PFedSim(Method):
         """ClientUpdate of Algorithm 2: both parts together, in both phases."""
         return (self.stage("extractor", "classifier"),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
         if facts.round < self.warmup:
-            return {"model": Gift(self.flat(state, "extractor", "classifier"), float(facts.samples))}
+            return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}
         rows = state.parts["classifier"]["weight"].double()  # [C, d]
         unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
         if self.options.similarity == "mean":
             unit = (unit / len(unit) ** 0.5).reshape(1, -1)  # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
         (spec,) = self.rows.tensors
         gifts = {
-            "extractor": Gift(self.flat(state, "extractor")),
-            "rows": Gift({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
+            "extractor": Contribution(self.flat(state, "extractor")),
+            "rows": Contribution({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
         }
         return {part.name: gifts[part.name] for part in self.up(facts.round)}
 

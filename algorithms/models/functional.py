@@ -1,7 +1,7 @@
 """The parts that a loss is handed, as functions of parameters that are not their own.
 
 For methods whose loss looks at the model where it is not, such as at a mixture of two models, or after a step of
-gradient descent. A part is a module where silos train one by one, and ``Bound`` where they train at once.
+gradient descent. A part is a module where silos train one by one, and ``BoundModule`` where they train at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from ..exchange.parts import Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundModule:
     """A module with values that stand for its own parameters and buffers of these names."""
 
     module: nn.Module
@@ -29,30 +29,30 @@ class Bound:
 def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
     """The parameters of a part by name, as the loss is to be differentiated by them."""
     match part:
-        case Bound(module, values):
+        case BoundModule(module, values):
             return {name: values.get(name, own) for name, own in module.named_parameters()}
         case nn.Module():
             return dict(part.named_parameters())
     raise TypeError(f"{type(part).__name__} is no part of a model")
 
 
-def on_trial(part: Callable[..., Tensor]) -> Bound:
+def on_trial(part: Callable[..., Tensor]) -> BoundModule:
     """The part with copies of its buffers: what a call changes of them is lost.
 
     Inside ``torch.func.grad`` no other buffer can change, as batch norm's running statistics do in training.
     """
-    module, values = (part.module, part.values) if isinstance(part, Bound) else (part, {})
+    module, values = (part.module, part.values) if isinstance(part, BoundModule) else (part, {})
     if not isinstance(module, nn.Module):
         raise TypeError(f"{type(part).__name__} is no part of a model")
     buffers = {name: values.get(name, own).clone() for name, own in module.named_buffers()}
-    return Bound(module, {**values, **buffers})
+    return BoundModule(module, {**values, **buffers})
 
 
 def called_with(part: Callable[..., Tensor], parameters: Tensors, *args: object) -> Tensor:
     """The output of a part with these parameters in place of those of the same names; its buffers stay its own."""
     match part:
-        case Bound(module, values):
-            return Bound(module, {**values, **parameters})(*args)
+        case BoundModule(module, values):
+            return BoundModule(module, {**values, **parameters})(*args)
         case nn.Module():
             output: Tensor = functional_call(part, dict(parameters), args)
             return output

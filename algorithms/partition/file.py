@@ -38,7 +38,7 @@ Indices = NDArray[np.int64]
 Index = Annotated[int, Field(strict=True, ge=0)]
 
 
-class Client(Strict):
+class SiloIndices(Strict):
     """One silo's records."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -61,7 +61,7 @@ class PartitionFile(Strict):
     seed: Annotated[int, Field(strict=True, ge=0)] | None
     how: dict[str, Any]
     file_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    clients: Annotated[tuple[Client, ...], Field(min_length=1)]
+    clients: Annotated[tuple[SiloIndices, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":

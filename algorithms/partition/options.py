@@ -20,7 +20,7 @@ Label = Annotated[int, Field(strict=True, ge=0)]
 Groups = Annotated[tuple[Annotated[tuple[Label, ...], Field(min_length=1)], ...], Field(min_length=1)]
 
 
-class Table(Strict):
+class PartitionTable(Strict):
     """What every kind has."""
 
     minimum: Annotated[int, Field(strict=True, ge=0)] = 10
@@ -30,7 +30,7 @@ class Table(Strict):
     """So many of its silos take part, spread evenly over all in their order; all if left out."""
 
 
-class Dirichlet(Table):
+class Dirichlet(PartitionTable):
     """``partition.dirichlet``."""
 
     kind: Literal["dirichlet"]
@@ -39,7 +39,7 @@ class Dirichlet(Table):
     balanced: bool = False
 
 
-class Shards(Table):
+class Shards(PartitionTable):
     """``partition_labels.shards``."""
 
     kind: Literal["shards"]
@@ -47,7 +47,7 @@ class Shards(Table):
     each: Count
 
 
-class Classes(Table):
+class Classes(PartitionTable):
     """``partition_labels.classes_each``."""
 
     kind: Literal["classes"]
@@ -55,7 +55,7 @@ class Classes(Table):
     each: Count
 
 
-class LabelGroups(Table):
+class LabelGroups(PartitionTable):
     """``partition_labels.label_groups``."""
 
     kind: Literal["label-groups"]
@@ -63,7 +63,7 @@ class LabelGroups(Table):
     groups: Groups
 
 
-class GroupMixtures(Table):
+class GroupMixtures(PartitionTable):
     """``partition_labels.group_mixtures``."""
 
     kind: Literal["group-mixtures"]
@@ -72,32 +72,32 @@ class GroupMixtures(Table):
     alpha: Alpha
 
 
-class Sources(Table):
+class BySource(PartitionTable):
     """``partition_natural.by_source``: how many silos each source has."""
 
     kind: Literal["sources"]
     silos: Annotated[dict[str, Count], Field(min_length=1)]
 
 
-class Column(Table):
+class ByColumn(PartitionTable):
     """``partition_natural.by_column``."""
 
     kind: Literal["column"]
 
 
 Partition: TypeAlias = Annotated[
-    Dirichlet | Shards | Classes | LabelGroups | GroupMixtures | Sources | Column, Field(discriminator="kind")
+    Dirichlet | Shards | Classes | LabelGroups | GroupMixtures | BySource | ByColumn, Field(discriminator="kind")
 ]
 
 
-KINDS: dict[str, type[Table]] = {
+KINDS: dict[str, type[PartitionTable]] = {
     "dirichlet": Dirichlet,
     "shards": Shards,
     "classes": Classes,
     "label-groups": LabelGroups,
     "group-mixtures": GroupMixtures,
-    "sources": Sources,
-    "column": Column,
+    "sources": BySource,
+    "column": ByColumn,
 }
 
 
@@ -118,22 +118,22 @@ def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int
             return _numbered(label_groups(labels, table.silos, table.groups, table.seed, table.minimum))
         case GroupMixtures():
             return _numbered(group_mixtures(labels, table.silos, table.groups, table.alpha, table.seed, table.minimum))
-        case Sources():
+        case BySource():
             sources = [str(value) for value in _column(table, labels, column)]
             return by_source(sources, table.silos, table.seed, table.minimum)
-        case Column():
+        case ByColumn():
             return by_column(_column(table, labels, column), table.minimum)
 
 
 def alike(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> Indices:
     """What ``partition_sides.apart`` deals alike: the numbers of the column's values where it decides, else labels."""
-    if not isinstance(table, Sources | Column):
+    if not isinstance(table, BySource | ByColumn):
         return labels
     return np.unique(np.array(_column(table, labels, column)), return_inverse=True)[1].astype(np.int64)
 
 
 def _column(
-    table: Sources | Column, labels: Indices, column: Sequence[str] | Sequence[int] | None
+    table: BySource | ByColumn, labels: Indices, column: Sequence[str] | Sequence[int] | None
 ) -> Sequence[str] | Sequence[int]:
     if column is None or len(column) != len(labels):
         raise LocalError(

@@ -31,7 +31,7 @@ class Random(Protocol):
         ...
 
 
-class Spending(Protocol):
+class ReservedSteps(Protocol):
     """Steps that were set aside before the first of them is taken."""
 
     @property
@@ -52,7 +52,7 @@ class Counts:
     id: int
 
 
-class Account(Protocol):
+class PrivacyAccount(Protocol):
     """One silo's, in one job."""
 
     def counts(self) -> Counts | None:
@@ -63,11 +63,11 @@ class Account(Protocol):
         """Keep them for good: they are never drawn again."""
         ...
 
-    def reserve(self, round_: int, spends: Sequence[Spend]) -> Spending:
+    def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
         """Set steps aside; ExhaustedError, and nothing is, where the job's target or the budget does not cover them."""
         ...
 
-    def commit(self, spending: Spending) -> None:
+    def commit(self, spending: ReservedSteps) -> None:
         """No more steps of it are taken; what came of them is durable. The rest is free again."""
         ...
 
@@ -76,7 +76,7 @@ class Account(Protocol):
 class PrivateSilo:
     """What a private round takes beside a plain one: an account, and randomness that no seed makes again."""
 
-    account: Account
+    account: PrivacyAccount
     fresh: Callable[[], Random]
 
 
@@ -130,7 +130,7 @@ class MemoryAccount:
         self.spendings.append(MemorySpending(len(self.spendings), asked))
         return self.spendings[-1]
 
-    def commit(self, spending: Spending) -> None:
+    def commit(self, spending: ReservedSteps) -> None:
         """What was not taken is free again."""
         kept = self.spendings[spending.id]
         self._free += kept.left

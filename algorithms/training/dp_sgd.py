@@ -32,7 +32,7 @@ from torch.func import grad, vmap
 from ...errors import LocalError
 from ..course import Stage
 from ..data.dataset import in_calls
-from ..models.functional import Bound
+from ..models.functional import BoundModule
 from .accountant import Random
 from .clipped_sum import ClippedSum
 from .loop import Modules, Step, apply, parameters_of
@@ -194,7 +194,7 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
     values = {part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()}
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        parts = {part: Bound(module, of.get(part, {})) for part, module in modules.items()}
+        parts = {part: BoundModule(module, of.get(part, {})) for part, module in modules.items()}
         value = stage.loss(parts, x[None], y[None], stage.context)[0]
         return value, value
 

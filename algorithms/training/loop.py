@@ -30,7 +30,7 @@ Modules: TypeAlias = Mapping[str, nn.Module]
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # trains one batch (x [B, …], y [B]) in place; its loss []
 
 
-class Way(Protocol):
+class Stepper(Protocol):
     """How a stage is trained."""
 
     def batches(
@@ -149,7 +149,7 @@ def apply(
         sgd_step(parameters, clipped(gradients, optimiser.clip), velocity, optimiser)
 
 
-class Plain:
+class PlainStepper:
     """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty.
 
     With another ``precision`` than float32, which is for GPUs, convolutions lie channels last.
@@ -191,7 +191,7 @@ class Plain:
         return step
 
 
-PLAIN = Plain()
+PLAIN = PlainStepper()
 
 
 def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
@@ -222,7 +222,7 @@ def train(
     data: Dataset,
     batch_size: int,
     rng: np.random.Generator,
-    way: Way = PLAIN,
+    way: Stepper = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[], None] = lambda: None,
 ) -> float:

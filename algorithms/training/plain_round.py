@@ -9,13 +9,13 @@ from torch import Tensor
 from ..course import Course, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
 from ..delivery import Results
-from ..exchange.parts import Gift
+from ..exchange.parts import Contribution
 from ..leaks.taint import Taint
 from ..method import Method
-from .accountant import Spending
-from .loop import Modules, Way, measure
+from .accountant import ReservedSteps
+from .loop import Modules, Stepper, measure
 
-GiftTaints = dict[str, dict[str, Taint]]  # by part and tensor; empty in a plain job
+ContributionTaints = dict[str, dict[str, Taint]]  # by part and tensor; empty in a plain job
 
 
 class Side(Protocol):
@@ -27,7 +27,7 @@ class Side(Protocol):
         ...
 
     @property
-    def spending(self) -> Spending | None:
+    def spending(self) -> ReservedSteps | None:
         """What the round takes out of the account."""
         ...
 
@@ -51,7 +51,7 @@ class Side(Protocol):
         """The method's."""
         ...
 
-    def way(self, stage: Stage) -> Way:
+    def way(self, stage: Stage) -> Stepper:
         """How a stage is trained."""
         ...
 
@@ -63,11 +63,11 @@ class Side(Protocol):
         """The state after training, as it is kept."""
         ...
 
-    def give(self, state: SiloState) -> tuple[dict[str, Gift], GiftTaints]:
+    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's gifts, and the taint of each tensor of them, ``@weight`` included."""
         ...
 
-    def metrics(self, exact: Gift) -> tuple[Gift, GiftTaints]:
+    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """What leaves of the test counts."""
         ...
 
@@ -75,9 +75,9 @@ class Side(Protocol):
 class ClearRound:
     """A plain job's: records as they are."""
 
-    def __init__(self, method: Method, facts: Facts, way: Way) -> None:
+    def __init__(self, method: Method, facts: Facts, way: Stepper) -> None:
         self._method, self.facts, self._way = method, facts, way
-        self.spending: Spending | None = None
+        self.spending: ReservedSteps | None = None
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
         """As it is."""
@@ -99,7 +99,7 @@ class ClearRound:
         """As they are."""
         return self._method.stages(state, self.facts)
 
-    def way(self, stage: Stage) -> Way:
+    def way(self, stage: Stage) -> Stepper:
         """The same for all."""
         return self._way
 
@@ -110,10 +110,10 @@ class ClearRound:
         """As it is."""
         return state
 
-    def give(self, state: SiloState) -> tuple[dict[str, Gift], GiftTaints]:
+    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """As it is."""
         return self._method.give(state, self.facts), {}
 
-    def metrics(self, exact: Gift) -> tuple[Gift, GiftTaints]:
+    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """As they are."""
         return exact, {}

@@ -24,7 +24,7 @@ from ...errors import LocalError
 from ..course import Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset, in_calls
 from ..delivery import Results
-from ..exchange.parts import WEIGHT, Gift, Tensors
+from ..exchange.parts import WEIGHT, Contribution, Tensors
 from ..job.job import Job
 from ..job.privacy import (
     HISTOGRAM,
@@ -41,11 +41,11 @@ from ..job.privacy_table import PrivacyTable
 from ..leaks.taint import PRIVATE, PUBLIC, Taint, Tracker, paid, worst
 from ..method import METRICS as SEEN
 from ..method import Method
-from .accountant import Account, Counts, PrivateSilo, Random
+from .accountant import Counts, PrivacyAccount, PrivateSilo, Random
 from .clipped_sum import ClippedSum
 from .dp_sgd import Mechanism, Private
-from .loop import Modules, Plain, Step, Way
-from .plain_round import GiftTaints
+from .loop import Modules, PlainStepper, Step, Stepper
+from .plain_round import ContributionTaints
 
 PRESENT = 3.0  # standard deviations of the noise from which on a class counts as there: 1 in 741 absent classes does
 METRICS_SENSITIVITY = sqrt(3)  # a test record adds at most 1 to each of the three counts
@@ -95,7 +95,7 @@ def deliver(method: Method, state: SiloState, delivered: Results, facts: Facts, 
 
 
 def take_private_delivery(
-    method: Method, job: Job, round_: int, state: SiloState, delivered: Results, silo: str, account: Account
+    method: Method, job: Job, round_: int, state: SiloState, delivered: Results, silo: str, account: PrivacyAccount
 ) -> SiloState:
     """The state after what came down, where nothing is trained then and nothing spent for it."""
     counts = account.counts()
@@ -186,7 +186,7 @@ class PrivateRound:
             )
         return stages
 
-    def way(self, stage: Stage) -> Way:
+    def way(self, stage: Stage) -> Stepper:
         """With noise, or without."""
         return NOISELESS if stage.noiseless else self._way
 
@@ -209,7 +209,7 @@ class PrivateRound:
         """The state after training, with its taints."""
         return replace(state, taints={name: self._taints.get(name, PRIVATE) for name in state.flat})
 
-    def give(self, state: SiloState) -> tuple[dict[str, Gift], GiftTaints]:
+    def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's gifts, and the taint of each tensor of them."""
         tracker = Tracker()
         held, facts = _entered(tracker, state), _facts_entered(tracker, self.facts, self._known, self._measured)
@@ -217,30 +217,32 @@ class PrivateRound:
             gifts = self._method.give(held, facts)
         return gifts, {part: self._taints_of(tracker, gift) for part, gift in gifts.items()}
 
-    def _taints_of(self, tracker: Tracker, gift: Gift) -> dict[str, Taint]:
+    def _taints_of(self, tracker: Tracker, gift: Contribution) -> dict[str, Taint]:
         """Numbers among the facts leave no trace, so all that is given has their taint."""
         everything = dict(gift.tensors)
         if gift.weight is not None:
             everything[WEIGHT] = torch.as_tensor(gift.weight)
         return {name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()}
 
-    def metrics(self, exact: Gift) -> tuple[Gift, GiftTaints]:
+    def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
         """Test counts with noise, so that they still are counts; zeros where the job has no noise for them."""
         sigma = self._table.metrics_sigma
         if sigma is None:
-            return Gift({name: torch.zeros_like(count) for name, count in exact.tensors.items()}), _seen(exact, PUBLIC)
+            return Contribution({name: torch.zeros_like(count) for name, count in exact.tensors.items()}), _seen(
+                exact, PUBLIC
+            )
         self._take(METRICS)
         noisy = with_noise(exact.tensors, METRICS_SENSITIVITY * sigma, self._fresh())
         tested = noisy["tested"].round().clamp(min=0)
         counts = {name: count.round().clamp(min=0).minimum(tested).long() for name, count in noisy.items()}
-        return Gift(counts), _seen(exact, worst((self._metrics, self._paid)))
+        return Contribution(counts), _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:
         prefixes = tuple(f"part/{part}/" for part in modules)
         return worst(taint for name, taint in self._taints.items() if name.startswith(prefixes))
 
 
-class _Noiseless(Plain):
+class _Noiseless(PlainStepper):
     """Plain training of what stays here: a loss that is no number ends no round, which would be seen by others."""
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
@@ -280,7 +282,7 @@ def _facts_entered(tracker: Tracker, facts: Facts, known: Taint, measured: Taint
     return replace(facts, class_counts=tracker.enter(facts.class_counts, known), measured=sums)
 
 
-def _seen(metrics: Gift, taint: Taint) -> GiftTaints:
+def _seen(metrics: Contribution, taint: Taint) -> ContributionTaints:
     return {SEEN.name: dict.fromkeys(metrics.tensors, taint)}
 
 

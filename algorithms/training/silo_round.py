@@ -16,15 +16,15 @@ from ...files import tensor_file
 from ..course import Change, Facts, SiloState, Stage, Survey
 from ..data.dataset import Dataset
 from ..delivery import Results
-from ..exchange.parts import Gift, Part, fits, value_fault
+from ..exchange.parts import Contribution, Part, fits, value_fault
 from ..job.job import Job
 from ..leaks.taint import Taint, taints_from_text, taints_to_text
-from ..leaks.traps import Caution, Steps, lengthened, replaced
+from ..leaks.traps import Caution, LongestSteps, lengthened, replaced
 from ..method import METRICS, Method
 from ..numerics.devices import CPU, exact, in_memory
 from ..numerics.streams import stream
-from .accountant import PrivateSilo, Spending
-from .loop import PLAIN, Modules, Way, evaluate, never, silent, train
+from .accountant import PrivateSilo, ReservedSteps
+from .loop import PLAIN, Modules, Stepper, evaluate, never, silent, train
 from .plain_round import ClearRound, Side
 
 TAINTS = "staddle.taints"  # in the metadata of a private job's state file
@@ -32,7 +32,7 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 
 @dataclass(frozen=True)
-class Report:
+class RoundReport:
     """What one silo saw in one round; it stays at the silo but for the counts that METRICS adds up."""
 
     round: int
@@ -44,7 +44,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """The silo's next state, its gifts by part (METRICS included) and its report.
 
     In a private job also the taint of each tensor of each gift, ``@weight`` included, and what the round took out of
@@ -52,10 +52,10 @@ class Outcome:
     """
 
     state: SiloState
-    gifts: Mapping[str, Gift]
-    report: Report
+    gifts: Mapping[str, Contribution]
+    report: RoundReport
     taints: Mapping[str, Mapping[str, Taint]] = field(default_factory=dict)
-    spending: Spending | None = None
+    spending: ReservedSteps | None = None
 
 
 @dataclass
@@ -82,13 +82,13 @@ def local_round(
     train_data: Dataset,
     test_data: Dataset,
     client: str,
-    way: Way = PLAIN,
+    way: Stepper = PLAIN,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[int, int], None] = silent,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
     caution: Caution | None = None,
-) -> Outcome:
+) -> RoundOutcome:
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
 
     ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model is trained on the
@@ -136,10 +136,10 @@ def local_round(
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
-    report = Report(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
+    report = RoundReport(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
     gifts, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
-    return Outcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+    return RoundOutcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
 
 
 def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
@@ -148,7 +148,7 @@ def stage_stream(method: Method, job: Job, client: str, round_: int, number: int
 
 
 def _side(
-    method: Method, job: Job, client: str, round_: int, data: Dataset, way: Way, private: PrivateSilo | None
+    method: Method, job: Job, client: str, round_: int, data: Dataset, way: Stepper, private: PrivateSilo | None
 ) -> Side:
     if private is None:
         return ClearRound(method, facts_of(job, client, round_, data), way)
@@ -167,7 +167,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Evaluation:
     """A silo's state with what came down, and how that and its own do on records that it does not train on."""
 
     delivered: SiloState
@@ -189,7 +189,7 @@ def look(
     validation_data: Dataset | None = None,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
-) -> Look:
+) -> Evaluation:
     """What the start of round ``round_`` would give this silo; nothing is trained, given, or spent."""
     check_private(job, private, device)
     if private is None:
@@ -207,7 +207,7 @@ def look(
         return Seen(len(data), correct, evaluate(method, modules, data))
 
     validation = None if validation_data is None else seen(validation_data, new[1])
-    return Look(fresh, seen(test_data, new[0]), validation)
+    return Evaluation(fresh, seen(test_data, new[0]), validation)
 
 
 def final_round(
@@ -221,7 +221,7 @@ def final_round(
     trained: bool = True,
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
-) -> Outcome:
+) -> RoundOutcome:
     """Take the results of the last round; the outcome's state is the model that the silo keeps (``kept``).
 
     The report holds the accuracy of both. Nothing is given, and in a private job nothing spent.
@@ -229,10 +229,10 @@ def final_round(
     last = look(
         method, job, job.length, state, delivered, train_data, test_data, client, private=private, device=device
     )
-    return Outcome(kept(method, state, last, trained), {}, final_report(job, last))
+    return RoundOutcome(kept(method, state, last, trained), {}, final_report(job, last))
 
 
-def kept(method: Method, state: SiloState, last: Look, trained: bool) -> SiloState:
+def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> SiloState:
     """The model that a silo keeps after the last round.
 
     That is the one delivered where the method's product is "delivered", or where this silo never trained
@@ -241,9 +241,9 @@ def kept(method: Method, state: SiloState, last: Look, trained: bool) -> SiloSta
     return last.delivered if method.product == "delivered" or not trained else state
 
 
-def final_report(job: Job, last: Look) -> Report:
+def final_report(job: Job, last: Evaluation) -> RoundReport:
     """Of the round after the last, which trains nothing."""
-    return Report(job.length, 0, last.test.records, last.test.delivered, last.test.trained, None)
+    return RoundReport(job.length, 0, last.test.records, last.test.delivered, last.test.trained, None)
 
 
 def check_private(job: Job, private: PrivateSilo | None, device: torch.device = CPU) -> None:
@@ -286,14 +286,14 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     return Facts(client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu())
 
 
-def metrics(report: Report) -> Gift:
+def metrics(report: RoundReport) -> Contribution:
     """The METRICS gift of a report."""
     counts = {
         "correct.delivered": report.correct_delivered,
         "correct.trained": report.correct_trained,
         "tested": report.tested,
     }
-    return Gift({name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()})
+    return Contribution({name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()})
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:
@@ -355,7 +355,7 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
     flat, metadata = tensor_file.from_bytes(data, origin)
     try:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
-        steps = Steps.from_text(metadata[STEPS]) if STEPS in metadata else None
+        steps = LongestSteps.from_text(metadata[STEPS]) if STEPS in metadata else None
     except (ValueError, KeyError) as error:
         raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
     parts: dict[str, dict[str, Tensor]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ...security.preflight import Report
+from ...security.preflight import PreflightReport
 from . import printer
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -34,7 +34,7 @@ WIDTH = 100
 UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": False}  # paths and fingerprints
 
 
-def show(report: Report, as_json: bool) -> None:
+def show(report: PreflightReport, as_json: bool) -> None:
     """Print, and end with exit code 1 unless all is well."""
     if as_json:
         printer.show_json({"ok": report.ok, "findings": [asdict(finding) for finding in report.findings]})

@@ -46,7 +46,7 @@ def _seen(character: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
+class PrintedTable:
     """Rows of text under the names of their columns.
 
     ``right`` holds the numbers of columns that stand on the right, ``ends`` the numbers of rows with a line below.
@@ -62,10 +62,10 @@ class Table:
     width: int = 200
 
 
-def show(*shown: str | Table, err: bool = False) -> None:
+def show(*shown: str | PrintedTable, err: bool = False) -> None:
     """Print lines and tables on standard output, or on standard error; a line break within a line is escaped."""
     for each in shown:
-        if isinstance(each, Table):
+        if isinstance(each, PrintedTable):
             _show_table(each, err=err)
         else:
             _write(f"{printable(each)}\n", err=err)
@@ -159,7 +159,7 @@ def _write(text: str, *, err: bool = False) -> None:
     stream.flush()
 
 
-def _show_table(table: Table, *, err: bool) -> None:
+def _show_table(table: PrintedTable, *, err: bool) -> None:
     drawn = grids.Table(title=Text(printable(table.title)) if table.title else None, **FRAMES[table.frame])
     overflow: Literal["fold", "ellipsis"] = "fold" if table.frame == "none" else "ellipsis"
     for number, column in enumerate(table.columns):

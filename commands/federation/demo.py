@@ -19,8 +19,8 @@ from ...security.ledger.reconcile import reconcile
 from ...security.log.head import own_log_key
 from ..console import printer
 from ..console.examples import MODEL, SETTINGS
-from ..console.printer import Progress, Screen, Table, TaskID
-from .processes import Daemon, running
+from ..console.printer import PrintedTable, Progress, Screen, TaskID
+from .processes import ChildProcess, running
 
 SEED = 7
 SILOS = 4
@@ -111,13 +111,13 @@ class Demo:
         jobs = [self._setup.sign_job(self._federation, document) for document in documents]
         names = [job.name for job in jobs]
         self._setup.write_coordinator(self._federation, names, TIMING)
-        coordinator = Daemon("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
+        coordinator = ChildProcess("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
         daemons = [coordinator]
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 self._setup.write_silo(self._federation, silo, address, shard, jobs)
-                daemons.append(Daemon(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
+                daemons.append(ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
             self._screen.show(
                 f"1 coordinator and {len(self._federation.silos)} silos, processes "
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
@@ -159,7 +159,7 @@ class Demo:
 
     # Progress.
 
-    def _follow(self, coordinator: Daemon, daemons: Sequence[Daemon], lengths: Mapping[str, int]) -> None:
+    def _follow(self, coordinator: ChildProcess, daemons: Sequence[ChildProcess], lengths: Mapping[str, int]) -> None:
         with self._screen.progress(elapsed=True) as progress:
             bars = {name: progress.add_task(name, total=n, start=False, note="") for name, n in lengths.items()}
             ended = 0
@@ -225,7 +225,7 @@ class Demo:
             rows.append((silo, str(reports[0]["samples"]), str(final), str(present), *shown))
         rows.append(("all", "", str(tested), "", *(f"{total / tested:.1%}" for total in totals)))
         right, title = range(1, len(columns)), "Accuracy on each silo's own held-out records"
-        printer.show(Table(columns, rows, right, (len(rows) - 2,), title=title))
+        printer.show(PrintedTable(columns, rows, right, (len(rows) - 2,), title=title))
 
     def _show_budgets(self) -> None:
         """What the jobs cost each silo's data set, from its budget."""
@@ -265,6 +265,6 @@ class Demo:
                 sound = sound and not both.differences
             sound = sound and found.ok
             verdicts.append(f"{silo}: {said}: {path}")
-        printer.show(Table(columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"))
+        printer.show(PrintedTable(columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"))
         printer.show(*verdicts)
         return sound

@@ -22,7 +22,7 @@ from ...errors import LocalError
 from ...files.documents import canonical_json, validate, write_atomic
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
-from ...security.identity.keys import Entry, Role, create_keys, load_keys
+from ...security.identity.keys import Role, RosterEntry, create_keys, load_keys
 from ...security.identity.signed_document import sign_document
 from ...silo.job_folder import split_key
 from ..console.toml import to_toml
@@ -71,7 +71,7 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
         raise LocalError(f"{folder}: not empty; choose another folder, so that no key is overwritten")
     members = [("founder", Role.FOUNDER), ("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]
     members += [(silo, Role.SILO) for silo in silos]
-    entries: dict[str, Entry] = {}
+    entries: dict[str, RosterEntry] = {}
     for member, role in members:
         place = folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
         entries[member] = create_keys(place, member, role, f"organisation of {member}")

@@ -25,7 +25,7 @@ def launched(command: Sequence[str]) -> "subprocess.Popen[bytes]":
     )
 
 
-class Daemon:
+class ChildProcess:
     """One child process; its JSON events go to a file and to a queue."""
 
     def __init__(self, name: str, program: Sequence[str], config: Path, launch: Launcher = launched) -> None:
@@ -106,7 +106,7 @@ class Daemon:
 
 
 @contextmanager
-def running(daemons: Sequence[Daemon]) -> Iterator[None]:
+def running(daemons: Sequence[ChildProcess]) -> Iterator[None]:
     """Stop all of them when the block ends, however it ends."""
     try:
         yield

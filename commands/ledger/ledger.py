@@ -17,9 +17,9 @@ from ...security.identity.roster import Roster
 from ...security.ledger import audit as ledger_audit
 from ...security.ledger import messages as ledger_view
 from ...security.ledger import receipt_checks as ledger_receipts
-from ...security.ledger.audit import Verified
+from ...security.ledger.audit import AuditResult
 from ...security.ledger.egress_ledger import Ledger
-from ...security.log.checkpoint import Checkpoint, owner
+from ...security.log.checkpoint import TreeHead, owner
 from ...security.log.head import log_key, roster_log_key, stored
 from ...security.log.lock import held
 from ...security.log.note import Note, VerifierKey
@@ -82,7 +82,7 @@ def verify(
     if given.each and found.ok:
         receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
         found = replace(found, problems=tuple(receipts.problems))
-    federation, whose = owner(Checkpoint.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
+    federation, whose = owner(TreeHead.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
     unsigned, running = found.records - (found.checkpoint or 0), held(folder)
     found = replace(found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running)))
     if as_json:
@@ -123,7 +123,7 @@ def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
     return (why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",)
 
 
-def _tell(found: Verified) -> None:
+def _tell(found: AuditResult) -> None:
     for problem in found.problems:
         printer.show(f"problem: {problem}")
     for name, refs in (("digest", found.undigested), ("outcome", found.open_intents)):
@@ -165,7 +165,7 @@ def report(
     from ..report import report as reports  # noqa: PLC0415 the template engine takes a moment to import
 
     given = roster_files.read(roster, founder, threshold)
-    sources = report_page.Sources(given.each, given.founders)
+    sources = report_page.RosterSources(given.each, given.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder = ledger_audit.ledger_folder(path)
     ledger_received.check_silos(folder)
@@ -190,7 +190,7 @@ def rekey(
     note = stored(folder)
     if note is None:
         raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
-    federation, silo = owner(Checkpoint.parse(note.text).origin)
+    federation, silo = owner(TreeHead.parse(note.text).origin)
     if not silo == before.entry.id == after.entry.id:
         raise LocalError(
             f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "

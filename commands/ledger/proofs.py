@@ -12,7 +12,7 @@ from ...security.ledger.audit import ledger_folder
 from ...security.log import consistency as growth
 from ...security.log import note as notes
 from ...security.log import proof as proofs
-from ...security.log.checkpoint import Checkpoint
+from ...security.log.checkpoint import TreeHead
 from ...security.log.head import roster_log_key
 from ...security.log.merkle import leaf_hash
 from ...security.log.note import Note, VerifierKey
@@ -42,7 +42,7 @@ def prove(
 ) -> None:
     """Prove that a record stands in the ledger: a tlog-proof file under the checkpoint in the folder."""
     tree, note = ledger_export.tree_and_checkpoint(ledger_folder(path))
-    size = Checkpoint.parse(note.text).size
+    size = TreeHead.parse(note.text).size
     if seq >= size:
         raise LocalError(f"record {seq} is not under the checkpoint, which has {size} records; wait for the next one")
     _write(bytes(proofs.prove(tree, seq, note)), out)

@@ -36,7 +36,7 @@ def show(folder: Path, job: str | None, round_: int | None, silo: str | None, *,
     if as_json:
         printer.show_json(found)
         return
-    printer.show(printer.Table(COLUMNS, [_row(record) for record in found]))
+    printer.show(printer.PrintedTable(COLUMNS, [_row(record) for record in found]))
     for kind, name in KINDS.items():
         of_kind = [record for record in found if record["type"] == kind]
         size = sum(record.get("message", {}).get("bytes", 0) for record in of_kind)

@@ -15,11 +15,11 @@ from ...security.ledger.reconcile import Reconciled
 from ...security.ledger.reconcile import reconcile as compared
 from ...security.log import checkpoint as checkpoints
 from ...security.log import note as notes
-from ...security.log.checkpoint import Checkpoint
+from ...security.log.checkpoint import TreeHead
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
-from ...silo.egress.witness import HEADS, Heads
+from ...silo.egress.witness import HEADS, MemberHeads
 from ..console import printer
 from . import roster_files
 from .roster_files import Founders, Threshold
@@ -80,11 +80,11 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     return compared(silo, coordinator, roster, held)
 
 
-def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[Checkpoint]:
+def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead]:
     """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it keeps any."""
     if not path.exists():
         return []
-    kept = checked_file.read_json(path, Heads)
+    kept = checked_file.read_json(path, MemberHeads)
     now = _checkpoint(coordinator)
     name, found = _owner(coordinator), []
     for text in (kept.heads.get(name), kept.forks.get(name)):
@@ -93,7 +93,7 @@ def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[Checkpoi
             if note and note.signatures[0].key_id == now.signatures[0].key_id:
                 if roster:
                     checkpoints.verify(note, roster_log_key(now, roster))
-                found.append(Checkpoint.parse(note.text))
+                found.append(TreeHead.parse(note.text))
         except ProofError as error:
             raise LocalError(f"{path}: what it has of {name!r} does not hold: {error}; move it away") from error
     return found
@@ -105,7 +105,7 @@ def _key(folder: Path, roster: Roster) -> VerifierKey:
 
 
 def _owner(folder: Path) -> str:
-    return checkpoints.owner(Checkpoint.parse(_checkpoint(folder).text).origin)[1]
+    return checkpoints.owner(TreeHead.parse(_checkpoint(folder).text).origin)[1]
 
 
 def _checkpoint(folder: Path) -> Note:

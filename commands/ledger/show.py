@@ -11,9 +11,9 @@ from ...errors import LocalError
 from ...security.ledger import messages as ledger_view
 from ...security.ledger import receipt_checks as ledger_receipts
 from ...security.ledger.audit import ledger_folder
-from ...security.ledger.messages import PROTOCOL, Group, Message, Totals
+from ...security.ledger.messages import PROTOCOL, Group, LedgerMessage, Totals
 from ...security.ledger.records import Deny, Intent, PrivacyHead, ProtocolMessage, SumEnd, SumOpened, SumSigned
-from ...security.log.chain import Line
+from ...security.log.chain import VerifiedLine
 from ...security.policy.release import PADDED
 from ..console import printer
 from . import received as ledger_received
@@ -58,7 +58,7 @@ def show(
         return of and (part is None or part in parts) and recipient in (None, to)
 
     rows = [m for m in ledger_view.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
-    beside: list[tuple[Line, Beside]] = [
+    beside: list[tuple[VerifiedLine, Beside]] = [
         (line, record) for line, record in ledger_view.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
     ]
     beside += [(line, record) for line, record in ledger_view.denials(folder) if wanted(record, [], "")]
@@ -72,7 +72,7 @@ def show(
         return
     columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
     cells = [_row(message) for message in rows] + [_row_beside(line, record) for line, record in beside]
-    printer.show(printer.Table(columns, sorted(cells, key=lambda row: int(row[0]))))
+    printer.show(printer.PrintedTable(columns, sorted(cells, key=lambda row: int(row[0]))))
     sizes = [message.intent.message.bytes for message in rows]
     sizes += [record.message.bytes for _, record in beside if isinstance(record, ProtocolMessage)]
     printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
@@ -124,7 +124,7 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
         [*key, *(f"{n:,}" for n in (t.messages, t.tensors, t.elements, t.bytes, t.assumed))]
         for key, t in totals.items()
     ]
-    printer.show(printer.Table(columns, cells))
+    printer.show(printer.PrintedTable(columns, cells))
     printer.show(f"{sum(total.bytes for total in totals.values()):,} bytes in all")
     for line, head in _last_budgets(folder):
         printer.show(f"{spent(head)}, as of record {line.seq}")
@@ -136,7 +136,7 @@ def _tell_policies(folder: Path) -> None:
         printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
 
 
-def _last_budgets(folder: Path) -> list[tuple[Line, PrivacyHead]]:
+def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
     return list({head.dataset: (line, head) for line, head in ledger_view.budgets(folder)}.values())
 
 
@@ -145,11 +145,11 @@ def spent(head: PrivacyHead) -> str:
     return f"data set {head.dataset!r}: epsilon {head.epsilon} of {head.limit} spent or reserved, at delta {head.delta}"
 
 
-def _parts(message: Message) -> list[str]:
+def _parts(message: LedgerMessage) -> list[str]:
     return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
 
 
-def _document(message: Message) -> dict[str, Any]:
+def _document(message: LedgerMessage) -> dict[str, Any]:
     return {
         "seq": message.seq,
         "time": message.time,
@@ -160,7 +160,7 @@ def _document(message: Message) -> dict[str, Any]:
     }
 
 
-def _row(message: Message) -> list[str]:
+def _row(message: LedgerMessage) -> list[str]:
     intent = message.intent
     outcome = message.status if message.digested else f"{message.status}, no digest"
     if masked := intent.secagg:
@@ -204,11 +204,11 @@ def _recipient(record: Beside) -> str:
     return record.recipient.id if isinstance(record, ProtocolMessage) else ""
 
 
-def _document_beside(line: Line, record: Beside) -> dict[str, Any]:
+def _document_beside(line: VerifiedLine, record: Beside) -> dict[str, Any]:
     return {"seq": line.seq, "time": line.record["time"], **record.model_dump(mode="json")}
 
 
-def _row_beside(line: Line, record: Beside) -> list[str]:
+def _row_beside(line: VerifiedLine, record: Beside) -> list[str]:
     if isinstance(record, PrivacyHead):
         return [str(line.seq), line.record["time"], *[""] * 7, spent(record)]
     part, size, what = PROTOCOL, "", ""

@@ -15,7 +15,7 @@ from ...security.dp.rdp import cost, shown
 from ...security.identity import roster as rosters
 from ...security.identity.domains import JOB
 from ...security.identity.keys import Role
-from ...security.identity.signed_document import Envelope, verify_document
+from ...security.identity.signed_document import SignedDocument, verify_document
 from ..console import printer
 from ..console.output import number
 from .noise import planned
@@ -62,7 +62,7 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     )
     columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
     rows = [[str(value) for value in release.values()] for release in document["releases"]]
-    printer.show(printer.Table(columns, rows))
+    printer.show(printer.PrintedTable(columns, rows))
     printer.show(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
     printer.show(
         f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is only reported"
@@ -92,7 +92,7 @@ def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
         if roster is not None:
             document = verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB)
         else:
-            document = validate(signed, Envelope, str(path)).document
+            document = validate(signed, SignedDocument, str(path)).document
         job = Job.from_document(document, str(path))
     else:
         job = Job.from_toml(path).for_federation()

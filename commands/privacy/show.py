@@ -5,12 +5,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from ...security.dp.budget_view import View
+from ...security.dp.budget_view import BudgetView
 from ...security.dp.prv import NONE, Question, opinions
 from ...security.dp.rdp import group, shown
 from ...silo import config as configs
 from ...silo.admission import budget as spent
-from ...silo.admission.budget import Spent
+from ...silo.admission.budget import BudgetReport
 from ..console import printer
 from ..console.output import number
 
@@ -36,7 +36,7 @@ def tell(found: Sequence[Mapping[str, Any]]) -> None:
         printer.show("no data set has a budget: the policy has no [dataset.NAME], and nothing was spent")
 
 
-def _questions(view: View) -> Iterator[Question]:
+def _questions(view: BudgetView) -> Iterator[Question]:
     """The whole first, then job by job: the answers come in this order."""
     delta = float(view.limit.delta)
     yield Question(view.events, delta)
@@ -44,7 +44,7 @@ def _questions(view: View) -> Iterator[Question]:
         yield Question(job.events, delta)
 
 
-def _document(each: Spent, answers: Iterator[float | None]) -> dict[str, Any]:
+def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, Any]:
     policy, view = each.policy, each.budget
     document: dict[str, Any] = {
         "dataset": each.dataset,
@@ -124,6 +124,6 @@ def _tell(each: Mapping[str, Any]) -> None:
             [job["job"], job["digest"][:12], job["epsilon"], job["epsilon_prv"] or NONE, str(job["open"])]
             for job in each["jobs"]
         ]
-        printer.show(printer.Table(columns, rows))
+        printer.show(printer.PrintedTable(columns, rows))
         opened = sum(job["open"] for job in each["jobs"])
         printer.show(ADDING, *([f"{number(opened, 'reservation')} open; {OPEN}"] if opened else []))

@@ -57,7 +57,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """A line of the legend."""
 
     pattern: int
@@ -76,7 +76,7 @@ class Chart:
     segments: tuple[Segment, ...]
     ticks: tuple[Mark, ...]
     labels: tuple[Mark, ...]
-    legend: tuple[Entry, ...]
+    legend: tuple[LegendEntry, ...]
 
 
 def patterns(totals: Mapping[str, int]) -> dict[str, int]:
@@ -164,7 +164,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class SpendingChart:
     """One picture; ``limit`` is where the line stands."""
 
     title: str
@@ -175,7 +175,7 @@ class Spending:
     limit: Mark
 
 
-def spending(heads: "Sequence[At[PrivacyHead]]") -> Spending:
+def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
     """Bars of epsilon, one a head of one data set's budget; of many heads the last of several each."""
     step = -(-len(heads) // MAX_BARS)
     shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
@@ -196,7 +196,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> Spending:
     title = f"Data set {last.dataset}"
     after = units.number(len(heads), "head")
     said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
-    return Spending(title, said, tuple(bars), ticks, tuple(labels), limit)
+    return SpendingChart(title, said, tuple(bars), ticks, tuple(labels), limit)
 
 
 def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
@@ -218,13 +218,15 @@ def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
     return step * count * 1024**unit, tuple(ticks)
 
 
-def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Entry, ...]:
+def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[LegendEntry, ...]:
     found: dict[int, tuple[str, int]] = {}
     for name, count in totals.items():
         before = found.get(pattern[name])
         found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
     return tuple(
-        Entry(number, name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026", count, TOP + 8 + 22 * line)
+        LegendEntry(
+            number, name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026", count, TOP + 8 + 22 * line
+        )
         for line, (number, (name, count)) in enumerate(sorted(found.items()))
     )
 

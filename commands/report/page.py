@@ -6,32 +6,32 @@ from dataclasses import dataclass
 
 from ...security.identity import roster as rosters
 from ...security.identity.roster import Roster
-from ...security.ledger.audit import Verified
+from ...security.ledger.audit import AuditResult
 from ...security.ledger.messages import Totals
-from ...security.ledger.overview import At, Session, View, parts
+from ...security.ledger.overview import At, LedgerOverview, Session, parts
 from ...security.ledger.receipt_checks import Receipts
-from ...security.ledger.records import Deny, Peer, Witness
+from ...security.ledger.records import Deny, Peer, WitnessRecord
 from . import chart as report_chart
 from . import policies as rules
 from . import sums as report_sums
 from . import tables
-from .chart import Chart, Spending
+from .chart import Chart, SpendingChart
 from .policies import PolicySpan, PolicyText
 from .sentences import sentence
-from .sums import Sums
+from .sums import SumsSection
 from .tables import BudgetRow, JobFlows, JobRow, Listed, MessageRow, TaintRow
 
 MAX_CHARTS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class RosterSources:
     """What was given beside the ledger: rosters, and fingerprints of founders who must have signed them."""
 
     rosters: tuple[Roster, ...] = ()
     founders: tuple[str, ...] = ()
 
-    def named(self, view: View) -> Roster | None:
+    def named(self, view: LedgerOverview) -> Roster | None:
         """The roster that the newest start names, of those that are here."""
         known = {rosters.digest(roster): roster for roster in self.rosters}
         digests = (start.record.roster for start in reversed(view.starts))
@@ -79,14 +79,14 @@ class Body:
     rules: tuple[tuple[str, str, int], ...]
     denials: Listed[At[Deny]]
     jobs: tuple[JobRow, ...]
-    sums: Sums
+    sums: SumsSection
     taints: tuple[TaintRow, ...]
     budgets: tuple[BudgetRow, ...]
-    spending: tuple[Spending, ...]  # pictures of them
+    spending: tuple[SpendingChart, ...]  # pictures of them
     sessions: Listed[Session]
     control: Totals
     events: Listed[tuple[int, str, str, str]]
-    witnesses: tuple[At[Witness], ...]  # by member: the last head that it said to hold
+    witnesses: tuple[At[WitnessRecord], ...]  # by member: the last head that it said to hold
     grouped: bool
     messages: Listed[MessageRow]
     message_count: int
@@ -100,19 +100,21 @@ class Page:
     silo: str
     made: str
     only: str  # the job that the page is restricted to; empty for all
-    verified: Verified
+    verified: AuditResult
     head: str  # SEQ:LEAF, empty for an empty ledger
     roster: RosterFacts | None
     receipts: Receipts | None  # None where none could be checked
     body: Body | None
 
 
-def broken(verified: Verified, made: str, silo: str) -> Page:
+def broken(verified: AuditResult, made: str, silo: str) -> Page:
     """The page of a ledger that does not hold: what is wrong, and of what it says only whose it claims to be."""
     return Page(silo, made, "", verified, "", None, None, None)
 
 
-def page(view: View, made: str, sources: Sources, only: str = "", receipts: Receipts | None = None) -> Page:
+def page(
+    view: LedgerOverview, made: str, sources: RosterSources, only: str = "", receipts: Receipts | None = None
+) -> Page:
     """The page of a ledger that holds; ``made`` is the date to print, ``only`` the one job to report on."""
     shown = view.of(only) if only else view
     members, facts = sources.named(view), None
@@ -126,7 +128,7 @@ def page(view: View, made: str, sources: Sources, only: str = "", receipts: Rece
     return Page(view.silo, made, only, view.verified, head, facts, receipts, body)
 
 
-def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | None) -> Body:
+def _body(whole: LedgerOverview, view: LedgerOverview, members: Roster | None, receipts: Receipts | None) -> Body:
     flows = tables.flow_table(view, control=view is whole)
     total = Totals()
     for group in flows:
@@ -172,7 +174,7 @@ def _body(whole: View, view: View, members: Roster | None, receipts: Receipts | 
     )
 
 
-def _charts(view: View) -> tuple[Chart | None, tuple[Chart, ...], int]:
+def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]:
     """Bytes by day and job, and by round and part for the jobs with the most bytes."""
     days: dict[str, Counter[str]] = {}
     rounds: dict[str, dict[int, Counter[str]]] = {}
@@ -199,7 +201,7 @@ def _charts(view: View) -> tuple[Chart | None, tuple[Chart, ...], int]:
     return by_day, tuple(charts), len(rounds) - len(charts)
 
 
-def _recipients(view: View, members: Roster | None) -> Iterable[Recipient]:
+def _recipients(view: LedgerOverview, members: Roster | None) -> Iterable[Recipient]:
     peers: Mapping[Peer, None] = dict.fromkeys(
         [message.intent.recipient for message in view.messages]
         + [sent.record.recipient for sent in view.protocol]

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...security.ledger.messages import Message
-from ...security.ledger.overview import At, View
+from ...security.ledger.messages import LedgerMessage
+from ...security.ledger.overview import At, LedgerOverview
 from ...security.ledger.records import PolicyChange, Start
 
 
@@ -55,14 +55,14 @@ def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyT
     )
 
 
-def unannounced(view: View) -> tuple[str, ...]:
+def unannounced(view: LedgerOverview) -> tuple[str, ...]:
     """Digests of policies by which something was decided and that no record puts in force."""
     used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
     named = {span.digest for span in policy_table(view.policies)}
     return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
 
 
-def rule_table(messages: Iterable[Message]) -> tuple[tuple[str, str, int], ...]:
+def rule_table(messages: Iterable[LedgerMessage]) -> tuple[tuple[str, str, int], ...]:
     """Job, rule, and how many messages it let out; a message of several parts may take several rules."""
     found = Counter((m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", "))
     return tuple((job, rule, count) for (job, rule), count in found.items())

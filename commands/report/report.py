@@ -39,12 +39,12 @@ from ..console.output import size
 from ..console.printer import printable
 from . import chart as report_chart
 from . import page as report_page
-from .page import Page, Sources
+from .page import Page, RosterSources
 
 LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
 
 
-def read(ledger: Path, made: str, sources: Sources, only: str = "") -> Page:
+def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Page:
     """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
     if not ledger.exists():
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ...security.identity.roster import Roster
-from ...security.ledger.overview import View, parts
+from ...security.ledger.overview import LedgerOverview, parts
 from ...security.ledger.records import JobAccept, JobDecline
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
 from ..console.output import size
@@ -16,7 +16,7 @@ HOW = {  # by form
 }
 
 
-def sentence(view: View, members: Roster | None) -> str:
+def sentence(view: LedgerOverview, members: Roster | None) -> str:
     """What left for one job, to whom, how much, under which rule."""
     messages = view.messages
     declined = sum(isinstance(decision.record, JobDecline) for decision in view.decisions)
@@ -52,7 +52,7 @@ def sentence(view: View, members: Roster | None) -> str:
     )
 
 
-def _hidden(view: View) -> str:
+def _hidden(view: LedgerOverview) -> str:
     """What cannot be read as it stands, and while who sides with nobody."""
     forms = Counter(message.intent.form for message in view.messages)
     said = [
@@ -66,7 +66,7 @@ def _hidden(view: View) -> str:
     return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
 
 
-def _protected(view: View) -> str:
+def _protected(view: LedgerOverview) -> str:
     """How much of it is differentially private; nothing where nothing is."""
     taints = Counter(tensor.taint for message in view.messages for tensor, _ in message.intent.leaving)
     if not taints["dp"]:
@@ -76,7 +76,7 @@ def _protected(view: View) -> str:
     return f"As the silo's software states, it is {told} (section 8). "
 
 
-def _protocol(view: View) -> str:
+def _protocol(view: LedgerOverview) -> str:
     if not view.protocol:
         return ""
     size = sum(sent.record.message.bytes for sent in view.protocol)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ...security.ledger.messages import Message, Totals
-from ...security.ledger.overview import At, View
-from ...security.ledger.records import Hidden, SumEnd, SumOpened
+from ...security.ledger.messages import LedgerMessage, Totals
+from ...security.ledger.overview import At, LedgerOverview
+from ...security.ledger.records import HiddenBinding, SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .tables import Listed, newest, spans
 
@@ -42,7 +42,7 @@ class PartRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class SumsSection:
     """All that a page says of secure sums, mixes and comparisons."""
 
     jobs: tuple[SumRow, ...]
@@ -51,7 +51,7 @@ class Sums:
     ends: Listed[At[SumEnd]]  # attempts that ended without a sum
 
 
-def sum_table(view: View) -> Sums:
+def sum_table(view: LedgerOverview) -> SumsSection:
     """One row a job that has any record of one, in the order in which the ledger comes to them; and one a part."""
     rows = [_row(view.of(job), job) for job in view.jobs]
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
@@ -60,12 +60,12 @@ def sum_table(view: View) -> Sums:
     sums = [name for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER)) if reader in masked]
     sums += [NAMED] if masked - {SUM_READER, SILOS_READER, GRAM_READER} else []
     forms = (*sums, *sorted({row.form for row in parts}))
-    return Sums(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
+    return SumsSection(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
 
 
-def _parts(messages: Iterable[Message]) -> Iterator[PartRow]:
+def _parts(messages: Iterable[LedgerMessage]) -> Iterator[PartRow]:
     """Rows of the messages of one job."""
-    found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, Hidden, int]]] = {}
+    found: dict[tuple[str, str, tuple[str, ...]], list[tuple[int, HiddenBinding, int]]] = {}
     for intent in (message.intent for message in messages):
         if intent.hidden:
             own = found.setdefault((intent.part, intent.form, intent.readers), [])
@@ -84,7 +84,7 @@ def _parts(messages: Iterable[Message]) -> Iterator[PartRow]:
         )
 
 
-def _row(view: View, job: str) -> SumRow | None:
+def _row(view: LedgerOverview, job: str) -> SumRow | None:
     masked = [(message.intent.round, message.intent.secagg) for message in view.messages if message.intent.secagg]
     if not (masked or view.protocol or view.sums):
         return None

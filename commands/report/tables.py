@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Generic, TypeVar
 
-from ...security.ledger.messages import Message, Totals
-from ...security.ledger.overview import At, Flow, Session, View, flows, parts
-from ...security.ledger.records import JobAccept, JobDecline, KeyRotate, PrivacyHead, Recovery, Start, Stop
+from ...security.ledger.messages import LedgerMessage, Totals
+from ...security.ledger.overview import At, Flow, LedgerOverview, Session, flows, parts
+from ...security.ledger.records import JobAccept, JobDecline, KeyRotate, PrivacyHead, RecoveryRecord, Start, StopRecord
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -52,10 +52,10 @@ class JobFlows:
     total: Totals = field(default_factory=Totals)
 
 
-def flow_table(view: View, *, control: bool) -> tuple[JobFlows, ...]:
+def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
     """One group a job; that of the control sessions last, if they are wanted."""
     groups: dict[str, JobFlows] = {}
-    shown = view if control else View(view.verified, messages=view.messages, protocol=view.protocol)
+    shown = view if control else LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
     for flow, totals in flows(shown).items():
         group = groups.setdefault(flow.job, JobFlows(flow.job))
         group.rows.append((flow, totals))
@@ -80,7 +80,7 @@ class TaintRow:
     paid: str  # of what is dp: reservations of which data set's budget
 
 
-def taint_table(messages: Iterable[Message]) -> tuple[TaintRow, ...]:
+def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
     """Tensors that left, by job and taint."""
     found: dict[tuple[str, str], Totals] = {}
     paid: dict[str, dict[str, set[int]]] = {}  # job → data set → reservations
@@ -131,12 +131,12 @@ class JobRow:
     received_bytes: int
 
 
-def job_table(view: View) -> tuple[JobRow, ...]:
+def job_table(view: LedgerOverview) -> tuple[JobRow, ...]:
     """One row a job, in the order in which the ledger comes to them."""
     return tuple(_job_row(view.of(job), job) for job in view.jobs)
 
 
-def _job_row(view: View, job: str) -> JobRow:
+def _job_row(view: LedgerOverview, job: str) -> JobRow:
     received = view.received.get(job, Counter())
     return JobRow(
         job=job,
@@ -186,20 +186,20 @@ def session_table(sessions: Sequence[Session]) -> tuple[Listed[Session], Totals]
     return newest(sessions), total
 
 
-def event_table(view: View) -> Listed[tuple[int, str, str, str]]:
+def event_table(view: LedgerOverview) -> Listed[tuple[int, str, str, str]]:
     """Starts, stops, recoveries and new keys: seq, time, name and what it says."""
     return newest([(e.seq, e.time, e.record.type, _event(e.record)) for e in view.events])
 
 
-def _event(record: Start | Stop | Recovery | KeyRotate) -> str:
+def _event(record: Start | StopRecord | RecoveryRecord | KeyRotate) -> str:
     match record:
         case Start():
             return f"{record.software}, policy {record.policy}, roster {record.roster}"
-        case Stop():
+        case StopRecord():
             return record.reason
         case KeyRotate():
             return f"from now on signs {record.new}; so far {record.old} did"
-        case Recovery():
+        case RecoveryRecord():
             return f"{record.dropped_bytes} bytes of a torn last line put aside, behind seq {record.last_good_seq}"
 
 
@@ -223,18 +223,18 @@ class MessageRow:
 
 
 def message_table(
-    messages: Sequence[Message], receipts: Collection[int] | None = None
+    messages: Sequence[LedgerMessage], receipts: Collection[int] | None = None
 ) -> tuple[bool, Listed[MessageRow]]:
     """Whether messages are grouped by round, and the rows; ``receipts`` are seqs of those whose receipt was checked."""
     if len(messages) <= MAX_ROWS:
         return False, newest([_message_row([message], receipts) for message in messages])
-    rounds: dict[tuple[str, int], list[Message]] = {}
+    rounds: dict[tuple[str, int], list[LedgerMessage]] = {}
     for message in messages:
         rounds.setdefault((message.intent.job, message.intent.round), []).append(message)
     return True, newest([_message_row(group, receipts) for group in rounds.values()])
 
 
-def _message_row(group: Sequence[Message], receipts: Collection[int] | None) -> MessageRow:
+def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | None) -> MessageRow:
     first, many = group[0], len(group) > 1
     sizes: Counter[str] = Counter()
     for message in group:
@@ -254,7 +254,7 @@ def _message_row(group: Sequence[Message], receipts: Collection[int] | None) -> 
     )
 
 
-def _receipts(group: Sequence[Message], good: Collection[int] | None) -> str:
+def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> str:
     """How many of some messages have a receipt, and how many of these were checked; none is wrong on a page."""
     held = [message.seq for message in group if message.receipt is not None]
     checked = sum(seq in good for seq in held) if good is not None else 0

@@ -20,14 +20,14 @@ NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 
 @dataclass(frozen=True)
-class Rows:
+class Memberships:
     """Memberships [N, K] and whose they are; rows of zeros for silos that released none."""
 
     silos: tuple[str, ...]
     memberships: Tensor
 
 
-def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Rows:
+def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     """The rows of all files; ``labels`` rename those of silos' own files."""
     found = [(path, _read(path)) for path in paths]
     own = [i for i, (_, rows) in enumerate(found) if not rows.silos]
@@ -39,10 +39,10 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Rows:
         raise LocalError(f"the files differ in the number of canonical models: {listed}; show them one by one")
     called = dict(zip(own, labels or [_owner(found[i][0]) for i in own], strict=True))
     silos = [name for i, (_, rows) in enumerate(found) for name in rows.silos or (called[i],)]
-    return Rows(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path) -> Memberships:
     """The rows of one file; no name where it is a silo's own."""
     try:
         with safetensors.safe_open(path, "pt") as file:
@@ -65,20 +65,20 @@ def _read(path: Path) -> Rows:
         raise LocalError(f"{path}: {error}") from None
 
 
-def _own(tensors: dict[str, Tensor]) -> Rows:
+def _own(tensors: dict[str, Tensor]) -> Memberships:
     if OWN not in tensors:
         raise LocalError("holds no membership; give a silo's model of a ppfl job, or the coordinator's result")
-    rows = Rows((), tensors[OWN][None])
+    rows = Memberships((), tensors[OWN][None])
     heatmap.check(rows.memberships)
     return rows
 
 
-def _released(tensors: dict[str, Tensor], silos: object) -> Rows:
+def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
     memberships = heatmap.released(tensors)
     if not isinstance(silos, list) or not silos or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos):
         raise LocalError("its list of silos is not one that a coordinator writes; copy the file again")
     heatmap.check(memberships, silos)
-    return Rows(tuple(silos), memberships)
+    return Memberships(tuple(silos), memberships)
 
 
 def _owner(path: Path) -> str:

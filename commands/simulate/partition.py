@@ -34,7 +34,7 @@ Picture = Annotated[Path | None, typer.Option(help="Draw who holds what: a PNG, 
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PartitionCounts:
     """What there is to show: records of each silo by side [N, 3], and by class [N, C] where labels are at hand."""
 
     silos: tuple[str, ...]
@@ -97,26 +97,26 @@ def _populated(file: Path) -> "Population":
     return populate(read(file))
 
 
-def _of_population(population: "Population") -> Held:
+def _of_population(population: "Population") -> PartitionCounts:
     from ...simulator.experiment.population import counts  # noqa: PLC0415 torch takes seconds to import
 
     own = population.records.values()
     sides = [(len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own]
     silos, names = tuple(population.records), population.class_names
-    return Held(silos, np.array(sides, np.int64), counts(population), names, population.notes)
+    return PartitionCounts(silos, np.array(sides, np.int64), counts(population), names, population.notes)
 
 
-def _of_file(partition: "PartitionFile") -> Held:
+def _of_file(partition: "PartitionFile") -> PartitionCounts:
     clients = partition.clients
     sides = np.array([(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64)
     rest = partition.records - int(sides.sum())
     seed = "" if partition.seed is None else f", seed {partition.seed}"
     notes = [f"made from {partition.records:,} records of {partition.data}: {json.dumps(partition.how)}{seed}"]
     notes += [f"{rest:,} of them are given to no client"] if rest else []
-    return Held(tuple(one.name for one in clients), sides, None, None, tuple(notes))
+    return PartitionCounts(tuple(one.name for one in clients), sides, None, None, tuple(notes))
 
 
-def _show(held: Held, picture: Path | None, *, every: bool) -> None:
+def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     _draw(held, picture)
     sizes = held.sides.sum(1)
     order = np.arange(len(sizes))
@@ -126,7 +126,7 @@ def _show(held: Held, picture: Path | None, *, every: bool) -> None:
     columns, rows = _table(held, order.tolist())
     right = [number for number, column in enumerate(columns) if number > 0 and column != "most"]
     ends = (EACH_END - 1,) if len(order) < len(sizes) else ()
-    printer.show(printer.Table(columns, rows, right, ends, frame="head", width=WIDTH))
+    printer.show(printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH))
     if len(order) < len(sizes):
         printer.show(f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows every one")
     printer.show(f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each{_by_side(held.sides)}")
@@ -136,7 +136,7 @@ def _show(held: Held, picture: Path | None, *, every: bool) -> None:
         printer.show(note)
 
 
-def _table(held: Held, order: list[int]) -> tuple[list[str], list[list[str]]]:
+def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[list[str]]]:
     shown = [number for number in range(len(SIDES)) if held.sides[:, number].any()]
     columns = ["silo", "records", *(SIDES[number] for number in shown)]
     rows = [
@@ -174,7 +174,7 @@ def _by_side(sides: Counts) -> str:
     return ": " + ", ".join(f"{total:,} {side}" for side, total in totals.items() if total)
 
 
-def _draw(held: Held, file: Path | None) -> None:
+def _draw(held: PartitionCounts, file: Path | None) -> None:
     from ...algorithms.partition.picture import picture  # noqa: PLC0415 Pillow, for pictures alone
 
     if file is None:

@@ -6,14 +6,14 @@ from time import monotonic
 
 from ...simulator.experiment.plan import Run
 from ...simulator.run.history import Measured
-from ...simulator.run.progress import Doing, Pace, Watch
+from ...simulator.run.progress import Doing, Pace, RunProgress
 from ..console.printer import Progress, Screen, TaskID
 
 EVERY_SECONDS = 10.0  # between two lines of a run, where there is no terminal
 
 
 @contextmanager
-def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[Watch]:
+def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
     """Who watches these runs, in this order, for the person at the screen."""
     if not screen.is_terminal:
         yield Lines(screen.show)

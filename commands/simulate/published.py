@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...simulator.reproduce.experiments import SEEDS, called, missing, records_of
-from ...simulator.reproduce.published import Document, Setting, Table, find, published
+from ...simulator.reproduce.published import Document, PaperSetting, PaperTable, find, published
 from ..console import printer
 from ..console.toml import inline
 
@@ -19,13 +19,13 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
     if as_json:
         printer.show_json([_document(table, data) for table in tables])
     elif path is None:
-        printer.show(printer.Table(TABLES, [_row(table, data) for table in tables]))
+        printer.show(printer.PrintedTable(TABLES, [_row(table, data) for table in tables]))
         printer.show("methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows one.")
     else:
         _one(tables[0], data)
 
 
-def _row(table: Table, data: Path | None) -> list[str]:
+def _row(table: PaperTable, data: Path | None) -> list[str]:
     runnable = sum(bool(row.methods) for row in table.rows)
     sets = dict.fromkeys(
         f"{called(records_of(setting, NOWHERE).data)}{' (missing)' if data and _missing(setting, data) else ''}"
@@ -34,7 +34,7 @@ def _row(table: Table, data: Path | None) -> list[str]:
     return [table.path, table.title, str(len(table.columns)), f"{runnable} of {len(table.rows)}", ", ".join(sets)]
 
 
-def _one(table: Table, data: Path | None) -> None:
+def _one(table: PaperTable, data: Path | None) -> None:
     for line in (f"{table.path}: {table.title}", table.citation, ""):
         printer.show(line)
     common = _common([setting.document for setting in table.settings])
@@ -51,7 +51,7 @@ def _one(table: Table, data: Path | None) -> None:
     for row in table.rows:
         labels = dict.fromkeys(method.title for method in row.methods.values())
         rows.append([row.title, ", ".join(labels) or "-", *(value.text for value in row.values)])
-    printer.show(printer.Table(columns, rows))
+    printer.show(printer.PrintedTable(columns, rows))
     for note in (*table.notes, f"seeds: {table.seeds or f'not said; {SEEDS} here'}"):
         printer.show(note)
 
@@ -68,7 +68,7 @@ def _common(documents: Sequence[Document]) -> Document:
     return {key: value for key, value in first.items() if all(own.get(key) == value for own in documents)}
 
 
-def _document(table: Table, data: Path | None) -> dict[str, Any]:
+def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
     return {
         "table": table.path,
         "title": table.title,
@@ -91,11 +91,11 @@ def _document(table: Table, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _setting(setting: Setting, data: Path | None) -> dict[str, Any]:
+def _setting(setting: PaperSetting, data: Path | None) -> dict[str, Any]:
     needed = {"needs" if data is None else "missing": _missing(setting, data)}
     return {"name": setting.name, "title": setting.title, "experiment": setting.document, **needed}
 
 
-def _missing(setting: Setting, data: Path | None) -> tuple[str, ...]:
+def _missing(setting: PaperSetting, data: Path | None) -> tuple[str, ...]:
     records = records_of(setting, data or NOWHERE)
     return missing(records.data, records.partition)

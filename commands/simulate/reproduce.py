@@ -51,7 +51,7 @@ def reproduce(
     from ...simulator.engines.choose import OnGpu  # noqa: PLC0415 torch takes seconds to import
     from . import published as reproduce_tables  # noqa: PLC0415
     from . import reproduce_run as reproducing  # noqa: PLC0415
-    from .run import Asked  # noqa: PLC0415
+    from .run import RunOptions  # noqa: PLC0415
 
     if listed:
         reproduce_tables.show(table, data, as_json=as_json)
@@ -61,5 +61,5 @@ def reproduce(
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False)
+    asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False)
     reproducing.reproduce(table, data, tuple(setting or ()), clients, asked, as_json=as_json)

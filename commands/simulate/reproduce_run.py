@@ -11,14 +11,14 @@ from ...simulator.experiment.experiment import Experiment
 from ...simulator.report.finished_runs import Recorded, load_runs
 from ...simulator.reproduce.comparison import HEADINGS, Cell, compared, meaning, to_csv, to_markdown, told, warning
 from ...simulator.reproduce.experiments import Scale, chosen_labels, chosen_settings, experiment_of, missing, reduced
-from ...simulator.reproduce.published import Table, find
+from ...simulator.reproduce.published import PaperTable, find
 from ..console import printer
 from ..console.printer import Screen
-from .run import Asked, Prepared, prepare, raise_faults, report, train
+from .run import Prepared, RunOptions, prepare, raise_faults, report, train
 
 
 def reproduce(
-    path: str, data: Path, wanted: Sequence[str], clients: int | None, asked: Asked, *, as_json: bool
+    path: str, data: Path, wanted: Sequence[str], clients: int | None, asked: RunOptions, *, as_json: bool
 ) -> None:
     """All settings that are asked for, then the table; where it is stopped, the table of what is finished."""
     screen = Screen(err=as_json)
@@ -48,7 +48,7 @@ def reproduce(
     raise_faults(faults, count)
 
 
-def _complete(screen: Screen, prepared: Prepared, asked: Asked) -> list[str]:
+def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     """All runs of a setting, and its summary; why some could not go on."""
     faults = train(screen, prepared, asked)
     if _finished(prepared.out):
@@ -69,7 +69,7 @@ def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
 
 
 def _report(
-    screen: Screen, table: Table, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
+    screen: Screen, table: PaperTable, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
 ) -> None:
     cells = compared(table, {name: _finished(out / name) for name in settings})
     if not cells:
@@ -89,7 +89,7 @@ def _report(
         }
         printer.show_json(shown)
         return
-    printer.show(printer.Table(HEADINGS, told(cells, over_silos=table.deviation == "silos")))
+    printer.show(printer.PrintedTable(HEADINGS, told(cells, over_silos=table.deviation == "silos")))
     notes = [warning(smaller)] if smaller else []
     screen.show(meaning(table), *notes, f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}")
 

@@ -27,7 +27,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """What the command line says beside the file."""
 
     out: Path | None
@@ -50,7 +50,7 @@ class Prepared:
     runs: Sequence[Run]
 
 
-def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
+def simulate(path: Path, asked: RunOptions, *, as_json: bool) -> None:
     """All runs that are asked for, and the report of all that the output folder holds."""
     if asked.tensorboard:
         tensorboard.check_installed()
@@ -62,7 +62,7 @@ def simulate(path: Path, asked: Asked, *, as_json: bool) -> None:
     raise_faults(faults, len(prepared.runs))
 
 
-def prepare(screen: Screen, experiment: Experiment, out: Path, asked: Asked) -> Prepared:
+def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
     """Read the records and deal them out; LocalError where the folder is of other runs."""
     chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
     with screen.waiting("records are read and dealt out"):
@@ -72,7 +72,7 @@ def prepare(screen: Screen, experiment: Experiment, out: Path, asked: Asked) -> 
     return Prepared(experiment, out, population, chosen)
 
 
-def train(screen: Screen, prepared: Prepared, asked: Asked) -> list[str]:
+def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
     """Run after run to its end; why some could not go on."""
     population, schedule = prepared.population, prepared.experiment.schedule
     engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
@@ -133,7 +133,7 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         printer.show_json({"out": str(prepared.out), "methods": simulate_results.document(finished)})
         return
-    printer.show(printer.Table(simulate_results.COLUMNS, simulate_results.rows(finished)))
+    printer.show(printer.PrintedTable(simulate_results.COLUMNS, simulate_results.rows(finished)))
     screen.show(f"{simulate_results.MEANING}; all measures, and pictures: {summary}")
 
 

@@ -39,5 +39,7 @@ def simulate(
     from . import run as simulating  # noqa: PLC0415
 
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = simulating.Asked(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard)
+    asked = simulating.RunOptions(
+        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard
+    )
     simulating.simulate(file, asked, as_json=as_json)

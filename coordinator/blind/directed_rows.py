@@ -31,13 +31,13 @@ from .unmask import KeptSum, kept_sum
 MOST_DOCUMENTS = 3 << 20  # bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
 
 
-class _Aside(Strict):
+class _DirectedAside(Strict):
     keep: str
     round: Annotated[int, Field(strict=True, ge=0)]
 
 
-class _Asides(Strict):
-    rows: tuple[_Aside, ...]
+class _DirectedAsides(Strict):
+    rows: tuple[_DirectedAside, ...]
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ class Directed:
                 return None
             before = () if cleared else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
             keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo) if members else post.keep
-            waiting = (*before, _Aside(keep=repr(keep), round=round_))
+            waiting = (*before, _DirectedAside(keep=repr(keep), round=round_))
             kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
                 log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
                 return None
-            return to_json(_Asides(rows=waiting))
+            return to_json(_DirectedAsides(rows=waiting))
 
         return rows
 
@@ -104,10 +104,10 @@ class Directed:
         """Whether a part is mixed so."""
         return part in self._parts
 
-    def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_Aside, ...]:
+    def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_DirectedAside, ...]:
         if data is None:
             return ()
-        return from_json(data, _Asides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
+        return from_json(data, _DirectedAsides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
         own = row_group(self._parts[part], bounds(self._job), silo)

@@ -19,9 +19,9 @@ from ...algorithms.exchange.parts import Gram, Mix, Part
 from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
-from ...proto.convert.mix import Padded, padded_from_wire
+from ...proto.convert.mix import PaddedWord, padded_from_wire
 from ...proto.convert.secagg_sent import ENVELOPE
-from ...security.blind.mix_context import Line, Version
+from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.padded_mix import check_upload
 from ...security.blind.plan import line_of, uploaded, use_of
 from ...security.faults import Code
@@ -37,7 +37,7 @@ MOST_VERSIONS = 100  # of a part in one round, while this process lives: each is
 
 
 @dataclass(frozen=True)
-class Here:
+class StoredUpload:
     """One upload that is here whole; ``version`` once a padded one is signed."""
 
     context: bytes
@@ -46,7 +46,7 @@ class Here:
     version: Version | None = None
 
 
-class Hidden:
+class HiddenUploadStore:
     """Those of one job, on disk and in the database as here."""
 
     def __init__(self, job: Job, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()) -> None:
@@ -54,7 +54,7 @@ class Hidden:
         self._job = job
         digest = rosters.digest(roster)
         parts = [part for start in job.phase_starts for part in uploaded(job.up(start))]
-        self.lines: Mapping[str, Line] = {
+        self.lines: Mapping[str, MixContext] = {
             part.name: line_of(job, part, roster.federation, digest) for part in parts if isinstance(part.exchange, Mix)
         }
         self._federation, self._roster = roster.federation, digest
@@ -120,7 +120,7 @@ class Hidden:
         gone = set(files)
         self._here = {place: here for place, here in self._here.items() if here.file not in gone}
 
-    def check(self, silo: str, given: Padded) -> None:
+    def check(self, silo: str, given: PaddedWord) -> None:
         """A silo's word on an upload of an open round; RefusedError says what is wrong, the steps run in order."""
         version, name = given.upload.version, given.part
         line = self.lines.get(name)
@@ -145,12 +145,12 @@ class Hidden:
         places = ((place, here) for place, here in self._here.items() if place[1:] == (name, silo))
         return [here.version for _, here in places if here.version is not None]
 
-    def sign(self, given: Padded) -> None:
+    def sign(self, given: PaddedWord) -> None:
         """A silo's word on its upload was checked, and is in the database."""
         version = given.upload.version
         place = (version.round, given.part, version.silo)
         here = self._here[place]
-        self._here[place] = Here(here.context, here.file, here.sha256, version)
+        self._here[place] = StoredUpload(here.context, here.file, here.sha256, version)
 
     # What stays.
 
@@ -187,14 +187,14 @@ def dumped(message: pb.PaddedGiven) -> bytes:
     return kept.SerializeToString(deterministic=True)
 
 
-def loaded(silo: str, body: bytes) -> Padded:
+def loaded(silo: str, body: bytes) -> PaddedWord:
     """What ``dumped`` made of a silo's word; RefusedError for bytes that something else did."""
     message = pb.PaddedGiven.FromString(body)
     message.session = NO_SESSION
     return padded_from_wire(silo, message)
 
 
-def received(silo: str, message: pb.PaddedGiven) -> Padded:
+def received(silo: str, message: pb.PaddedGiven) -> PaddedWord:
     """A silo's word on its upload, well formed; RefusedError MANIFEST or SECURE."""
     try:
         return padded_from_wire(silo, message)
@@ -208,6 +208,6 @@ def _refused(silo: str, code: str, why: str) -> RefusedError:
     return RefusedError(silo, "SECURE", f"{code}: {why}")
 
 
-def _here(stored: StoredHidden) -> Here:
+def _here(stored: StoredHidden) -> StoredUpload:
     version = loaded(stored.silo, stored.signed).upload.version if stored.signed else None
-    return Here(stored.context, stored.file, stored.sha256, version)
+    return StoredUpload(stored.context, stored.file, stored.sha256, version)

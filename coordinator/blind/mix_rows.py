@@ -30,10 +30,10 @@ from ...algorithms.exchange.parts import integer_weights
 from ...algorithms.job.job import Job
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical
-from ...proto.convert.mix import Mixed, Summand
+from ...proto.convert.mix import Mixed, WireSummand
 from ...security.arithmetic.masks import PIECE
-from ...security.blind.mix_context import Line, Version
-from ...security.blind.mix_row import Row, RowMemory, Share, fault, make_row
+from ...security.blind.mix_context import MixContext, Version
+from ...security.blind.mix_row import RecipientRow, RowMemory, Share, fault, make_row
 from ...security.blind.padded_mix import mixed_pieces
 from ...security.blind.plan import row_terms
 from ...security.blind.prekeys import Word
@@ -48,11 +48,11 @@ Memories = Mapping[tuple[str, str], RowMemory]  # by part and recipient
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRow:
     """One row that a recipient may have; ``keep`` as in ``method.Post``, 0 of a row that was not put aside."""
 
     part: str
-    row: Row
+    row: RecipientRow
     signature: bytes
     keep: float = 0.0
 
@@ -75,7 +75,7 @@ class _Asides(Strict):
 class Planning:
     """Makes the rows of one job, and remembers of each recipient what they were made of."""
 
-    def __init__(self, job: Job, lines: Mapping[str, Line], sign: Sign, memories: Memories) -> None:
+    def __init__(self, job: Job, lines: Mapping[str, MixContext], sign: Sign, memories: Memories) -> None:
         self.lines = lines
         self.memories = dict(memories)
         self._job = job
@@ -89,7 +89,7 @@ class Planning:
         weights: Mapping[str, float],
         versions: Mapping[str, Version],
         keep: float = 0.0,
-    ) -> tuple[Planned, RowMemory] | None:
+    ) -> tuple[PlannedRow, RowMemory] | None:
         """A row over these versions and the recipient's own part, and the memory of it; None where there is none.
 
         ``weights`` of silos without a version do not count (``method.Row``).
@@ -104,7 +104,7 @@ class Planning:
             return None
         memory = self.memories.get((part, recipient), RowMemory())
         row, signature = make_row(self.lines[part], recipient, own, shares, self._sign)
-        planned = Planned(part, row, signature, keep)
+        planned = PlannedRow(part, row, signature, keep)
         if row.digest() == memory.last:
             return planned, memory
         if why := fault(recipient, own, shares, memory, self._terms):
@@ -118,7 +118,7 @@ class Planning:
         return {} if self.memories.get(place) == memory else {place: memory}
 
 
-def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:
+def put_aside(before: Sequence[PlannedRow], planned: PlannedRow) -> bytes | None:
     """A file of rows with one more, the last; None where they would be too many for one delivery."""
     rows = (*before, planned)
     if sum(len(each.row.shares) for each in rows) > MOST_SUMMANDS:
@@ -130,13 +130,13 @@ def put_aside(before: Sequence[Planned], planned: Planned) -> bytes | None:
     return to_json(_Asides.model_validate({"rows": asides}))
 
 
-def aside(part: str, data: bytes, origin: str) -> tuple[Planned, ...]:
+def aside(part: str, data: bytes, origin: str) -> tuple[PlannedRow, ...]:
     """The rows of a file that ``put_aside`` made; LocalError for one that something else did."""
     read = from_json(data, _Asides, origin)
     return tuple(
-        Planned(
+        PlannedRow(
             part,
-            parse_canonical(each.document.encode(), Row, origin),
+            parse_canonical(each.document.encode(), RecipientRow, origin),
             bytes.fromhex(each.signature),
             float(each.keep),
         )
@@ -144,11 +144,11 @@ def aside(part: str, data: bytes, origin: str) -> tuple[Planned, ...]:
     )
 
 
-def mixed(planned: Planned, signed: Mapping[str, bytes]) -> Mixed:
+def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
     """What goes down of a row but its words; ``signed`` are the silos' words on their uploads, as they are kept."""
     recipient, weights = planned.row.recipient, planned.row.sent()
     given = [loaded(silo, signed[silo]) for silo in weights]
-    summands = tuple(Summand(each.upload, letter_for(recipient, each.pieces)) for each in given)
+    summands = tuple(WireSummand(each.upload, letter_for(recipient, each.pieces)) for each in given)
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
     return Mixed(planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep)
 
@@ -160,7 +160,7 @@ def prekey_word(part: str, recipient: str, silo: str, signed: bytes) -> tuple[st
     return part, Word(upload.version, upload.sealing.root, given.prekey, letter_for(recipient, given.pieces))
 
 
-def words(planned: Planned, line: Line, path: Callable[[Version], Path]) -> Iterator[memoryview]:
+def words(planned: PlannedRow, line: MixContext, path: Callable[[Version], Path]) -> Iterator[memoryview]:
     """The words of a row, piece by piece, each valid until the next; holds its uploads' files open.
 
     FileNotFoundError where an upload is gone: the round in which the row was planned is over.

@@ -20,8 +20,8 @@ from ...security.identity.signers import Sign
 from ..storage.database import Place, StoredJob
 from ..storage.store import JobStore, padded_words, rotated_vectors
 from .directed_rows import Directed
-from .hidden_uploads import Hidden
-from .mix_rows import Memories, Planned, Planning, aside, put_aside, words
+from .hidden_uploads import HiddenUploadStore
+from .mix_rows import Memories, PlannedRow, Planning, aside, put_aside, words
 
 Changes = Mapping[Place, str | None]
 
@@ -30,7 +30,7 @@ class Mixing:
     """The padded and rotated uploads of one job, and its rows."""
 
     def __init__(self, job: Job, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
-        self.hidden = Hidden(job, roster, stored.hidden)
+        self.hidden = HiddenUploadStore(job, roster, stored.hidden)
         self._job = job
         self._store = store
         self._planning = Planning(job, self.hidden.lines, sign, stored.memories)
@@ -41,12 +41,14 @@ class Mixing:
 
     # Rows that go down.
 
-    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> tuple[list[Planned], Memories]:
+    def rows(
+        self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str
+    ) -> tuple[list[PlannedRow], Memories]:
         """Those that a silo gets of what its method delivers, and what is to be remembered of them before they leave.
 
         In the order of the parts and, within one, of their rounds.
         """
-        found: dict[str, Sequence[Planned]] = {}
+        found: dict[str, Sequence[PlannedRow]] = {}
         memories: dict[tuple[str, str], RowMemory] = {}
         for delivery in deliveries:
             match delivery:
@@ -72,7 +74,7 @@ class Mixing:
         """What recipients' rows were made of is in the database."""
         self._planning.memories.update(memories)
 
-    def check_words(self, planned: Sequence[Planned]) -> None:
+    def check_words(self, planned: Sequence[PlannedRow]) -> None:
         """LocalError where the disk changed an upload that rows are of; each is looked at once a round."""
         self._check({padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions})
 
@@ -84,11 +86,11 @@ class Mixing:
         digests = self.hidden.digests()
         self._store.check_files({file: digests[file].hex() for file in sorted(files)})
 
-    def nbytes(self, planned: Planned) -> int:
+    def nbytes(self, planned: PlannedRow) -> int:
         """Length of a row's words."""
         return self.hidden.lines[planned.part].nbytes
 
-    def words(self, planned: Planned) -> Iterator[memoryview]:
+    def words(self, planned: PlannedRow) -> Iterator[memoryview]:
         """The words of a row, piece by piece; RefusedError ROUND_CLOSED where its uploads are gone."""
         try:
             line = self.hidden.lines[planned.part]
@@ -105,13 +107,13 @@ class Mixing:
         versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
         return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}
 
-    def _aside(self, part: str, silo: str) -> tuple[Planned, ...]:
+    def _aside(self, part: str, silo: str) -> tuple[PlannedRow, ...]:
         data = self._store.put_aside(part, silo)
         if data is None:
             return ()
         return self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
 
-    def _fitting(self, part: str, rows: Sequence[Planned]) -> tuple[Planned, ...]:
+    def _fitting(self, part: str, rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
         """Those of this roster's line."""
         line = self.hidden.lines[part].context().hex()
         return tuple(each for each in rows if each.row.line == line)

@@ -9,7 +9,7 @@ from ...security.secagg import silo_events as s
 from ...security.secagg.coordinator import CoordinatorState
 from ..storage.replay_log import Said, Spooled
 
-Happened: TypeAlias = Said | c.Failed | c.Deadline | c.Opened | c.OpenFailed
+Happened: TypeAlias = Said | c.SiloDropped | c.AttemptDeadline | c.SumPublished | c.OpenFailed
 
 
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
@@ -18,22 +18,22 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
         return entry
     match entry.given.body:
         case s.SendKeys(bundle, keys):
-            return c.KeysGiven(bundle, keys)
+            return c.KeysUploaded(bundle, keys)
         case s.SendShares(dealing, portions):
-            return c.SharesGiven(dealing, portions)
+            return c.SharesUploaded(dealing, portions)
         case s.SendComplaint(complaint):
-            return c.ComplaintGiven(complaint)
+            return c.ComplaintUploaded(complaint)
         case s.SendHeader(header):
             here = spooled.get(entry.silo, Spooled(entry.silo, 0, b""))
-            return c.Uploaded(header, here.size, here.sha256)
+            return c.WordsUploaded(header, here.size, here.sha256)
         case s.SendSurvival(survival):
-            return c.SurvivalGiven(survival)
+            return c.SurvivalUploaded(survival)
         case s.SendReveal(reveal):
-            return c.RevealGiven(reveal)
+            return c.RevealUploaded(reveal)
         case s.SendAbandon(note):
-            return c.AbandonGiven(note)
+            return c.AbandonUploaded(note)
         case Over(code):
-            return c.Failed(entry.silo, code)
+            return c.SiloDropped(entry.silo, code)
 
 
 def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 from ... import log
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_received import SignedSpec, Told, ToldBody
+from ...proto.convert.secagg_received import SecaggDelivery, SignedSpec, ToldBody
 from ...proto.convert.secagg_sent import ENVELOPE, Attempt, Over, given_from_wire
 from ...security.faults import Code
 from ...security.secagg import coordinator as machine
@@ -39,40 +39,40 @@ from ...security.secagg.evidence import Misdealing
 from ...security.secagg.messages import Abandon
 from ...security.secagg.spec import RoundSpec, Terms, check_survivors
 from ..rounds.events import GUILTY, in_words
-from ..storage.replay_log import Begun, Entry, Row, Spooled, loaded, said
+from ..storage.replay_log import Begun, Entry, ReplayEntry, Spooled, loaded, said
 from .replay_events import Happened, event_of, taken, unneeded
-from .secure_sum_shell import Setting, Shell, nothing
-from .settled import Settled, settled
+from .secure_sum_shell import Shell, SumSetting, nothing
+from .settled import SettledRound, settled
 
 NOTES = "notes"  # beside the machine's stages: an attempt has ended, and abandon notes are awaited
 UP_TO_UPLOADS = ("keys", "shares", "masked")  # nobody has signed survivors
 
 
-class Summing:
+class SecureSum:
     """All attempts at the sum of one round; the last one goes on."""
 
-    def __init__(self, setting: Setting, shell: Shell, kept: Iterable[Row] = ()) -> None:
+    def __init__(self, setting: SumSetting, shell: Shell, kept: Iterable[ReplayEntry] = ()) -> None:
         """``kept``: what happened before this process began, in order; then ``resume``."""
         self._setting = setting
         self._shell = shell
         self._states: list[CoordinatorState] = []
-        self._lists: dict[str, list[Told]] = {silo: [] for silo in setting.silos}
+        self._lists: dict[str, list[SecaggDelivery]] = {silo: [] for silo in setting.silos}
         self._spooled: dict[str, Spooled] = {}  # by silo, of the last attempt
         self._opening: c.Open | None = None
         self._why = ""  # the last attempt ended
         self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
             c.Ask: self._ask,
-            c.TellKeys: lambda e: self._tell((e.silo,), s.KeysTold(e.bundles, e.keys)),
-            c.TellShares: lambda e: self._tell((e.silo,), s.SharesTold(e.deliveries)),
-            c.TellSurvivors: lambda e: self._tell(e.silos, s.SurvivorsTold(e.headers)),
-            c.TellNotes: lambda e: self._tell(e.silos, s.NotesTold(e.survivals)),
-            c.TellResult: lambda e: self._tell(e.silos, s.ResultTold(e.sha256, e.tags)),
+            c.DeliverKeys: lambda e: self._tell((e.silo,), s.KeysReceived(e.bundles, e.keys)),
+            c.DeliverShares: lambda e: self._tell((e.silo,), s.SharesReceived(e.deliveries)),
+            c.DeliverSurvivors: lambda e: self._tell(e.silos, s.SurvivorsReceived(e.headers)),
+            c.DeliverNotes: lambda e: self._tell(e.silos, s.NotesReceived(e.survivals)),
+            c.DeliverResult: lambda e: self._tell(e.silos, s.ResultReceived(e.sha256, e.tags)),
             c.AskAbandon: lambda e: self._tell(e.silos, s.AbandonAsked()),
-            c.Watch: self._watch,
+            c.StartTimer: self._watch,
             c.Discard: self._discard,
             c.Open: self._open,
-            c.End: self._end,
+            c.EndAttempt: self._end,
         }
         self._live = False
         for row in kept:
@@ -106,7 +106,7 @@ class Summing:
             raise LocalError("no attempt was begun; this is a bug in Staddle")
         return self._states[-1].spec
 
-    def told(self, silo: str, had: int) -> Told | None:
+    def told(self, silo: str, had: int) -> SecaggDelivery | None:
         """The next message for a silo that has had so many; None where there is none yet."""
         tells = self._lists[silo]
         if had > len(tells):
@@ -115,7 +115,7 @@ class Summing:
         if had == len(tells):
             return None
         found = tells[had]
-        if isinstance(found.body, s.SurvivorsTold) and (spec := self._states[found.attempt.attempt].spec).compared:
+        if isinstance(found.body, s.SurvivorsReceived) and (spec := self._states[found.attempt.attempt].spec).compared:
             survivors = [header.silo for header in found.body.headers]
             return replace(found, body=replace(found.body, shares=self._shell.shares(spec, silo, survivors)))
         return found
@@ -203,11 +203,11 @@ class Summing:
     def _close_hopeless(self) -> None:
         """Wait for nobody in an attempt that has lost too many."""
         if self.goes_on and machine.hopeless(self._states[-1]):
-            self._take(self.attempt, c.Deadline(self._states[-1].stage))
+            self._take(self.attempt, c.AttemptDeadline(self._states[-1].stage))
 
     def _drop(self, silo: str, code: str) -> None:
         if self.goes_on and silo in self.spec.cohort and silo not in self._states[-1].failed:
-            self._take(self.attempt, c.Failed(silo, str(code)))
+            self._take(self.attempt, c.SiloDropped(silo, str(code)))
 
     def halt(self) -> None:
         """End the attempt, unless survivors may have signed already."""
@@ -226,11 +226,11 @@ class Summing:
             for silo in late:  # the last of them closes the stage
                 self._drop(silo, "deadline")
         elif stage == self.stage:
-            self._take(attempt, c.Deadline(stage))
+            self._take(attempt, c.AttemptDeadline(stage))
 
     def opened(self, attempt: int, sha256: bytes) -> None:
         """The sum is open and durable; SHA-256 of its file."""
-        self._take(attempt, c.Opened(sha256))
+        self._take(attempt, c.SumPublished(sha256))
 
     def unopened(self, attempt: int, why: str, *, spoiled: bool = False) -> None:
         """The sum could not be opened; or it is none of values, ``spoiled``."""
@@ -320,7 +320,7 @@ class Summing:
             self._shell.told()
 
     def _tell(self, silos: Sequence[str], body: ToldBody) -> None:
-        told = Told(self._named(self.attempt), body)
+        told = SecaggDelivery(self._named(self.attempt), body)
         for silo in silos:
             self._lists[silo].append(told)
 
@@ -352,7 +352,7 @@ class Summing:
         return replace(self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs))
 
     @property
-    def settled(self) -> Settled | None:
+    def settled(self) -> SettledRound | None:
         """What silos that were away since are brought in later rounds; None for nothing, or while no sum is open."""
         return settled(self._states) if self.stage == "done" else None
 
@@ -382,7 +382,7 @@ class Summing:
         excused = self._terms.excused
         return tuple(silo for silo in state.u3 if silo not in excused)
 
-    def _watch(self, effect: c.Watch) -> None:
+    def _watch(self, effect: c.StartTimer) -> None:
         if self._live:
             self._shell.watch(self.attempt, effect.stage)
 
@@ -395,7 +395,7 @@ class Summing:
         if self._live:
             self._shell.open(self.attempt, self.spec, effect)
 
-    def _end(self, effect: c.End) -> None:
+    def _end(self, effect: c.EndAttempt) -> None:
         state = self._states[-1]
         lost = ", ".join(f"{silo}: {in_words(code)}" for silo, code in state.failed.items())
         why = f"{effect.why} ({lost})" if lost else effect.why

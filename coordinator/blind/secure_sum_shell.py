@@ -58,7 +58,7 @@ class Shell(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class SumSetting:
     """Which sum it is, and whose signatures count in it."""
 
     job: str

@@ -27,13 +27,13 @@ from ...proto.convert.secagg_received import (
 )
 from ...security.secagg.coordinator import CoordinatorState
 from ...security.secagg.messages import Abandon, SurvivorsShown
-from ..storage.replay_log import SETTLED, Row
+from ..storage.replay_log import SETTLED, ReplayEntry
 
 DOCUMENT, SIGNATURE = b"-", bytes(64)  # in place of the specification, which is another in each attempt
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledRound:
     """Of one round: the silos that it is for, abandon notes, and who survived in the attempt that was opened."""
 
     silos: tuple[str, ...]
@@ -45,7 +45,7 @@ class Settled:
         return any(counted.get(silo, 0) <= round_ for silo in self.silos)
 
 
-def settled(states: Sequence[CoordinatorState]) -> Settled | None:
+def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     """Of a round whose last attempt was opened; None where nobody needs it."""
     last = states[-1]
     away = {silo for state in states if state.told for silo in state.u1 if silo not in last.u3}
@@ -58,25 +58,25 @@ def settled(states: Sequence[CoordinatorState]) -> Settled | None:
         headers = tuple(last.headers[silo] for silo in last.u3)
         survivals = tuple(last.survivals[silo] for silo in sorted(last.survivals))[: last.spec.threshold]
         shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, survivals),)
-    return Settled(tuple(sorted(away)), tuple(notes), shown)
+    return SettledRound(tuple(sorted(away)), tuple(notes), shown)
 
 
-def dumped(kept: Settled) -> Row:
+def dumped(kept: SettledRound) -> ReplayEntry:
     """The row of it."""
     notes = tuple(sorted(kept.notes, key=lambda note: (note.silo, note.signature)))
     told = spec_to_wire(SignedSpec(DOCUMENT, SIGNATURE, notes, (), kept.shown))
     body = {"silos": list(kept.silos), "told": told.SerializeToString(deterministic=True).hex()}
-    return Row(0, SETTLED, "", canonical_json(body))
+    return ReplayEntry(0, SETTLED, "", canonical_json(body))
 
 
-def loaded(row: Row) -> Settled:
+def loaded(row: ReplayEntry) -> SettledRound:
     """Of a row that ``dumped`` made."""
     kept = parse_json(row.body, "a row of table secure in coordinator.sqlite")
     told = spec_from_wire(pb.SignedSpec.FromString(bytes.fromhex(kept["told"])))
-    return Settled(tuple(kept["silos"]), told.notes, told.shown)
+    return SettledRound(tuple(kept["silos"]), told.notes, told.shown)
 
 
-def brought(rounds: Sequence[Settled]) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
+def brought(rounds: Sequence[SettledRound]) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
     """Notes and survivors for one specification, of the newest rounds as many as a message holds."""
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []

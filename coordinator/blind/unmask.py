@@ -34,7 +34,7 @@ from pydantic import Field
 from safetensors import safe_open
 from torch import Tensor
 
-from ...algorithms.exchange.parts import Gift, Gram, Part, Read, Sum
+from ...algorithms.exchange.parts import Contribution, Gram, Part, Read, Sum
 from ...algorithms.exchange.plain import PLAIN
 from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
@@ -231,7 +231,7 @@ class OpenedSums:
         self._round = round_
         self._bounds = bounds
 
-    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
         """Silos mask what they give themselves."""
         raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
 

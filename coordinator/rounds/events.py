@@ -35,7 +35,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Given:
+class UploadStored:
     """A silo's upload was checked and stored."""
 
     silo: str
@@ -68,7 +68,7 @@ class SumFailed:
 
 
 @dataclass(frozen=True)
-class Failed:
+class SiloFailed:
     """A silo cannot take part in this round any more: its own report, or a bad upload."""
 
     silo: str
@@ -77,7 +77,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Lost:
+class SiloLost:
     """A silo was not heard of for some beats; it may come back."""
 
     silo: str
@@ -115,7 +115,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Deadline:
+class RoundDeadline:
     """Time is up for a stage of a round; for any other it is stale and changes nothing."""
 
     stage: Stage
@@ -137,7 +137,7 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class OperatorStopped:
     """An operator stops the job until it is resumed."""
 
 
@@ -147,21 +147,21 @@ class Resumed:
 
 
 Event: TypeAlias = (
-    Stopped
+    OperatorStopped
     | Resumed
     | Began
     | Answered
     | Drawn
-    | Given
+    | UploadStored
     | Summed
     | SumFailed
-    | Failed
-    | Lost
+    | SiloFailed
+    | SiloLost
     | Folded
     | FoldFailed
     | Damaged
     | Done
-    | Deadline
+    | RoundDeadline
     | Unkeyed
     | Broken
 )
@@ -186,7 +186,7 @@ class Fold:
 
 
 @dataclass(frozen=True)
-class Watch:
+class StartRoundTimer:
     """Raise Deadline(stage, round) when the time of this stage is over."""
 
     stage: Stage
@@ -219,14 +219,14 @@ class Halt:
 
 
 @dataclass(frozen=True)
-class Report:
+class LogEvent:
     """Tell the operator: a name of an event and its fields."""
 
     event: str
     fields: Mapping[str, str | int | tuple[str, ...]]
 
 
-Effect: TypeAlias = DrawCohort | Fold | Watch | Gather | Drop | Halt | Report
+Effect: TypeAlias = DrawCohort | Fold | StartRoundTimer | Gather | Drop | Halt | LogEvent
 
 
 BATCH = "BATCH"  # of a batch without which sums are of values, and with which they are not: it takes no more part

@@ -54,29 +54,29 @@ from .events import (
     Began,
     Broken,
     Damaged,
-    Deadline,
     Done,
     DrawCohort,
     Drawn,
     Drop,
     Effect,
     Event,
-    Failed,
     Fold,
     Folded,
     FoldFailed,
     Gather,
-    Given,
     Halt,
-    Lost,
-    Report,
+    LogEvent,
+    OperatorStopped,
     Resumed,
+    RoundDeadline,
+    SiloFailed,
+    SiloLost,
     Stage,
-    Stopped,
+    StartRoundTimer,
     SumFailed,
     Summed,
     Unkeyed,
-    Watch,
+    UploadStored,
     in_words,
 )
 
@@ -166,23 +166,23 @@ def advance(state: JobState, event: Event) -> Step:
             return _begin(state)
         case Answered(silo, code) if state.may_answer(silo):
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
-            told = Report("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
+            told = LogEvent("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
             return _then(state, (told,), _admit_if_complete)
-        case Stopped() | Resumed() | Unkeyed() | Broken():
+        case OperatorStopped() | Resumed() | Unkeyed() | Broken():
             return _operated(state, event)
         case Drawn(round_, cohort, lost) if state.stage == "drawing" and round_ == state.round:
             return _start_round(state, cohort, lost)
-        case Given() | Failed() if _expected(state, event):
+        case UploadStored() | SiloFailed() if _expected(state, event):
             return _heard(state, event)
         case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
             return _gathered(state, event)
-        case Lost(silo) if state.stage == "round":
-            return advance(state, Failed(silo, state.round, "lost"))
-        case Lost(silo) if state.stage == "finishing" and silo in state.admitted:
+        case SiloLost(silo) if state.stage == "round":
+            return advance(state, SiloFailed(silo, state.round, "lost"))
+        case SiloLost(silo) if state.stage == "finishing" and silo in state.admitted:
             return _then(replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete)
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             members = tuple(s for s in state.cohort if s in state.given)
-            told = Report("round.closed", {"round": round_, "members": members})
+            told = LogEvent("round.closed", {"round": round_, "members": members})
             trained = state.signed.union(members, *state.spoiled)  # whoever may have signed a sum goes on from there
             state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)})
             if round_ + 1 == state.rounds:
@@ -193,23 +193,23 @@ def advance(state: JobState, event: Event) -> Step:
             return _unfolded(state, event)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
             return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
-        case Deadline(stage, round_) if stage == state.stage and round_ == state.round:
+        case RoundDeadline(stage, round_) if stage == state.stage and round_ == state.round:
             return _deadline(state)
         case _:
             return state, ()
 
 
-def _operated(state: JobState, event: Stopped | Resumed | Unkeyed | Broken) -> Step:
+def _operated(state: JobState, event: OperatorStopped | Resumed | Unkeyed | Broken) -> Step:
     """What operators ask, what follows from their bringing another roster, and what their disk did."""
     match event:
-        case Stopped() if state.stage in ("queued", "admitting", "drawing", "round"):
+        case OperatorStopped() if state.stage in ("queued", "admitting", "drawing", "round"):
             halted: tuple[Effect, ...] = (Halt(state.round),) if state.blind and state.stage == "round" else ()
-            return replace(state, stage="stopped"), (Report("job.stopped", {"round": state.round}), *halted)
-        case Stopped() if state.stage == "folding":
+            return replace(state, stage="stopped"), (LogEvent("job.stopped", {"round": state.round}), *halted)
+        case OperatorStopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
             state = replace(state, stage="queued", failed=_guilty(state), lost=frozenset())
-            return state, (Report("job.resumed", {"round": state.round}),)
+            return state, (LogEvent("job.resumed", {"round": state.round}),)
         case Resumed():
             return replace(state, stopping=False), ()
         case Broken(reason) if state.stage != "ended" and state.outcome != "failed":
@@ -220,19 +220,19 @@ def _operated(state: JobState, event: Stopped | Resumed | Unkeyed | Broken) -> S
             return state, ()
 
 
-def _heard(state: JobState, event: Given | Failed) -> Step:
+def _heard(state: JobState, event: UploadStored | SiloFailed) -> Step:
     """A member of the cohort gave, or cannot give."""
     match event:
-        case Given() if state.blind:
+        case UploadStored() if state.blind:
             return state, ()
-        case Given(silo, round_, digest):
+        case UploadStored(silo, round_, digest):
             state = replace(state, given={**state.given, silo: digest})
-            return _then(state, (Report("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
-        case Failed(silo, _, code) if state.stage != "round" or silo in state.failed:  # it had dropped out before
+            return _then(state, (LogEvent("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
+        case SiloFailed(silo, _, code) if state.stage != "round" or silo in state.failed:  # it had dropped out before
             return replace(state, failed={**state.failed, silo: code}), ()
-        case Failed(silo, round_, code):
+        case SiloFailed(silo, round_, code):
             state = replace(state, failed={**state.failed, silo: code})
-            told = Report("silo.dropped", {"silo": silo, "round": round_, "code": code})
+            told = LogEvent("silo.dropped", {"silo": silo, "round": round_, "code": code})
             return (state, (told, Drop(silo, code))) if state.blind else _then(state, (told,), _close_if_complete)
 
 
@@ -249,7 +249,7 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
         case SumFailed() if event.spoiled and len(state.batches) > 1 and not event.final:
             return _spoiled(state, event)
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
-            told = Report("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
+            told = LogEvent("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
             guilty, exhausted = _guilty(state), _exhausted(state)
             if guilty.keys() > state.excluded.keys() and not final:  # not counted: there are only so many silos
                 state = _without_lost(replace(state, excluded=guilty))
@@ -272,11 +272,11 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 def _spoiled(state: JobState, event: SumFailed) -> Step:
     """The sum over these silos is none of values: make it again without the next of its batches."""
-    told = [Report("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})]
+    told = [LogEvent("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})]
     alone = next((batch for batch in _left(state) if set(batch) == set(event.spoiled)), ())
     if alone:  # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to lie
         state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
-        told.append(Report("batch.excluded", {"round": event.round, "silos": alone}))
+        told.append(LogEvent("batch.excluded", {"round": event.round, "silos": alone}))
     state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), spoiled=(*state.spoiled, event.spoiled))
     if len(_asked(state)) < state.fewest:
         silos = ", ".join(state.spoiled[0])
@@ -341,18 +341,18 @@ def _begin(state: JobState) -> Step:
     """Offer the job, or go on where it was stopped."""
     if state.cohort:
         state = replace(state, stage="round")
-        told = Report("round.opened", {"round": state.round, "cohort": state.cohort})
+        told = LogEvent("round.opened", {"round": state.round, "cohort": state.cohort})
         if state.blind:
             return _then(state, (told,), _close) if state.given else (state, (told, _gather(state)))
-        return _then(state, (told, Watch("round", state.round)), _close_if_complete)
+        return _then(state, (told, StartRoundTimer("round", state.round)), _close_if_complete)
     if state.opened:
         return _open_round(state)
-    told = Report("job.offered", {"silos": state.silos, "rounds": state.rounds})
-    return _then(replace(state, stage="admitting"), (told, Watch("admitting", 0)), _admit_if_complete)
+    told = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
+    return _then(replace(state, stage="admitting"), (told, StartRoundTimer("admitting", 0)), _admit_if_complete)
 
 
 def _stop(state: JobState) -> Step:
-    return advance(replace(state, stopping=False, stage="drawing"), Stopped())
+    return advance(replace(state, stopping=False, stage="drawing"), OperatorStopped())
 
 
 def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]) -> Step:
@@ -367,12 +367,12 @@ def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]
     if state.batches:
         cohort, out = whole, {}
     state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
-    told = Report("round.opened", {"round": state.round, "cohort": cohort})
+    told = LogEvent("round.opened", {"round": state.round, "cohort": cohort})
     state, dropped = _without_away(state, [silo for silo in state.open if silo in lost])
-    return state, (told, *dropped, _gather(state) if state.blind else Watch("round", state.round))
+    return state, (told, *dropped, _gather(state) if state.blind else StartRoundTimer("round", state.round))
 
 
-def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[Report, ...]]:
+def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[LogEvent, ...]]:
     """A round that opens does not wait for silos that are known to be away, unless too few are left without them.
 
     Then they are asked like all others: some may be back before the next beat, and else they are lost as they are in
@@ -384,16 +384,16 @@ def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple
     left, least = (_asked(without), state.fewest) if state.batches else (without.open, state.min_cohort)
     if len(left) < least:
         return state, ()
-    return without, tuple(Report("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away)
+    return without, tuple(LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away)
 
 
-def _declined(silo: str, code: str) -> Report:
-    return Report("job.declined", {"silo": silo, "code": code})
+def _declined(silo: str, code: str) -> LogEvent:
+    return LogEvent("job.declined", {"silo": silo, "code": code})
 
 
-def _expected(state: JobState, event: Given | Failed) -> bool:
+def _expected(state: JobState, event: UploadStored | SiloFailed) -> bool:
     """Whether it is of an open member of the cohort; that one broke the rules is heard at any time."""
-    if isinstance(event, Failed) and event.code in GUILTY and event.silo in state.cohort:
+    if isinstance(event, SiloFailed) and event.code in GUILTY and event.silo in state.cohort:
         return event.round == state.round
     return state.stage == "round" and event.round == state.round and event.silo in state.open
 
@@ -449,12 +449,12 @@ def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
         return _finish(state, "failed", f"{event.reason} a second time; have the job signed again under a new name")
     if not state.given.keys() >= set(event.silos):
         return state, ()
-    told = Report("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
+    told = LogEvent("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
     given = {silo: digest for silo, digest in state.given.items() if silo not in event.silos}
     state = replace(state, stage="round", given=given, again=state.again.union(event.silos))
     if state.stopping:
-        return _then(replace(state, stopping=False), (told,), lambda state: advance(state, Stopped()))
-    return state, (told, Watch("round", event.round))
+        return _then(replace(state, stopping=False), (told,), lambda state: advance(state, OperatorStopped()))
+    return state, (told, StartRoundTimer("round", event.round))
 
 
 def _complete(state: JobState) -> Step:
@@ -463,10 +463,10 @@ def _complete(state: JobState) -> Step:
 
 def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: str) -> Step:
     state = replace(_emptied(state), stage="finishing", outcome=outcome, reason=reason)
-    told = Report("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
+    told = LogEvent("job.finishing", {"outcome": outcome, "reason": reason, "round": state.round})
     if not state.admitted:
         return _then(state, (told,), _end)
-    return state, (told, Watch("finishing", state.round))
+    return state, (told, StartRoundTimer("finishing", state.round))
 
 
 def _emptied(state: JobState) -> JobState:
@@ -481,7 +481,7 @@ def _end_if_complete(state: JobState) -> Step:
 
 
 def _end(state: JobState) -> Step:
-    told = Report("job.ended", {"outcome": state.outcome, "reason": state.reason})
+    told = LogEvent("job.ended", {"outcome": state.outcome, "reason": state.reason})
     return replace(state, stage="ended"), (told,)
 
 
@@ -491,7 +491,7 @@ def _deadline(state: JobState) -> Step:
     if state.stage == "round" and not state.blind:
         late = state.open
         state = replace(state, failed={**state.failed, **dict.fromkeys(late, "deadline")})
-        told = tuple(Report("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"}) for s in late)
+        told = tuple(LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"}) for s in late)
         return _then(state, told, _close)
     if state.stage == "finishing":
         return _end(state)
@@ -508,6 +508,6 @@ def resumed(state: JobState) -> tuple[Effect, ...]:
         case "round" if state.blind:
             return (_gather(state),)
         case "admitting" | "round" | "finishing":
-            return (Watch(state.stage, state.round),)
+            return (StartRoundTimer(state.stage, state.round),)
         case _:
             return ()

@@ -24,9 +24,9 @@ from ...proto.convert.mix import read_padded
 from ...proto.convert.secagg_sent import read_given
 from ...proto.frames import decode, encode
 from ...security.identity.certificate import UNREADABLE, subject_key
-from ...security.identity.keys import Entry, Role
+from ...security.identity.keys import Role, RosterEntry
 from ...security.identity.roster import Roster
-from .limits import Limits
+from .limits import CallLimits
 
 STATUS = {
     "PROTOCOL_VERSION": grpc.StatusCode.FAILED_PRECONDITION,
@@ -70,7 +70,7 @@ def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any]
     }
 
 
-def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> Entry:
+def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> RosterEntry:
     """The roster entry behind a connection; RefusedError IDENTITY for a stranger or an old TLS version."""
     # (1) TLS 1.3.
     version = b"".join(auth.get("ssl_tls_version", ()))
@@ -86,7 +86,7 @@ def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> 
         raise RefusedError(peer, "IDENTITY", str(error)) from error
 
 
-def caller(context: Context, roster: Roster) -> Entry:
+def caller(context: Context, roster: Roster) -> RosterEntry:
     """The roster entry behind a call."""
     auth = cast("Mapping[str, Sequence[bytes]]", context.auth_context())
     return identify(auth, roster, context.peer())
@@ -98,7 +98,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._codecs = codecs(len(roster.entries))
-        self.limits = Limits()
+        self.limits = CallLimits()
 
     async def intercept_service(
         self,

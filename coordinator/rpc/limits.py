@@ -38,7 +38,7 @@ class Bucket:
 
 
 @dataclass
-class Limits:
+class CallLimits:
     """Buckets and running calls of all members; members are those of the roster, so this stays small."""
 
     buckets: dict[str, Bucket] = field(default_factory=dict)

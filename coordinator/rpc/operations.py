@@ -19,7 +19,7 @@ from ...security.identity.roster import Roster
 from ...security.identity.signed_document import verify_document
 from ..daemon import Daemon
 from ..job_run import JobRun
-from ..rounds.events import Resumed, Stopped
+from ..rounds.events import OperatorStopped, Resumed
 from .guard import Context, caller
 
 MOST_JOBS = 1000  # kept in one coordinator, ended ones included
@@ -97,7 +97,7 @@ class Operations:
     async def Stop(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802
         """Stop a job until it is resumed."""
         run = self._run(request, context)
-        self._daemon.apply(run, Stopped())
+        self._daemon.apply(run, OperatorStopped())
         return self._status(run)
 
     async def Resume(self, request: pb.JobRequest, context: Context) -> pb.JobStatus:  # noqa: N802

@@ -23,15 +23,15 @@ from ...proto.convert.open_sum import sum_to_wire
 from ...proto.convert.secagg_messages import proofs_to_wire
 from ...proto.convert.secagg_received import told_to_wire
 from ...proto.convert.secagg_sent import asked_from_wire
-from ...proto.frames import Chunk, Frame
+from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digester, chunks, recut
 from ...proto.wire import tensor_bytes, to_wire
 from ...security.log.attestation import CHALLENGE_BYTES
 from ..blind.hidden_uploads import dumped, received
-from ..blind.mix_rows import Planned, mixed, prekey_word
+from ..blind.mix_rows import PlannedRow, mixed, prekey_word
 from ..daemon import Daemon
 from ..job_run import JobRun
-from ..rounds.events import Answered, Done, Failed
+from ..rounds.events import Answered, Done, SiloFailed
 from ..rounds.tasks import FinishTask, OfferTask, RoundTask, SiloTask
 from ..storage.key_contributions import relayed
 from ..storage.silo_heads import MAX_HEAD_BYTES
@@ -135,7 +135,7 @@ class Service:
             case pb.ANSWER_KIND_DECLINE:
                 self._daemon.apply(run, Answered(silo, code))
             case pb.ANSWER_KIND_FAILED:
-                self._daemon.apply(run, Failed(silo, request.round, code))
+                self._daemon.apply(run, SiloFailed(silo, request.round, code))
             case pb.ANSWER_KIND_DONE:
                 self._daemon.apply(run, Done(silo))
             case _:
@@ -288,7 +288,7 @@ class Service:
                 return pb.Task(finish=over)
 
 
-def _wired(rows: list[tuple[Planned, dict[str, bytes]]]) -> list[secure.MixedRow]:
+def _wired(rows: list[tuple[PlannedRow, dict[str, bytes]]]) -> list[secure.MixedRow]:
     return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
 
 
@@ -296,7 +296,7 @@ def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.P
     return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
 
 
-async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[Chunk]:
+async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[ChunkFrame]:
     """The bytes of tensors, then words; these are read, or a row is added up, in a thread, while they are sent."""
     if not words:
         for chunk in chunks(tensors):

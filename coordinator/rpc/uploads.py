@@ -16,13 +16,13 @@ from ...files.documents import MAX_SAFE_INTEGER
 from ...proto import federation_pb2 as pb
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import transfer_seconds
-from ...proto.frames import Chunk, Frame
+from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import Inbound
 from ...proto.wire import check_manifest
-from ..blind.hidden_uploads import Hidden
-from ..daemon import Daemon, Held
+from ..blind.hidden_uploads import HiddenUploadStore
+from ..daemon import Daemon, PartialUpload
 from ..job_run import JobRun
-from ..rounds.events import Failed
+from ..rounds.events import SiloFailed
 from ..storage.spool import Spool
 
 FAULTS_OF_THE_SILO = (
@@ -107,7 +107,7 @@ class Uploads:
             async with asyncio.timeout(transfer_seconds(largest)):
                 async for frame in frames:
                     inbound.feed(frame)
-                    if not isinstance(frame, Chunk) and frame.manifest.offset:
+                    if not isinstance(frame, ChunkFrame) and frame.manifest.offset:
                         await asyncio.to_thread(inbound.take_up, arriving.spool.held())
                     self._daemon.saw(silo)
             end, digests = inbound.finish()
@@ -123,7 +123,7 @@ class Uploads:
             if error.code == "INTERRUPTED":
                 self._keep(silo, arriving)
             elif arriving.run is not None and error.code in FAULTS_OF_THE_SILO:
-                self._daemon.apply(arriving.run, Failed(silo, arriving.round, error.code))
+                self._daemon.apply(arriving.run, SiloFailed(silo, arriving.round, error.code))
             raise
         except TimeoutError:
             raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
@@ -181,11 +181,11 @@ class Uploads:
         if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context, arriving.name):
             arriving.spooled = False
             size = arriving.spool.suspend()
-            held = Held(run, arriving.round, arriving.spool, size, arriving.context, arriving.name)
+            held = PartialUpload(run, arriving.round, arriving.spool, size, arriving.context, arriving.name)
             self._daemon.held[silo] = held
 
 
-def _part(silo: str, run: JobRun, hidden: Hidden, manifest: tensor.Manifest) -> tuple[Part, list[int]]:
+def _part(silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Manifest) -> tuple[Part, list[int]]:
     """The part of an upload, and the sizes of what is hashed; RefusedError MANIFEST where it is declared otherwise."""
     part = hidden.part(silo, manifest.round, manifest.part)
     hidden.check_context(silo, manifest.round, part, manifest.context)

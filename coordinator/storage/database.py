@@ -29,7 +29,7 @@ from ...security.blind.mix_row import RowMemory
 from ...security.secagg.evidence import Misdealing
 from ..rounds.machine import JobState
 from . import table_seals
-from .replay_log import SETTLED, Row
+from .replay_log import SETTLED, ReplayEntry
 
 Room: TypeAlias = Literal["result", "version", "mail", "words"]
 Place: TypeAlias = tuple[Room, str, str]  # room, part, silo ("" for a result)
@@ -378,7 +378,7 @@ class Database:
 
     # Secure sums.
 
-    def add_secure(self, job: str, round_: int, row: Row) -> None:
+    def add_secure(self, job: str, round_: int, row: ReplayEntry) -> None:
         """Append what happened in the sum of a round."""
         self._connection.execute(
             "INSERT INTO secure SELECT ?, ?, coalesce(max(number), -1) + 1, ?, ?, ?, ? FROM secure "
@@ -386,14 +386,14 @@ class Database:
             (job, round_, row.attempt, row.kind, row.silo, row.body, job, round_),
         )
 
-    def secure_rows(self, job: str, round_: int) -> list[Row]:
+    def secure_rows(self, job: str, round_: int) -> list[ReplayEntry]:
         """What happened in the sum of a round, in order."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY number",
                 (job, round_),
             ).fetchall()
-        return [Row(*row) for row in rows]
+        return [ReplayEntry(*row) for row in rows]
 
     def add_misdealing(self, job: str, evidence: Misdealing) -> None:
         """Keep evidence against a dealer, for as long as there is the job; what was kept of it before stays."""
@@ -417,14 +417,14 @@ class Database:
             (job, SETTLED, *rounds),
         )
 
-    def settled_rows(self, job: str) -> list[tuple[int, Row]]:
+    def settled_rows(self, job: str) -> list[tuple[int, ReplayEntry]]:
         """What silos that were away are brought of earlier rounds, by round, ascending."""
         with self._explained():
             rows = self._connection.execute(
                 "SELECT round, attempt, kind, silo, body FROM secure WHERE job = ? AND kind = ? ORDER BY round",
                 (job, SETTLED),
             ).fetchall()
-        return [(round_, Row(*row)) for round_, *row in rows]
+        return [(round_, ReplayEntry(*row)) for round_, *row in rows]
 
     # Uploads of a Mix and of a Gram.
 

@@ -23,7 +23,7 @@ from .database import Database
 NO_SESSION = b"-"  # in place of one: what is kept holds none
 
 
-class Contributions:
+class KeyContributions:
     """Those of all jobs, under the roster that this coordinator has."""
 
     def __init__(self, roster: rosters.Roster, database: Database) -> None:

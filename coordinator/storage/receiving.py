@@ -19,7 +19,7 @@ from ...security.ledger.ingress_ledger import ReceivingLedger
 from ...security.ledger.receipt import Receipt
 from ...security.ledger.records import Payload, Received
 from .database import Database, StoredHead, Submission
-from .silo_heads import Head, Heads
+from .silo_heads import Head, SiloHeads
 
 MOST_DELIVERIES = 100  # of one round to one silo, while this process lives: each is a record of our ledger
 
@@ -51,7 +51,7 @@ class Receiving:
     """Heads and receipts of all silos."""
 
     def __init__(self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger) -> None:
-        self.heads = Heads(roster, database.heads(), ledger.refused)
+        self.heads = SiloHeads(roster, database.heads(), ledger.refused)
         self.ledger = ledger
         self.roster_digest = rosters.digest(roster)  # once: it is over all entries
         self._roster = roster

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from ...files.documents import canonical_json, parse_canonical, parse_json
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_sent import Given, given_from_wire, given_to_wire
-from ...security.secagg.coordinator_events import Deadline, Failed, Opened, OpenFailed
+from ...proto.convert.secagg_sent import SecaggUpload, given_from_wire, given_to_wire
+from ...security.secagg.coordinator_events import AttemptDeadline, OpenFailed, SiloDropped, SumPublished
 from ...security.secagg.spec import RoundSpec
 
 SETTLED = "settled"  # the kind of a row that outlives its round
@@ -39,7 +39,7 @@ class Said:
     """A silo gave a message; ``given`` without its session."""
 
     silo: str
-    given: Given
+    given: SecaggUpload
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Spooled:
     sha256: bytes
 
 
-Entry: TypeAlias = Begun | Said | Spooled | Failed | Deadline | Opened | OpenFailed
+Entry: TypeAlias = Begun | Said | Spooled | SiloDropped | AttemptDeadline | SumPublished | OpenFailed
 
 
 @dataclass(frozen=True)
-class Row:
+class ReplayEntry:
     """One entry as it is kept; ``silo`` is empty but for what a silo gave."""
 
     attempt: int
@@ -64,33 +64,33 @@ class Row:
     body: bytes
 
 
-def said(silo: str, given: Given) -> Said:
+def said(silo: str, given: SecaggUpload) -> Said:
     """What a silo gave, as it may be kept."""
     return Said(silo, replace(given, session=NO_SESSION))
 
 
-def dumped(attempt: int, entry: Entry) -> Row:
+def dumped(attempt: int, entry: Entry) -> ReplayEntry:
     """The row of an entry."""
     match entry:
         case Begun(spec):
-            return Row(attempt, "begun", "", spec.payload())
+            return ReplayEntry(attempt, "begun", "", spec.payload())
         case Said(silo, given):
             message = given_to_wire(given)
             message.ClearField("session")
-            return Row(attempt, "given", silo, message.SerializeToString(deterministic=True))
+            return ReplayEntry(attempt, "given", silo, message.SerializeToString(deterministic=True))
         case Spooled(silo, size, sha256):
             return _plain(attempt, "spooled", sha256=sha256.hex(), silo=silo, size=size)
-        case Failed(silo, code):
+        case SiloDropped(silo, code):
             return _plain(attempt, "failed", code=code, silo=silo)
-        case Deadline(stage):
+        case AttemptDeadline(stage):
             return _plain(attempt, "deadline", stage=stage)
-        case Opened(sha256):
+        case SumPublished(sha256):
             return _plain(attempt, "opened", sha256=sha256.hex())
         case OpenFailed(why, spoiled):
             return _plain(attempt, "unopened", spoiled=spoiled, why=why)
 
 
-def loaded(row: Row) -> Entry:
+def loaded(row: ReplayEntry) -> Entry:
     """The entry of a row that ``dumped`` made; LocalError or RefusedError for one that something else did."""
     origin = "a row of table secure in coordinator.sqlite"
     if row.kind == "begun":
@@ -104,14 +104,14 @@ def loaded(row: Row) -> Entry:
         case "spooled":
             return Spooled(kept["silo"], kept["size"], bytes.fromhex(kept["sha256"]))
         case "failed":
-            return Failed(kept["silo"], kept["code"])
+            return SiloDropped(kept["silo"], kept["code"])
         case "deadline":
-            return Deadline(kept["stage"])
+            return AttemptDeadline(kept["stage"])
         case "opened":
-            return Opened(bytes.fromhex(kept["sha256"]))
+            return SumPublished(bytes.fromhex(kept["sha256"]))
         case _:
             return OpenFailed(kept["why"], kept["spoiled"])
 
 
-def _plain(attempt: int, kind: str, **fields: str | int) -> Row:
-    return Row(attempt, kind, "", canonical_json(fields))
+def _plain(attempt: int, kind: str, **fields: str | int) -> ReplayEntry:
+    return ReplayEntry(attempt, kind, "", canonical_json(fields))

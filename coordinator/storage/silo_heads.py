@@ -14,7 +14,7 @@ from ...proto import tensor_pb2 as tensor
 from ...security.identity.roster import Roster
 from ...security.log import consistency
 from ...security.log import note as notes
-from ...security.log.checkpoint import Checkpoint
+from ...security.log.checkpoint import TreeHead
 from ...security.log.head import log_key
 from ...security.log.merkle import verify_inclusion
 from ...security.log.note import Note
@@ -28,10 +28,10 @@ class Head:
     """A head that was checked."""
 
     note: Note
-    checkpoint: Checkpoint
+    checkpoint: TreeHead
 
 
-class Heads:
+class SiloHeads:
     """The heads of all silos."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Heads:
             raise RefusedError(silo, "LEDGER", f"the head of its ledger cannot be read: {error}") from error
         held = self._held.get(silo)
         anew = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
-        before = None if held is None or anew else Checkpoint.parse(notes.parse(held.note).text)
+        before = None if held is None or anew else TreeHead.parse(notes.parse(held.note).text)
         try:
             after = consistency.verify_from(before, proof, key)
             verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)

@@ -66,7 +66,7 @@ class Spool:
             self._path.unlink(missing_ok=True)
 
 
-class Upload:
+class SpooledUpload:
     """The tensors of one upload, mapped from its file when they are read and unmapped when they are let go."""
 
     def __init__(self, path: Path, items: Sequence[Item]) -> None:

@@ -53,7 +53,7 @@ from ...files import tensor_file
 from ...files.documents import remove, sync_directory, unwritable
 from ...proto.wire import tensor_bytes
 from .database import Files, Place
-from .spool import MARGIN_BYTES, Upload
+from .spool import MARGIN_BYTES, SpooledUpload
 
 READERS = 4  # uploads that are read at a time
 RESULT = "result.safetensors"
@@ -136,9 +136,9 @@ class JobStore:
     def check_given(self, given: Mapping[str, str], round_: int) -> None:
         """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
         items = self._items(round_)
-        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in given}
+        uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given}
         with ThreadPoolExecutor(READERS) as pool:
-            found = dict(zip(uploads, pool.map(Upload.digest, uploads.values()), strict=True))
+            found = dict(zip(uploads, pool.map(SpooledUpload.digest, uploads.values()), strict=True))
         if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
             files = ", ".join(_upload(round_, silo) for silo in changed)
             raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
@@ -166,13 +166,15 @@ class JobStore:
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
         items = self._items(round_)
-        uploads = {silo: Upload(self._folder / _upload(round_, silo), items) for silo in members}
+        uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in members}
         return lambda part, silo, name: uploads[silo].read(part, name)
 
     def rotated(self, members: Sequence[str], round_: int, parts: Sequence[Part]) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the rotated vectors of these silos."""
         uploads = {
-            (part.name, silo): Upload(self._folder / rotated_vectors(round_, silo, part.name), given_items([part]))
+            (part.name, silo): SpooledUpload(
+                self._folder / rotated_vectors(round_, silo, part.name), given_items([part])
+            )
             for part in parts
             for silo in members
         }
@@ -237,7 +239,7 @@ class JobStore:
     def version(self, part: str, silo: str, name: str) -> Tensor:
         """One tensor of a silo's version; the others are not read, but for a check of all of it once a round."""
         file = self._files["version", part, silo]
-        upload = Upload(self._folder / file, self._items(int(file.partition(".")[0])))
+        upload = SpooledUpload(self._folder / file, self._items(int(file.partition(".")[0])))
         self.check_once(file, partial(self._check, file, self._given.get(file, ""), upload.digest))
         return upload.read(part, name)
 

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...files.documents import MAX_SAFE_INTEGER
-from ...security.blind.group_key import Contribution, Relayed
-from ...security.blind.sealing import SEALED_BYTES, Letter, Sealed, Sealing
+from ...security.blind.group_key import KeyContribution, Relayed
+from ...security.blind.sealing import SEALED_BYTES, Letter, SealedSecret, Sealing
 from ...security.faults import COORDINATOR, Code
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.log.merkle import HASH_BYTES
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
-from ..field_limits import Bound, check_fields
+from ..field_limits import FieldLimit, check_fields
 from .secagg_messages import MOST_HASHES, SIGNATURE_BYTES, Sender
 from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 
@@ -46,22 +46,22 @@ def sealing_from_wire(peer: str, message: pb.Sealing) -> Sealing:
     )
 
 
-def sealed_to_wire(piece: Sealed) -> pb.Sealed:
+def sealed_to_wire(piece: SealedSecret) -> pb.Sealed:
     """The secret for one recipient."""
     return pb.Sealed(recipient=piece.recipient, sealed=piece.sealed, generation=piece.generation)
 
 
-def sealed_from_wire(peer: str, message: pb.Sealed) -> Sealed:
+def sealed_from_wire(peer: str, message: pb.Sealed) -> SealedSecret:
     """SHARES."""
     sent = Sender(peer, Code.SHARES)
     recipient = sent.member(message.recipient, "a secret sealed for")
     sealed = sent.sized(message.sealed, SEALED_BYTES, f"what is sealed for {recipient!r}")
     why = f"what is sealed for {recipient!r} is sealed to prekey {message.generation}, which there cannot be"
     sent.check(message.generation <= MAX_SAFE_INTEGER, why)
-    return Sealed(recipient, sealed, message.generation)
+    return SealedSecret(recipient, sealed, message.generation)
 
 
-def pieces_from_wire(peer: str, messages: Sequence[pb.Sealed]) -> tuple[Sealed, ...]:
+def pieces_from_wire(peer: str, messages: Sequence[pb.Sealed]) -> tuple[SealedSecret, ...]:
     """SHARES; ascending by recipient, each once."""
     return Sender(peer, Code.SHARES).every(messages, sealed_from_wire, lambda piece: piece.recipient, "sealed pieces")
 
@@ -90,8 +90,8 @@ class Contributed:
     session: bytes = field(repr=False)
     job: str
     job_digest: bytes
-    contribution: Contribution
-    pieces: tuple[Sealed, ...]
+    contribution: KeyContribution
+    pieces: tuple[SealedSecret, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,24 @@ def read_contributed(data: bytes, silos: int) -> pb.Contributed:
 
 def read_told(data: bytes, silos: int) -> pb.KeyTold:
     """The same."""
-    letter = Bound(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
-    check_fields(data, silos, {1: Bound(MOST_FIELDS, MOST_BYTES, {2: letter})})
+    letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
+    check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
     return pb.KeyTold.FromString(data)
 
 
-def contribution_to_wire(contribution: Contribution) -> pb.Contribution:
+def contribution_to_wire(contribution: KeyContribution) -> pb.Contribution:
     """What a silo signs of it."""
     sealing = sealing_to_wire(contribution.sealing)
     return pb.Contribution(sealing=sealing, prekey=contribution.prekey, signature=contribution.signature)
 
 
-def contribution_from_wire(peer: str, message: pb.Contribution) -> Contribution:
+def contribution_from_wire(peer: str, message: pb.Contribution) -> KeyContribution:
     """KEYS, or SHARES for its sealing."""
     sealing = sealing_from_wire(peer, message.sealing)
     sent = Sender(peer, Code.KEYS)
     prekey = sent.sized(message.prekey, KEY_BYTES, f"the prekey of {sealing.sender!r}")
     what = f"the signature of {sealing.sender!r} over what it gives to a key"
-    return Contribution(sealing, prekey, sent.sized(message.signature, SIGNATURE_BYTES, what))
+    return KeyContribution(sealing, prekey, sent.sized(message.signature, SIGNATURE_BYTES, what))
 
 
 def contributed_to_wire(contributed: Contributed) -> pb.Contributed:

@@ -20,16 +20,16 @@ from pydantic import ValidationError
 from ...errors import RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...security.blind.mix_context import Version
-from ...security.blind.padded_mix import Upload
+from ...security.blind.padded_mix import PaddedUpload
 from ...security.blind.prekeys import Prekey, Word
-from ...security.blind.sealing import Letter, Sealed
+from ...security.blind.sealing import Letter, SealedSecret
 from ...security.faults import Code
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.log.merkle import HASH_BYTES
 from ...security.secagg.linear_tags import TAG_BYTES
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
-from ..field_limits import Bound, check_fields
+from ..field_limits import FieldLimit, check_fields
 from .group_key import (
     letter_from_wire,
     letter_to_wire,
@@ -43,7 +43,7 @@ from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 
 MOST_TOLD = MOST_SILOS  # in one delivery
 MOST_PART_NAME = 128
-BOUND = Bound(12, 2048, {8: Bound(MOST_HASHES + 4, 512)})  # of a PrekeyTold, with a letter in it
+BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})  # of a PrekeyTold, with a letter in it
 
 
 def prekey_to_wire(prekey: Prekey) -> pb.Prekey:
@@ -110,23 +110,23 @@ MOST_FIELDS = 8  # of a message, its entries aside
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class PaddedWord:
     """A silo's word on its upload of one part, the seed sealed to each other silo of the job by id, a new prekey."""
 
     session: bytes = field(repr=False)
     job: str
     job_digest: bytes
     part: str
-    upload: Upload
-    pieces: tuple[Sealed, ...]
+    upload: PaddedUpload
+    pieces: tuple[SealedSecret, ...]
     prekey: Prekey
 
 
 @dataclass(frozen=True, slots=True)
-class Summand:
+class WireSummand:
     """One other silo's upload in a row, and the recipient's letter with its seed."""
 
-    upload: Upload
+    upload: PaddedUpload
     letter: Letter
 
 
@@ -143,13 +143,13 @@ class Mixed:
     part: str
     document: bytes
     signature: bytes
-    summands: tuple[Summand, ...]
+    summands: tuple[WireSummand, ...]
     tag: bytes
     keep: float = 0.0
     survivors: tuple[str, ...] = ()
 
 
-def upload_to_wire(upload: Upload) -> pb.PaddedUpload:
+def upload_to_wire(upload: PaddedUpload) -> pb.PaddedUpload:
     """What a silo signs of an upload."""
     version = upload.version
     return pb.PaddedUpload(
@@ -164,7 +164,7 @@ def upload_to_wire(upload: Upload) -> pb.PaddedUpload:
     )
 
 
-def upload_from_wire(peer: str, message: pb.PaddedUpload) -> Upload:
+def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
     """UPLOAD, or SHARES for its sealing."""
     sent = Sender(peer, Code.UPLOAD)
     silo = sent.member(message.silo, "an upload of")
@@ -174,7 +174,7 @@ def upload_from_wire(peer: str, message: pb.PaddedUpload) -> Upload:
         raise RefusedError(
             peer, Code.UPLOAD, f"upload {message.number} of {silo!r} is none that there can be"
         ) from None
-    return Upload(
+    return PaddedUpload(
         version,
         sent.sized(message.sha256, HASH_BYTES, f"the digest of the upload of {silo!r}"),
         sent.sized(message.tag, TAG_BYTES, f"the tag of the upload of {silo!r}"),
@@ -183,7 +183,7 @@ def upload_from_wire(peer: str, message: pb.PaddedUpload) -> Upload:
     )
 
 
-def padded_to_wire(padded: Padded) -> pb.PaddedGiven:
+def padded_to_wire(padded: PaddedWord) -> pb.PaddedGiven:
     """At the silo."""
     return pb.PaddedGiven(
         session=padded.session,
@@ -202,7 +202,7 @@ def read_padded(data: bytes, silos: int) -> pb.PaddedGiven:
     return pb.PaddedGiven.FromString(data)
 
 
-def padded_from_wire(silo: str, message: pb.PaddedGiven) -> Padded:
+def padded_from_wire(silo: str, message: pb.PaddedGiven) -> PaddedWord:
     """At the coordinator, from the silo whose session it is; RefusedError blames it."""
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session, a job and a part.
@@ -216,7 +216,7 @@ def padded_from_wire(silo: str, message: pb.PaddedGiven) -> Padded:
     named = upload.version.silo
     Sender(silo, Code.UPLOAD).check(named == silo, f"gives an upload in the name of {named!r}")
     pieces, prekey = pieces_from_wire(silo, message.pieces), prekey_from_wire(silo, named, message.prekey)
-    padded = Padded(message.session, job, digest, message.part, upload, pieces, prekey)
+    padded = PaddedWord(message.session, job, digest, message.part, upload, pieces, prekey)
     # (3) It holds nothing else.
     sent.check(message == padded_to_wire(padded), "has fields that its protocol version does not know")
     return padded
@@ -266,5 +266,5 @@ def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
     return mixed
 
 
-def _summand_from_wire(peer: str, message: pb.RowSummand) -> Summand:
-    return Summand(upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter))
+def _summand_from_wire(peer: str, message: pb.RowSummand) -> WireSummand:
+    return WireSummand(upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter))

@@ -21,7 +21,7 @@ from ...security.faults import Code
 from ...security.identity.keys import ID_PATTERN
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.log.merkle import HASH_BYTES
-from ...security.secagg.dealing import PAIR, SEALED_BYTES, SELF, Dealing, Delivery, HeldShare, KeyBundle, Portion
+from ...security.secagg.dealing import PAIR, SEALED_BYTES, SELF, Dealing, HeldShare, KeyBundle, Portion, PortionDelivery
 from ...security.secagg.evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened
 from ...security.secagg.gram_pieces import SealedShare
 from ...security.secagg.linear_tags import TAG_BYTES
@@ -191,20 +191,20 @@ def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
     )
 
 
-def delivery_to_wire(delivery: Delivery) -> pb.Delivery:
+def delivery_to_wire(delivery: PortionDelivery) -> pb.Delivery:
     """One portion, with its proof."""
     dealing, portion = dealing_to_wire(delivery.dealing), portion_to_wire(delivery.portion)
     return pb.Delivery(dealing=dealing, portion=portion, proof=delivery.proof)
 
 
-def delivery_from_wire(peer: str, message: pb.Delivery) -> Delivery:
+def delivery_from_wire(peer: str, message: pb.Delivery) -> PortionDelivery:
     """SHARES."""
     sent = Sender(peer, Code.SHARES)
     dealing = dealing_from_wire(peer, message.dealing)
     portion = portion_from_wire(peer, message.portion, dealing.dealer)
     sent.few(message.proof, MOST_HASHES, "hashes of a proof")
     what = f"a hash of the proof of what {dealing.dealer!r} dealt"
-    return Delivery(dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
+    return PortionDelivery(dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
 
 
 def complaint_to_wire(complaint: Complaint) -> pb.Complaint:

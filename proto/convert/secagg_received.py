@@ -31,11 +31,18 @@ from ...security.faults import COORDINATOR, Code
 from ...security.log.merkle import HASH_BYTES
 from ...security.secagg.evidence import Misdealing
 from ...security.secagg.messages import Abandon, SurvivorsShown
-from ...security.secagg.silo_events import AbandonAsked, KeysTold, NotesTold, ResultTold, SharesTold, SurvivorsTold
+from ...security.secagg.silo_events import (
+    AbandonAsked,
+    KeysReceived,
+    NotesReceived,
+    ResultReceived,
+    SharesReceived,
+    SurvivorsReceived,
+)
 from ...security.secagg.spec import MOST_SILOS
 from .. import secure_pb2 as pb
 from ..channel import MAX_MESSAGE_BYTES
-from ..field_limits import Bound, check_fields
+from ..field_limits import FieldLimit, check_fields
 from .secagg_messages import (
     MOST_HASHES,
     MOST_PROOF_BYTES,
@@ -96,18 +103,27 @@ class SignedSpec:
     shown: tuple[SurvivorsShown, ...] = ()
 
 
-ToldBody: TypeAlias = SignedSpec | KeysTold | SharesTold | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Over
+ToldBody: TypeAlias = (
+    SignedSpec
+    | KeysReceived
+    | SharesReceived
+    | SurvivorsReceived
+    | NotesReceived
+    | ResultReceived
+    | AbandonAsked
+    | Over
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SecaggDelivery:
     """What one silo is told."""
 
     attempt: Attempt
     body: ToldBody
 
 
-def told_to_wire(told: Told | None) -> pb.SecureTold:
+def told_to_wire(told: SecaggDelivery | None) -> pb.SecureTold:
     """At the coordinator; None where nothing came before the hold time was over."""
     if told is None:
         return pb.SecureTold(nothing=pb.SecureNothing())
@@ -115,17 +131,17 @@ def told_to_wire(told: Told | None) -> pb.SecureTold:
     match told.body:
         case SignedSpec():
             made.spec.CopyFrom(spec_to_wire(told.body))
-        case KeysTold(bundles, keys):
+        case KeysReceived(bundles, keys):
             given = [key_delivery_to_wire(key) for key in keys]
             made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
-        case SharesTold(deliveries):
+        case SharesReceived(deliveries):
             made.shares.CopyFrom(pb.SharesTold(deliveries=[delivery_to_wire(each) for each in deliveries]))
-        case SurvivorsTold(headers, shares):
+        case SurvivorsReceived(headers, shares):
             sealed = [sealed_share_to_wire(share) for share in shares]
             made.survivors.CopyFrom(pb.SurvivorsTold(headers=[header_to_wire(each) for each in headers], shares=sealed))
-        case NotesTold(survivals):
+        case NotesReceived(survivals):
             made.notes.CopyFrom(pb.NotesTold(survivals=[survival_to_wire(each) for each in survivals]))
-        case ResultTold(sha256, tags):
+        case ResultReceived(sha256, tags):
             made.result.CopyFrom(pb.ResultTold(sha256=sha256, tags=tags))
         case AbandonAsked():
             made.abandon.SetInParent()
@@ -148,29 +164,29 @@ def spec_to_wire(told: SignedSpec) -> pb.SignedSpec:
 def read_told(data: bytes, silos: int) -> pb.SecureTold:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     bounds = {
-        **dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
-        SPEC: Bound(
+        **dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
+        SPEC: FieldLimit(
             MOST_NOTES + MOST_SHOWN + silos + MOST_FIELDS,
             MAX_MESSAGE_BYTES,
             {
-                PROOFS: Bound(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
-                SHOWN: Bound(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
+                PROOFS: FieldLimit(2 * silos + MOST_FIELDS, MOST_PROOF_BYTES),
+                SHOWN: FieldLimit(2 * silos + MOST_FIELDS, MOST_SHOWN_BYTES),
             },
         ),
-        KEYS: Bound(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
-        SHARES: Bound(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
-        SURVIVORS: Bound(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
+        KEYS: FieldLimit(2 * silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        SHARES: FieldLimit(silos + MOST_FIELDS, MOST_DELIVERY_BYTES),
+        SURVIVORS: FieldLimit(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
     return pb.SecureTold.FromString(data)
 
 
-def told_from_wire(message: pb.SecureTold) -> Told | None:
+def told_from_wire(message: pb.SecureTold) -> SecaggDelivery | None:
     """At a silo; RefusedError blames the coordinator, also for what it passed on and could have seen itself."""
     sent = Sender(COORDINATOR, ENVELOPE)
     told = None
     if message.WhichOneof("body") != "nothing":
-        told = Told(attempt_from_wire(sent, message.attempt), _told_body(message))
+        told = SecaggDelivery(attempt_from_wire(sent, message.attempt), _told_body(message))
     sent.check(message == told_to_wire(told), "has fields that its protocol version does not know")
     return told
 
@@ -183,10 +199,10 @@ def _told_body(message: pb.SecureTold) -> ToldBody:
             sent = Sender(COORDINATOR, Code.KEYS)
             bundles = sent.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys")
             keys = sent.every(message.keys.keys, key_delivery_from_wire, lambda key: key.silo, "receiving keys")
-            return KeysTold(bundles, keys)
+            return KeysReceived(bundles, keys)
         case "shares":
             shares, dealt = Sender(COORDINATOR, Code.SHARES), message.shares.deliveries
-            return SharesTold(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
+            return SharesReceived(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
         case "survivors":
             survivors, headers = Sender(COORDINATOR, Code.SURVIVORS), message.survivors.headers
             named = survivors.every(headers, header_from_wire, lambda h: h.silo, "headers")
@@ -194,14 +210,14 @@ def _told_body(message: pb.SecureTold) -> ToldBody:
             sealed_to_us = survivors.every(
                 sealed, sealed_share_from_wire, lambda share: share.dealer, "shares of vectors"
             )
-            return SurvivorsTold(named, sealed_to_us)
+            return SurvivorsReceived(named, sealed_to_us)
         case "notes":
             notes, signed = Sender(COORDINATOR, Code.NOTES), message.notes.survivals
-            return NotesTold(notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures"))
+            return NotesReceived(notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures"))
         case "result":
             result = Sender(COORDINATOR, Code.SUM)
             digest = result.sized(message.result.sha256, HASH_BYTES, "the digest of the result")
-            return ResultTold(digest, result.tags(message.result.tags, "the result"))
+            return ResultReceived(digest, result.tags(message.result.tags, "the result"))
         case "abandon":
             return AbandonAsked()
         case "end":

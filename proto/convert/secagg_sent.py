@@ -38,7 +38,7 @@ from ...security.secagg.silo_events import (
 )
 from .. import secure_pb2 as pb
 from ..channel import MAX_MESSAGE_BYTES
-from ..field_limits import Bound, check_fields
+from ..field_limits import FieldLimit, check_fields
 from .secagg_messages import (
     Sender,
     abandon_from_wire,
@@ -93,7 +93,7 @@ GivenBody: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SecaggUpload:
     """What one silo gives."""
 
     session: bytes = field(repr=False)
@@ -102,7 +102,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SecaggPoll:
     """A silo waits for the next message of a round's sums, of which it has taken in ``had``."""
 
     session: bytes = field(repr=False)
@@ -152,7 +152,7 @@ def over_from_wire(peer: str, message: pb.SecureEnd) -> Over:
     return Over(code)
 
 
-def given_to_wire(given: Given) -> pb.SecureGiven:
+def given_to_wire(given: SecaggUpload) -> pb.SecureGiven:
     """At the silo."""
     made = pb.SecureGiven(session=given.session, attempt=attempt_to_wire(given.attempt))
     match given.body:
@@ -179,11 +179,11 @@ def given_to_wire(given: Given) -> pb.SecureGiven:
 
 def read_given(data: bytes, silos: int) -> pb.SecureGiven:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
-    check_fields(data, MOST_FIELDS, dict.fromkeys(BODIES, Bound(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)))
+    check_fields(data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)))
     return pb.SecureGiven.FromString(data)
 
 
-def given_from_wire(silo: str, message: pb.SecureGiven) -> Given:
+def given_from_wire(silo: str, message: pb.SecureGiven) -> SecaggUpload:
     """At the coordinator, from the silo whose session it is; RefusedError blames it."""
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session and an attempt.
@@ -191,7 +191,7 @@ def given_from_wire(silo: str, message: pb.SecureGiven) -> Given:
     attempt = attempt_from_wire(sent, message.attempt)
     # (2) What it holds is well formed, and in the silo's own name.
     body = _given_body(silo, message)
-    given = Given(message.session, attempt, body)
+    given = SecaggUpload(message.session, attempt, body)
     # (3) It holds nothing else.
     sent.check(message == given_to_wire(given), "has fields that its protocol version does not know")
     return given
@@ -239,20 +239,20 @@ def _given_body(silo: str, message: pb.SecureGiven) -> GivenBody:
             raise RefusedError(silo, ENVELOPE, "gives nothing in its message of a secure sum")
 
 
-def asked_to_wire(asked: Asked) -> pb.SecureAsked:
+def asked_to_wire(asked: SecaggPoll) -> pb.SecureAsked:
     """At the silo."""
     return pb.SecureAsked(
         session=asked.session, job=asked.job, job_digest=asked.job_digest, round=asked.round, had=asked.had
     )
 
 
-def asked_from_wire(silo: str, message: pb.SecureAsked) -> Asked:
+def asked_from_wire(silo: str, message: pb.SecureAsked) -> SecaggPoll:
     """At the coordinator; RefusedError blames the silo."""
     sent = Sender(silo, ENVELOPE)
     _check_session(sent, message.session)
     job = sent.member(message.job, "the job")
     digest = sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")
-    asked = Asked(message.session, job, digest, message.round, message.had)
+    asked = SecaggPoll(message.session, job, digest, message.round, message.had)
     sent.check(message == asked_to_wire(asked), "has fields that its protocol version does not know")
     return asked
 

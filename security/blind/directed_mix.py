@@ -39,7 +39,7 @@ from ..arithmetic.fixedpoint import COORDINATOR_READS, SILOS_READ, Group, Words
 from ..arithmetic.masks import Term
 from ..identity.domains import MIX_PAD, framed
 from ..identity.pairwise_keys import agree, derive, public_key
-from ..secagg.masked_sum import Opened, unpad
+from ..secagg.masked_sum import OpenedGroup, unpad
 from ..secagg.spec import RoundSpec
 from .open_sum import Claim, open_group
 
@@ -68,7 +68,9 @@ def recipient_pads(spec: RoundSpec, group: Group, seed: bytes, prekeys: Mapping[
     return {silo: _pad(spec, group, silo, seed, known[silo], silo) for silo in spec.cohort}
 
 
-def open_row(spec: RoundSpec, index: int, claim: Claim, key: bytes, pads: Mapping[str, Term], words: Words) -> Opened:
+def open_row(
+    spec: RoundSpec, index: int, claim: Claim, key: bytes, pads: Mapping[str, Term], words: Words
+) -> OpenedGroup:
     """At the recipient: its row, of the opened words of its group, which are changed.
 
     The claim was checked, ``pads`` are those of the whole cohort. RefusedError if it is not the sum of what the

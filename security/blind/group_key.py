@@ -27,7 +27,7 @@ from ..identity import roster as rosters
 from ..identity.domains import GROUP_ALL, GROUP_CONTEXT, GROUP_CONTRIBUTION, GROUP_KEY, GROUP_SEAL, framed
 from ..identity.pairwise_keys import KEY_BYTES, agree, derive, public_key
 from ..identity.signers import Sign, Signers
-from .sealing import Letter, Sealed, Sealing, check_sealed, is_secret, open_letter, seal_to_all
+from .sealing import Letter, SealedSecret, Sealing, check_sealed, is_secret, open_letter, seal_to_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class KeyContribution:
     """A silo's signed word on what it gives to an epoch; ``prekey`` is a public X25519 key, 32 bytes."""
 
     sealing: Sealing
@@ -88,7 +88,7 @@ class Contribution:
 class Relayed:
     """Another silo's contribution as the coordinator brings it to one silo."""
 
-    contribution: Contribution
+    contribution: KeyContribution
     letter: Letter
 
 
@@ -103,17 +103,19 @@ class JobKeys:
 
 def contribute(
     epoch: Epoch, silo: str, secret: bytes, ephemeral: bytes, prekey: bytes, sign: Sign
-) -> tuple[Contribution, tuple[Sealed, ...]]:
+) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
     """What a silo sends, made of three fresh seeds of 32 bytes, used for nothing else.
 
     It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something may be sealed to it.
     """
     sealing, pieces = seal_to_all(epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo))
     public = public_key(prekey)
-    return Contribution(sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))), pieces
+    return KeyContribution(sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))), pieces
 
 
-def check_contribution(epoch: Epoch, contribution: Contribution, pieces: Sequence[Sealed], signers: Signers) -> None:
+def check_contribution(
+    epoch: Epoch, contribution: KeyContribution, pieces: Sequence[SealedSecret], signers: Signers
+) -> None:
     """At the coordinator, before it passes anything on: RefusedError names the silo that sent this."""
     contribution.check(epoch, signers)
     sender = contribution.sealing.sender
@@ -122,7 +124,7 @@ def check_contribution(epoch: Epoch, contribution: Contribution, pieces: Sequenc
     check(not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}")
 
 
-def parts_of(given: Iterable[Contribution]) -> bytes:
+def parts_of(given: Iterable[KeyContribution]) -> bytes:
     """``all`` of a key that these contributions make, 32 bytes: public, and the same to all who have the same key."""
     ordered = sorted(given, key=lambda each: each.sealing.sender)
     fields = (field for each in ordered for field in (each.sealing.encoded(), each.prekey))
@@ -130,7 +132,13 @@ def parts_of(given: Iterable[Contribution]) -> bytes:
 
 
 def make_key(
-    epoch: Epoch, silo: str, seed: bytes, own: Contribution, secret: bytes, relayed: Sequence[Relayed], signers: Signers
+    epoch: Epoch,
+    silo: str,
+    seed: bytes,
+    own: KeyContribution,
+    secret: bytes,
+    relayed: Sequence[Relayed],
+    signers: Signers,
 ) -> bytes:
     """The key, 32 bytes, at one silo; ``seed`` is its raw X25519 key of the roster, ``own`` and ``secret`` it gave.
 

@@ -30,7 +30,7 @@ from ..arithmetic.fixedpoint import Group, Reals, check_values, dequantise, quan
 from ..secagg.shared_gram import compared_of, gram
 from ..secagg.spec import Terms
 from .mix_context import Version, mix_group
-from .mix_row import Row, RowMemory, Share, fault
+from .mix_row import RecipientRow, RowMemory, Share, fault
 from .rotated_sketch import hidden
 from .rotation import Use, check_kind, check_vectors
 
@@ -38,7 +38,7 @@ NO_LINE = "0" * 64  # nothing is sent, so nothing is bound to one
 FLOAT32 = 2.0**-23  # by which two numbers may differ, as a part of the larger, that were rounded apart
 
 
-class Rows:
+class MixRows:
     """The rows of a job's Mix parts, from its first round on: which versions there are, and who had a row of which."""
 
     def __init__(self, clip_exponent: int, terms: Terms) -> None:
@@ -61,7 +61,7 @@ class Rows:
         if not others:
             return None
         shares = tuple(Share(version=self._version(part, silo), weight=whole[silo]) for silo in others)
-        row = Row(line=NO_LINE, recipient=recipient, own_weight=own, shares=shares)
+        row = RecipientRow(line=NO_LINE, recipient=recipient, own_weight=own, shares=shares)
         memory = self._memories.get((part.name, recipient), RowMemory())
         if row.digest() != memory.last and fault(recipient, own, shares, memory, self._terms):
             return None

@@ -37,7 +37,7 @@ def mix_group(name: str, elements: int, clip_exponent: int) -> Group:
     )
 
 
-class Line(Strict):
+class MixContext(Strict):
     """What uploads share that are mixed with one another: a tensor group of a job, in one epoch of the group key.
 
     A new roster begins a new epoch, and so new lines: uploads that are stored under the old one expire.
@@ -78,7 +78,7 @@ class Version(Strict):
     attempt: Number
     number: Number
 
-    def context(self, line: Line) -> bytes:
+    def context(self, line: MixContext) -> bytes:
         """Ctx of this upload, 32 bytes."""
         fields = (self.silo.encode(), *(value.to_bytes(8) for value in (self.round, self.attempt, self.number)))
         return hashlib.sha256(framed(MIX_VERSION, line.context(), *fields)).digest()

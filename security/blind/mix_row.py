@@ -23,8 +23,8 @@ from ..identity.domains import MIX_ROW, framed
 from ..identity.keys import Hex32, Id
 from ..identity.signers import Sign, Signers
 from ..secagg.spec import MOST_SILOS, Terms
-from .mix_context import Line, Number, Version
-from .padded_mix import Upload
+from .mix_context import MixContext, Number, Version
+from .padded_mix import PaddedUpload
 
 Weight = Annotated[int, Field(strict=True, ge=1, le=1 << MIX_BITS)]
 Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
@@ -37,7 +37,7 @@ class Share(Strict):
     weight: Weight
 
 
-class Row(Strict):
+class RecipientRow(Strict):
     """A recipient's row: shares of others by id, and what the recipient adds of its own, which is never sent."""
 
     line: Hex32  # its context
@@ -58,10 +58,12 @@ class Row(Strict):
         return {share.version.silo: share.weight for share in self.shares}
 
 
-def make_row(line: Line, recipient: str, own_weight: int, shares: Sequence[Share], sign: Sign) -> tuple[Row, bytes]:
+def make_row(
+    line: MixContext, recipient: str, own_weight: int, shares: Sequence[Share], sign: Sign
+) -> tuple[RecipientRow, bytes]:
     """At the coordinator: a row and its signature."""
     ordered = tuple(sorted(shares, key=lambda share: share.version.silo))
-    row = Row(line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered)
+    row = RecipientRow(line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered)
     return row, sign(MIX_ROW, row.payload())
 
 
@@ -75,7 +77,7 @@ class RowMemory(Strict):
     last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     newest: dict[Id, Number] = Field(default_factory=dict)
 
-    def opened(self, row: Row, terms: Terms) -> Self:
+    def opened(self, row: RecipientRow, terms: Terms) -> Self:
         """Memory of opening a row, the same one again included; RefusedError if that would show too much (rule 4)."""
         if row.digest() == self.last:
             return self
@@ -169,12 +171,12 @@ class VersionMemory(Strict):
 
 
 def admit(
-    line: Line, silo: str, document: bytes, signature: bytes, memory: RowMemory, terms: Terms, signers: Signers
-) -> tuple[Row, RowMemory]:
+    line: MixContext, silo: str, document: bytes, signature: bytes, memory: RowMemory, terms: Terms, signers: Signers
+) -> tuple[RecipientRow, RowMemory]:
     """A row that ``silo`` may open, and the memory of it; the steps run in order, RefusedError says what is wrong."""
     # (1) It is a row, in its one spelling.
     try:
-        row = parse_canonical(document, Row, "row of a Mix")
+        row = parse_canonical(document, RecipientRow, "row of a Mix")
     except LocalError as error:
         raise RefusedError(COORDINATOR, Code.SPEC, str(error)) from None
     # (2) The coordinator signed it.
@@ -197,7 +199,7 @@ def admit(
     return row, memory.opened(row, terms)
 
 
-def check_uploads(row: Row, uploads: Sequence[Upload]) -> None:
+def check_uploads(row: RecipientRow, uploads: Sequence[PaddedUpload]) -> None:
     """RefusedError, for the coordinator, unless these are the uploads that the row names, in its order."""
     named = [share.version for share in row.shares]
     check([u.version for u in uploads] == named, COORDINATOR, Code.SPEC, "brings other uploads than its row names")

@@ -19,7 +19,7 @@ from ..arithmetic.fixedpoint import SILOS_READ, Words
 from ..faults import COORDINATOR, Code, check
 from ..identity.signers import Signers
 from ..secagg.linear_tags import Tagger
-from ..secagg.masked_sum import Opened, check_bounds, opened_group, unpad
+from ..secagg.masked_sum import OpenedGroup, check_bounds, opened_group, unpad
 from ..secagg.spec import Frame, RoundSpec, Terms, check_cohort, check_frame, check_survivors, signed_spec
 from .silo_pads import silo_pad
 
@@ -54,7 +54,7 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
 
 def open_group(
     spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words, own: Mapping[str, bytes] | None = None
-) -> Opened:
+) -> OpenedGroup:
     """The sum of a group, once its words are here: its elements, then private weights.
 
     RefusedError if a word was altered, or where no values within the clip add up to it.

@@ -32,10 +32,10 @@ from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity.domains import MIX_SEAL, MIX_STREAM, MIX_UPLOAD, framed
 from ..identity.pairwise_keys import derive
 from ..identity.signers import Sign, Signers
-from ..secagg.linear_tags import TAG_BYTES, Padded, Tagger
-from .mix_context import WORD_BYTES, Line, Version
+from ..secagg.linear_tags import TAG_BYTES, Tagger, TagPads
+from .mix_context import WORD_BYTES, MixContext, Version
 from .prekeys import check_own
-from .sealing import FIRST, Letter, Sealed, Sealing, check_letter, check_sealed, open_letter, seal_to_all
+from .sealing import FIRST, Letter, SealedSecret, Sealing, check_letter, check_sealed, open_letter, seal_to_all
 
 STEP = PIECE // WORD_BYTES  # words that are worked on at a time
 LENT = 4 * STEP  # words that are given at a time: as many as cross in a chunk
@@ -44,7 +44,7 @@ Read = Callable[[str, int, int], "bytes | memoryview"]  # (silo, first byte, byt
 
 
 @dataclass(frozen=True, slots=True)
-class Upload:
+class PaddedUpload:
     """A silo's signed word on one upload: SHA-256 of the hidden bytes, its padded tag, and the seed that it sealed."""
 
     version: Version
@@ -53,11 +53,11 @@ class Upload:
     sealing: Sealing
     signature: bytes = b""
 
-    def payload(self, line: Line) -> bytes:
+    def payload(self, line: MixContext) -> bytes:
         """What the silo signs, behind UPLOAD."""
         return framed(self.version.context(line), self.sha256, self.tag, self.sealing.encoded())
 
-    def check(self, line: Line, signers: Signers) -> None:
+    def check(self, line: MixContext, signers: Signers) -> None:
         """RefusedError, for the silo, unless it signed this for this line."""
         silo = self.version.silo
         signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
@@ -68,7 +68,7 @@ class Upload:
         check(sized, silo, Code.UPLOAD, "the digest or the tag of its upload has the wrong size")
 
 
-def hidden_pieces(line: Line, version: Version, seed: bytes, values: Flat, tagger: Tagger) -> Iterator[Words]:
+def hidden_pieces(line: MixContext, version: Version, seed: bytes, values: Flat, tagger: Tagger) -> Iterator[Words]:
     """y_j as the silo sends it, piece by piece, each valid until the next is asked for; ``tagger`` takes in q(x_j).
 
     ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
@@ -85,13 +85,13 @@ def hidden_pieces(line: Line, version: Version, seed: bytes, values: Flat, tagge
         yield lent
 
 
-def tagger_of(line: Line, group_key: bytes) -> Tagger:
+def tagger_of(line: MixContext, group_key: bytes) -> Tagger:
     """For one vector of the line: the same coefficients for all of its uploads and rows."""
     return Tagger(group_key, line.context(), 1)
 
 
 def make_upload(
-    line: Line,
+    line: MixContext,
     version: Version,
     sha256: bytes,
     padded: bytes,
@@ -100,7 +100,7 @@ def make_upload(
     others: Mapping[str, bytes],
     sign: Sign,
     generations: Mapping[str, int] = FIRST,
-) -> tuple[Upload, tuple[Sealed, ...]]:
+) -> tuple[PaddedUpload, tuple[SealedSecret, ...]]:
     """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by id.
 
     ``generations`` are of those prekeys that are not the first of their silo.
@@ -108,11 +108,13 @@ def make_upload(
     """
     ctx, silo = version.context(line), version.silo
     sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others, generations)
-    unsigned = Upload(version, sha256, padded, sealing)
-    return Upload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))), pieces
+    unsigned = PaddedUpload(version, sha256, padded, sealing)
+    return PaddedUpload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))), pieces
 
 
-def check_upload(line: Line, upload: Upload, pieces: Sequence[Sealed], sha256: bytes, signers: Signers) -> None:
+def check_upload(
+    line: MixContext, upload: PaddedUpload, pieces: Sequence[SealedSecret], sha256: bytes, signers: Signers
+) -> None:
     """At the coordinator, of what it stored and digested: RefusedError names the silo whose upload this is."""
     upload.check(line, signers)
     silo = upload.version.silo
@@ -120,7 +122,7 @@ def check_upload(line: Line, upload: Upload, pieces: Sequence[Sealed], sha256: b
     check_sealed(upload.sealing, pieces, [other for other in signers.silos if other != silo])
 
 
-def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
+def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
     """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid until the next.
 
     What is read need stay valid only until the next. Holds a chunk and two pieces, whatever the length and the number
@@ -148,12 +150,12 @@ def mixed_pieces(line: Line, weights: Mapping[str, int], read: Read) -> Iterator
 class Summand:
     """One other silo's part of a row: its upload, its integer weight and its seed."""
 
-    upload: Upload
+    upload: PaddedUpload
     weight: int
     seed: bytes = field(repr=False)
 
 
-def check_sent(line: Line, upload: Upload, letter: Letter, silo: str, signers: Signers) -> None:
+def check_sent(line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, signers: Signers) -> None:
     """At ``silo``: RefusedError, for the coordinator, unless another one signed this upload and this letter, for us."""
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
@@ -164,7 +166,7 @@ def check_sent(line: Line, upload: Upload, letter: Letter, silo: str, signers: S
 
 
 def open_seed(
-    line: Line, upload: Upload, letter: Letter, silo: str, own: Mapping[int, bytes], signers: Signers
+    line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, own: Mapping[int, bytes], signers: Signers
 ) -> bytes:
     """At ``silo``: the seed of another one's upload; ``own`` are the private halves of its prekeys, by generation.
 
@@ -192,7 +194,7 @@ class Opening:
 
     def __init__(
         self,
-        line: Line,
+        line: MixContext,
         group_key: bytes,
         summands: Sequence[Summand],
         own_weight: int,
@@ -239,11 +241,13 @@ class Opening:
         """
         whole = self._filled == self._row.size
         check(whole, COORDINATOR, Code.SUM, f"brings a row of {self._filled} numbers, not {self._row.size}")
-        padded = [Padded(s.upload.version.silo, s.upload.version.context(self._line), s.weight) for s in self._summands]
+        padded = [
+            TagPads(s.upload.version.silo, s.upload.version.context(self._line), s.weight) for s in self._summands
+        ]
         self._tagger.check_weighted(combined, self._key, padded)
         return self._row
 
 
-def _term(line: Line, version: Version, seed: bytes, times: int = 1) -> Term:
+def _term(line: MixContext, version: Version, seed: bytes, times: int = 1) -> Term:
     key = derive(seed, version.context(line), framed(MIX_STREAM, line.prg.to_bytes(1), version.silo.encode()))
     return Term(key, times=times)

@@ -25,7 +25,7 @@ from ..arithmetic.fixedpoint import Group
 from ..identity.domains import SECAGG_MODEL, framed
 from ..secagg.shared_gram import compared_of
 from ..secagg.spec import Frame, Terms
-from .mix_context import Line, mix_group
+from .mix_context import MixContext, mix_group
 from .rotation import Use
 from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 
@@ -119,13 +119,13 @@ def sums_published(job: Job, round_: int) -> tuple[str, ...]:
     return tuple(part.name for part in summed(job.up(round_)) if part.name in later)
 
 
-def line_of(job: Job, part: Part, federation: str, roster: str) -> Line:
+def line_of(job: Job, part: Part, federation: str, roster: str) -> MixContext:
     """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
 
     The key is made once for a job and its roster, so its epoch is 0 (security/blind/group_key.py).
     """
     elements = sum(spec.elements for spec in part.tensors)
-    return Line(
+    return MixContext(
         federation=federation,
         roster=roster,
         key_epoch=0,

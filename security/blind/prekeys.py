@@ -28,7 +28,7 @@ from ..identity.domains import MIX_PREKEY, framed
 from ..identity.keys import Hex32, Id
 from ..identity.pairwise_keys import KEY_BYTES, agree, public_key
 from ..identity.signers import Sign, Signers
-from .mix_context import Line, Number, Version
+from .mix_context import MixContext, Number, Version
 from .sealing import Letter, check_letter
 
 
@@ -40,7 +40,7 @@ class Prekey:
     key: bytes
     signature: bytes
 
-    def check(self, line: Line, version: Version, root: bytes, signers: Signers) -> None:
+    def check(self, line: MixContext, version: Version, root: bytes, signers: Signers) -> None:
         """RefusedError, for the silo, unless it signed this beside this upload; ``root`` is of the seed that it sealed.
 
         The steps run in order.
@@ -69,7 +69,7 @@ class Word:
     prekey: Prekey
     letter: Letter
 
-    def check(self, line: Line, silo: str, signers: Signers) -> None:
+    def check(self, line: MixContext, silo: str, signers: Signers) -> None:
         """At ``silo``. RefusedError, for the coordinator, unless another silo signed all of it, and for this one."""
         sender = self.version.silo
         check(sender != silo, COORDINATOR, Code.KEYS, f"brings {silo!r} a prekey of its own")
@@ -78,13 +78,13 @@ class Word:
         check_letter(self.root, self.letter, sender, silo, [other for other in signers.silos if other != sender])
 
 
-def publish(line: Line, version: Version, root: bytes, generation: int, seed: bytes, sign: Sign) -> Prekey:
+def publish(line: MixContext, version: Version, root: bytes, generation: int, seed: bytes, sign: Sign) -> Prekey:
     """At the silo, beside an upload whose sealed seed has this root; ``seed``, the private half, is durable already."""
     key = public_key(seed)
     return Prekey(generation, key, sign(MIX_PREKEY, _payload(line, version, root, generation, key)))
 
 
-def _payload(line: Line, version: Version, root: bytes, generation: int, key: bytes) -> bytes:
+def _payload(line: MixContext, version: Version, root: bytes, generation: int, key: bytes) -> bytes:
     return framed(version.context(line), root, generation.to_bytes(8), key)
 
 
@@ -95,7 +95,7 @@ class Newest(Strict):
     key: Hex32
 
 
-class Sealed(Strict):
+class SealedGeneration(Strict):
     """Of another silo's newest upload of a part that is known: its number, and our generation that it is sealed to."""
 
     number: Number
@@ -110,7 +110,7 @@ class Known(Strict):
     """
 
     newest: dict[Id, Newest] = Field(default_factory=dict)  # of other silos
-    sealed: dict[str, dict[Id, Sealed]] = Field(default_factory=dict)  # by part
+    sealed: dict[str, dict[Id, SealedGeneration]] = Field(default_factory=dict)  # by part
 
     @classmethod
     def first(cls, keys: Mapping[str, bytes]) -> Self:
@@ -149,7 +149,7 @@ class Known(Strict):
         back = known is not None and generation < known.generation
         why = f"sealed upload {version.number} to prekey {generation}, after a later one"
         check(not back, version.silo, Code.SHARES, why)
-        changed = {**of_part, version.silo: Sealed(number=version.number, generation=generation)}
+        changed = {**of_part, version.silo: SealedGeneration(number=version.number, generation=generation)}
         return type(self)(newest=self.newest, sealed={**self.sealed, part: changed})
 
     def floor(self, parts: Collection[str], opened: Iterable[int]) -> int:

@@ -58,7 +58,7 @@ class Sealing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedSecret:
     """The secret for one recipient, 48 bytes, and the generation of the prekey that it is sealed to."""
 
     recipient: str
@@ -74,7 +74,7 @@ class Sealed:
 class Letter:
     """What the coordinator passes on to one recipient: its piece, and the proof that the sender signed it."""
 
-    sealed: Sealed
+    sealed: SealedSecret
     proof: Hashes
 
 
@@ -86,7 +86,7 @@ def seal_to_all(
     ephemeral: bytes,
     recipients: Mapping[str, bytes],
     generations: Mapping[str, int] = FIRST,
-) -> tuple[Sealing, tuple[Sealed, ...]]:
+) -> tuple[Sealing, tuple[SealedSecret, ...]]:
     """Seal a secret to the X25519 keys of ``recipients``, by id; ``ephemeral`` is a fresh seed of 32 bytes.
 
     ``generations`` are of those keys that are later prekeys than a silo's first. The pieces stand in the order of the
@@ -103,7 +103,7 @@ def seal_to_all(
         sealed = ChaCha20Poly1305(derive(agreed, ctx, info)).encrypt(
             NONCE, secret, _associated(label, ctx, sender, recipient)
         )
-        made.append(Sealed(recipient, sealed, generations.get(recipient, 0)))
+        made.append(SealedSecret(recipient, sealed, generations.get(recipient, 0)))
     root = Tree(piece.leaf() for piece in made).root()
     return Sealing(sender, public_key(ephemeral), _commitment(label, ctx, sender, secret), root), tuple(made)
 
@@ -147,7 +147,7 @@ def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool
     return len(secret) == SECRET_BYTES and _commitment(label, ctx, sealing.sender, secret) == sealing.commitment
 
 
-def check_sealed(sealing: Sealing, pieces: Sequence[Sealed], among: Sequence[str]) -> None:
+def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequence[str]) -> None:
     """At the coordinator: RefusedError unless these are all pieces under the root, one for each recipient."""
     sealing.check()
     whole = [piece.recipient for piece in pieces] == sorted(among)
@@ -159,13 +159,13 @@ def check_sealed(sealing: Sealing, pieces: Sequence[Sealed], among: Sequence[str
     check(root == sealing.root, sealing.sender, Code.SHARES, "its pieces do not lead to the root that it signed")
 
 
-def letters(pieces: Sequence[Sealed]) -> dict[str, Letter]:
+def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
     """At the coordinator: what each recipient gets."""
     tree = Tree(piece.leaf() for piece in pieces)
     return {piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)}
 
 
-def letter_for(recipient: str, pieces: Sequence[Sealed]) -> Letter:
+def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:
     """At the coordinator: what one recipient gets; LocalError where nothing is sealed to it."""
     named = [piece.recipient for piece in pieces]
     if recipient not in named:

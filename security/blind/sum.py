@@ -22,7 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import DTYPES, WEIGHT, Gift, Gram, Kind, Mix, Part, Read, Sum, TensorSpec, laid_out
+from ...algorithms.exchange.parts import (
+    DTYPES,
+    WEIGHT,
+    Contribution,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Read,
+    Sum,
+    TensorSpec,
+    laid_out,
+)
 from ...algorithms.exchange.plain import PLAIN
 from ...errors import LocalError
 from ..arithmetic.fixedpoint import (
@@ -36,9 +48,9 @@ from ..arithmetic.fixedpoint import (
     error_bound,
     weight_exponent,
 )
-from ..secagg.masked_sum import Accumulator, Given, Opened, check_given, masked_chunks
+from ..secagg.masked_sum import Accumulator, GroupValues, OpenedGroup, check_given, masked_chunks
 from ..secagg.spec import Frame, RoundSpec, Terms, specify
-from .mix_and_gram import Rows, compared, compared_by_shares
+from .mix_and_gram import MixRows, compared, compared_by_shares
 
 COUNT_EXPONENT = 40  # a total of counts: each silo's are below 2^40
 CHUNK_BYTES = 1 << 20
@@ -103,7 +115,7 @@ def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
     return Group(name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient)
 
 
-def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
+def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
     """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``).
 
     Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors as they are.
@@ -115,11 +127,11 @@ def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> Given:
     whole = own.rows == 1 or len(flat) == 1
     values = tuple(each.reshape(-1) for each in flat) if whole else np.concatenate(flat, axis=1).reshape(-1)
     if own.weights != "private":
-        return Given(values)
-    return Given(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
+        return GroupValues(values)
+    return GroupValues(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
 
 
-def folded(part: Part, own: Group, opened: Opened, memory: Words | None = None) -> dict[str, Tensor]:
+def folded(part: Part, own: Group, opened: OpenedGroup, memory: Words | None = None) -> dict[str, Tensor]:
     """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight.
 
     ``memory`` of the words, in one piece, may become that of the tensors.
@@ -132,7 +144,7 @@ def folded(part: Part, own: Group, opened: Opened, memory: Words | None = None) 
     return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
 
 
-def deviation(own: Group, spec: RoundSpec, opened: Opened, largest: float) -> float:
+def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) -> float:
     """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is rounded to its dtype.
 
     A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what rounding did to
@@ -168,11 +180,11 @@ class Quantised:
         self._bounds = bounds
         self._counts = tuple(sorted((counts or {}).items()))
         terms = terms or Terms()
-        self._rows, self._min_cohort = Rows(bounds.clip_exponent, terms), terms.min_cohort
+        self._rows, self._min_cohort = MixRows(bounds.clip_exponent, terms), terms.min_cohort
         self._group_key, self._job = group_key, job
         self._round = 0
 
-    def give(self, part: Part, gift: Gift) -> dict[str, Tensor]:
+    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
         """All of it: it is quantised where it is summed or mixed, and sketched where it is compared."""
         return laid_out(part, gift)
 
@@ -207,12 +219,12 @@ class Quantised:
         made = folded(part, spec.groups[0], self._sum(part, spec, read))
         return {each.name: made[each.name] for each in part.tensors}
 
-    def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, Opened]:
+    def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, OpenedGroup]:
         """The specification that the members would have, and the opened sum."""
         spec = specify(self._frame(group(part, self._bounds)), members, 0)
         return spec, self._sum(part, spec, read)
 
-    def _sum(self, part: Part, spec: RoundSpec, read: Read) -> Opened:
+    def _sum(self, part: Part, spec: RoundSpec, read: Read) -> OpenedGroup:
         """The sum of the one group of a specification over its cohort, without masks and pads, which cancel."""
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
         spec = spec.model_copy(update={"groups": (own,)})

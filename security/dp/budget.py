@@ -27,11 +27,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import ExhaustedError, LocalError
 from ..log.append_log import AppendLog
-from ..log.chain import Line
-from ..log.checkpoint import Checkpoint
-from ..log.head import Held, Signer, stored
+from ..log.chain import VerifiedLine
+from ..log.checkpoint import TreeHead
+from ..log.head import HeldHead, Signer, stored
 from ..log.segments import segments
-from .budget_records import Commit, Limit, Opened, Recovery, Reserve, Steps, parse
+from .budget_records import BudgetOpened, BudgetRecovery, Commit, Limit, MechanismSteps, Reserve, parse
 from .rdp import Event, covers, epsilon, shown, spent
 
 ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
@@ -42,7 +42,7 @@ class Reservation:
     """Steps that may be taken: place in the log, and what they are."""
 
     seq: int
-    events: tuple[Steps, ...]
+    events: tuple[MechanismSteps, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class JobSpending:
     """What one job has cost a data set, and what of it is still open."""
 
     job: str
@@ -82,7 +82,7 @@ class Budget:
     def __init__(self, dataset: str) -> None:
         self.dataset = dataset
         self._limit: Limit | None = None
-        self._opened: Opened | None = None
+        self._opened: BudgetOpened | None = None
         self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
         self._reserved_by: dict[int, str] = {}  # seq of each reservation, committed or not → digest of its job
         self._jobs: dict[str, _Job] = {}
@@ -104,7 +104,7 @@ class Budget:
             )
         budget = cls(dataset)
 
-        def visit(line: Line) -> None:
+        def visit(line: VerifiedLine) -> None:
             try:
                 budget.replay(line)
             except LocalError as error:
@@ -114,7 +114,7 @@ class Budget:
         budget._log = AppendLog.open(folder, Signer(origin, key), visit)
         try:
             if budget._opened is None:
-                budget._append(Opened(silo=silo, dataset=dataset, unit="record"))
+                budget._append(BudgetOpened(silo=silo, dataset=dataset, unit="record"))
         except BaseException:
             budget.close()
             raise
@@ -151,7 +151,7 @@ class Budget:
         job_digest: str,
         round_: int,
         purpose: str,
-        events: Sequence[Steps],
+        events: Sequence[MechanismSteps],
         ceiling: Ceiling | None = None,
     ) -> Reservation:
         """Set so much aside, durably.
@@ -186,26 +186,26 @@ class Budget:
         with self._mutex:
             return self._reserved_by.get(seq) == job_digest
 
-    def jobs(self) -> list[Spending]:
+    def jobs(self) -> list[JobSpending]:
         """What each job has cost, in the order in which they came."""
         with self._mutex:
             delta = float(self.limit.delta)
             return [
-                Spending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
+                JobSpending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
                 for digest, job in self._jobs.items()
             ]
 
-    def head(self) -> Checkpoint:
+    def head(self) -> TreeHead:
         """Of all records so far, all durable: what the silo's ledger keeps of it."""
         with self._mutex:
-            return Checkpoint.parse(self._log.checkpoint().text)
+            return TreeHead.parse(self._log.checkpoint().text)
 
     def rekey(self, key: Ed25519PrivateKey) -> None:
         """From now on this log key of the silo signs the head."""
         with self._mutex:
             self._log.rekey(Signer(self._log.signer.origin, key))
 
-    def check_held(self, held: Held) -> None:
+    def check_held(self, held: HeldHead) -> None:
         """LocalError where this log is older than a head that was kept of it, or another one."""
         if why := self._log.disagreement(held):
             raise LocalError(
@@ -232,26 +232,26 @@ class Budget:
 
     # Records, as they come and as they are read.
 
-    def _append(self, record: Opened | Limit | Reserve | Commit) -> int:
+    def _append(self, record: BudgetOpened | Limit | Reserve | Commit) -> int:
         stored = record.model_dump(mode="json")
         self._check(record)
         appended = self._log.append(stored)
         self._accept(appended.seq, record)
         return appended.seq
 
-    def replay(self, line: Line) -> None:
+    def replay(self, line: VerifiedLine) -> None:
         """Take in the next record of the log, as it was read; LocalError for one that must not come next."""
         record = parse(line)
-        if not isinstance(record, Recovery):
+        if not isinstance(record, BudgetRecovery):
             self._check(record)
             self._accept(line.seq, record)
 
-    def _check(self, record: Opened | Limit | Reserve | Commit) -> None:
+    def _check(self, record: BudgetOpened | Limit | Reserve | Commit) -> None:
         """LocalError for a record that must not come next."""
-        if isinstance(record, Opened) != (self._opened is None):
+        if isinstance(record, BudgetOpened) != (self._opened is None):
             raise LocalError("a budget begins with one budget.opened")
         match record:
-            case Opened(dataset=dataset) if dataset != self.dataset:
+            case BudgetOpened(dataset=dataset) if dataset != self.dataset:
                 raise LocalError(f"is the budget of data set {dataset!r}, not of {self.dataset!r}")
             case Reserve() if self._limit is None:
                 raise LocalError("something is reserved before there is a limit")
@@ -263,9 +263,9 @@ class Budget:
                 if len(steps) != len(most) or any(taken > all_ for taken, all_ in zip(steps, most, strict=True)):
                     raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
 
-    def _accept(self, seq: int, record: Opened | Limit | Reserve | Commit) -> None:
+    def _accept(self, seq: int, record: BudgetOpened | Limit | Reserve | Commit) -> None:
         match record:
-            case Opened():
+            case BudgetOpened():
                 self._opened = record
             case Limit():
                 self._limit = record

@@ -9,7 +9,7 @@ from ...errors import LocalError
 from ...files.documents import MAX_SAFE_INTEGER, Strict
 from ..identity.keys import Hex32
 from ..ledger.records import Number
-from ..log.chain import FRAME, Line
+from ..log.chain import FRAME, VerifiedLine
 from .rdp import Event
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_SAFE_INTEGER)]
@@ -17,7 +17,7 @@ Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Some = Field(min_length=1, max_length=64)
 
 
-class Opened(Strict):
+class BudgetOpened(Strict):
     """The first record: ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``."""
 
     type: Literal["budget.opened"] = "budget.opened"
@@ -35,7 +35,7 @@ class Limit(Strict):
     policy: Hex32  # digest of the policy file that says so
 
 
-class Steps(Strict):
+class MechanismSteps(Strict):
     """Equal steps of the sampled Gaussian mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``."""
 
     sigma: Number
@@ -43,7 +43,7 @@ class Steps(Strict):
     steps: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
 
     @model_validator(mode="after")
-    def _event(self) -> "Steps":
+    def _event(self) -> "MechanismSteps":
         try:
             self.event(self.steps)
         except LocalError as error:
@@ -66,7 +66,7 @@ class Reserve(Strict):
     job_digest: Hex32
     round: Count
     purpose: Text
-    events: Annotated[tuple[Steps, ...], Some]
+    events: Annotated[tuple[MechanismSteps, ...], Some]
 
 
 class Commit(Strict):
@@ -77,7 +77,7 @@ class Commit(Strict):
     steps: Annotated[tuple[Count, ...], Some]
 
 
-class Recovery(Strict):
+class BudgetRecovery(Strict):
     """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
 
     type: Literal["recovery"] = "recovery"
@@ -85,11 +85,11 @@ class Recovery(Strict):
     last_good_seq: Annotated[int, Field(strict=True, ge=-1, le=MAX_SAFE_INTEGER)]
 
 
-Record = Opened | Limit | Reserve | Commit | Recovery
+Record = BudgetOpened | Limit | Reserve | Commit | BudgetRecovery
 _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
 
 
-def parse(line: Line) -> Record:
+def parse(line: VerifiedLine) -> Record:
     """The typed record of a verified line; LocalError names its seq and what is wrong with it."""
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:

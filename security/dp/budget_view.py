@@ -5,23 +5,23 @@ from decimal import Decimal
 from pathlib import Path
 
 from ...errors import LocalError
-from ..log.checkpoint import Checkpoint
-from ..log.head import Agreement, Held, stored_by
-from ..log.note import Kind, VerifierKey
+from ..log.checkpoint import TreeHead
+from ..log.head import Agreement, HeldHead, stored_by
+from ..log.note import SignatureKind, VerifierKey
 from ..log.segments import CHECKPOINT, Reading
-from .budget import ORIGIN, Budget, Spending
+from .budget import ORIGIN, Budget, JobSpending
 from .budget_records import Limit
 from .rdp import Event, shown
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BudgetView:
     """A budget as it stood when it was read."""
 
     dataset: str
     limit: Limit
     spent: float  # ε at the limit's δ, of what was committed and of what is open
-    jobs: tuple[Spending, ...]
+    jobs: tuple[JobSpending, ...]
     records: int
 
     @property
@@ -38,10 +38,10 @@ class View:
 def key_of(federation: str, silo: str, dataset: str, log_key: str) -> VerifierKey:
     """What the head of a budget is signed with, by the silo's log key in hex."""
     origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
-    return VerifierKey(origin, Kind.ED25519, bytes.fromhex(log_key))
+    return VerifierKey(origin, SignatureKind.ED25519, bytes.fromhex(log_key))
 
 
-def read(folder: Path, dataset: str, key: VerifierKey, known: Checkpoint | None = None) -> View:
+def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = None) -> BudgetView:
     """Check a budget from its first record to its last, in order; ``known`` is the head that the silo's ledger has.
 
     LocalError for one that is broken, altered, another data set's, or older than its checkpoint or that head.
@@ -50,8 +50,8 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: Checkpoint | None 
     own = stored_by(folder, key)
     if own is None:
         raise LocalError(f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup")
-    held = [Held("the folder itself", own)]
-    held += [Held("the silo's ledger", known)] if known else []
+    held = [HeldHead("the folder itself", own)]
+    held += [HeldHead("the silo's ledger", known)] if known else []
     # (2) The records hold, and each may follow those before it.
     budget, reading, agreement = Budget(dataset), Reading(folder), Agreement(held)
     for line in reading:
@@ -66,4 +66,4 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: Checkpoint | None 
             f"{folder}: was rolled back or altered: {problems[0]}; what was spent on data set {dataset!r} cannot be "
             "known from it: restore the newest copy"
         )
-    return View(dataset, budget.limit, budget.epsilon(), tuple(budget.jobs()), reading.count)
+    return BudgetView(dataset, budget.limit, budget.epsilon(), tuple(budget.jobs()), reading.count)

@@ -17,7 +17,7 @@ STEP = Decimal("0.001")
 BEGIN = 1024  # steps of the first σ that is tried: most are not far from 1
 
 
-class Planned(Priced, Protocol):
+class PricedNoise(Priced, Protocol):
     """Priced, and what it is for."""
 
     @property
@@ -26,8 +26,8 @@ class Planned(Priced, Protocol):
         ...
 
 
-Spends: TypeAlias = Callable[[str], Sequence[Planned]]  # σ → all that the job takes with it
-T = TypeVar("T", bound=Planned)
+Spends: TypeAlias = Callable[[str], Sequence[PricedNoise]]  # σ → all that the job takes with it
+T = TypeVar("T", bound=PricedNoise)
 
 
 def least_sigma(spends: Spends, most: str, delta: float) -> str:
@@ -71,7 +71,7 @@ def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
     return found
 
 
-def _fixed(spends: Spends) -> list[Planned]:
+def _fixed(spends: Spends) -> list[PricedNoise]:
     """What has the same noise whatever σ is."""
     other = spends(str(2 * STEP))
     return [one for one in spends(str(STEP)) if one in other]

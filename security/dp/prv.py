@@ -38,19 +38,19 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PrvLimits:
     """What all questions together may take."""
 
     seconds: int = 30
     memory: int = 3 * 1024**3  # bytes, beside the libraries
 
 
-def opinion(events: Iterable[Priced], delta: float, limits: Limits | None = None) -> float | None:
+def opinion(events: Iterable[Priced], delta: float, limits: PrvLimits | None = None) -> float | None:
     """The smaller of the two bounds on ε; None where the tighter accountant gave none within its limits."""
     return opinions([Question(tuple(events), delta)], limits)[0]
 
 
-def opinions(questions: Sequence[Question], limits: Limits | None = None) -> list[float | None]:
+def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> list[float | None]:
     """The same of several questions, by one process; one that runs into a limit takes the later ones with it."""
     costs = [cost(question.events, question.delta) for question in questions]
     segments = [_segments(question.events) for question in questions]
@@ -62,7 +62,7 @@ def opinions(questions: Sequence[Question], limits: Limits | None = None) -> lis
     found: list[float | None] = [None if 0 < each < math.inf else each for each in costs]
     if asked:
         texts = [{"delta": repr(questions[number].delta), "events": segments[number]} for number in asked]
-        for number, answer in zip(asked, _answers(texts, limits or Limits()), strict=False):
+        for number, answer in zip(asked, _answers(texts, limits or PrvLimits()), strict=False):
             found[number] = min(answer, costs[number]) if answer is not None else None
     return found
 
@@ -80,7 +80,7 @@ def _segments(events: Iterable[Priced]) -> list[list[object]]:
     return [[str(sigma), str(q), taken] for (sigma, q), taken in steps.items() if taken]
 
 
-def _answers(questions: Sequence[object], limits: Limits) -> list[float | None]:
+def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | None]:
     """As far as the process came, line by line; what was cut short has too few digits for an answer."""
     asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
     try:

@@ -80,7 +80,7 @@ Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # an Ed25519 signatur
 Title = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
 
 
-class Entry(Strict):
+class RosterEntry(Strict):
     """The public half of a member; an instance has been checked, signature and certificate included."""
 
     id: Id
@@ -152,7 +152,7 @@ def _shown(digest: bytes) -> str:
 class Keys:
     """A member's private keys beside its entry; printing it shows no secret."""
 
-    entry: Entry
+    entry: RosterEntry
     tls_key: bytes = field(repr=False)  # PEM, as gRPC wants it
     protocol: Ed25519PrivateKey = field(repr=False)
     log: Ed25519PrivateKey = field(repr=False)
@@ -163,7 +163,7 @@ class Keys:
         return self.protocol.sign(framed(label, payload))
 
 
-def create_keys(folder: Path, member: str, role: Role, organisation: str, host_operator: str = "") -> Entry:
+def create_keys(folder: Path, member: str, role: Role, organisation: str, host_operator: str = "") -> RosterEntry:
     """Make a member's folder of fresh keys and return its public entry.
 
     ``host_operator`` is the organisation that runs the host, by default ``organisation`` itself. LocalError if the
@@ -186,7 +186,7 @@ def create_keys(folder: Path, member: str, role: Role, organisation: str, host_o
         "exchange_key": exchange.public_key().public_bytes_raw().hex(),
     }
     document["signature"] = protocol.sign(framed(ENTRY, entry_payload(document))).hex()
-    entry = validate(document, Entry, f"entry of {member!r}")
+    entry = validate(document, RosterEntry, f"entry of {member!r}")
     _make_folder(folder)
     private: dict[str, PrivateKey] = {TLS_KEY: tls, PROTOCOL_KEY: protocol, LOG_KEY: log, EXCHANGE_KEY: exchange}
     for name, key in private.items():
@@ -207,9 +207,9 @@ def _make_folder(folder: Path) -> None:
         raise LocalError(f"{folder}: cannot make this folder: {error.strerror or error}") from error
 
 
-def load_entry(path: Path) -> Entry:
+def load_entry(path: Path) -> RosterEntry:
     """Read and check a public entry."""
-    return parse_canonical(read_bytes(path), Entry, str(path))
+    return parse_canonical(read_bytes(path), RosterEntry, str(path))
 
 
 def load_keys(folder: Path) -> Keys:

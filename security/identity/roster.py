@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from ...errors import LocalError, PeerError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, validate, write_atomic
 from .domains import ROSTER, framed
-from .keys import Entry, Hex64, Id, Keys, Role
+from .keys import Hex64, Id, Keys, Role, RosterEntry
 
 Fingerprint = Annotated[str, Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")]
 
@@ -42,7 +42,7 @@ class Roster(Strict):
     federation: Id
     version: Annotated[int, Field(ge=1)]
     threshold: Annotated[int, Field(ge=1)]
-    entries: tuple[Entry, ...]
+    entries: tuple[RosterEntry, ...]
     signatures: dict[Id, Hex64] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -65,25 +65,25 @@ class Roster(Strict):
     def __contains__(self, member: object) -> bool:
         return any(entry.id == member for entry in self.entries)
 
-    def __getitem__(self, member: str) -> Entry:
+    def __getitem__(self, member: str) -> RosterEntry:
         for entry in self.entries:
             if entry.id == member:
                 return entry
         raise PeerError(member, f"is no member of federation {self.federation!r}, roster version {self.version}")
 
-    def by_spki(self, spki_sha256: str) -> Entry:
+    def by_spki(self, spki_sha256: str) -> RosterEntry:
         """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger."""
         for entry in self.entries:
             if entry.spki_sha256 == spki_sha256:
                 return entry
         raise PeerError(f"TLS key {spki_sha256}", f"belongs to no member in roster version {self.version}")
 
-    def having(self, role: Role) -> tuple[Entry, ...]:
+    def having(self, role: Role) -> tuple[RosterEntry, ...]:
         """Members of one role, sorted by id."""
         return tuple(entry for entry in self.entries if entry.role is role)
 
     @property
-    def coordinator(self) -> Entry:
+    def coordinator(self) -> RosterEntry:
         """The one coordinator; LocalError while the roster has none."""
         self.check_complete()
         return self.having(Role.COORDINATOR)[0]
@@ -94,12 +94,12 @@ class Roster(Strict):
             raise LocalError(f"roster of {self.federation!r} version {self.version} has no coordinator; add its entry")
 
     @property
-    def silos(self) -> tuple[Entry, ...]:
+    def silos(self) -> tuple[RosterEntry, ...]:
         """All silos, sorted by id."""
         return self.having(Role.SILO)
 
     @property
-    def in_one_hand(self) -> tuple[Entry, ...]:
+    def in_one_hand(self) -> tuple[RosterEntry, ...]:
         """The silos that whoever runs the coordinator, or its host, runs too."""
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
         return tuple(entry for entry in self.silos if runs & {entry.organisation, entry.host_operator})
@@ -109,7 +109,7 @@ class Roster(Strict):
         return "".join(entry.certificate for entry in self.entries)
 
 
-def new(federation: str, founders: Sequence[Entry], threshold: int) -> Roster:
+def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Roster:
     """Version 1 of a roster: its founders, nobody else, and no signature."""
     for entry in founders:
         if entry.role is not Role.FOUNDER:
@@ -117,7 +117,7 @@ def new(federation: str, founders: Sequence[Entry], threshold: int) -> Roster:
     return _made(federation, 1, threshold, founders)
 
 
-def add(roster: Roster, entry: Entry, *, replace: bool = False) -> Roster:
+def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
     """Next version with one more member, unsigned; a known id only with ``replace``."""
     if entry.id in roster and not replace:
         raise LocalError(f"{entry.id!r} is in the roster already; to give it new keys, say --replace")
@@ -133,7 +133,7 @@ def remove(roster: Roster, member: str) -> Roster:
     return _made(roster.federation, roster.version + 1, roster.threshold, others)
 
 
-def _made(federation: str, version: int, threshold: int, entries: Iterable[Entry]) -> Roster:
+def _made(federation: str, version: int, threshold: int, entries: Iterable[RosterEntry]) -> Roster:
     ordered = tuple(sorted(entries, key=lambda entry: entry.id))
     document = {"federation": federation, "version": version, "threshold": threshold, "entries": ordered}
     return validate(document, Roster, f"roster of {federation!r}")

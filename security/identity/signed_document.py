@@ -15,7 +15,7 @@ from . import roster as rosters
 from .keys import Hex32, Hex64, Id, Keys, Role
 
 
-class Envelope(Strict):
+class SignedDocument(Strict):
     """A document, who signed it, and under which roster."""
 
     document: dict[str, Any]
@@ -35,7 +35,9 @@ def sign_document(document: Mapping[str, Any], roster: rosters.Roster, keys: Key
         raise LocalError(
             f"{signer.id!r} with these keys is not in roster version {roster.version}; have it added first"
         )
-    envelope = Envelope(document=dict(document), signer=signer.id, roster=rosters.digest(roster), signature="0" * 128)
+    envelope = SignedDocument(
+        document=dict(document), signer=signer.id, roster=rosters.digest(roster), signature="0" * 128
+    )
     return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}
 
 
@@ -45,7 +47,7 @@ def verify_document(signed: Any, roster: rosters.Roster, role: Role, label: byte
     ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError what is no envelope.
     """
     # (1) It is an envelope.
-    envelope = validate(signed, Envelope, "signed document")
+    envelope = validate(signed, SignedDocument, "signed document")
     # (2) A member signed it, whose role may.
     signer = roster[envelope.signer]
     if signer.role is not role:

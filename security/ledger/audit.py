@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ...errors import LocalError, ProofError
 from ..log import checkpoint as checkpoints
-from ..log.chain import Line
-from ..log.checkpoint import Checkpoint
-from ..log.head import Agreement, Held, stored, stored_by
+from ..log.chain import VerifiedLine
+from ..log.checkpoint import TreeHead
+from ..log.head import Agreement, HeldHead, stored, stored_by
 from ..log.note import Note, VerifierKey
 from ..log.segments import CHECKPOINT, SINGLE, Reading, segment
 from .fast_decoder import checked, well_formed
@@ -25,7 +25,7 @@ STATE = "state"  # the silo's folder, beside its keys and configuration, as exam
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class AuditResult:
     """What ``verify`` found. The ledger holds exactly when ``problems`` is empty.
 
     ``torn_bytes`` is an unfinished last line, which a running writer or a crash leaves; it was promised to nobody.
@@ -58,7 +58,7 @@ class _Walk:
         self.silos: set[str] = set()
         self.missing = dict(known)
 
-    def take(self, line: Line) -> None:
+    def take(self, line: VerifiedLine) -> None:
         """A broken rule is a problem, not the end."""
         seq = line.seq
         if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
@@ -94,7 +94,7 @@ def verify(
     known: Mapping[int, str] | None = None,
     key: VerifierKey | None = None,
     witnessed: Mapping[str, Note] | None = None,
-) -> Verified:
+) -> AuditResult:
     """Check a ledger from its first byte to its last; a broken chain ends the walk, a broken rule does not.
 
     With ``key``, the silo's log key, the folder's checkpoint must be signed by it. ``witnessed`` are checkpoints that
@@ -107,10 +107,10 @@ def verify(
     # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
     own, held = _own(folder, key, walk.problems), []
     if own:
-        held.append(Held("the folder itself", own))
+        held.append(HeldHead("the folder itself", own))
     for holder, note in (witnessed or {}).items():
         try:
-            held.append(Held(holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)))
+            held.append(HeldHead(holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)))
         except ProofError as error:
             walk.problems.append(f"checkpoint that {holder} holds: {error}")
     # (2) The chain and the rules hold.
@@ -130,7 +130,7 @@ def verify(
     if key and (strangers := walk.silos - {checkpoints.owner(key.name)[1]}):
         walk.problems.append(f"records of silo {', '.join(sorted(strangers))}, and the key is of {key.name}")
     rules = walk.rules
-    return Verified(
+    return AuditResult(
         records=reading.count,
         head=reading.head if reading.count else None,
         torn_bytes=len(reading.torn),
@@ -155,7 +155,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> Checkpoint | None:
+def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> TreeHead | None:
     try:
         if key:
             found = stored_by(folder, key)
@@ -170,9 +170,9 @@ def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> Checkpoi
     return found
 
 
-def _unsigned(note: Note) -> Checkpoint:
+def _unsigned(note: Note) -> TreeHead:
     """What a checkpoint says, whoever signed it: good against accidents only."""
-    return Checkpoint.parse(note.text)
+    return TreeHead.parse(note.text)
 
 
 def ledger_folder(path: Path) -> Path:

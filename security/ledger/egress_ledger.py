@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
 from ..faults import Code
-from ..log.append_log import Appended, AppendLog, Sealed
-from ..log.chain import Line
-from ..log.checkpoint import Checkpoint
+from ..log.append_log import Appended, AppendLog, SignedRecord
+from ..log.chain import VerifiedLine
+from ..log.checkpoint import TreeHead
 from ..log.consistency import Consistency
-from ..log.head import Held, Signer
+from ..log.head import HeldHead, Signer
 from ..log.merkle import Hashes
 from ..log.note import Note, VerifierKey
 from ..policy.release import Release
@@ -38,13 +38,13 @@ from .records import (
     ControlOpen,
     Deny,
     Digest,
-    Hidden,
+    HiddenBinding,
     Ingress,
     Intent,
     JobAccept,
     JobDecline,
     KeyRotate,
-    Outcome,
+    OutcomeRecord,
     Paid,
     Payload,
     Peer,
@@ -55,13 +55,13 @@ from .records import (
     Secagg,
     Size,
     Start,
-    Stop,
+    StopRecord,
     SumEnd,
     SumOpened,
     SumSigned,
     Tensor,
     TensorDigest,
-    Witness,
+    WitnessRecord,
 )
 from .rules import Rules
 
@@ -88,7 +88,7 @@ class Ledger:
         self._signed: list[SumSigned] = []
         self._summed: set[str] = set()  # digests of jobs of which a sum was signed, or opened
         self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
-        self._unsettled: dict[int, list[Line]] = {}  # seq of an intent → it, and its digest if there is one
+        self._unsettled: dict[int, list[VerifiedLine]] = {}  # seq of an intent → it, and its digest if there is one
         self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
@@ -102,7 +102,7 @@ class Ledger:
         """
         ledger = cls(silo)
 
-        def visit(line: Line) -> None:
+        def visit(line: VerifiedLine) -> None:
             evidence = "keep it as evidence, move it away, begin anew"
             try:
                 record = checked(line)
@@ -127,7 +127,7 @@ class Ledger:
 
     def stop(self, reason: str) -> Appended:
         """The agent stops in good order."""
-        return self._append(Stop(reason=reason))
+        return self._append(StopRecord(reason=reason))
 
     def job_accept(self, job: str, job_digest: str, signer: str) -> Appended:
         """The silo takes part in a job that ``signer`` signed."""
@@ -156,7 +156,7 @@ class Ledger:
         offset: int = 0,
         cohort: Sequence[str] = (),
         secagg: Secagg | None = None,
-        hidden: Hidden | None = None,
+        hidden: HiddenBinding | None = None,
         dataset: str = "",
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
@@ -203,7 +203,7 @@ class Ledger:
             )
         )
 
-    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> Sealed:
+    def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> SignedRecord:
         """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others.
 
         Of a masked, padded or rotated message ``tensors`` is empty.
@@ -220,7 +220,9 @@ class Ledger:
         self, ref: int, status: Literal["sent", "failed", "unknown"], bytes_sent: int, receipt: str | None = None
     ) -> Appended:
         """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
-        return self._append(Outcome(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False)
+        return self._append(
+            OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False
+        )
 
     def protocol_message(
         self,
@@ -314,7 +316,7 @@ class Ledger:
         """The policy held a message back; nothing left."""
         return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
 
-    def privacy_head(self, dataset: str, head: Checkpoint, *, epsilon: str, delta: str, limit: str) -> Appended:
+    def privacy_head(self, dataset: str, head: TreeHead, *, epsilon: str, delta: str, limit: str) -> Appended:
         """The privacy budget of a data set has come to this head, with so much spent and reserved of its limit."""
         return self._append(
             PrivacyHead(
@@ -328,9 +330,9 @@ class Ledger:
         with self._mutex:
             return dict(self._budgets)
 
-    def witness(self, by: str, held: Checkpoint) -> Appended:
+    def witness(self, by: str, held: TreeHead) -> Appended:
         """A member says that it holds this head of this ledger; durable with the next record."""
-        return self._append(Witness(by=by, size=held.size, root=held.root.hex()), durable=False)
+        return self._append(WitnessRecord(by=by, size=held.size, root=held.root.hex()), durable=False)
 
     @property
     def head(self) -> Appended | None:
@@ -383,7 +385,7 @@ class Ledger:
         """RFC 6962 section 2.1.1: that record ``seq`` is in the ledger of ``size`` records."""
         return self._log.inclusion(seq, size)
 
-    def disagreement(self, held: Held) -> str:
+    def disagreement(self, held: HeldHead) -> str:
         """Why this is not the ledger that somebody's checkpoint was signed for; empty if it is, or grew from it."""
         return self._log.disagreement(held)
 
@@ -428,9 +430,9 @@ class Ledger:
 
     def _accept(self, appended: Appended, stored: dict[str, Any]) -> None:
         self._rules.accept(appended.seq, stored)
-        self._note(Line(appended.seq, bytes.fromhex(appended.leaf), stored))
+        self._note(VerifiedLine(appended.seq, bytes.fromhex(appended.leaf), stored))
 
-    def _note(self, line: Line) -> None:
+    def _note(self, line: VerifiedLine) -> None:
         record = line.record
         match record["type"]:
             case "egress.intent":
@@ -459,7 +461,7 @@ class Ledger:
                 self._past.append(VerifierKey.parse(record["old"]))
 
 
-def _message(lines: list[Line]) -> Unsettled:
+def _message(lines: list[VerifiedLine]) -> Unsettled:
     intent, *digests = lines
     found = Unsettled(intent.seq, parse_record(intent, Intent))
     for line in digests:

@@ -26,8 +26,8 @@ from ..identity.keys import Hex32
 from ..log import checkpoint as checkpoints
 from ..log import note as notes
 from ..log import proof as proofs
-from ..log.chain import Line, leaf_hash
-from ..log.checkpoint import Checkpoint
+from ..log.chain import VerifiedLine, leaf_hash
+from ..log.checkpoint import TreeHead
 from ..log.head import stored
 from ..log.merkle import Tree
 from ..log.note import Note, VerifierKey, base64_bytes, base64_text
@@ -47,9 +47,9 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
     """The lines of an export; LocalError for a ledger that does not hold or is not that of its checkpoint."""
     note = _stored(folder)
     tree = Tree()
-    kept: list[Line] = []
+    kept: list[VerifiedLine] = []
     ours: set[int] = set()  # seq of the job's intents
-    policies: list[Line] = []  # that no record of the job has followed yet
+    policies: list[VerifiedLine] = []  # that no record of the job has followed yet
     for line in lines(folder):
         tree.append(line.hash)
         record = line.record
@@ -60,7 +60,7 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
                 ours.add(line.seq)
         elif record["type"] == "policy.change":  # before the job's first record the newest alone was in force
             policies = [*policies, line] if kept else [line]
-    size = Checkpoint.parse(note.text).size
+    size = TreeHead.parse(note.text).size
     head = {"v": 1, "checkpoint": bytes(note).decode(), "job": job, "redacted": redact}
     yield canonical_json(head) + b"\n"
     for line in kept:
@@ -86,7 +86,7 @@ def _stored(folder: Path) -> Note:
 class Exported:
     """What an export holds that is proven."""
 
-    checkpoint: Checkpoint
+    checkpoint: TreeHead
     job: str | None
     redacted: bool
     seqs: tuple[int, ...]

@@ -21,12 +21,12 @@ from pydantic import Field
 
 from ...errors import LocalError
 from ...files.documents import Strict
-from ..log.chain import FRAME, Line
+from ..log.chain import FRAME, VerifiedLine
 from .records import (
     ControlClose,
     ControlOpen,
     Count,
-    Delivered,
+    DeliveredRecord,
     Deny,
     Digest,
     HeadRefused,
@@ -35,42 +35,42 @@ from .records import (
     JobAccept,
     JobDecline,
     KeyRotate,
-    Outcome,
+    OutcomeRecord,
     PolicyChange,
     PrivacyHead,
     ProtocolMessage,
     Received,
-    Recovery,
+    RecoveryRecord,
     Serving,
     Start,
-    Stop,
+    StopRecord,
     SumEnd,
     SumOpened,
     SumSigned,
     Tensor,
-    Witness,
+    WitnessRecord,
 )
 
 Record = (
     Start
-    | Stop
-    | Recovery
+    | StopRecord
+    | RecoveryRecord
     | KeyRotate
     | JobAccept
     | JobDecline
     | PolicyChange
     | Intent
     | Digest
-    | Outcome
+    | OutcomeRecord
     | ControlOpen
     | ControlClose
     | PrivacyHead
-    | Witness
+    | WitnessRecord
     | Ingress
     | Deny
     | Serving
     | Received
-    | Delivered
+    | DeliveredRecord
     | HeadRefused
     | ProtocolMessage
     | SumEnd
@@ -81,24 +81,24 @@ _RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, 
 RecordT = TypeVar("RecordT", bound=Strict)
 
 
-def checked(line: Line) -> dict[str, Any]:
+def checked(line: VerifiedLine) -> dict[str, Any]:
     """The record of a verified line, whose form is right; LocalError names its seq and what is wrong with it."""
     if not line.typed:
         _validated(line, _RECORDS.validate_python)
     return line.record
 
 
-def parse_record(line: Line, model: type[RecordT]) -> RecordT:
+def parse_record(line: VerifiedLine, model: type[RecordT]) -> RecordT:
     """The typed record of a verified line of this type; LocalError names its seq and what is wrong with it."""
     return _validated(line, model.model_validate)
 
 
-def parse_any(line: Line) -> Record:
+def parse_any(line: VerifiedLine) -> Record:
     """The typed record of a verified line, whatever its type."""
     return _validated(line, _RECORDS.validate_python)
 
 
-def _validated(line: Line, validate: Callable[[Any], RecordT]) -> RecordT:
+def _validated(line: VerifiedLine, validate: Callable[[Any], RecordT]) -> RecordT:
     body = {key: value for key, value in line.record.items() if key not in FRAME}
     try:
         return validate(body)

@@ -12,13 +12,13 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
-from ..log.append_log import Appended, AppendLog, Sealed
-from ..log.checkpoint import Checkpoint
-from ..log.head import Held, Signer
+from ..log.append_log import Appended, AppendLog, SignedRecord
+from ..log.checkpoint import TreeHead
+from ..log.head import HeldHead, Signer
 from ..log.note import Note
 from ..log.segments import CHECKPOINT
 from .fast_decoder import well_formed
-from .records import Delivered, HeadRefused, Payload, Received, Serving, Stop
+from .records import DeliveredRecord, HeadRefused, Payload, Received, Serving, StopRecord
 
 RESTORE = (
     "restore the newest copy of the coordinator's folder, ledger, database and jobs together; silos hold the head of "
@@ -34,7 +34,7 @@ class ReceivingLedger:
 
     @classmethod
     def open(
-        cls, folder: Path, coordinator: str, federation: str, key: Ed25519PrivateKey, known: Checkpoint | None = None
+        cls, folder: Path, coordinator: str, federation: str, key: Ed25519PrivateKey, known: TreeHead | None = None
     ) -> Self:
         """Open and check it; LocalError refuses one that breaks its chain or is not that of its checkpoint.
 
@@ -44,7 +44,7 @@ class ReceivingLedger:
             why = f"the ledger is missing, and the database knows one of {known.size} records"
             raise LocalError(f"{folder}: {why}; {RESTORE}")
         log = AppendLog.open(folder, Signer.of(federation, coordinator, key), None, well_formed)
-        if known is not None and (problem := log.disagreement(Held("the database", known))):
+        if known is not None and (problem := log.disagreement(HeldHead("the database", known))):
             log.close()
             raise LocalError(f"{folder}: is not the ledger that the database knows: {problem}; {RESTORE}")
         return cls(log)
@@ -57,15 +57,15 @@ class ReceivingLedger:
 
     def stop(self, reason: str) -> Appended:
         """It stops in good order."""
-        return self._log.append(Stop(reason=reason).model_dump(mode="json"))
+        return self._log.append(StopRecord(reason=reason).model_dump(mode="json"))
 
-    def received(self, record: Received) -> Sealed:
+    def received(self, record: Received) -> SignedRecord:
         """An upload was taken; with the head for the silo to hold."""
         return self._log.seal(record.model_dump(mode="json"))
 
     def delivered(self, silo: str, job: str, job_digest: str, round_: int, message: Payload) -> Appended:
         """A delivery was sent to its end; durable with the next record."""
-        record = Delivered(silo=silo, job=job, job_digest=job_digest, round=round_, message=message)
+        record = DeliveredRecord(silo=silo, job=job, job_digest=job_digest, round=round_, message=message)
         return self._log.append(record.model_dump(mode="json"), durable=False)
 
     def refused(self, silo: str, checkpoint: Note, why: str) -> Appended:
@@ -75,7 +75,7 @@ class ReceivingLedger:
 
     def growth(self, held: int, to: Note) -> bytes:
         """Proof for who holds the head of ``held`` records; from none, where this ledger never had so many."""
-        return bytes(self._log.growth(held if held <= Checkpoint.parse(to.text).size else 0, to))
+        return bytes(self._log.growth(held if held <= TreeHead.parse(to.text).size else 0, to))
 
     def close(self) -> None:
         """Make everything durable and let the lock go."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import LocalError
-from ..log.chain import Line
+from ..log.chain import VerifiedLine
 from ..log.segments import Reading
 from .fast_decoder import Record, checked, parse_any, parse_record, well_formed
 from .records import (
@@ -36,7 +36,7 @@ Group = Literal["job", "method", "part", "taint", "recipient"]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LedgerMessage:
     """One message that left, or counts as left: its intent, and what became of it."""
 
     seq: int
@@ -47,15 +47,15 @@ class Message:
     receipt: str | None
 
 
-def messages(folder: Path) -> tuple[Message, ...]:
+def messages(folder: Path) -> tuple[LedgerMessage, ...]:
     """All messages in the order of their intents; LocalError for a ledger that does not hold."""
-    found: dict[int, Message] = {}
+    found: dict[int, LedgerMessage] = {}
     for line in lines(folder):
         record = line.record
         match record["type"]:
             case "egress.intent":
                 intent = parse_record(line, Intent)
-                found[line.seq] = Message(line.seq, record["time"], intent, False, "no outcome", None)
+                found[line.seq] = LedgerMessage(line.seq, record["time"], intent, False, "no outcome", None)
             case "egress.digest":
                 found[record["ref"]] = replace(found[record["ref"]], digested=True)
             case "egress.outcome":
@@ -63,13 +63,13 @@ def messages(folder: Path) -> tuple[Message, ...]:
     return tuple(found.values())
 
 
-def sums(folder: Path) -> tuple[tuple[Line, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
+def sums(folder: Path) -> tuple[tuple[VerifiedLine, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
     """What the records say of secure sums and mixes beside the uploads; LocalError for a ledger that does not hold."""
     kinds = ProtocolMessage | SumEnd | SumSigned | SumOpened
     return tuple((line, record) for line, record in records(folder) if isinstance(record, kinds))
 
 
-def denials(folder: Path) -> tuple[tuple[Line, Deny], ...]:
+def denials(folder: Path) -> tuple[tuple[VerifiedLine, Deny], ...]:
     """What the policy held back; LocalError for a ledger that does not hold."""
     return tuple((line, record) for line, record in records(folder) if isinstance(record, Deny))
 
@@ -88,7 +88,7 @@ def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
     )
 
 
-def budgets(folder: Path) -> tuple[tuple[Line, PrivacyHead], ...]:
+def budgets(folder: Path) -> tuple[tuple[VerifiedLine, PrivacyHead], ...]:
     """Each head of a data set's privacy budget; LocalError for a ledger that does not hold."""
     return tuple((line, record) for line, record in records(folder) if isinstance(record, PrivacyHead))
 
@@ -162,13 +162,13 @@ def _small(folder: Path) -> Iterator[tuple[str, str, str, Totals]]:
         yield CONTROL, CONTROL, record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
 
 
-def records(folder: Path) -> Iterator[tuple[Line, Record]]:
+def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:
     """The same lines with their typed records."""
     for line in lines(folder):
         yield line, parse_any(line)
 
 
-def lines(folder: Path) -> Iterator[Line]:
+def lines(folder: Path) -> Iterator[VerifiedLine]:
     """Lines whose form, chain and rules are checked as ``verify`` does; their checkpoint is not."""
     rules = Rules()
     for line in Reading(folder, well_formed):

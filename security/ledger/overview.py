@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from ...errors import LocalError
-from ..log.chain import Line
-from .audit import Verified
+from ..log.chain import VerifiedLine
+from .audit import AuditResult
 from .fast_decoder import Record
-from .messages import CONTROL, MESSAGE, PROTOCOL, Message, Totals
+from .messages import CONTROL, MESSAGE, PROTOCOL, LedgerMessage, Totals
 from .records import (
     ControlClose,
     ControlOpen,
@@ -24,16 +24,16 @@ from .records import (
     JobAccept,
     JobDecline,
     KeyRotate,
-    Outcome,
+    OutcomeRecord,
     PolicyChange,
     PrivacyHead,
     ProtocolMessage,
-    Recovery,
+    RecoveryRecord,
     Start,
-    Stop,
+    StopRecord,
     SumEnd,
     SumOpened,
-    Witness,
+    WitnessRecord,
 )
 
 EventT = TypeVar("EventT", bound=Record)
@@ -67,23 +67,27 @@ class Session:
 
 
 @dataclass(slots=True)
-class View:
+class LedgerOverview:
     """A ledger that holds; everything in the order of its records."""
 
-    verified: Verified
+    verified: AuditResult
     first: str = ""  # times of the first and the last record, by the silo's own clock
     last: str = ""
     starts: list[At[Start]] = field(default_factory=list)
-    events: list[At[Start] | At[Stop] | At[Recovery] | At[KeyRotate]] = field(default_factory=list)  # starts among them
+    events: list[At[Start] | At[StopRecord] | At[RecoveryRecord] | At[KeyRotate]] = field(
+        default_factory=list
+    )  # starts among them
     policies: list[At[Start] | At[PolicyChange]] = field(default_factory=list)  # what names a policy in force
     decisions: list[At[JobAccept] | At[JobDecline]] = field(default_factory=list)
     denials: list[At[Deny]] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[LedgerMessage] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     protocol: list[At[ProtocolMessage]] = field(default_factory=list)
     sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)  # how attempts at secure sums ended
     received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
-    witnesses: dict[str, At[Witness]] = field(default_factory=dict)  # by member: the last head that it said to hold
+    witnesses: dict[str, At[WitnessRecord]] = field(
+        default_factory=dict
+    )  # by member: the last head that it said to hold
     budgets: list[At[PrivacyHead]] = field(default_factory=list)  # heads of privacy budgets, of all jobs together
 
     @property
@@ -101,7 +105,7 @@ class View:
         summed = [at.record.job for at in (*self.protocol, *self.sums)]
         return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
 
-    def of(self, job: str) -> "View":
+    def of(self, job: str) -> "LedgerOverview":
         """What the records say of one job; starts, sessions and budgets are of all jobs, and stay."""
         messages = [message for message in self.messages if message.intent.job == job]
         return replace(
@@ -115,10 +119,10 @@ class View:
         )
 
 
-def view(verified: Verified, records: Iterable[tuple[Line, Record]]) -> View:
+def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) -> LedgerOverview:
     """What the records say up to the head that was verified; LocalError unless they are just those."""
-    found = View(verified)
-    messages: dict[int, Message] = {}
+    found = LedgerOverview(verified)
+    messages: dict[int, LedgerMessage] = {}
     sessions: dict[int, Session] = {}
     head: str | None = None
     for line, record in records:
@@ -134,9 +138,9 @@ def view(verified: Verified, records: Iterable[tuple[Line, Record]]) -> View:
 
 _LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for themselves, and in which lists of a view
     Start: ("starts", "policies", "events"),
-    Stop: ("events",),
+    StopRecord: ("events",),
     KeyRotate: ("events",),
-    Recovery: ("events",),
+    RecoveryRecord: ("events",),
     PolicyChange: ("policies",),
     JobAccept: ("decisions",),
     JobDecline: ("decisions",),
@@ -148,32 +152,38 @@ _LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for the
 }
 
 
-def _take(found: View, messages: dict[int, Message], sessions: dict[int, Session], line: Line, record: Record) -> None:
+def _take(
+    found: LedgerOverview,
+    messages: dict[int, LedgerMessage],
+    sessions: dict[int, Session],
+    line: VerifiedLine,
+    record: Record,
+) -> None:
     seq, time = line.seq, line.record["time"]
     found.first, found.last = found.first or time, time
     for name in _LISTS.get(type(record), ()):
         getattr(found, name).append(At(seq, time, record))
     match record:
-        case Witness():
+        case WitnessRecord():
             found.witnesses[record.by] = At(seq, time, record)
         case Intent():
-            messages[seq] = Message(seq, time, record, False, "no outcome", None)
+            messages[seq] = LedgerMessage(seq, time, record, False, "no outcome", None)
         case ControlOpen():
             sessions[seq] = Session(seq, time, record)
         case Ingress():
             found.received.setdefault(record.job, Counter())[record.round] += record.message.bytes
-        case Digest() | Outcome() | ControlClose():
+        case Digest() | OutcomeRecord() | ControlClose():
             _follow(messages, sessions, record)
 
 
 def _follow(
-    messages: dict[int, Message], sessions: dict[int, Session], record: Digest | Outcome | ControlClose
+    messages: dict[int, LedgerMessage], sessions: dict[int, Session], record: Digest | OutcomeRecord | ControlClose
 ) -> None:
     """What became of a message or a session."""
     match record:
         case Digest():
             messages[record.ref] = replace(messages[record.ref], digested=True)
-        case Outcome():
+        case OutcomeRecord():
             messages[record.ref] = replace(messages[record.ref], status=record.status, receipt=record.receipt)
         case ControlClose():
             sessions[record.ref] = replace(sessions[record.ref], closed=record)
@@ -195,7 +205,7 @@ class Flow:
     status: str
 
 
-def flows(view: View) -> dict[Flow, Totals]:
+def flows(view: LedgerOverview) -> dict[Flow, Totals]:
     """Totals by flow, control and protocol messages included: the same in all as ``summary``."""
     found: dict[Flow, Totals] = {}
     for message in view.messages:
@@ -215,7 +225,7 @@ def flows(view: View) -> dict[Flow, Totals]:
     return found
 
 
-def _pieces(message: Message) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
+def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], Totals]]:
     """A message by part, kind and readers; what is of no tensor under ``(message)``."""
     pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
     whole = message.intent.readers
@@ -230,7 +240,7 @@ def _pieces(message: Message) -> Iterator[tuple[tuple[str, str, tuple[str, ...]]
     yield from pieces.items()
 
 
-def parts(message: Message) -> Counter[str]:
+def parts(message: LedgerMessage) -> Counter[str]:
     """Bytes of a message by part."""
     found: Counter[str] = Counter()
     for (part, *_), totals in _pieces(message):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from ...errors import PeerError
 from ...files.documents import canonical_json
 from ..identity.domains import RECEIPT
-from ..identity.keys import Entry, Keys
+from ..identity.keys import Keys, RosterEntry
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Receipt:
         """The coordinator's signature."""
         return keys.sign(RECEIPT, canonical_json(asdict(self)))
 
-    def verify(self, coordinator: Entry, signature: bytes) -> None:
+    def verify(self, coordinator: RosterEntry, signature: bytes) -> None:
         """PeerError unless the coordinator signed exactly these fields."""
         if not coordinator.has_signed(RECEIPT, canonical_json(asdict(self)), signature):
             raise PeerError(

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import PeerError
 from ..identity import roster as rosters
 from ..identity.roster import Roster
-from ..log.chain import Line
+from ..log.chain import VerifiedLine
 from ..log.merkle import Tree
 from .receipt import Receipt
 
@@ -35,12 +35,12 @@ class Receipts:
         return f"{len(self.good)} receipts hold; {self.without} messages that were sent have none{other}"
 
 
-def check(lines: Iterable[Line], given: Iterable[Roster]) -> Receipts:
+def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
     """Check the receipts in lines that hold (``ledger_view.lines``) against the coordinators of these rosters."""
     known = {rosters.digest(roster): roster for roster in given}
     found, current = Receipts(), ""
     intents: dict[int, Mapping[str, Any]] = {}
-    digests: dict[int, tuple[Line, str]] = {}  # by seq of the intent: the record, root of the ledger up to it
+    digests: dict[int, tuple[VerifiedLine, str]] = {}  # by seq of the intent: the record, root of the ledger up to it
     tree = Tree()
     for line in lines:
         tree.append(line.hash)
@@ -66,7 +66,7 @@ def check(lines: Iterable[Line], given: Iterable[Roster]) -> Receipts:
     return found
 
 
-def _fault(roster: Roster, intent: Mapping[str, Any], digested: tuple[Line, str] | None, receipt: str) -> str:
+def _fault(roster: Roster, intent: Mapping[str, Any], digested: tuple[VerifiedLine, str] | None, receipt: str) -> str:
     """What is wrong with a receipt; empty if the coordinator signed it for this message."""
     coordinator, recipient = roster.coordinator, intent["recipient"]
     # (1) Somebody can have received all of the message.

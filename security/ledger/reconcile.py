@@ -35,20 +35,20 @@ from ..identity import roster as rosters
 from ..identity.roster import Roster
 from ..log import checkpoint as checkpoints
 from ..log import note as notes
-from ..log.checkpoint import Checkpoint
-from ..log.head import Held, disagreement, log_key
+from ..log.checkpoint import TreeHead
+from ..log.head import HeldHead, disagreement, log_key
 from ..log.merkle import Tree
 from ..log.note import VerifierKey
 from .messages import records
 from .receipt import Receipt
 from .records import (
-    Delivered,
+    DeliveredRecord,
     Digest,
     HeadRefused,
     Ingress,
     Intent,
     KeyRotate,
-    Outcome,
+    OutcomeRecord,
     Payload,
     Received,
     Serving,
@@ -57,14 +57,14 @@ from .records import (
 
 
 @dataclass(slots=True)
-class Upload:
+class LedgerUpload:
     """A message of the silo's ledger that has a digest."""
 
     intent: Intent
     message: Payload
     leaf: str
     roster: str  # digest, of the start before it
-    outcome: Outcome | None = None
+    outcome: OutcomeRecord | None = None
 
 
 class SiloSide:
@@ -73,7 +73,7 @@ class SiloSide:
     def __init__(self, folder: Path) -> None:
         self.name, roster = "", ""
         self.tree = Tree()
-        self.uploads: dict[int, Upload] = {}  # seq of the DIGEST record → what it is of
+        self.uploads: dict[int, LedgerUpload] = {}  # seq of the DIGEST record → what it is of
         self.undigested: dict[int, Intent] = {}
         self.deliveries: Counter[tuple[str, int, int, str]] = Counter()
         self.past: list[VerifierKey] = []  # its log keys before the one of now
@@ -89,8 +89,8 @@ class SiloSide:
                 case Digest():
                     intent = self.undigested.pop(record.ref)
                     digested[record.ref] = line.seq
-                    self.uploads[line.seq] = Upload(intent, record.message, line.leaf, roster)
-                case Outcome() if record.ref in digested:
+                    self.uploads[line.seq] = LedgerUpload(intent, record.message, line.leaf, roster)
+                case OutcomeRecord() if record.ref in digested:
                     self.uploads[digested[record.ref]].outcome = record
                 case KeyRotate():
                     self.past.append(VerifierKey.parse(record.old))
@@ -126,7 +126,7 @@ class CoordinatorSide:
                     self.received.append((line.seq, record))
                 case HeadRefused() if record.silo == silo:
                     self.refused.append((line.seq, record))
-                case Delivered() if record.silo == silo:
+                case DeliveredRecord() if record.silo == silo:
                     self.deliveries[record.job, record.round, record.message.bytes, record.message.sha256] += 1
 
 
@@ -144,9 +144,7 @@ class Reconciled:
     differences: tuple[str, ...]
 
 
-def reconcile(
-    silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[Checkpoint] = ()
-) -> Reconciled:
+def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[TreeHead] = ()) -> Reconciled:
     """Compare two ledgers' folders; with a roster receipts and heads are checked as well.
 
     ``held`` are heads of the coordinator's ledger that the silo keeps. LocalError for a ledger that does not hold
@@ -174,7 +172,7 @@ def reconcile(
         *(
             f"the coordinator's ledger: {problem}"
             for head in held
-            if (problem := disagreement(theirs.tree, Held(ours.name, head)))
+            if (problem := disagreement(theirs.tree, HeldHead(ours.name, head)))
         ),
     ]
     return Reconciled(
@@ -249,12 +247,12 @@ def _not_of(ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roste
         head = _head(ours, refused.checkpoint, roster)
     except ProofError as error:
         return f"the coordinator says that it refused a head, which the silo did not sign ({error})"
-    if disagreement(ours.tree, Held(theirs.name, head)):
+    if disagreement(ours.tree, HeldHead(theirs.name, head)):
         return "the silo signed a head that the coordinator refused and that is not of this ledger"
     return ""
 
 
-def _altered(ours: SiloSide, both: list[tuple[int, Received, Upload]], roster: Roster | None) -> Iterator[str]:
+def _altered(ours: SiloSide, both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None) -> Iterator[str]:
     for _, record, upload in both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)
@@ -277,17 +275,17 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
     return ""
 
 
-def _head(ours: SiloSide, text: str, roster: Roster | None) -> Checkpoint:
+def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
     """What the silo signed; with a roster ProofError unless one of this ledger's keys did."""
     note = notes.parse(text.encode())
     if roster is not None:
         keys = ours.keys(roster)
         now = log_key(roster.federation, ours.name, roster[ours.name].log_key)
         checkpoints.verify(note, next((keys[known] for known in _key_ids(text) & keys.keys()), now))
-    return Checkpoint.parse(note.text)
+    return TreeHead.parse(note.text)
 
 
-def _receipt_fault(silo: str, record: Received, upload: Upload, root: bytes, roster: Roster) -> str:
+def _receipt_fault(silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster) -> str:
     if upload.roster != rosters.digest(roster):
         return ""  # of another version: give that one
     receipt = Receipt(
@@ -312,7 +310,7 @@ def _receipt_fault(silo: str, record: Received, upload: Upload, root: bytes, ros
 def _gaps(
     ours: SiloSide,
     theirs: CoordinatorSide,
-    both: list[tuple[int, Received, Upload]],
+    both: list[tuple[int, Received, LedgerUpload]],
     earlier: set[int],
     roster: Roster | None,
 ) -> Iterator[str]:
@@ -336,7 +334,7 @@ def _gaps(
         yield f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the coordinator"
 
 
-def _of(upload: Upload) -> str:
+def _of(upload: LedgerUpload) -> str:
     status = upload.outcome.status if upload.outcome else "without outcome"
     return f"{upload.message.bytes} bytes of {_place(upload.intent)}, {status}"
 

@@ -99,7 +99,7 @@ class Secagg(Strict):
     clipped: Count  # values that were cut to the group's bound
 
 
-class Hidden(Strict):
+class HiddenBinding(Strict):
     """What a padded or rotated message is bound to: ``{"ctx":"5c1f…","number":4}``.
 
     ``ctx`` is of the version of a padded one (security/blind/mix_context.py), ``number`` counts these; of the use of a
@@ -130,14 +130,14 @@ class Start(Strict):
     policy: Hex32
 
 
-class Stop(Strict):
+class StopRecord(Strict):
     """``{"reason":"asked to stop","type":"stop"}``."""
 
     type: Literal["stop"] = "stop"
     reason: Text
 
 
-class Recovery(Strict):
+class RecoveryRecord(Strict):
     """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
 
     type: Literal["recovery"] = "recovery"
@@ -220,7 +220,7 @@ class Intent(Strict):
     offset: Count = 0
     cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
     secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
-    hidden: Hidden | None = None  # of a padded or rotated message, and of no other; older records have none
+    hidden: HiddenBinding | None = None  # of a padded or rotated message, and of no other; older records have none
     dp: Paid | None = None  # of a message with tensors that are dp, and of no other; older records have none
 
     @property
@@ -257,7 +257,7 @@ class Digest(Strict):
     message: Payload
 
 
-class Outcome(Strict):
+class OutcomeRecord(Strict):
     """``{"bytes_sent":1800,"receipt":"5c1f…","ref":412,"status":"sent","type":"egress.outcome"}``.
 
     ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient signed, in hex.
@@ -311,7 +311,7 @@ class PrivacyHead(Strict):
     limit: Number
 
 
-class Witness(Strict):
+class WitnessRecord(Strict):
     """Another member holds this head of this ledger: ``{"by":"b","root":"4b2f…","size":413,"type":"witness"}``.
 
     The coordinator says so at each greeting; a silo signs it (rule 30). The ledger has grown from there.
@@ -377,7 +377,7 @@ class Received(Strict):
     receipt: Hex64
 
 
-class Delivered(Strict):
+class DeliveredRecord(Strict):
     """``{"job":"lung-3","job_digest":"ab12…","message":{…},"round":17,"silo":"hospital-a","type":"delivered"}``."""
 
     type: Literal["delivered"] = "delivered"

@@ -42,7 +42,7 @@ class SignedSet:
 
 
 @dataclass(frozen=True)
-class Told:
+class ImpliedSum:
     """A value of these silos together, which a new sum would tell beside these others."""
 
     silos: tuple[str, ...]
@@ -67,7 +67,9 @@ def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) ->
     return sum(comb(small, count) for count in range(1, least))
 
 
-def told(history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int) -> Told | None:
+def told(
+    history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int
+) -> ImpliedSum | None:
     """The smallest combination of fewer than ``least`` silos that a sum over ``silos`` would add; None for none.
 
     ``members`` are the silos of the federation now. The work grows with the number of ways to choose fewer than
@@ -86,7 +88,7 @@ def told(history: Sequence[SignedSet], silos: Collection[str], members: Collecti
         if any(known <= of for known in settled) or not _tells(now, chosen):
             continue
         if not _tells(old, chosen) and not of <= excused:
-            return Told(tuple(sorted(of)), _by(history, new, chosen, groups))
+            return ImpliedSum(tuple(sorted(of)), _by(history, new, chosen, groups))
         settled.append(of)
     return None
 

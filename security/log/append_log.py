@@ -23,10 +23,10 @@ from typing import Any, Self
 
 from ...errors import LocalError, UnwritableError
 from ...files.documents import canonical_json, sync_directory, unwritable, write_atomic
-from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, Line, leaf_hash, nonce_of
-from .checkpoint import Checkpoint
+from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, VerifiedLine, leaf_hash, nonce_of
+from .checkpoint import TreeHead
 from .consistency import Consistency
-from .head import EVERY, Agreement, Held, Signer, disagreement, stored_by
+from .head import EVERY, Agreement, HeldHead, Signer, disagreement, stored_by
 from .lock import hold
 from .merkle import Hashes, Tree
 from .note import Note
@@ -45,16 +45,16 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SignedRecord:
     """A record and the head of the log that ends with it, signed: who holds it can tell if the record is altered."""
 
     place: Appended
     checkpoint: Note
 
     @property
-    def head(self) -> Checkpoint:
+    def head(self) -> TreeHead:
         """What the checkpoint says."""
-        return Checkpoint.parse(self.checkpoint.text)
+        return TreeHead.parse(self.checkpoint.text)
 
 
 class AppendLog:
@@ -78,7 +78,7 @@ class AppendLog:
 
     @classmethod
     def open(
-        cls, folder: Path, signer: Signer, visit: Callable[[Line], None] | None = None, form: Form | None = None
+        cls, folder: Path, signer: Signer, visit: Callable[[VerifiedLine], None] | None = None, form: Form | None = None
     ) -> Self:
         """Lock the log, check all of it, and repair a torn tail; an empty or new folder starts an empty log.
 
@@ -107,16 +107,16 @@ class AppendLog:
         with self._mutex:
             return self._append(record, durable=durable)
 
-    def seal(self, record: Mapping[str, Any]) -> Sealed:
+    def seal(self, record: Mapping[str, Any]) -> SignedRecord:
         """Add a durable record, and sign the head for others to hold; the checkpoint in the folder may be older."""
         with self._mutex:
             appended = self._append(record, durable=True)
-            return Sealed(appended, self.signer.sign(len(self._tree), self._tree.root()))
+            return SignedRecord(appended, self.signer.sign(len(self._tree), self._tree.root()))
 
     def growth(self, held: int, to: Note) -> Consistency:
         """Proof for who holds the head of ``held`` records, 0 for none, that the log only grew until ``to``."""
         with self._mutex:
-            return Consistency(held, self._tree.consistency_proof(held, Checkpoint.parse(to.text).size), to)
+            return Consistency(held, self._tree.consistency_proof(held, TreeHead.parse(to.text).size), to)
 
     def inclusion(self, seq: int, size: int) -> Hashes:
         """RFC 6962 section 2.1.1: that record ``seq`` is in the log of ``size`` records."""
@@ -128,7 +128,7 @@ class AppendLog:
         with self._mutex:
             return self._tree.root(size)
 
-    def disagreement(self, held: Held) -> str:
+    def disagreement(self, held: HeldHead) -> str:
         """Why this log is not the one that somebody's checkpoint was signed for; empty if it is, or grew from it."""
         with self._mutex:
             return disagreement(self._tree, held)
@@ -255,7 +255,7 @@ class AppendLog:
         self._signed = size, note
         return note
 
-    def _recover(self, visit: Callable[[Line], None], form: Form | None) -> None:
+    def _recover(self, visit: Callable[[VerifiedLine], None], form: Form | None) -> None:
         """Check chain and checkpoint, then put a torn tail aside.
 
         The order survives a crash after each step: the tail is copied before it is cut, and what lies in the torn
@@ -269,7 +269,7 @@ class AppendLog:
         # (2) The records hold, and those behind it were written with our key.
         signed = before.size if before else 0
         reading = Reading(self.folder, form)
-        agreement = Agreement([Held("the folder itself", before)] if before else [])
+        agreement = Agreement([HeldHead("the folder itself", before)] if before else [])
         recorded, strange = 0, ""
         for line in reading:
             agreement.append(line.hash)
@@ -299,7 +299,7 @@ class AppendLog:
         if dropped > 0:
             record = {"type": RECOVERY, "dropped_bytes": dropped, "last_good_seq": reading.count - 1}
             done = self.append(record)
-            visit(Line(done.seq, bytes.fromhex(done.leaf), record))
+            visit(VerifiedLine(done.seq, bytes.fromhex(done.leaf), record))
             self.checkpoint()
 
     def _take_up(self, reading: Reading) -> None:
@@ -315,7 +315,7 @@ class AppendLog:
             os.fdatasync(self._file)
 
 
-def _unseen(line: Line) -> None:
+def _unseen(line: VerifiedLine) -> None:
     pass
 
 

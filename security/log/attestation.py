@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from ...errors import PeerError
 from ...files.documents import canonical_json
 from ..identity.domains import HEAD
-from ..identity.keys import Entry, Keys
+from ..identity.keys import Keys, RosterEntry
 
 CHALLENGE_BYTES = 32
 
@@ -33,7 +33,7 @@ class Attestation:
         """The signature of ``by``."""
         return keys.sign(HEAD, canonical_json(asdict(self)))
 
-    def verify(self, by: Entry, signature: bytes) -> None:
+    def verify(self, by: RosterEntry, signature: bytes) -> None:
         """PeerError unless ``by`` signed exactly these fields."""
         if not by.has_signed(HEAD, canonical_json(asdict(self)), signature):
             raise PeerError(by.id, f"did not sign what it is said to hold of the ledger of {self.silo!r}")

@@ -40,7 +40,7 @@ Form = Callable[[bytes], dict[str, Any] | None]  # record_form.well_formed, or n
 
 
 @dataclass(slots=True)
-class Line:
+class VerifiedLine:
     """One verified record as read; ``typed`` where its form has been checked as well (ledger/fast_decoder.py)."""
 
     seq: int
@@ -73,7 +73,7 @@ class Chain:
         self.head = FIRST_PREV
         self._form = form
 
-    def follow(self, line: bytes) -> Line:
+    def follow(self, line: bytes) -> VerifiedLine:
         """Check the next line, without its newline, and take it in; LocalError says what is wrong with it."""
         # (1) It is JSON, an object, in the one canonical spelling, with a type; (2) it has all fields of the frame.
         record = self._form(line) if self._form else None
@@ -89,7 +89,7 @@ class Chain:
         digest = hashlib.sha256(LEAF + line).digest()
         self.head = digest.hex()
         self.count += 1
-        return Line(record["seq"], digest, record, typed)
+        return VerifiedLine(record["seq"], digest, record, typed)
 
 
 def _framed_object(line: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ...errors import LocalError, ProofError
 from . import note as notes
 from .merkle import EMPTY_ROOT, HASH_BYTES, verify_consistency
-from .note import Kind, Note, Verified, VerifierKey, base64_bytes, base64_text
+from .note import Note, SignatureKind, VerifiedKey, VerifierKey, base64_bytes, base64_text
 
 ORIGIN = "staddle.example/{federation}/{silo}/egress"
 MAX_SIZE = 2**63 - 1
@@ -45,7 +45,7 @@ def owner(text: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class TreeHead:
     """What a log's key says: the first ``size`` records of ``origin`` hash to ``root``, 32 bytes."""
 
     origin: str
@@ -81,26 +81,28 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class WitnessedHead:
     """A checkpoint that its log signed, and the witnesses who cosigned it."""
 
-    checkpoint: Checkpoint
-    witnesses: tuple[Verified, ...]
+    checkpoint: TreeHead
+    witnesses: tuple[VerifiedKey, ...]
 
 
-def issue(checkpoint: Checkpoint, key: Ed25519PrivateKey) -> Note:
+def issue(checkpoint: TreeHead, key: Ed25519PrivateKey) -> Note:
     """Sign the head of our own log. Never sign one that does not extend all that were signed before."""
     return Note(checkpoint.text, (notes.sign(checkpoint.text, checkpoint.origin, key),))
 
 
-def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0) -> Opened:
+def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0) -> WitnessedHead:
     """Check who signed a checkpoint, in order; ``log`` is named as the origin, ``required`` counts cosignatures.
 
     ProofError if the log did not sign it, if a signature of a key given here fails, or if too few witnesses cosigned.
     """
     # (1) These keys can make such signatures, and each witness counts once.
     publics = {key.public for key in (log, *witnesses)}
-    if log.kind is not Kind.ED25519 or any(witness.kind is not Kind.COSIGNATURE for witness in witnesses):
+    if log.kind is not SignatureKind.ED25519 or any(
+        witness.kind is not SignatureKind.COSIGNATURE for witness in witnesses
+    ):
         raise LocalError("a log's key is of kind 1 and a witness's of kind 4; these are others")
     if len(publics) != 1 + len(witnesses):
         raise LocalError("the keys of the log and its witnesses are not all different; name each once")
@@ -113,7 +115,7 @@ def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = ()
     if log not in {each.key for each in verified}:
         raise ProofError(f"checkpoint is not signed by its log, {log}")
     # (3) It is a checkpoint of that log.
-    checkpoint = Checkpoint.parse(signed.text)
+    checkpoint = TreeHead.parse(signed.text)
     if checkpoint.origin != log.name:
         raise ProofError(f"checkpoint is of {checkpoint.origin!r}, the key is for {log.name!r}")
     # (4) Enough witnesses saw it.
@@ -121,10 +123,10 @@ def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = ()
     if len(cosigned) < required:
         names = ", ".join(each.key.name for each in cosigned) or "nobody"
         raise ProofError(f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must")
-    return Opened(checkpoint, cosigned)
+    return WitnessedHead(checkpoint, cosigned)
 
 
-def verify_growth(old: Checkpoint, new: Checkpoint, proof: Sequence[bytes]) -> None:
+def verify_growth(old: TreeHead, new: TreeHead, proof: Sequence[bytes]) -> None:
     """ProofError unless ``new`` is of the same log and the proof shows that it begins with all that ``old`` has."""
     if old.origin != new.origin:
         raise ProofError(f"checkpoints are of different logs: {old.origin!r} and {new.origin!r}")

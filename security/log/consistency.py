@@ -21,7 +21,7 @@ from typing import Self
 from ...errors import LocalError, ProofError
 from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import Checkpoint, decimal, verify_growth
+from .checkpoint import TreeHead, decimal, verify_growth
 from .merkle import EMPTY_ROOT, HASH_BYTES, Tree
 from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
 
@@ -65,7 +65,7 @@ def prove(tree: Tree, old: Note, new: Note) -> Consistency:
     """Proof between two checkpoints of our own log; LocalError unless both are of this ledger."""
     sizes = []
     for name, note in (("old", old), ("new", new)):
-        head = Checkpoint.parse(note.text)
+        head = TreeHead.parse(note.text)
         if head.size > len(tree) or tree.root(head.size) != head.root:
             raise LocalError(
                 f"the {name} checkpoint, of {head.size} records, is not of this ledger, which has {len(tree)}; "
@@ -77,15 +77,15 @@ def prove(tree: Tree, old: Note, new: Note) -> Consistency:
     return Consistency(sizes[0], tree.consistency_proof(*sizes), new)
 
 
-def verify(proof: Consistency, old: Note, log: VerifierKey) -> Checkpoint:
+def verify(proof: Consistency, old: Note, log: VerifierKey) -> TreeHead:
     """The new checkpoint; ProofError unless the log signed both and the new one begins with all that the old has."""
     return verify_from(checkpoints.verify(old, log).checkpoint, proof, log)
 
 
-def verify_from(held: Checkpoint | None, proof: Consistency, log: VerifierKey) -> Checkpoint:
+def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> TreeHead:
     """The same for who has checked the old checkpoint already, or holds none (old size 0)."""
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
-    before = held or Checkpoint(after.origin, 0, EMPTY_ROOT)
+    before = held or TreeHead(after.origin, 0, EMPTY_ROOT)
     if proof.old_size != before.size:
         raise ProofError(f"consistency proof is from {proof.old_size} records, the old checkpoint has {before.size}")
     verify_growth(before, after, proof.hashes)

@@ -21,9 +21,9 @@ from ..identity.pairwise_keys import derive
 from ..identity.roster import Roster
 from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import Checkpoint
+from .checkpoint import TreeHead
 from .merkle import Tree
-from .note import Kind, Note, VerifierKey
+from .note import Note, SignatureKind, VerifierKey
 from .segments import CHECKPOINT
 
 EVERY = 64  # records from one checkpoint to the next
@@ -44,7 +44,7 @@ class Signer:
     @property
     def public(self) -> VerifierKey:
         """What others check the signatures with."""
-        return VerifierKey(self.origin, Kind.ED25519, self.key.public_key().public_bytes_raw())
+        return VerifierKey(self.origin, SignatureKind.ED25519, self.key.public_key().public_bytes_raw())
 
     def record_key(self) -> bytes:
         """Key of the nonces of records (chain.py): who lacks the log key can write none."""
@@ -52,17 +52,17 @@ class Signer:
 
     def sign(self, size: int, root: bytes) -> Note:
         """The head of our own log."""
-        return checkpoints.issue(Checkpoint(self.origin, size, root), self.key)
+        return checkpoints.issue(TreeHead(self.origin, size, root), self.key)
 
 
 def log_key(federation: str, silo: str, public: str) -> VerifierKey:
     """Key of a silo's egress ledger, from the ``log_key`` of its roster entry."""
-    return VerifierKey(checkpoints.origin(federation, silo), Kind.ED25519, bytes.fromhex(public))
+    return VerifierKey(checkpoints.origin(federation, silo), SignatureKind.ED25519, bytes.fromhex(public))
 
 
 def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
     """The key that a checkpoint of one of the roster's silos must be signed with, by the origin that it claims."""
-    federation, silo = checkpoints.owner(Checkpoint.parse(note.text).origin)
+    federation, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
     if federation != roster.federation:
         raise ProofError(f"checkpoint is of federation {federation!r}, the roster of {roster.federation!r}")
     return log_key(federation, silo, roster[silo].log_key)
@@ -85,7 +85,7 @@ def stored(folder: Path) -> Note | None:
         raise LocalError(f"{path}: {error}; restore it from the newest copy of the folder") from error
 
 
-def stored_by(folder: Path, key: VerifierKey) -> Checkpoint | None:
+def stored_by(folder: Path, key: VerifierKey) -> TreeHead | None:
     """The checkpoint of a folder; LocalError unless this key signed it, and nothing but origin, size and root."""
     note = stored(folder)
     if note is None:
@@ -101,17 +101,17 @@ def stored_by(folder: Path, key: VerifierKey) -> Checkpoint | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldHead:
     """A checkpoint that the log signed once, and who holds it: ``the coordinator``, ``the folder itself``."""
 
     holder: str
-    checkpoint: Checkpoint
+    checkpoint: TreeHead
 
 
 class Agreement:
     """Compares a ledger with heads that were signed earlier, while its records are read one after another."""
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[HeldHead]) -> None:
         self.tree = Tree()
         self._held = held
 
@@ -126,7 +126,7 @@ class Agreement:
                 yield problem
 
 
-def disagreement(tree: Tree, held: Held) -> str:
+def disagreement(tree: Tree, held: HeldHead) -> str:
     """Why a ledger with these leaves did not grow from the one that a checkpoint was signed for; empty if it did."""
     size, count = held.checkpoint.size, len(tree)
     if size > count:

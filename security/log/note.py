@@ -42,7 +42,7 @@ KEY_BYTES, TIME_BYTES, ID_BYTES = 32, 8, 4
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]")  # all below U+0020 but newline; and what is no UTF-8
 
 
-class Kind(IntEnum):
+class SignatureKind(IntEnum):
     """Signature types of signed-note."""
 
     ED25519 = 0x01
@@ -54,7 +54,7 @@ class VerifierKey:
     """Whom to trust with what: a name, a kind of signature and an Ed25519 key, 32 bytes."""
 
     name: str
-    kind: Kind
+    kind: SignatureKind
     public: bytes
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class VerifierKey:
         key_id, _, encoded = rest.partition("+")
         try:
             decoded = base64_bytes(encoded)
-            kind = Kind(decoded[0]) if decoded else None
+            kind = SignatureKind(decoded[0]) if decoded else None
         except ValueError:
             kind = None
         if kind is None:
@@ -132,7 +132,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifiedKey:
     """A key whose signature holds; ``time`` is that of a cosignature, in seconds since 1970, by the witness's clock."""
 
     key: VerifierKey
@@ -169,7 +169,7 @@ def _parse_signature(line: str) -> Signature:
     return Signature(name, decoded[:ID_BYTES], decoded[ID_BYTES:])
 
 
-def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[Verified, ...]:
+def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifiedKey, ...]:
     """Who of ``keys`` signed the note, each once; at least one did, and no signature of theirs fails.
 
     Signatures of other keys are ignored, as the format wants it. ProofError otherwise.
@@ -178,11 +178,11 @@ def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[Verified, ...]:
     for key in keys:
         if known.setdefault((key.name, key.key_id), key) != key:
             raise LocalError(f"two keys are {key.name}+{key.key_id.hex()}; remove one, or rename its owner")
-    found: dict[VerifierKey, Verified] = {}
+    found: dict[VerifierKey, VerifiedKey] = {}
     for signature in note.signatures:
         signer = known.get((signature.name, signature.key_id))
         if signer:
-            found.setdefault(signer, Verified(signer, _check(signer, note.text, signature.data)))
+            found.setdefault(signer, VerifiedKey(signer, _check(signer, note.text, signature.data)))
     if not found:
         names = ", ".join(f"{key.name}+{key.key_id.hex()}" for key in known.values()) or "nobody"
         raise ProofError(f"note is signed by none of the keys that are trusted here ({names})")
@@ -192,7 +192,7 @@ def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[Verified, ...]:
 def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
     """Time of a cosignature that holds; ProofError for a signature that does not."""
     time, signature = None, data
-    if key.kind is Kind.COSIGNATURE:
+    if key.kind is SignatureKind.COSIGNATURE:
         time, signature = int.from_bytes(data[:TIME_BYTES]), data[TIME_BYTES:]
     try:
         if (time or 0) > MAX_TIME:
@@ -207,7 +207,7 @@ def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
     """Plain Ed25519 signature, kind 1, over a text that ends with a newline."""
     if text.startswith(COSIGNED):
         raise LocalError(f"a text that begins with {COSIGNED!r} would pass for a cosignature; begin it otherwise")
-    return _signed(name, Kind.ED25519, key, _message(text))
+    return _signed(name, SignatureKind.ED25519, key, _message(text))
 
 
 def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature:
@@ -217,10 +217,10 @@ def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature
     """
     if not 0 <= time <= MAX_TIME:
         raise LocalError(f"time {time} of a cosignature is not 0 to 2^63 - 1 seconds")
-    return _signed(name, Kind.COSIGNATURE, key, _message(text, time), time.to_bytes(TIME_BYTES))
+    return _signed(name, SignatureKind.COSIGNATURE, key, _message(text, time), time.to_bytes(TIME_BYTES))
 
 
-def _signed(name: str, kind: Kind, key: Ed25519PrivateKey, message: bytes, before: bytes = b"") -> Signature:
+def _signed(name: str, kind: SignatureKind, key: Ed25519PrivateKey, message: bytes, before: bytes = b"") -> Signature:
     verifier = VerifierKey(name, kind, key.public_key().public_bytes_raw())
     return Signature(name, verifier.key_id, before + key.sign(message))
 

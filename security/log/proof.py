@@ -24,7 +24,7 @@ from typing import Self
 from ...errors import LocalError, ProofError
 from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import Checkpoint, Opened, decimal
+from .checkpoint import TreeHead, WitnessedHead, decimal
 from .merkle import HASH_BYTES, Tree, verify_inclusion
 from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
 
@@ -91,7 +91,7 @@ def _decoded(text: str, what: str) -> bytes:
 
 def prove(tree: Tree, index: int, signed: Note) -> Proof:
     """Proof of record ``index`` under a checkpoint of our own log, of this size or an earlier one."""
-    checkpoint = Checkpoint.parse(signed.text)
+    checkpoint = TreeHead.parse(signed.text)
     if checkpoint.size > len(tree) or tree.root(checkpoint.size) != checkpoint.root:
         raise LocalError(
             f"the checkpoint of {checkpoint.size} records is not of this ledger, which has {len(tree)}; "
@@ -102,7 +102,7 @@ def prove(tree: Tree, index: int, signed: Note) -> Proof:
 
 def verify(
     proof: Proof, leaf: bytes, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0
-) -> Opened:
+) -> WitnessedHead:
     """Check that the record with this leaf hash stands at ``proof.index`` of the log; the checkpoint that says so.
 
     ProofError as of ``checkpoint.verify``, or if the record is another or stands elsewhere.

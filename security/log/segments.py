@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...errors import LocalError
-from .chain import MAX_LINE, Chain, Form, Line
+from .chain import MAX_LINE, Chain, Form, VerifiedLine
 
 CHECKPOINT, LOCK = "checkpoint", "LOCK"
 SINGLE = "egress.jsonl"  # what a ledger was before it had segments
@@ -92,7 +92,7 @@ class Reading:
         """Leaf hash of the last record, in hex."""
         return self._chain.head
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[VerifiedLine]:
         paths = segments(self._folder)
         for path in paths:
             self.last, self.size, self.began, self._before = path, 0, "", self.count
@@ -105,7 +105,7 @@ class Reading:
                 what = "ends in the middle of a line" if self.torn else "is empty"
                 raise self._broken(f"{what}, and another segment follows")
 
-    def _lines(self, file: BinaryIO) -> Iterator[Line]:
+    def _lines(self, file: BinaryIO) -> Iterator[VerifiedLine]:
         follow = self._chain.follow
         while data := file.readline(MAX_LINE):
             if not data.endswith(b"\n"):

@@ -112,7 +112,7 @@ Glob = Annotated[str, AfterValidator(check_glob)]
 Some = Field(min_length=1)
 
 
-class Limits(Strict):
+class PolicyLimits(Strict):
     """``[limits]``."""
 
     max_bytes_per_round: Bytes
@@ -121,7 +121,7 @@ class Limits(Strict):
     max_parallel: Count | None = None
 
 
-class Control(Strict):
+class ControlCaps(Strict):
     """``[control]``: caps on one session of polls and heartbeats."""
 
     max_messages: Count
@@ -147,7 +147,7 @@ class SecureAggregation(Strict):
         return self.min_difference or min(self.min_honest + self.assumed_colluders, MOST_DIFFERENCE)
 
 
-class Dataset(Strict):
+class BudgetTable(Strict):
     """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether each must spend."""
 
     unit: Literal["record"]
@@ -158,7 +158,7 @@ class Dataset(Strict):
     records_per_person: Annotated[int, Field(strict=True, ge=1)] = 1
 
 
-class Rule(Strict):
+class AllowRule(Strict):
     """One ``[[allow]]``."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
@@ -196,11 +196,11 @@ class PolicyFile(Strict):
     """The whole file."""
 
     version: Literal[1]
-    limits: Limits
-    control: Control
-    allow: tuple[Rule, ...] = ()
+    limits: PolicyLimits
+    control: ControlCaps
+    allow: tuple[AllowRule, ...] = ()
     secure_aggregation: SecureAggregation = SecureAggregation()
-    dataset: dict[DatasetName, Dataset] = Field(default_factory=dict)
+    dataset: dict[DatasetName, BudgetTable] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _unique(self) -> Self:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LocalError
 from ...files.documents import parse_toml, read_bytes
-from .file import Dataset, PolicyFile, Rule
+from .file import AllowRule, BudgetTable, PolicyFile
 from .release import ITEM_BYTES, PLAIN, Release, shown_private
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Policy:
     text: str
     dataset: str = DATASET  # whose records this silo's jobs are on
 
-    def rule(self, method: str, part: str) -> Rule | None:
+    def rule(self, method: str, part: str) -> AllowRule | None:
         """The first rule for a method and part, which alone decides."""
         return next((rule for rule in self.file.allow if method in rule.methods and part in rule.parts), None)
 
@@ -119,7 +119,7 @@ class Policy:
         return Decision(verdicts, tuple(whole))
 
     @property
-    def budget(self) -> Dataset | None:
+    def budget(self) -> BudgetTable | None:
         """What may be spent on this silo's data set; None where nothing is said of it."""
         return self.file.dataset.get(self.dataset)
 
@@ -169,7 +169,7 @@ class Policy:
         return Verdict(release, rule.name if rule else DEFAULT_DENY, reasons)
 
     def _refusals(
-        self, rule: Rule | None, method: str, release: Release, recipient: str, readers: Sequence[str]
+        self, rule: AllowRule | None, method: str, release: Release, recipient: str, readers: Sequence[str]
     ) -> Iterator[str]:
         name = f"tensor {release.part}/{release.name}"
         if rule is None:

@@ -43,31 +43,31 @@ from ..identity.domains import SECAGG_SPEC
 from ..identity.pairwise_keys import agree, pair_key, self_key
 from ..identity.signers import Sign, Signers
 from .coordinator_events import (
-    AbandonGiven,
+    AbandonUploaded,
     Ask,
     AskAbandon,
-    ComplaintGiven,
-    Deadline,
+    AttemptDeadline,
+    ComplaintUploaded,
+    DeliverKeys,
+    DeliverNotes,
+    DeliverResult,
+    DeliverShares,
+    DeliverSurvivors,
     Discard,
     Effect,
-    End,
+    EndAttempt,
     Event,
-    Failed,
-    KeysGiven,
+    KeysUploaded,
     Open,
-    Opened,
     OpenFailed,
     Refuse,
-    RevealGiven,
-    SharesGiven,
-    SurvivalGiven,
-    TellKeys,
-    TellNotes,
-    TellResult,
-    TellShares,
-    TellSurvivors,
-    Uploaded,
-    Watch,
+    RevealUploaded,
+    SharesUploaded,
+    SiloDropped,
+    StartTimer,
+    SumPublished,
+    SurvivalUploaded,
+    WordsUploaded,
 )
 from .dealing import SELF, Dealing, KeyBundle, Portion, check_portions, deliver, distinct_keys
 from .evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened, joins
@@ -139,32 +139,32 @@ def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign, out: Mapp
     check_cohort(spec, terms)
     state = CoordinatorState(spec, spec.context(), signers, terms, failed=out)
     asked = tuple(silo for silo in spec.cohort if silo not in out)
-    return state, (Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())), Watch("keys"))
+    return state, (Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())), StartTimer("keys"))
 
 
 def advance(state: CoordinatorState, event: Event) -> Step:
     """The next state and what has to be done."""
     match event:
-        case KeysGiven(bundle, _):
+        case KeysUploaded(bundle, _):
             return _given(state, "keys", bundle.silo, state.spec.cohort, event)
-        case SharesGiven(dealing, _):
+        case SharesUploaded(dealing, _):
             return _given(state, "shares", dealing.dealer, state.u1, event)
-        case ComplaintGiven(complaint):
+        case ComplaintUploaded(complaint):
             return _complained(state, complaint)
-        case Uploaded(header):
+        case WordsUploaded(header):
             return _given(state, "masked", header.silo, state.u2, event)
-        case SurvivalGiven(survival):
+        case SurvivalUploaded(survival):
             return _given(state, "survivors", survival.silo, state.u3, event)
-        case RevealGiven(reveal):
+        case RevealUploaded(reveal):
             return _given(state, "reveal", reveal.silo, tuple(state.survivals), event)
-        case AbandonGiven(note) if note.silo in state.u1 and note.holds(state.ctx, state.signers):
+        case AbandonUploaded(note) if note.silo in state.u1 and note.holds(state.ctx, state.signers):
             return _abandoned(state, note)
-        case Failed(silo, code) if silo in state.spec.cohort and silo not in state.failed:
+        case SiloDropped(silo, code) if silo in state.spec.cohort and silo not in state.failed:
             return _close_if_complete(replace(state, failed={**state.failed, silo: code}))
-        case Deadline(stage) if stage == state.stage and stage in WATCHED:
+        case AttemptDeadline(stage) if stage == state.stage and stage in WATCHED:
             return _close(state)
-        case Opened(sha256) if state.stage == "opening":
-            return replace(state, stage="done"), (TellResult(state.u3, sha256, state.tags),)
+        case SumPublished(sha256) if state.stage == "opening":
+            return replace(state, stage="done"), (DeliverResult(state.u3, sha256, state.tags),)
         case OpenFailed(why, spoiled) if state.stage == "opening":
             return _end(replace(state, spoiled=spoiled), Code.SUM, "", why)
         case _:
@@ -182,7 +182,7 @@ def _given(state: CoordinatorState, stage: Stage, silo: str, expected: Sequence[
     try:
         taken, effects = _take(state, event)
     except RefusedError as error:
-        state, more = advance(state, Failed(silo, error.code))
+        state, more = advance(state, SiloDropped(silo, error.code))
         return state, (Refuse(silo, Code(error.code), error.why), *more)
     taken, more = _close_if_complete(taken)
     return taken, (*effects, *more)
@@ -192,30 +192,30 @@ def _take(state: CoordinatorState, event: Event) -> Step:
     """Check a message that may come now; RefusedError blames who sent it."""
     ctx, signers = state.ctx, state.signers
     match event:
-        case KeysGiven(bundle, keys):
+        case KeysUploaded(bundle, keys):
             bundle.check(ctx, signers)
             check_keys(bundle.silo, bundle.receiving, keys, state.spec.cohort)
             twin = distinct_keys([*state.bundles.values(), bundle])
             check(twin is None, bundle.silo, Code.KEYS, "gave a key that is in use already")
             bundles = {**state.bundles, bundle.silo: bundle}
             return replace(state, bundles=bundles, keys={**state.keys, bundle.silo: keys}), ()
-        case SharesGiven(dealing, portions):
+        case SharesUploaded(dealing, portions):
             dealing.check(ctx, state.h_u1, signers)
             check_portions(dealing, portions, state.u1)
             _check_sealed(state, dealing.dealer, portions)
             dealings = {**state.dealings, dealing.dealer: dealing}
             return replace(state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}), ()
-        case Uploaded(header, length, sha256):
+        case WordsUploaded(header, length, sha256):
             header.check(ctx, state.h_u2, state.spec, signers)
             same = (length, sha256) == (header.length, header.sha256)
             check(same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed")
             return replace(state, headers={**state.headers, header.silo: header}), ()
-        case SurvivalGiven(survival):
+        case SurvivalUploaded(survival):
             survival.check(ctx, Sets(state.h_u1, state.h_u2, state.h_u3), signers)
             state = replace(state, survivals={**state.survivals, survival.silo: survival})
             late = state.stage == "reveal"
-            return state, ((TellNotes((survival.silo,), _enough(state)),) if late else ())
-        case RevealGiven(reveal):
+            return state, ((DeliverNotes((survival.silo,), _enough(state)),) if late else ())
+        case RevealUploaded(reveal):
             number = state.u1.index(reveal.silo)
             portions_of = {dealer: portions[number] for dealer, portions in state.portions.items()}
             reveal.check(ctx, state.h_u3, kinds_to_reveal(state.u2, state.u3), portions_of, signers)
@@ -303,7 +303,7 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage, so that it need not wait for the others: ``Deadline`` ends it."""
+    """Whether too few can answer in this stage, so that it need not wait for the others: ``AttemptDeadline`` ends it."""
     expected = _expected(state)
     if expected is None:
         return False
@@ -339,7 +339,7 @@ def _close(state: CoordinatorState) -> Step:
         case "masked":
             return _close_masked(state, members)
         case "survivors":
-            return replace(state, stage="reveal"), (TellNotes(members, _enough(state)), Watch("reveal"))
+            return replace(state, stage="reveal"), (DeliverNotes(members, _enough(state)), StartTimer("reveal"))
         case "reveal":
             return _open(state, awaited=False)
         case _:
@@ -351,10 +351,10 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     given = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
     told = tuple(
-        TellKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo)) for silo in members
+        DeliverKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo)) for silo in members
     )
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
-    return _opened_stage(state, (*told, Watch("shares")))
+    return _opened_stage(state, (*told, StartTimer("shares")))
 
 
 def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -362,9 +362,9 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     h_u2 = set_digest(b"U2", state.ctx, encoded)
     portions = {silo: state.portions[silo] for silo in members}
     deliveries = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
-    told = tuple(TellShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries)) for silo in members)
+    told = tuple(DeliverShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries)) for silo in members)
     state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
-    return _opened_stage(state, (*told, Watch("masked")))
+    return _opened_stage(state, (*told, StartTimer("masked")))
 
 
 def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
@@ -375,7 +375,7 @@ def _close_masked(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     headers = tuple(state.headers[silo] for silo in members)
     h_u3 = set_digest(b"U3", state.ctx, [header.encoded(state.ctx) for header in headers])
     state = replace(state, stage="survivors", u3=members, h_u3=h_u3)
-    return _opened_stage(state, (TellSurvivors(members, headers), Watch("survivors")))
+    return _opened_stage(state, (DeliverSurvivors(members, headers), StartTimer("survivors")))
 
 
 def _opened_stage(state: CoordinatorState, effects: tuple[Effect, ...]) -> Step:
@@ -479,11 +479,11 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
     """Keep the note; its signer drops out of an attempt that still goes on."""
     state = replace(state, notes={**state.notes, note.silo: note})
-    return (state, ()) if state.stage in ("done", "ended") else advance(state, Failed(note.silo, Code.ABANDON))
+    return (state, ()) if state.stage in ("done", "ended") else advance(state, SiloDropped(note.silo, Code.ABANDON))
 
 
 def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:
     signed = state.evidence is not None or state.spoiled
     asked: tuple[Effect, ...] = (AskAbandon(state.u1),) if state.told and not signed else ()
     discarded = tuple(Discard(silo) for silo in state.headers)
-    return replace(state, stage="ended"), (*discarded, End(code, blame, why), *asked)
+    return replace(state, stage="ended"), (*discarded, EndAttempt(code, blame, why), *asked)

@@ -5,14 +5,14 @@ from typing import TypeAlias
 
 from ..arithmetic.masks import Term
 from ..faults import Code
-from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .dealing import Dealing, KeyBundle, Portion, PortionDelivery
 from .evidence import Complaint
 from .messages import Abandon, Header, Reveal, Survival
 from .receiving_keys import KeyDelivery, ReceivingKey
 
 
 @dataclass(frozen=True)
-class KeysGiven:
+class KeysUploaded:
     """A silo gave its keys."""
 
     bundle: KeyBundle
@@ -20,7 +20,7 @@ class KeysGiven:
 
 
 @dataclass(frozen=True)
-class SharesGiven:
+class SharesUploaded:
     """A silo dealt its shares."""
 
     dealing: Dealing
@@ -28,14 +28,14 @@ class SharesGiven:
 
 
 @dataclass(frozen=True)
-class ComplaintGiven:
+class ComplaintUploaded:
     """A silo shows that a dealer sealed rubbish to it."""
 
     complaint: Complaint
 
 
 @dataclass(frozen=True)
-class Uploaded:
+class WordsUploaded:
     """A silo's upload is spooled whole; ``length`` and ``sha256`` are of the bytes that arrived."""
 
     header: Header
@@ -44,28 +44,28 @@ class Uploaded:
 
 
 @dataclass(frozen=True)
-class SurvivalGiven:
+class SurvivalUploaded:
     """A survivor signed."""
 
     survival: Survival
 
 
 @dataclass(frozen=True)
-class RevealGiven:
+class RevealUploaded:
     """A survivor revealed its shares."""
 
     reveal: Reveal
 
 
 @dataclass(frozen=True)
-class AbandonGiven:
+class AbandonUploaded:
     """A silo gave this attempt up for good."""
 
     note: Abandon
 
 
 @dataclass(frozen=True)
-class Failed:
+class SiloDropped:
     """A silo cannot take part any more: it said so, it was lost, or what it sent was malformed."""
 
     silo: str
@@ -73,14 +73,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Deadline:
+class AttemptDeadline:
     """Time is up for a stage; for any other it is stale and changes nothing."""
 
     stage: str
 
 
 @dataclass(frozen=True)
-class Opened:
+class SumPublished:
     """The sum was opened and published; SHA-256 of what the silos will get."""
 
     sha256: bytes
@@ -95,16 +95,16 @@ class OpenFailed:
 
 
 Event: TypeAlias = (
-    KeysGiven
-    | SharesGiven
-    | ComplaintGiven
-    | Uploaded
-    | SurvivalGiven
-    | RevealGiven
-    | AbandonGiven
-    | Failed
-    | Deadline
-    | Opened
+    KeysUploaded
+    | SharesUploaded
+    | ComplaintUploaded
+    | WordsUploaded
+    | SurvivalUploaded
+    | RevealUploaded
+    | AbandonUploaded
+    | SiloDropped
+    | AttemptDeadline
+    | SumPublished
     | OpenFailed
 )
 
@@ -122,7 +122,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class TellKeys:
+class DeliverKeys:
     """Send one member of U1 the keys of all, and those to which it seals."""
 
     silo: str
@@ -131,15 +131,15 @@ class TellKeys:
 
 
 @dataclass(frozen=True)
-class TellShares:
+class DeliverShares:
     """Send one member of U2 what was dealt to it."""
 
     silo: str
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PortionDelivery, ...]
 
 
 @dataclass(frozen=True)
-class TellSurvivors:
+class DeliverSurvivors:
     """Send the headers of U3 to its members."""
 
     silos: tuple[str, ...]
@@ -147,7 +147,7 @@ class TellSurvivors:
 
 
 @dataclass(frozen=True)
-class TellNotes:
+class DeliverNotes:
     """Send survivors' signatures to these survivors, who have signed themselves."""
 
     silos: tuple[str, ...]
@@ -155,7 +155,7 @@ class TellNotes:
 
 
 @dataclass(frozen=True)
-class TellResult:
+class DeliverResult:
     """Send the digest of the result, and the survivors' tags together, to the survivors."""
 
     silos: tuple[str, ...]
@@ -178,7 +178,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Watch:
+class StartTimer:
     """Raise Deadline(stage) when the time of this stage is over."""
 
     stage: str
@@ -204,7 +204,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class End:
+class EndAttempt:
     """The attempt is over without a sum; ``blame`` is a silo, or empty where nobody broke a rule."""
 
     code: Code
@@ -214,15 +214,15 @@ class End:
 
 Effect: TypeAlias = (
     Ask
-    | TellKeys
-    | TellShares
-    | TellSurvivors
-    | TellNotes
-    | TellResult
+    | DeliverKeys
+    | DeliverShares
+    | DeliverSurvivors
+    | DeliverNotes
+    | DeliverResult
     | AskAbandon
     | Discard
-    | Watch
+    | StartTimer
     | Refuse
     | Open
-    | End
+    | EndAttempt
 )

@@ -108,7 +108,7 @@ class HeldShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldShares:
     """Both shares of one dealer that a silo holds, of which it reveals at most one."""
 
     own: HeldShare  # of the self-mask seed
@@ -177,7 +177,7 @@ def deal(
     threshold: int,
     holders: Mapping[str, int],
     sign: Sign,
-) -> tuple[Dealing, tuple[Portion, ...], Held]:
+) -> tuple[Dealing, tuple[Portion, ...], HeldShares]:
     """Split both seeds among U1; what is sent, and what the dealer keeps for itself.
 
     ``keys`` are those to which it seals, one of each other member of U1, checked before.
@@ -189,7 +189,7 @@ def deal(
     portions = []
     for silo in members:
         number = holders[silo]
-        held = Held(HeldShare(own[number], draw(SALT_BYTES)), HeldShare(pair[number], draw(SALT_BYTES)))
+        held = HeldShares(HeldShare(own[number], draw(SALT_BYTES)), HeldShare(pair[number], draw(SALT_BYTES)))
         commitments = [
             commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share) for kind in (SELF, PAIR)
         ]
@@ -223,7 +223,7 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class PortionDelivery:
     """One dealer's portion for one holder, with its proof under the dealing's root."""
 
     dealing: Dealing
@@ -231,13 +231,13 @@ class Delivery:
     proof: Hashes
 
 
-def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[Delivery, ...]:
+def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDelivery, ...]:
     """What the coordinator passes on to each holder, in order of U1."""
     tree = Tree(portion.leaf() for portion in portions)
-    return tuple(Delivery(dealing, portion, tree.inclusion_proof(i)) for i, portion in enumerate(portions))
+    return tuple(PortionDelivery(dealing, portion, tree.inclusion_proof(i)) for i, portion in enumerate(portions))
 
 
-def check_delivery(delivery: Delivery, members: Sequence[str], holder: str, key: bytes) -> None:
+def check_delivery(delivery: PortionDelivery, members: Sequence[str], holder: str, key: bytes) -> None:
     """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one of U1.
 
     ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is empty.
@@ -253,7 +253,7 @@ def check_delivery(delivery: Delivery, members: Sequence[str], holder: str, key:
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
 
 
-def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: bytes) -> Held:
+def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: bytes) -> HeldShares:
     """Open what a silo dealt; ``receiving`` is the holder's private key for it. RefusedError names the dealer."""
     holder = portion.holder
     # (1) It opens.
@@ -262,7 +262,7 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
     # (2) Both shares fit their commitments.
     half = SHARE_BYTES + SALT_BYTES
     shares = [HeldShare(p[:SHARE_BYTES], p[SHARE_BYTES:]) for p in (plain[:half], plain[half:])]
-    held = Held(*shares)
+    held = HeldShares(*shares)
     for kind in (SELF, PAIR):
         fits = held.of(kind).fits(ctx, dealer.silo, holder, kind, portion.committed(kind))
         check(fits, dealer.silo, Code.SHARES, f"its share for {holder!r} does not fit the commitment to it")

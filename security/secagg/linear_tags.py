@@ -93,9 +93,9 @@ class Tagger:
 
     def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
         """RefusedError unless this vector is the sum of what the survivors tagged."""
-        self.check_weighted(combined, group_key, [Padded(silo, ctx) for silo in survivors])
+        self.check_weighted(combined, group_key, [TagPads(silo, ctx) for silo in survivors])
 
-    def check_weighted(self, combined: bytes, group_key: bytes, summed: Sequence["Padded"]) -> None:
+    def check_weighted(self, combined: bytes, group_key: bytes, summed: Sequence["TagPads"]) -> None:
         """RefusedError unless this vector is the weighted sum of these tagged ones."""
         tags = decoded(combined, len(self._done))
         check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
@@ -125,7 +125,7 @@ class Tagger:
 
 
 @dataclass(frozen=True, slots=True)
-class Padded:
+class TagPads:
     """Whose pads are on a combined tag, made for which context, and how often: the integer weight of its vector."""
 
     silo: str

@@ -48,7 +48,7 @@ LAST_CANARIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GroupValues:
     """What a silo gives for one group: values [elements], and weights [rows] where they are private."""
 
     values: Flat
@@ -56,7 +56,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class GroupChunk:
     """A piece of one group: ``body`` of its numbers from ``start`` on, then canaries; ``first`` counts all words."""
 
     group: int
@@ -73,7 +73,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedGroup:
     """The sum of one group over the survivors, still as words; its numbers are made when they are asked for.
 
     ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones what the silos gave, equal
@@ -115,7 +115,7 @@ class Opened:
         return made
 
 
-def chunks(spec: RoundSpec) -> Iterator[Chunk]:
+def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
     """All chunks of an upload, in order."""
     for index, group in enumerate(spec.groups):
         width = spec.chunk_bytes // (group.ring // 8)
@@ -123,7 +123,7 @@ def chunks(spec: RoundSpec) -> Iterator[Chunk]:
         while True:
             left = group.body - start
             last = left <= width - LAST_CANARIES
-            chunk = Chunk(index, number, first, start, min(left, width - 1), LAST_CANARIES if last else 1)
+            chunk = GroupChunk(index, number, first, start, min(left, width - 1), LAST_CANARIES if last else 1)
             yield chunk
             if last:
                 break
@@ -135,14 +135,14 @@ def upload_bytes(spec: RoundSpec) -> int:
     return sum(chunk.words * (spec.groups[chunk.group].ring // 8) for chunk in chunks(spec))
 
 
-def canaries(ctx: bytes, chunk: Chunk, ring: int) -> Words:
+def canaries(ctx: bytes, chunk: GroupChunk, ring: int) -> Words:
     """The words at the end of a chunk."""
     fields = (ctx, chunk.group.to_bytes(8), chunk.number.to_bytes(8))
     digest = hashlib.sha256(framed(SECAGG_CANARY, *fields)).digest()
     return np.frombuffer(digest, WORD[ring])[: chunk.canaries]
 
 
-def check_given(spec: RoundSpec, given: Sequence[Given], *, saturate: bool = False) -> tuple[int, ...]:
+def check_given(spec: RoundSpec, given: Sequence[GroupValues], *, saturate: bool = False) -> tuple[int, ...]:
     """How many values of each group are cut to its clip; LocalError for what cannot be sent, before anything is."""
     if len(given) != len(spec.groups):
         raise LocalError(f"values for {len(given)} groups, the specification has {len(spec.groups)}")
@@ -157,7 +157,7 @@ def check_given(spec: RoundSpec, given: Sequence[Given], *, saturate: bool = Fal
 def masked_chunks(
     spec: RoundSpec,
     silo: str,
-    given: Sequence[Given],
+    given: Sequence[GroupValues],
     terms: Sequence[Term],
     tagger: Tagger | None = None,
     pads: Mapping[int, Term] | None = None,
@@ -198,7 +198,7 @@ def unpad(group: int, words: Words, pads: Sequence[Term]) -> None:
     add_whole(negated(pads), group, words)
 
 
-def _write_body(spec: RoundSpec, silo: str, group: Group, given: Given, chunk: Chunk, into: Words) -> None:
+def _write_body(spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words) -> None:
     """Quantise numbers ``start`` to ``start + body`` of a group: its elements, then its private weights."""
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
@@ -237,7 +237,7 @@ class Accumulator:
         if next(pieces, None) is not None:
             raise LocalError("an upload has more chunks than its specification; check it before it is added")
 
-    def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[Opened, ...]:
+    def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[OpenedGroup, ...]:
         """Take off the masks that did not cancel, once, and give each group's sum over the survivors.
 
         ``terms`` are those that are still on; pads stay, and of a padded group what is given means nothing.
@@ -272,7 +272,7 @@ class Accumulator:
                 yield chunk.start, self._words[index][chunk.first : chunk.first + chunk.body]
 
 
-def check_bounds(group: Group, silos: int, survivors: int, opened: Opened) -> None:
+def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) -> None:
     """RefusedError (SUM) where no values within the clip, by weights within theirs, add up to these numbers.
 
     |Σ q| ≤ 2^e C Σ w + m/2 over m survivors of a cohort of ``silos`` (security/arithmetic/fixedpoint.py). A private Σ w
@@ -302,7 +302,9 @@ def _bounded(fits: bool, group: Group, survivors: int, what: str) -> None:
     check(fits, COORDINATOR_OR_SILO, Code.SUM, why)
 
 
-def opened_group(spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]) -> Opened:
+def opened_group(
+    spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]
+) -> OpenedGroup:
     """The sum of a group over the survivors, of its integers in order: pieces, each with the place of its first one."""
     group = spec.groups[index]
     pieces, weights = [], np.empty(group.body - group.elements)
@@ -320,4 +322,4 @@ def opened_group(spec: RoundSpec, index: int, survivors: Sequence[str], bodies: 
         counts = spec.counts_of(group)
         counted = sum(counts[spec.cohort.index(silo)] for silo in survivors)
         unit, weight = float(sum(counts)), np.array([counted], np.float64)
-    return Opened(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))
+    return OpenedGroup(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))

@@ -244,7 +244,7 @@ class Memory(Strict):
         return type(self).model_validate({**self.model_dump(), **fields})
 
 
-class Keeper(Protocol):
+class MemoryStore(Protocol):
     """What a silo's shell keeps memories with."""
 
     def load(self, instance: str) -> Memory:

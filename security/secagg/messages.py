@@ -27,7 +27,7 @@ from ..faults import Code, check
 from ..identity.domains import SECAGG_ABANDON, SECAGG_REVEAL, SECAGG_SET, SECAGG_SURVIVORS, SECAGG_UPLOAD, framed
 from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES
-from .dealing import PAIR, SELF, Held, HeldShare, Portion
+from .dealing import PAIR, SELF, HeldShare, HeldShares, Portion
 from .gram_pieces import payload_bytes
 from .linear_tags import decoded
 from .spec import RoundSpec
@@ -175,7 +175,7 @@ def make_reveal(
     silo: str,
     h_u3: bytes,
     kinds: Mapping[str, bytes],
-    held: Mapping[str, Held],
+    held: Mapping[str, HeldShares],
     sign: Sign,
     products: bytes = b"",
 ) -> Reveal:

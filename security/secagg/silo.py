@@ -18,8 +18,8 @@ what follows it leaves) and brings back what came of them.
     up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
     any        a check fails, or Stopped  ended      End(code, blame, why)
 
-Where the round compares vectors by shares (gram_pieces.py), ``Upload`` brings the keys to deal them under,
-``SurvivorsTold`` what the other survivors dealt to us, and ``SendReveal`` has our shares of their inner products.
+Where the round compares vectors by shares (gram_pieces.py), ``UploadWords`` brings the keys to deal them under,
+``SurvivorsReceived`` what the other survivors dealt to us, and ``SendReveal`` has our shares of their inner products.
 
 The same message again changes nothing; a message that comes too early, or differs from the first, ends the attempt.
 An ended attempt reveals nothing; while its survivors are not signed, it can still be abandoned.
@@ -37,9 +37,9 @@ from ..identity.pairwise_keys import KEY_BYTES, agree, pair_key, public_key, sel
 from ..identity.signers import Sign, Signers
 from .dealing import (
     Dealing,
-    Delivery,
-    Held,
+    HeldShares,
     KeyBundle,
+    PortionDelivery,
     Seeds,
     check_delivery,
     deal,
@@ -67,14 +67,15 @@ from .receiving_keys import KeyDelivery, check_key_delivery, key_root, receiving
 from .shared_gram import GramShare, loaded
 from .silo_events import (
     AbandonAsked,
+    AttemptStopped,
     Effect,
-    End,
     Event,
     Finish,
-    KeysTold,
-    NotesTold,
+    KeysReceived,
+    LeaveAttempt,
+    NotesReceived,
     Remember,
-    ResultTold,
+    ResultReceived,
     SendAbandon,
     SendComplaint,
     SendHeader,
@@ -82,11 +83,10 @@ from .silo_events import (
     SendReveal,
     SendShares,
     SendSurvival,
-    SharesTold,
-    Stopped,
+    SharesReceived,
     Streamed,
-    SurvivorsTold,
-    Upload,
+    SurvivorsReceived,
+    UploadWords,
 )
 from .spec import Frame, RoundSpec, Terms, check_survivors, receive
 
@@ -94,7 +94,7 @@ Stage: TypeAlias = Literal["keys", "shares", "uploading", "uploaded", "signed", 
 
 
 @dataclass(frozen=True)
-class Party:
+class Participant:
     """A silo with its policy, its protocol key and its randomness (``os.urandom``)."""
 
     silo: str
@@ -106,11 +106,11 @@ class Party:
 
 
 @dataclass(frozen=True)
-class SiloState:
+class SiloAttempt:
     """Where a silo stands in one attempt; printing it shows no secret."""
 
     stage: Stage
-    party: Party
+    party: Participant
     spec: RoundSpec
     ctx: bytes
     memory: Memory
@@ -120,7 +120,7 @@ class SiloState:
     bundles: tuple[KeyBundle, ...] = ()  # U1
     dealing: Dealing | None = None  # our own
     keys: tuple[KeyDelivery, ...] = ()  # to which we seal, of the others of U1
-    held: Mapping[str, Held] = field(default_factory=dict)  # dealer -> its shares for us
+    held: Mapping[str, HeldShares] = field(default_factory=dict)  # dealer -> its shares for us
     vectors: Mapping[str, GramShare] = field(default_factory=dict)  # survivor -> its share of compared vectors for us
     dealings: tuple[Dealing, ...] = ()  # U2
     header: Header | None = None  # our own
@@ -135,11 +135,11 @@ class SiloState:
         return self.party.silo
 
 
-Step: TypeAlias = tuple[SiloState, tuple[Effect, ...]]
+Step: TypeAlias = tuple[SiloAttempt, tuple[Effect, ...]]
 
 
 def begin(
-    party: Party,
+    party: Participant,
     frame: Frame,
     document: bytes,
     signature: bytes,
@@ -158,11 +158,11 @@ def begin(
     ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
-    state = SiloState("keys", party, spec, ctx, memory, seeds, bundle, only)
+    state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
     return state, (Remember(memory), SendKeys(bundle, keys))
 
 
-def advance(state: SiloState, event: Event) -> Step:
+def advance(state: SiloAttempt, event: Event) -> Step:
     """The next state and what has to be done; whatever a check finds ends the attempt."""
     if isinstance(event, AbandonAsked):
         return _abandon(state)
@@ -174,40 +174,40 @@ def advance(state: SiloState, event: Event) -> Step:
         return _end(state, Code(error.code), error.peer, error.why)
 
 
-def _advance(state: SiloState, event: Event) -> Step:
+def _advance(state: SiloAttempt, event: Event) -> Step:
     match event:
-        case KeysTold(bundles, keys):
+        case KeysReceived(bundles, keys):
             return _deal(state, bundles, keys) if state.stage == "keys" else _again(state, state.bundles, bundles)
-        case SharesTold(deliveries) if state.stage == "shares":
+        case SharesReceived(deliveries) if state.stage == "shares":
             return _open_shares(state, deliveries)
-        case SharesTold(deliveries):
+        case SharesReceived(deliveries):
             return _again(state, state.dealings, tuple(delivery.dealing for delivery in deliveries))
         case Streamed():
             return _finish_upload(state, event)
-        case SurvivorsTold(headers, shares) if state.stage == "uploaded":
+        case SurvivorsReceived(headers, shares) if state.stage == "uploaded":
             return _sign_survivors(state, headers, shares)
-        case SurvivorsTold(headers):
+        case SurvivorsReceived(headers):
             return _again(state, state.headers, headers)
-        case NotesTold(survivals) if state.stage == "signed":
+        case NotesReceived(survivals) if state.stage == "signed":
             return _reveal(state, survivals)
-        case NotesTold() if state.stage == "revealed":
+        case NotesReceived() if state.stage == "revealed":
             return state, ()
-        case ResultTold(sha256, tags) if state.stage in ("signed", "revealed"):
+        case ResultReceived(sha256, tags) if state.stage in ("signed", "revealed"):
             survivors = tuple(header.silo for header in state.headers)
             return _without_secrets(state, "done"), (Finish(sha256, tags, survivors),)
-        case Stopped(why, code):
+        case AttemptStopped(why, code):
             return _end(state, code, "", why)
         case _:
             raise RefusedError(COORDINATOR, Code.ORDER, f"brings {type(event).__name__} in stage {state.stage!r}")
 
 
-def _again(state: SiloState, first: tuple[object, ...], now: tuple[object, ...]) -> Step:
+def _again(state: SiloAttempt, first: tuple[object, ...], now: tuple[object, ...]) -> Step:
     check(bool(first), COORDINATOR, Code.ORDER, f"brings a message too early, in stage {state.stage!r}")
     check(first == now, COORDINATOR, Code.EQUIVOCATION, "brings another message in the place of its first")
     return state, ()
 
 
-def _deal(state: SiloState, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]) -> Step:
+def _deal(state: SiloAttempt, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]) -> Step:
     """U1 is known: split our secrets among it."""
     silo, spec, party, seeds = state.silo, state.spec, state.party, _seeds(state)
     members = [bundle.silo for bundle in bundles]
@@ -238,7 +238,7 @@ def _deal(state: SiloState, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDeliv
     return state, (SendShares(dealing, portions),)
 
 
-def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
+def _open_shares(state: SiloAttempt, deliveries: tuple[PortionDelivery, ...]) -> Step:
     """U2 is known: open what it dealt to us, and agree on masks with it."""
     silo, spec, party, seeds, ctx = state.silo, state.spec, state.party, _seeds(state), state.ctx
     dealings = tuple(delivery.dealing for delivery in deliveries)
@@ -260,7 +260,7 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
         )
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])
     # (6) They open, and fit what their dealers committed to; else we show what was dealt to us.
-    opened: dict[str, Held] = {}
+    opened: dict[str, HeldShares] = {}
     for delivery in deliveries:
         dealer = delivery.dealing.dealer
         if dealer == silo:
@@ -281,17 +281,17 @@ def _open_shares(state: SiloState, deliveries: tuple[Delivery, ...]) -> Step:
     memory = state.memory.uploading(spec, [bundle.silo for bundle in state.bundles])
     held = {**state.held, **opened}
     state = replace(state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory)
-    return state, (Remember(memory), Upload(tuple(terms), _hiding(state)))
+    return state, (Remember(memory), UploadWords(tuple(terms), _hiding(state)))
 
 
-def _given_to(state: SiloState, dealer: str) -> bytes:
+def _given_to(state: SiloAttempt, dealer: str) -> bytes:
     """The receiving key that we gave for a dealer; empty for ourselves."""
     if dealer == state.silo:
         return b""
     return public_key(receiving_seed(_seeds(state).receiving, state.ctx, state.silo, dealer))
 
 
-def _hiding(state: SiloState) -> GramKeys | None:
+def _hiding(state: SiloAttempt) -> GramKeys | None:
     """Under what we deal our vectors to the others of U2; None where none are compared by shares."""
     if state.spec.compared is None:
         return None
@@ -302,7 +302,7 @@ def _hiding(state: SiloState) -> GramKeys | None:
     return GramKeys(seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()})
 
 
-def _finish_upload(state: SiloState, streamed: Streamed) -> Step:
+def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
     """All chunks are made: sign what they were. Masks hide one payload, so a second one ends the attempt."""
     early = state.stage in ("keys", "shares")
     check(not early, state.silo, Code.ORDER, f"streamed an upload in stage {state.stage!r}")
@@ -322,7 +322,7 @@ def _finish_upload(state: SiloState, streamed: Streamed) -> Step:
     return replace(state, stage="uploaded", header=header, vectors=vectors), (SendHeader(header),)
 
 
-def _sign_survivors(state: SiloState, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]) -> Step:
+def _sign_survivors(state: SiloAttempt, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]) -> Step:
     """U3 is known: sign it, once."""
     spec, party, ctx = state.spec, state.party, state.ctx
     survivors = [header.silo for header in headers]
@@ -349,7 +349,7 @@ def _sign_survivors(state: SiloState, headers: tuple[Header, ...], shares: tuple
 
 
 def _opened_vectors(
-    state: SiloState, survivors: Sequence[str], shares: tuple[SealedShare, ...]
+    state: SiloAttempt, survivors: Sequence[str], shares: tuple[SealedShare, ...]
 ) -> Mapping[str, GramShare]:
     """What each other survivor dealt to us, where vectors are compared by shares."""
     silo, spec, seeds = state.silo, state.spec, _seeds(state)
@@ -362,7 +362,7 @@ def _opened_vectors(
     return found
 
 
-def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
+def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
     """Enough survivors signed the same sets: give one share of each member of U2, by our own map."""
     survivors = [header.silo for header in state.headers]
     signed = [survival.silo for survival in survivals]
@@ -383,7 +383,7 @@ def _reveal(state: SiloState, survivals: tuple[Survival, ...]) -> Step:
     return _without_secrets(state, "revealed"), (SendReveal(reveal),)
 
 
-def _abandon(state: SiloState) -> Step:
+def _abandon(state: SiloAttempt) -> Step:
     """Nothing, once survivors were signed."""
     if state.memory.is_signed(state.ctx):
         return state, ()
@@ -397,7 +397,7 @@ def _abandon(state: SiloState) -> Step:
     return state, (*sent, *ended)
 
 
-def abandon_remembered(party: Party, memory: Memory, ctx: bytes) -> tuple[Memory, Abandon]:
+def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[Memory, Abandon]:
     """The note of a silo that was restarted since; RefusedError unless it is for its newest attempt, not signed."""
     newest = memory.ctx == ctx.hex()
     check(newest, COORDINATOR, Code.ABANDON, "asks to abandon an attempt that is not the newest one of this silo")
@@ -411,22 +411,22 @@ def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> 
     check(listed, COORDINATOR, code, f"names {list(members)}, which are not some of {list(known)}, each once, in order")
 
 
-def _check_size(state: SiloState, members: Sequence[str], name: str, code: Code) -> None:
+def _check_size(state: SiloAttempt, members: Sequence[str], name: str, code: Code) -> None:
     spec, terms = state.spec, state.party.terms
     least = max(spec.threshold, spec.min_cohort, terms.min_cohort)
     check(len(members) >= least, COORDINATOR, code, f"{name} has {len(members)} members, fewer than {least}")
 
 
-def _seeds(state: SiloState) -> Seeds:
+def _seeds(state: SiloAttempt) -> Seeds:
     if state.seeds is None:
         raise RefusedError(state.silo, Code.ORDER, "has dropped the secrets of this attempt")
     return state.seeds
 
 
-def _without_secrets(state: SiloState, stage: Stage) -> SiloState:
+def _without_secrets(state: SiloAttempt, stage: Stage) -> SiloAttempt:
     """The state once no secret is needed any more. They are dropped, not overwritten: Python cannot."""
     return replace(state, stage=stage, seeds=None, held={}, vectors={})
 
 
-def _end(state: SiloState, code: Code, blame: str, why: str) -> Step:
-    return _without_secrets(state, "ended"), (End(code, blame, why),)
+def _end(state: SiloAttempt, code: Code, blame: str, why: str) -> Step:
+    return _without_secrets(state, "ended"), (LeaveAttempt(code, blame, why),)

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from ..arithmetic.masks import Term
 from ..faults import Code
-from .dealing import Dealing, Delivery, KeyBundle, Portion
+from .dealing import Dealing, KeyBundle, Portion, PortionDelivery
 from .evidence import Complaint
 from .gram_pieces import GramKeys, SealedShare
 from .memory import Memory
@@ -14,7 +14,7 @@ from .receiving_keys import KeyDelivery, ReceivingKey
 
 
 @dataclass(frozen=True)
-class KeysTold:
+class KeysReceived:
     """The coordinator passed on the keys of U1, and those to which we seal, one of each other member."""
 
     bundles: tuple[KeyBundle, ...]
@@ -22,10 +22,10 @@ class KeysTold:
 
 
 @dataclass(frozen=True)
-class SharesTold:
+class SharesReceived:
     """The coordinator passed on what the members of U2 dealt to us, our own dealing among it."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[PortionDelivery, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class SurvivorsTold:
+class SurvivorsReceived:
     """The coordinator passed on the headers of U3, and what the others of it sealed to us of compared vectors."""
 
     headers: tuple[Header, ...]
@@ -50,14 +50,14 @@ class SurvivorsTold:
 
 
 @dataclass(frozen=True)
-class NotesTold:
+class NotesReceived:
     """The coordinator passed on survivors' signatures."""
 
     survivals: tuple[Survival, ...]
 
 
 @dataclass(frozen=True)
-class ResultTold:
+class ResultReceived:
     """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are some."""
 
     sha256: bytes
@@ -70,14 +70,23 @@ class AbandonAsked:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class AttemptStopped:
     """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo holds it back."""
 
     why: str
     code: Code = Code.STOPPED
 
 
-Event: TypeAlias = KeysTold | SharesTold | Streamed | SurvivorsTold | NotesTold | ResultTold | AbandonAsked | Stopped
+Event: TypeAlias = (
+    KeysReceived
+    | SharesReceived
+    | Streamed
+    | SurvivorsReceived
+    | NotesReceived
+    | ResultReceived
+    | AbandonAsked
+    | AttemptStopped
+)
 
 
 # Effects.
@@ -114,7 +123,7 @@ class SendComplaint:
 
 
 @dataclass(frozen=True)
-class Upload:
+class UploadWords:
     """Quantise, mask with these terms and stream the values; deal vectors under ``hiding``; then Streamed."""
 
     terms: tuple[Term, ...]
@@ -159,7 +168,7 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class End:
+class LeaveAttempt:
     """The attempt is over without a sum: for the ledger, and its code for the coordinator."""
 
     code: Code
@@ -172,11 +181,11 @@ Effect: TypeAlias = (
     | SendKeys
     | SendShares
     | SendComplaint
-    | Upload
+    | UploadWords
     | SendHeader
     | SendSurvival
     | SendReveal
     | SendAbandon
     | Finish
-    | End
+    | LeaveAttempt
 )

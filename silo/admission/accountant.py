@@ -18,7 +18,7 @@ import torch
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import Spend, decimal
-from ...algorithms.training.accountant import Counts, Spending
+from ...algorithms.training.accountant import Counts, ReservedSteps
 from ...errors import LocalError
 from ...files import checked_file
 from ...files.documents import Strict
@@ -84,6 +84,6 @@ class JobAccount:
         steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
         return OpenSpending(steppers, [spend.purpose for spend in spends])
 
-    def commit(self, spending: Spending) -> None:
+    def commit(self, spending: ReservedSteps) -> None:
         """What came of the steps that were taken is durable; the rest is free again."""
         self._budget.commit(self._job, spending.id)

@@ -19,19 +19,19 @@ from ...algorithms.job.privacy import Spend, job_spends, signed_sigma
 from ...errors import LocalError
 from ...security.dp import budget_view
 from ...security.dp.budget import ORIGIN, Budget, Ceiling, Steppers, check_covered
-from ...security.dp.budget_records import Steps
-from ...security.dp.budget_view import View
+from ...security.dp.budget_records import MechanismSteps
+from ...security.dp.budget_view import BudgetView
 from ...security.dp.rdp import Event, shown
-from ...security.identity.keys import ENTRY_FILE, Entry, Keys, load_entry
+from ...security.identity.keys import ENTRY_FILE, Keys, RosterEntry, load_entry
 from ...security.ledger import messages as ledger_view
 from ...security.ledger.audit import LEDGER
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import PrivacyHead
-from ...security.log.checkpoint import Checkpoint
-from ...security.log.head import Held
+from ...security.log.checkpoint import TreeHead
+from ...security.log.head import HeldHead
 from ...security.log.segments import segments
 from ...security.policy import policy as policies
-from ...security.policy.file import Dataset
+from ...security.policy.file import BudgetTable
 from ...security.policy.policy import Policy
 from ..config import SiloConfig
 
@@ -56,7 +56,7 @@ class DatasetBudget:
 
         A try of the job that this process began before is over: what it had not taken is free again.
         """
-        events = [Steps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
+        events = [MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
         with self._mutex:
             self._let_go(job.digest)
@@ -106,7 +106,7 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
     with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
         if head is not None:
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
-            budget.check_held(Held("the silo's ledger", Checkpoint(origin, head.size, bytes.fromhex(head.root))))
+            budget.check_held(HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root))))
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
         ours = DatasetBudget(budget, ledger)
         yield ours
@@ -114,19 +114,19 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
 
 
 @dataclass(frozen=True)
-class Spent:
+class BudgetReport:
     """One data set: what the policy says of it now, None for nothing, and its budget, None before anything was spent.
 
     The budget has the limit that was in force when the agent ran last. ``lost`` says that there was one, which is gone.
     """
 
     dataset: str
-    policy: Dataset | None
-    budget: View | None
+    policy: BudgetTable | None
+    budget: BudgetView | None
     lost: str = ""
 
 
-def read(config: SiloConfig) -> tuple[Spent, ...]:
+def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     """All data sets that the policy, the ledger or the folder knows, by name.
 
     LocalError for a budget that is broken.
@@ -140,9 +140,9 @@ def read(config: SiloConfig) -> tuple[Spent, ...]:
     for dataset in sorted({*policy.file.dataset, *heads, *there}):
         head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
         if (path := folder / dataset).is_dir() and segments(path):
-            found.append(Spent(dataset, asked, _budget(path, config, entry, dataset, head)))
+            found.append(BudgetReport(dataset, asked, _budget(path, config, entry, dataset, head)))
         else:
-            found.append(Spent(dataset, asked, None, _lost(path, dataset, head) if head else ""))
+            found.append(BudgetReport(dataset, asked, None, _lost(path, dataset, head) if head else ""))
     return tuple(found)
 
 
@@ -174,7 +174,7 @@ def _lost(folder: Path, dataset: str, head: PrivacyHead) -> str:
     )
 
 
-def _budget(folder: Path, config: SiloConfig, entry: Entry, dataset: str, head: PrivacyHead | None) -> View:
+def _budget(folder: Path, config: SiloConfig, entry: RosterEntry, dataset: str, head: PrivacyHead | None) -> BudgetView:
     key = budget_view.key_of(config.trust.federation, entry.id, dataset, entry.log_key)
-    known = Checkpoint(key.name, head.size, bytes.fromhex(head.root)) if head else None
+    known = TreeHead(key.name, head.size, bytes.fromhex(head.root)) if head else None
     return budget_view.read(folder, dataset, key, known)

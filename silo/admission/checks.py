@@ -24,7 +24,7 @@ from ...security.policy.policy import Decision, Policy, Verdict
 from ...security.policy.release import Release
 from ...security.secagg.spec import Terms
 from ..config import SiloConfig
-from ..parts.declared import Declared, Records
+from ..parts.declared import Declared, RecordCount
 from ..parts.releases import given_releases, readers_of_message
 from .private_jobs import check_signed, privacy_objections
 
@@ -319,5 +319,5 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     weights = {part: tensors for part, (tensors, _) in loaded.items()}
     digests = {part: digest for part, (_, digest) in loaded.items()}
     public = frozenset(part for part, own in own_weights.items() if own.public)
-    declared = Declared.of(parse_json(signed, "the offered job")["document"], Records(len(train), len(test)))
+    declared = Declared.of(parse_json(signed, "the offered job")["document"], RecordCount(len(train), len(test)))
     return Admitted(job, declared, signer, train, test, weights, digests, public)

@@ -22,7 +22,7 @@ from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import SumSigned
-from ...security.ledger.sum_history import SignedSet, Told, choices, signed_sets, told
+from ...security.ledger.sum_history import ImpliedSum, SignedSet, choices, signed_sets, told
 from ...security.policy.policy import Policy
 from ...security.secagg.evidence import Misdealing, proven
 from ...security.secagg.memory import Memory
@@ -135,7 +135,7 @@ def _against(
     return "" if found is None else _said(job, silos, found, policy, least)
 
 
-def _said(job: Job, silos: Collection[str], found: Told, policy: Policy, least: int) -> str:
+def _said(job: Job, silos: Collection[str], found: ImpliedSum, policy: Policy, least: int) -> str:
     asked = policy.file.secure_aggregation
     of, sums = ", ".join(found.silos), " and ".join(map(_named, found.by))
     default = "" if asked.min_difference else " (left out: min_honest and assumed_colluders together)"

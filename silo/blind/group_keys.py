@@ -27,9 +27,9 @@ from ...algorithms.job.job import Job
 from ...errors import LocalError, UnwritableError
 from ...files import checked_file
 from ...files.documents import remove, sync_directory, unwritable, write_atomic
-from ...security.blind.group_key import Contribution, Epoch, JobKeys, Relayed, contribute, make_key, parts_of
+from ...security.blind.group_key import Epoch, JobKeys, KeyContribution, Relayed, contribute, make_key, parts_of
 from ...security.blind.prekeys import Known
-from ...security.blind.sealing import SECRET_BYTES, Sealed
+from ...security.blind.sealing import SECRET_BYTES, SealedSecret
 from ...security.identity.keys import Keys
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.identity.roster import Roster
@@ -51,10 +51,12 @@ class _Secrets:
     prekey: bytes = field(repr=False)
 
 
-class Door(Protocol):
+class KeyGate(Protocol):
     """What the keys want of the gate."""
 
-    async def contribute(self, job: Job, ctx: bytes, contribution: Contribution, pieces: tuple[Sealed, ...]) -> None:
+    async def contribute(
+        self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
+    ) -> None:
         """Give this silo's contribution."""
         ...
 
@@ -66,7 +68,7 @@ class Door(Protocol):
 class GroupKeys:
     """The keys of one silo's jobs, under one roster."""
 
-    def __init__(self, roster: Roster, keys: Keys, door: Door, jobs: Path) -> None:
+    def __init__(self, roster: Roster, keys: Keys, door: KeyGate, jobs: Path) -> None:
         """``jobs`` is the folder of the jobs' folders."""
         self._silo = keys.entry.id
         self._roster = roster
@@ -140,7 +142,7 @@ class GroupKeys:
 
     # Files, and what is made of them.
 
-    def _contribution(self, job: Job, epoch: Epoch) -> tuple[Contribution, tuple[Sealed, ...]]:
+    def _contribution(self, job: Job, epoch: Epoch) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
@@ -148,7 +150,7 @@ class GroupKeys:
             checked_file.write_bytes(self._jobs / job.name / SECRET, b"".join(pieces))
         return self._given(epoch, kept)
 
-    def _given(self, epoch: Epoch, kept: _Secrets) -> tuple[Contribution, tuple[Sealed, ...]]:
+    def _given(self, epoch: Epoch, kept: _Secrets) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
         return contribute(epoch, self._silo, kept.secret, kept.ephemeral, kept.prekey, self._keys.sign)
 
     def _made(self, job: Job, epoch: Epoch, relayed: tuple[Relayed, ...]) -> JobKeys:

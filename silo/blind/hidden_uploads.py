@@ -21,7 +21,7 @@ from ... import log
 from ...algorithms.exchange.parts import Mix, Part
 from ...errors import LocalError
 from ...proto import secure_pb2 as pb
-from ...proto.convert.mix import Padded, padded_to_wire, upload_from_wire
+from ...proto.convert.mix import PaddedWord, padded_to_wire, upload_from_wire
 from ...security.blind.mix_context import Version
 from ...security.blind.padded_mix import make_upload
 from ...security.blind.plan import use_of
@@ -32,21 +32,21 @@ from ..egress.hidden_messages import Padding, Rotating, Sent, sent_of
 from ..ingress.keyed_job import Sharing
 from ..ingress.mix_memory import Rotations
 from ..parts.declared import Declared
-from ..parts.gifts import Bundle
+from ..parts.gifts import Contributions
 from ..parts.tensors import exactly, vectors_of
 
 
-class Door(Protocol):
+class HiddenUploadGate(Protocol):
     """What these uploads want of the gate."""
 
     async def give_padded(
-        self, declared: Declared, round_: int, bundle: Bundle, padding: Padding, cohort: Sequence[str]
+        self, declared: Declared, round_: int, bundle: Contributions, padding: Padding, cohort: Sequence[str]
     ) -> Sent:
         """Give the padded words of a part."""
         ...
 
     async def give_rotated(
-        self, declared: Declared, round_: int, bundle: Bundle, rotating: Rotating, cohort: Sequence[str]
+        self, declared: Declared, round_: int, bundle: Contributions, rotating: Rotating, cohort: Sequence[str]
     ) -> None:
         """Give the rotated vectors of a part."""
         ...
@@ -65,7 +65,7 @@ class HiddenUploads:
 
     def __init__(
         self,
-        door: Door,
+        door: HiddenUploadGate,
         sharing: Sharing,
         declared: Declared,
         round_: int,
@@ -82,7 +82,7 @@ class HiddenUploads:
         self._begun: dict[str, Padding] = {}
         self._given: set[str] = set()
 
-    async def give(self, bundle: Bundle) -> None:
+    async def give(self, bundle: Contributions) -> None:
         """Until the coordinator has all of them, in the order of the job's parts."""
         for part in self._declared.hidden(self._round):
             if part.name in self._given:
@@ -96,7 +96,7 @@ class HiddenUploads:
 
     # Padded.
 
-    async def _give_padded(self, part: Part, bundle: Bundle) -> None:
+    async def _give_padded(self, part: Part, bundle: Contributions) -> None:
         message = await asyncio.to_thread(self._signed, part)
         if message is None:
             if part.name not in self._begun:
@@ -134,7 +134,7 @@ class HiddenUploads:
         sharing.memory.save_versions(part.name, memory.began(version))
         return Padding(sharing.line(part), version, sharing.draw(SECRET_BYTES), sharing.key)
 
-    async def _upload(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
+    async def _upload(self, part: Part, bundle: Contributions, padding: Padding) -> Sent:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
             return await asyncio.to_thread(self._sent, part, bundle, padding)
@@ -142,7 +142,7 @@ class HiddenUploads:
         self._accepted.add(ctx)
         return sent
 
-    def _sent(self, part: Part, bundle: Bundle, padding: Padding) -> Sent:
+    def _sent(self, part: Part, bundle: Contributions, padding: Padding) -> Sent:
         items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
         return sent_of(part, exactly(items, {part.name: bundle.tensors[part.name]}), padding)
 
@@ -153,7 +153,7 @@ class HiddenUploads:
         upload, pieces = make_upload(line, version, sent.sha256, sent.tag, *sealed)
         prekey = sharing.prekeys.publish(line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign)
         digest = bytes.fromhex(sharing.job.digest)
-        message = padded_to_wire(Padded(b"", sharing.job.name, digest, part.name, upload, pieces, prekey))
+        message = padded_to_wire(PaddedWord(b"", sharing.job.name, digest, part.name, upload, pieces, prekey))
         sharing.memory.save_signed(part.name, message)
         sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
         return message
@@ -170,7 +170,7 @@ class HiddenUploads:
 
     # Rotated.
 
-    async def _give_rotated(self, part: Part, bundle: Bundle) -> None:
+    async def _give_rotated(self, part: Part, bundle: Contributions) -> None:
         ctx = self._sharing.rotation(part, self._round)
         if await asyncio.to_thread(self._remember, part, bundle, ctx):
             return
@@ -180,7 +180,7 @@ class HiddenUploads:
             await self._door.give_rotated(self._declared, self._round, bundle, rotating, self._cohort)
         await asyncio.to_thread(self._accept, part, ctx)
 
-    def _remember(self, part: Part, bundle: Bundle, ctx: bytes) -> bool:
+    def _remember(self, part: Part, bundle: Contributions, ctx: bytes) -> bool:
         """Remember these vectors before they leave; whether the coordinator has them.
 
         RefusedError or LocalError where others were rotated for this round.

@@ -17,19 +17,20 @@ from typing import Protocol
 from ... import log
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
-from ...proto.convert.secagg_received import SignedSpec, Told
+from ...proto.convert.secagg_received import SecaggDelivery, SignedSpec
 from ...proto.convert.secagg_sent import Attempt, GivenBody, Over
 from ...security.arithmetic.masks import Term
 from ...security.faults import COORDINATOR, Code, check
-from ...security.secagg.memory import Keeper
+from ...security.secagg.memory import MemoryStore
 from ...security.secagg.messages import Header
-from ...security.secagg.silo import Party, SiloState, abandon_remembered, advance, begin
+from ...security.secagg.silo import Participant, SiloAttempt, abandon_remembered, advance, begin
 from ...security.secagg.silo_events import (
     AbandonAsked,
+    AttemptStopped,
     Effect,
-    End,
     Event,
     Finish,
+    LeaveAttempt,
     Remember,
     SendAbandon,
     SendComplaint,
@@ -38,10 +39,9 @@ from ...security.secagg.silo_events import (
     SendReveal,
     SendShares,
     SendSurvival,
-    Stopped,
     Streamed,
-    SurvivorsTold,
-    Upload,
+    SurvivorsReceived,
+    UploadWords,
 )
 from ...security.secagg.spec import Frame, RoundSpec
 from ..admission.signed_sets import SignedSets
@@ -49,24 +49,24 @@ from ..egress.gate import DeniedError, TurnedAwayError
 from ..egress.messages import Masking, streamed_of
 from ..egress.protocol_records import SecureRecords
 from ..parts.declared import Declared
-from ..parts.gifts import Bundle
+from ..parts.gifts import Contributions
 
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
 MOST_AGAIN = 8  # that enter another attempt, end one or give one up: silos die, and the next attempt is for us to begin
-LEADING_ON = SendShares | SendComplaint | Upload | SendSurvival | SendReveal | Finish
+LEADING_ON = SendShares | SendComplaint | UploadWords | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
 CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
 
 
-class Door(Protocol):
+class RoundGate(Protocol):
     """What a blind round wants of the gate."""
 
     secure_records: SecureRecords
     signed_sets: SignedSets
 
-    async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
+    async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
         """The next message; None where none came."""
         ...
 
@@ -74,7 +74,7 @@ class Door(Protocol):
         """Give a message."""
         ...
 
-    async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
+    async def give_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
         """Give the masked upload."""
         ...
 
@@ -82,7 +82,7 @@ class Door(Protocol):
 class Before(Protocol):
     """What leaves before the masked upload."""
 
-    async def give(self, bundle: Bundle) -> None:
+    async def give(self, bundle: Contributions) -> None:
         """Until the coordinator has all of it; what it has is not given again."""
         ...
 
@@ -105,13 +105,13 @@ class BlindRound:
 
     def __init__(
         self,
-        door: Door,
-        party: Party,
+        door: RoundGate,
+        party: Participant,
         frame: Frame,
-        keeper: Keeper,
+        keeper: MemoryStore,
         job: Job,
         declared: Declared,
-        training: "asyncio.Task[Bundle]",
+        training: "asyncio.Task[Contributions]",
         before: Before | None = None,
         key: bytes = b"",
         pads: Pads = no_pads,
@@ -138,7 +138,7 @@ class BlindRound:
         self._pads = pads
         self._start = start
         self._had = self._again = self._idle = 0
-        self._state: SiloState | None = None
+        self._state: SiloAttempt | None = None
         self._todo: deque[Doing] = deque()
         self._uploaded = b""  # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
 
@@ -191,12 +191,12 @@ class BlindRound:
         """The coordinator has the upload that was bound to this, whose connection broke."""
         self._uploaded = ctx
 
-    def _attempt(self, state: SiloState) -> Attempt:
+    def _attempt(self, state: SiloAttempt) -> Attempt:
         return Attempt(self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx)
 
     # Messages.
 
-    async def _take(self, told: Told) -> None:
+    async def _take(self, told: SecaggDelivery) -> None:
         attempt, body = told.attempt, told.body
         ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (self.job.name, self.job.digest, self.round)
         check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
@@ -206,11 +206,11 @@ class BlindRound:
             case SignedSpec():
                 await self._begin(attempt, body)
             case Over(code) if current:
-                self._advance(Stopped(f"the coordinator ended the attempt: {code}"))
+                self._advance(AttemptStopped(f"the coordinator ended the attempt: {code}"))
             case AbandonAsked() if not current:
                 await self._abandon_remembered(attempt)
-            case SurvivorsTold(headers) if current and (why := self._objection(state, headers)):
-                self._advance(Stopped(why, Code.POLICY))
+            case SurvivorsReceived(headers) if current and (why := self._objection(state, headers)):
+                self._advance(AttemptStopped(why, Code.POLICY))
             case _ if current and not isinstance(body, Over):
                 self._advance(body)
             case _:  # of an attempt that this process is not in
@@ -223,7 +223,7 @@ class BlindRound:
             why = (
                 "this silo entered the attempt before its process began anew or its round failed; the secrets are gone"
             )
-            self._todo += [Doing(attempt, End(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
+            self._todo += [Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
             return
         if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
             return  # told from the first on, after an interruption
@@ -237,7 +237,7 @@ class BlindRound:
             state, effects = begin(party, self._frame, *brought)
         except RefusedError as error:
             self._state = None
-            self._todo.append(Doing(attempt, End(Code(error.code), error.peer, error.why)))
+            self._todo.append(Doing(attempt, LeaveAttempt(Code(error.code), error.peer, error.why)))
             return
         members = ",".join(state.spec.cohort)
         shown = {"proven": ",".join(sorted(excused))} if excused else {}  # to have misdealt: sums may lack them
@@ -255,7 +255,7 @@ class BlindRound:
             return
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
-    def _objection(self, state: SiloState | None, headers: Sequence[Header]) -> str:
+    def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
         """What this silo has against a sum over these, beside all that it signed before; empty for nothing.
 
         Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for that (_advance).
@@ -269,7 +269,7 @@ class BlindRound:
         if self._state is not None:
             self._take_step(*advance(self._state, event))
 
-    def _take_step(self, state: SiloState, effects: tuple[Effect, ...]) -> None:
+    def _take_step(self, state: SiloAttempt, effects: tuple[Effect, ...]) -> None:
         self._state = state
         self._todo += [Doing(self._attempt(state), effect) for effect in effects]
 
@@ -282,16 +282,16 @@ class BlindRound:
                 if memory.signed_ctx == attempt.ctx.hex():
                     await self._note_signed(attempt)
                 await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
-            case Upload():
+            case UploadWords():
                 try:
                     await self._upload(attempt, effect)
                 except DeniedError as error:
-                    self._advance(Stopped(str(error), Code.POLICY))
+                    self._advance(AttemptStopped(str(error), Code.POLICY))
             case Finish():
                 await self._door.secure_records.summed(attempt, effect)
                 log.event("secagg.summed", job=self.job.name, round=self.round, survivors=",".join(effect.survivors))
                 self.summed = True
-            case End(code):
+            case LeaveAttempt(code):
                 await self._end(attempt, effect)
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
@@ -311,9 +311,9 @@ class BlindRound:
         state = self._state
         if state is not None and state.stage not in ("done", "ended"):
             code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
-            await self._end(self._attempt(state), End(code, error.peer, error.why))
+            await self._end(self._attempt(state), LeaveAttempt(code, error.peer, error.why))
 
-    async def _end(self, attempt: Attempt, ended: End) -> None:
+    async def _end(self, attempt: Attempt, ended: LeaveAttempt) -> None:
         log.problem(
             "secagg.ended",
             job=self.job.name,
@@ -339,9 +339,9 @@ class BlindRound:
             if error.code != REFUSED:
                 raise
             if self._state is not None and self._state.ctx == attempt.ctx and not isinstance(body, Over):
-                self._advance(Stopped(f"the coordinator refused our {type(body).__name__}: {error.why}"))
+                self._advance(AttemptStopped(f"the coordinator refused our {type(body).__name__}: {error.why}"))
 
-    async def _upload(self, attempt: Attempt, upload: Upload) -> None:
+    async def _upload(self, attempt: Attempt, upload: UploadWords) -> None:
         state = self._state
         if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
             return  # it ended meanwhile
@@ -360,6 +360,6 @@ class BlindRound:
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):
                     raise
-                self._advance(Stopped(f"the coordinator refused our upload: {error.why}"))
+                self._advance(AttemptStopped(f"the coordinator refused our upload: {error.why}"))
                 return
         self._advance(streamed)

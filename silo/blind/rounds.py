@@ -35,16 +35,16 @@ from ...security.identity.roster import Roster
 from ...security.identity.signers import Signers
 from ...security.policy.policy import Policy
 from ...security.secagg.memory import NO_STATE, Memory
-from ...security.secagg.silo import Party
+from ...security.secagg.silo import Participant
 from ..admission.checks import Admitted, asked_of_rows
 from ..egress.gate import Gate, TurnedAwayError, UnreachableError
-from ..egress.outcomes import Settled
-from ..ingress.delivery import Delivered
+from ..egress.outcomes import SettledUpload
+from ..ingress.delivery import ReceivedDelivery
 from ..ingress.directed_rows import AnyRows, DirectedRows
 from ..ingress.keyed_job import Sharing
-from ..ingress.mix_rows import Own, Rows, expected_rows
-from ..ingress.open_sums import Refusal, Sums
-from ..parts.gifts import Bundle
+from ..ingress.mix_rows import IncomingRows, Own, expected_rows
+from ..ingress.open_sums import IncomingSums, Refusal
+from ..parts.gifts import Contributions
 from .group_keys import GroupKeys
 from .hidden_uploads import HiddenUploads
 from .round import BlindRound, Pads, no_pads
@@ -79,11 +79,11 @@ class MemoryFiles:
         return self._folder / f"secagg-{'-'.join(instance.split('/')[1:])}.json"
 
 
-Train = Callable[[Delivered], Coroutine[Any, Any, Bundle]]
+Train = Callable[[ReceivedDelivery], Coroutine[Any, Any, Contributions]]
 
 
 @dataclass(frozen=True)
-class Local:
+class OwnValues:
     """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
 
     ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last that counts.
@@ -117,7 +117,7 @@ class BlindRounds:
         admitted: Admitted,
         round_: int,
         cohort: tuple[str, ...],
-        local: Local,
+        local: OwnValues,
         train: Train,
         waiting: tuple[str, ...],
     ) -> None:
@@ -139,7 +139,7 @@ class BlindRounds:
             if not goes_on:
                 await self.leave()
 
-    async def fetch(self, job: Job, round_: int, local: Local) -> Delivered:
+    async def fetch(self, job: Job, round_: int, local: OwnValues) -> ReceivedDelivery:
         """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened.
 
         RefusedError for a coordinator that sets this silo back, or that hides a sum which was opened (rule 34).
@@ -152,9 +152,9 @@ class BlindRounds:
             sharing, asked = await self._sharing(job, folder), asked_of_rows(job, self._policy)
             directed = job.security.mix == "directed"
             counted = DirectedRows(sharing, round_, asked, local.counted) if directed else None
-            rows = counted or Rows(sharing, round_, asked, own)
+            rows = counted or IncomingRows(sharing, round_, asked, own)
         if sums_down(job, round_):
-            sums = Sums(await self._sharing(job, folder), round_, memory)
+            sums = IncomingSums(await self._sharing(job, folder), round_, memory)
         delivered = await self._gate.fetch(job, round_, rows, sums)
         missing = [name for name in summed_before(job, round_) if name not in delivered.tensors]
         if missing:
@@ -164,7 +164,7 @@ class BlindRounds:
             await asyncio.to_thread(self._keeper(job, folder).save, instance_of(job), sums.memory)
         return delivered
 
-    async def _remembered(self, job: Job, round_: int, local: Local) -> Memory:
+    async def _remembered(self, job: Job, round_: int, local: OwnValues) -> Memory:
         """What this silo remembers of the job's sums; RefusedError where the coordinator sets it back."""
         memory = await asyncio.to_thread(self._keeper(job, local.folder).load, instance_of(job))
         if memory.signed_round == round_:  # it goes on after an interruption, and no second sum of it is entered
@@ -184,7 +184,7 @@ class BlindRounds:
         return MemoryFiles(folder, lambda: self._gate.entered(job))
 
     async def _enter(
-        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: Local, train: Train
+        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: OwnValues, train: Train
     ) -> BlindRound:
         job = admitted.job
         before, key, parts = None, b"", b""
@@ -200,7 +200,7 @@ class BlindRounds:
         frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model, parts)
         terms = round_terms(job, self._policy.terms)
         signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
-        party = Party(self._silo, signers, terms, self._keys.sign, os.urandom, others)
+        party = Participant(self._silo, signers, terms, self._keys.sign, os.urandom, others)
         training = asyncio.create_task(train(delivered))
         return BlindRound(
             self._gate,
@@ -219,7 +219,7 @@ class BlindRounds:
     async def _sharing(self, job: Job, folder: Path) -> Sharing:
         return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)
 
-    def settled(self, upload: Settled) -> None:
+    def settled(self, upload: SettledUpload) -> None:
         """Take note of what became of an upload whose connection broke."""
         if upload.status != "sent" or not upload.ctx:
             return

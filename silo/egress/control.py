@@ -11,12 +11,12 @@ from google.protobuf.message import Message
 from ...errors import LocalError
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import Peer
-from ...security.policy.file import Control as Caps
+from ...security.policy.file import ControlCaps as Caps
 
 MAX_CONTROL_BYTES = 1024  # one control message: ids, digests and numbers fit well below
 
 
-class Control:
+class SessionCounts:
     """Counts of the session that is open, if one is."""
 
     def __init__(self, ledger: Ledger, caps: Caps, recipient: Peer) -> None:

@@ -42,14 +42,14 @@ from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ...proto.convert import group_key as group_messages
 from ...proto.convert.group_key import Contributed, KeyAsked, contributed_to_wire
-from ...proto.convert.secagg_received import Told, told_from_wire
-from ...proto.convert.secagg_sent import Asked, Attempt, Given, GivenBody, asked_to_wire, given_to_wire
+from ...proto.convert.secagg_received import SecaggDelivery, told_from_wire
+from ...proto.convert.secagg_sent import Attempt, GivenBody, SecaggPoll, SecaggUpload, asked_to_wire, given_to_wire
 from ...proto.frames import Frame
 from ...proto.stream import Digester, Digests
 from ...security.arithmetic.fixedpoint import unscaled
 from ...security.blind.directed_mix import is_row
-from ...security.blind.group_key import Contribution, Relayed
-from ...security.blind.sealing import Sealed
+from ...security.blind.group_key import KeyContribution, Relayed
+from ...security.blind.sealing import SealedSecret
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
 from ...security.ledger.egress_ledger import Ledger
@@ -61,16 +61,16 @@ from ...security.secagg.spec import brought_fault
 from ..admission.signed_sets import SignedSets
 from ..ingress import delivery
 from ..ingress.directed_rows import AnyRows
-from ..ingress.open_sums import Sums
+from ..ingress.open_sums import IncomingSums
 from ..parts.declared import Declared
-from ..parts.gifts import Bundle, tainted
+from ..parts.gifts import Contributions, tainted
 from ..parts.releases import bytes_by_kind, readers_of
 from ..parts.tensors import exactly, miscounted, norms
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
-from .control import Control
+from .control import SessionCounts
 from .hidden_messages import PaddedPart, Padding, Rotating, Sent, rotated
 from .messages import Masking, Outgoing, masked, plain
-from .outcomes import Outcomes, Settled, Status
+from .outcomes import Outcomes, SettledUpload, Status
 from .protocol_records import SecureRecords
 from .witness import Witness
 
@@ -117,7 +117,7 @@ class Gate:
         self._attended = 0  # witness tasks of this session
         self._denied: tuple[str, int, tuple[str, ...]] | None = None  # job digest, round and reasons of the last denial
         self._hold = 0.0
-        self._control = Control(ledger, policy.file.control, self._coordinator)
+        self._control = SessionCounts(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
         self.secure_records = SecureRecords(ledger, self._coordinator)
         self.signed_sets = SignedSets(ledger, roster, policy)
@@ -220,8 +220,8 @@ class Gate:
     # Deliveries.
 
     async def fetch(
-        self, job: Job, round_: int, rows: AnyRows | None = None, sums: Sums | None = None
-    ) -> delivery.Delivered:
+        self, job: Job, round_: int, rows: AnyRows | None = None, sums: IncomingSums | None = None
+    ) -> delivery.ReceivedDelivery:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
 
         ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there may be none. A sum
@@ -245,7 +245,7 @@ class Gate:
         """Whether something of a round left, or may have, restarts included."""
         return self._ledger.sent(job.digest, round_) > 0
 
-    async def give(self, declared: Declared, round_: int, bundle: Bundle, cohort: Sequence[str]) -> None:
+    async def give(self, declared: Declared, round_: int, bundle: Contributions, cohort: Sequence[str]) -> None:
         """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong.
 
         ``cohort`` are the ids of the round's silos, sorted.
@@ -256,7 +256,7 @@ class Gate:
         outgoing = plain(items, values, readers_of(self._roster))
         await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
-    async def give_masked(self, declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
+    async def give_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
         spec = masking.spec
         for group in (each for each in spec.groups if is_row(each) and each.reader in spec.cohort):
@@ -279,7 +279,7 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
-        bundle: Bundle,
+        bundle: Contributions,
         padding: Padding,
         cohort: Sequence[str],
     ) -> Sent:
@@ -299,7 +299,7 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
-        bundle: Bundle,
+        bundle: Contributions,
         rotating: Rotating,
         cohort: Sequence[str],
     ) -> None:
@@ -316,7 +316,7 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
-        bundle: Bundle,
+        bundle: Contributions,
         parts: Sequence[Part] | None = None,
     ) -> tuple[tuple[Item, ...], list[Tensor]]:
         """What is declared of these parts, all of the round's if there are none, and its values."""
@@ -344,7 +344,7 @@ class Gate:
         self,
         declared: Declared,
         round_: int,
-        bundle: Bundle,
+        bundle: Contributions,
         outgoing: Outgoing,
         norms_of: Callable[[], dict[str, float] | None],
         cohort: Sequence[str],
@@ -500,15 +500,15 @@ class Gate:
 
     # The messages of a secure sum.
 
-    async def secure_next(self, job: Job, round_: int, had: int) -> Told | None:
+    async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
         """Wait for the next message of the round's secure sums; None where none came within the hold time."""
-        asked = asked_to_wire(Asked(self._session, job.name, bytes.fromhex(job.digest), round_, had))
+        asked = asked_to_wire(SecaggPoll(self._session, job.name, bytes.fromhex(job.digest), round_, had))
         self._count(asked)
         return told_from_wire(await self._client.secure_next(asked, self._hold))
 
     async def secure(self, attempt: Attempt, body: GivenBody) -> None:
         """Give a message of a secure sum, recorded before it leaves; DeniedError over the policy's bytes of a round."""
-        given = given_to_wire(Given(self._session, attempt, body))
+        given = given_to_wire(SecaggUpload(self._session, attempt, body))
         job, digest, round_, size = attempt.job, attempt.job_digest.hex(), attempt.round, given.ByteSize()
         total, most = self._ledger.sent(digest, round_) + size, self._policy.file.limits.max_bytes_per_round
         if total > most:
@@ -528,7 +528,9 @@ class Gate:
 
     # The key of a job's silos.
 
-    async def contribute(self, job: Job, ctx: bytes, contribution: Contribution, pieces: tuple[Sealed, ...]) -> None:
+    async def contribute(
+        self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
+    ) -> None:
         """Give what this silo has for the key of a job, recorded before it leaves; ``ctx`` is of its epoch."""
         given = Contributed(self._session, job.name, bytes.fromhex(job.digest), contribution, pieces)
         message = contributed_to_wire(given)
@@ -560,7 +562,7 @@ class Gate:
 
     # What became of uploads whose connection broke.
 
-    async def settle(self) -> list[Settled]:
+    async def settle(self) -> list[SettledUpload]:
         """Ask how they stand and write their outcomes, oldest first; the session is open, and no upload runs."""
         settled = await self._outcomes.settle(self._standing)
         for upload in settled:

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from ...algorithms.exchange.parts import DTYPES, Part, all_finite, given_items
 from ...errors import LocalError
-from ...proto.frames import Chunk
+from ...proto.frames import ChunkFrame
 from ...proto.stream import Digester, Digests, chunks, recut
 from ...proto.wire import to_wire
 from ...security.arithmetic.fixedpoint import check_values
-from ...security.blind.mix_context import Line, Version
+from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.padded_mix import hidden_pieces, tagger_of
 from ...security.blind.rotated_sketch import hidden_each
 from ...security.blind.rotation import Use
-from ...security.ledger.records import Hidden
+from ...security.ledger.records import HiddenBinding
 from ...security.policy.release import GRAM_READER, MIX_READER, PADDED, ROTATED
 from ..parts.releases import padded_releases, rotated_releases
 from ..parts.tensors import flat, vectors_of
@@ -30,7 +30,7 @@ from .messages import Outgoing
 class Padding:
     """What hides a part of a Mix: line and version, a fresh seed, and the key that the job's silos share."""
 
-    line: Line
+    line: MixContext
     version: Version
     seed: bytes = field(repr=False)
     key: bytes = field(repr=False)
@@ -53,7 +53,7 @@ class PaddedPart:
             headers=(),
             chunks=self._chunks,
             hashes=lambda _: (),
-            hidden=Hidden(ctx=ctx.hex(), number=padding.version.number),
+            hidden=HiddenBinding(ctx=ctx.hex(), number=padding.version.number),
             part=part.name,
         )
 
@@ -61,7 +61,7 @@ class PaddedPart:
         """What left, once all chunks were made."""
         return Sent(digests.tensors[0], self._tag)
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[ChunkFrame]:
         padding = self._padding
         tagger = tagger_of(padding.line, padding.key)
         words = hidden_pieces(padding.line, padding.version, padding.seed, self._values, tagger)
@@ -111,6 +111,6 @@ def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoin
         headers=tuple(to_wire((item,))),
         chunks=lambda: chunks([given]),
         hashes=lambda _: (),
-        hidden=Hidden(ctx=rotating.context.hex(), number=0),
+        hidden=HiddenBinding(ctx=rotating.context.hex(), number=0),
         part=part.name,
     )

@@ -24,7 +24,7 @@ from torch import Tensor
 from ...algorithms.exchange.parts import WEIGHT, Gram, Item, Part
 from ...errors import LocalError
 from ...proto import tensor_pb2 as tensor
-from ...proto.frames import Chunk
+from ...proto.frames import ChunkFrame
 from ...proto.stream import Digester, Digests, chunks, recut
 from ...proto.wire import to_wire
 from ...security.arithmetic.fixedpoint import Words
@@ -32,16 +32,16 @@ from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import is_row
 from ...security.blind.silo_pads import silo_pads
 from ...security.blind.sum import given
-from ...security.ledger.records import Hidden, Secagg, TensorDigest
+from ...security.ledger.records import HiddenBinding, Secagg, TensorDigest
 from ...security.policy.release import Release
 from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
 from ...security.secagg.linear_tags import Tagger
-from ...security.secagg.masked_sum import Given, check_given, masked_chunks
+from ...security.secagg.masked_sum import GroupValues, check_given, masked_chunks
 from ...security.secagg.shared_gram import quantise
 from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import RoundSpec
 from ..parts.declared import Declared
-from ..parts.gifts import Bundle
+from ..parts.gifts import Contributions
 from ..parts.releases import masked_releases, readers_of_each, release_of, shared_releases
 from ..parts.tensors import exactly, vectors_of
 
@@ -55,10 +55,10 @@ class Outgoing:
     releases: tuple[Release, ...]
     sizes: tuple[int, ...]  # of what is hashed, one after another
     headers: tuple[tensor.TensorHeader, ...]  # of the manifest
-    chunks: Callable[[], Iterator[Chunk]]  # the same each time
+    chunks: Callable[[], Iterator[ChunkFrame]]  # the same each time
     hashes: Callable[[Digests], tuple[TensorDigest, ...]]  # for the ledger
     secagg: Secagg | None = None
-    hidden: Hidden | None = None
+    hidden: HiddenBinding | None = None
     part: str = ""  # of what leaves part by part, padded or rotated
     tags: Callable[[], bytes] = bytes  # linear ones, padded, of chunks that were made to the last
     kept: bytes = field(default=b"", repr=False)  # what this silo keeps of the shares that it deals
@@ -128,7 +128,7 @@ class _Tagging:
         self._masking = masking
         self._padded = b""
 
-    def chunks(self, gifts: Sequence[Given]) -> Iterator[Words]:
+    def chunks(self, gifts: Sequence[GroupValues]) -> Iterator[Words]:
         """The masked words; once the last is taken, ``tags`` has what they add up to."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
@@ -154,7 +154,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     """The values as a secure sum takes them; LocalError for one beyond the bounds that the job declares."""
     spec = masking.spec
     by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
-    gifts: list[Given] = []
+    gifts: list[GroupValues] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
         if own.weights == "public" and not is_row(own) and masking.records is not None:
@@ -164,7 +164,7 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     tagging = _Tagging(masking)
     sealed, kept, releases = _dealt(items, values, masking)
 
-    def pieces() -> Iterator[Chunk]:
+    def pieces() -> Iterator[ChunkFrame]:
         words = (words.data.cast("B") for words in tagging.chunks(gifts))
         return recut(chain(words, map(memoryview, sealed)))
 
@@ -219,7 +219,7 @@ def _check_declared(part: str, weight: float, records: int) -> None:
         )
 
 
-def streamed_of(declared: Declared, round_: int, bundle: Bundle, masking: Masking) -> Streamed:
+def streamed_of(declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
     outgoing = masked(declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking)

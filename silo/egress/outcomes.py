@@ -25,7 +25,7 @@ Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]  # 
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledUpload:
     """What became of an upload whose connection broke, and why if it is not ``sent``."""
 
     job: str
@@ -80,18 +80,18 @@ class Outcomes:
         received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
 
-    async def settle(self, ask: Ask) -> list[Settled]:
+    async def settle(self, ask: Ask) -> list[SettledUpload]:
         """Ask how broken uploads stand and write their outcomes, oldest first; no upload may run meanwhile."""
         return [await self._settle(ask, message) for message in self._ledger.unsettled]
 
-    async def _settle(self, ask: Ask, message: Unsettled) -> Settled:
+    async def _settle(self, ask: Ask, message: Unsettled) -> SettledUpload:
         intent = message.intent
         status, receipt, why = await self._standing(ask, message)
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
         await self.close(message.seq, status, intent.message.bytes if status == "sent" else handed, receipt)
         place = message.place.seq if message.place and status == "sent" else None
-        return Settled(intent.job, intent.round, status, why, place, _ctx(intent))
+        return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent))
 
     async def _standing(self, ask: Ask, message: Unsettled) -> tuple[Status, bytes, str]:
         """Status, receipt, and why it is not ``sent``."""

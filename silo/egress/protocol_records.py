@@ -9,7 +9,7 @@ from ...proto.convert.secagg_sent import Attempt
 from ...security.faults import Code
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import Payload, Peer
-from ...security.secagg.silo_events import End, Finish
+from ...security.secagg.silo_events import Finish, LeaveAttempt
 from ..ingress.open_sums import Refusal
 
 
@@ -63,7 +63,7 @@ class SecureRecords:
             message=_payload(given.SerializeToString(deterministic=True)),
         )
 
-    async def ended(self, attempt: Attempt, ended: End) -> None:
+    async def ended(self, attempt: Attempt, ended: LeaveAttempt) -> None:
         """An attempt ended without a sum, by whose fault and why."""
         await asyncio.to_thread(
             self._ledger.secagg_end,
@@ -80,7 +80,7 @@ class SecureRecords:
         """A sum that came down was not taken: recorded as one that ended, by whose fault and why."""
         error = refusal.error
         attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
-        await self.ended(attempt, End(Code(error.code), error.peer, error.why))
+        await self.ended(attempt, LeaveAttempt(Code(error.code), error.peer, error.why))
 
     async def summed(self, attempt: Attempt, done: Finish) -> None:
         """The sum was opened, over these survivors."""

@@ -29,17 +29,17 @@ from ...security.ledger.egress_ledger import Ledger
 from ...security.log import checkpoint as checkpoints
 from ...security.log import consistency
 from ...security.log import note as notes
-from ...security.log.append_log import Sealed
+from ...security.log.append_log import SignedRecord
 from ...security.log.attestation import CHALLENGE_BYTES, Attestation
-from ...security.log.checkpoint import Checkpoint
-from ...security.log.head import Held, log_key
+from ...security.log.checkpoint import TreeHead
+from ...security.log.head import HeldHead, log_key
 from ...security.log.note import Note, VerifierKey
 
 HEADS = "heads.json"  # in the silo's state
 MAX_HEAD_BYTES = 4096  # of a checkpoint that somebody passes on: an origin, two numbers and one signature
 
 
-class Heads(Strict):
+class MemberHeads(Strict):
     """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it was signed.
 
     ``forks`` has a second one, of the same size or later, that does not extend it: with the first, the evidence of a
@@ -58,7 +58,7 @@ class Witness:
         self._roster = roster
         self._keys = keys
         self._path = path
-        self._heads = checked_file.read_json(path, Heads) if path.exists() else Heads()
+        self._heads = checked_file.read_json(path, MemberHeads) if path.exists() else MemberHeads()
         self._kept = self._heads  # as it lies on the disk
         for member in self._heads.heads:
             if member in roster:
@@ -102,10 +102,10 @@ class Witness:
         await self._check(said.by, head)
         self.told.add(said.by)
 
-    async def _check(self, holder: str, head: Checkpoint | None) -> None:
+    async def _check(self, holder: str, head: TreeHead | None) -> None:
         if head is None:
             return
-        if problem := self._ledger.disagreement(Held(holder, head)):
+        if problem := self._ledger.disagreement(HeldHead(holder, head)):
             raise LocalError(
                 f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem}; nothing more leaves. "
                 "Restore the newest copy of the whole folder; if there is none, keep this one as evidence and begin a "
@@ -113,7 +113,7 @@ class Witness:
             )
         await asyncio.to_thread(self._ledger.witness, holder, head)
 
-    def _own(self, data: bytes) -> Checkpoint | None:
+    def _own(self, data: bytes) -> TreeHead | None:
         """A head that we signed; None for none, ProofError for anything else."""
         if not data:
             return None
@@ -140,7 +140,7 @@ class Witness:
 
     # The head that goes with an upload.
 
-    def proof(self, sealed: Sealed) -> tuple[bytes, tuple[bytes, ...]]:
+    def proof(self, sealed: SignedRecord) -> tuple[bytes, tuple[bytes, ...]]:
         """For END: that our ledger grew from the head that the coordinator holds, and that it ends with the record."""
         growth = self._ledger.growth(self._by_coordinator, sealed.checkpoint)
         return bytes(growth), self._ledger.inclusion(sealed.place.seq, sealed.place.seq + 1)
@@ -184,7 +184,7 @@ class Witness:
         for data in heads[: len(self._roster.entries)]:
             try:
                 note = _parsed(data)
-                _, silo = checkpoints.owner(Checkpoint.parse(note.text).origin)
+                _, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
                 if silo not in self._silos():
                     raise ProofError(f"checkpoint is of {silo!r}, which is no other silo of the roster")
                 new = checkpoints.verify(note, self._key(silo)).checkpoint
@@ -200,7 +200,7 @@ class Witness:
         if forks:
             await self._keep(larger, forks)
         else:  # on the disk with the coordinator's next head, or at the end
-            self._heads = Heads(heads=self._heads.heads | larger, forks=self._heads.forks)
+            self._heads = MemberHeads(heads=self._heads.heads | larger, forks=self._heads.forks)
 
     def attest(self, asked: pb.Challenge, session: bytes) -> pb.Attestation:
         """Say, signed, what we hold of another silo's ledger; PeerError for a question that nobody may ask."""
@@ -229,14 +229,14 @@ class Witness:
         """The other silos."""
         return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {self._ledger.silo}
 
-    def _held(self, member: str) -> Checkpoint | None:
+    def _held(self, member: str) -> TreeHead | None:
         """The head that we hold of a ledger under the member's key of now: a new key may have a new ledger."""
         text = self._heads.heads.get(member)
         if text is None:
             return None
         try:
             note = notes.parse(text.encode())
-            return Checkpoint.parse(note.text) if note.signatures[0].key_id == self._key(member).key_id else None
+            return TreeHead.parse(note.text) if note.signatures[0].key_id == self._key(member).key_id else None
         except ProofError as error:
             raise LocalError(f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it") from error
 
@@ -249,7 +249,7 @@ class Witness:
             await self._keep()
 
     async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
-        self._heads = Heads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
+        self._heads = MemberHeads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
         kept = self._heads
         await asyncio.to_thread(checked_file.write_json, self._path, kept)
         self._kept = kept
@@ -260,6 +260,6 @@ def _parsed(data: bytes) -> Note:
     if len(data) > MAX_HEAD_BYTES:
         raise ProofError(f"checkpoint has {len(data)} bytes, more than {MAX_HEAD_BYTES}")
     note = notes.parse(data)
-    if len(note.signatures) != 1 or Checkpoint.parse(note.text).extensions:
+    if len(note.signatures) != 1 or TreeHead.parse(note.text).extensions:
         raise ProofError("checkpoint has more than one signature, or lines below its root")
     return note

@@ -18,7 +18,7 @@ from ...errors import RefusedError
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import FETCH
 from ...proto.convert.secagg_messages import MOST_PROOF_BYTES, proofs_from_wire, proofs_to_wire
-from ...proto.frames import Chunk, Frame
+from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digests, Inbound
 from ...security.blind.plan import in_words
 from ...security.ledger.egress_ledger import Ledger
@@ -26,11 +26,11 @@ from ...security.ledger.records import Payload, Peer
 from ..parts.tensors import Buffer, announced, unpack
 from .directed_rows import AnyRows, DirectedRows
 from .mix_rows import expected_rows, largest_rows
-from .open_sums import Sums, largest_sums
+from .open_sums import IncomingSums, largest_sums
 
 
 @dataclass(frozen=True)
-class Delivered:
+class ReceivedDelivery:
     """What came down: tensors by part and name; of the plain ones what they were declared as, and the SHA-256 of each.
 
     ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire order.
@@ -58,8 +58,8 @@ async def take(
     round_: int,
     frames: AsyncIterator[Frame],
     rows: AnyRows | None = None,
-    sums: Sums | None = None,
-) -> Delivered:
+    sums: IncomingSums | None = None,
+) -> ReceivedDelivery:
     """Take a delivery in; RefusedError for anything that the job's schema does not have in this round.
 
     ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one or
@@ -73,7 +73,7 @@ async def take(
             inbound.feed(frame)
             continue
         waiting.append(frame)
-        if len(waiting) == TOGETHER or not isinstance(frame, Chunk):
+        if len(waiting) == TOGETHER or not isinstance(frame, ChunkFrame):
             await asyncio.to_thread(_feed, inbound, waiting)
             waiting = []
     if waiting:  # of a stream that stopped before its end
@@ -84,7 +84,7 @@ async def take(
         await asyncio.to_thread(_record, ledger, sender, job, round_, taking.size, digests)
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
     named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
-    return Delivered(delivered, taking.items, plain, named)
+    return ReceivedDelivery(delivered, taking.items, plain, named)
 
 
 def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
@@ -95,7 +95,7 @@ def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
 class _Taking:
     """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
 
-    def __init__(self, sender: str, job: Job, round_: int, rows: AnyRows | None, sums: Sums | None) -> None:
+    def __init__(self, sender: str, job: Job, round_: int, rows: AnyRows | None, sums: IncomingSums | None) -> None:
         self.items: Sequence[Item] = ()
         self.size = 0
         self._sender, self._job, self._round, self._rows, self._sums = sender, job, round_, rows, sums
@@ -129,7 +129,7 @@ class _Taking:
 
     def _show(self, manifest: tensor.Manifest) -> None:
         """Evidence against dealers goes to whatever checks who is in a sum; RefusedError where nothing does."""
-        checks = [each for each in (self._sums, self._rows) if isinstance(each, Sums | DirectedRows)]
+        checks = [each for each in (self._sums, self._rows) if isinstance(each, IncomingSums | DirectedRows)]
         proofs = proofs_from_wire(self._sender, manifest.proofs)
         if proofs and not checks:
             raise RefusedError(self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum")

@@ -29,13 +29,13 @@ from ...security.secagg.evidence import Misdealing
 from ...security.secagg.spec import RoundSpec, Terms, kept, signed_spec
 from .keyed_job import Sharing
 from .mix_memory import OpenedDirected
-from .mix_rows import Expected, Rows, announced_rows, expected_rows, mailed
+from .mix_rows import Expected, IncomingRows, announced_rows, expected_rows, mailed
 from .open_sums import NO_MODEL
-from .word_reader import ComingWords
+from .word_reader import WordReader
 
 
 @dataclass(frozen=True)
-class _Coming:
+class _AwaitedRow:
     """A row whose words are awaited."""
 
     expected: Expected
@@ -67,7 +67,7 @@ class DirectedRows:
         self._members = sharing.job.method().directed_for == "members"
         self._expected = expected_rows(sharing.job, round_)
         self._mixed: tuple[Mixed, ...] = ()
-        self._words = ComingWords(self._finish)
+        self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
     def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
@@ -84,11 +84,11 @@ class DirectedRows:
         The steps run in order.
         """
         # (1) Each is one that this silo may open, on top of those that it has opened.
-        coming: list[_Coming] = []
+        coming: list[_AwaitedRow] = []
         memories: dict[str, OpenedDirected] = {}
         for name, of_part in groupby(self._mixed, key=lambda each: each.part):
             before = self._sharing.memory.directed(name)
-            found: list[_Coming] = []
+            found: list[_AwaitedRow] = []
             for each in of_part:
                 found.append(self._checked(each, before, found))
             coming += found
@@ -108,7 +108,7 @@ class DirectedRows:
         """What the rows came to, part by part."""
         return self._made
 
-    def _checked(self, mixed: Mixed, before: OpenedDirected, found: Sequence[_Coming]) -> _Coming:
+    def _checked(self, mixed: Mixed, before: OpenedDirected, found: Sequence[_AwaitedRow]) -> _AwaitedRow:
         """A row that may be opened after these; RefusedError, the steps run in order."""
         sharing, job = self._sharing, self._sharing.job
         claim = Claim(mixed.document, mixed.signature, mixed.survivors, mixed.tag)
@@ -150,13 +150,13 @@ class DirectedRows:
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
         pads = recipient_pads(spec, group, sharing.first_prekey, sharing.others)
-        return _Coming(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
+        return _AwaitedRow(self._expected[mixed.part], claim, mixed.keep, spec, index, pads)
 
-    def _finish(self, coming: _Coming, words: Words) -> None:
+    def _finish(self, coming: _AwaitedRow, words: Words) -> None:
         part = coming.expected.part
         opened = open_row(coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, words)
         row = folded(part, coming.group, opened, words)
         self._made[part.name] = mailed(part, self._made.get(part.name), row, coming.keep)
 
 
-AnyRows: TypeAlias = Rows | DirectedRows
+AnyRows: TypeAlias = IncomingRows | DirectedRows

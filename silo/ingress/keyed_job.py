@@ -27,7 +27,7 @@ from ...files import checked_file
 from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import sender_pads
 from ...security.blind.group_key import Epoch, JobKeys
-from ...security.blind.mix_context import Line, Version
+from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.plan import line_of, use_of
 from ...security.blind.prekeys import Known, Prekey, publish
 from ...security.identity import roster as rosters
@@ -84,7 +84,7 @@ class PrekeyFiles:
         entries = [kept[at : at + EACH] for at in range(CONTEXT_BYTES, len(kept), EACH)]
         return {int.from_bytes(each[:GENERATION_BYTES]): each[GENERATION_BYTES:] for each in entries}
 
-    def publish(self, line: Line, version: Version, root: bytes, seed: bytes, sign: Sign) -> Prekey:
+    def publish(self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign) -> Prekey:
         """The next generation, of a fresh seed, to leave beside this upload."""
         own = self.own()
         generation = max(own) + 1
@@ -137,7 +137,7 @@ class Sharing:
             shared.parts,
         )
 
-    def line(self, part: Part) -> Line:
+    def line(self, part: Part) -> MixContext:
         """What uploads and rows of a Mix part are bound to."""
         return line_of(self.job, part, self.federation, self.roster)
 

@@ -26,8 +26,8 @@ from ...algorithms.job.job import Job
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire
 from ...security.arithmetic.fixedpoint import Flat, Floats, check_values
-from ...security.blind.mix_context import WORD_BYTES, Line
-from ...security.blind.mix_row import Row, RowMemory, admit, check_uploads
+from ...security.blind.mix_context import WORD_BYTES, MixContext
+from ...security.blind.mix_row import RecipientRow, RowMemory, admit, check_uploads
 from ...security.blind.padded_mix import Opening, Summand, check_sent, open_seed
 from ...security.blind.prekeys import Known, Word
 from ...security.faults import COORDINATOR, Code, check
@@ -91,12 +91,12 @@ class _Admitted:
     """A row that may be opened."""
 
     mixed: Mixed
-    row: Row
-    line: Line
+    row: RecipientRow
+    line: MixContext
     expected: Expected
 
 
-class Rows:
+class IncomingRows:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
     def __init__(self, sharing: Sharing, round_: int, terms: Terms, own: Own) -> None:
@@ -214,7 +214,7 @@ class Rows:
         starts = [self._round, *(start for start in (*job.phase_starts, job.length) if start > self._round)]
         return {name for start in starts for name in expected_rows(job, start)}
 
-    def _check_posted(self, row: Row, keep: float, found: Sequence[_Admitted]) -> None:
+    def _check_posted(self, row: RecipientRow, keep: float, found: Sequence[_Admitted]) -> None:
         """RefusedError unless it is of one round, later than that of the row before, and as the method posts it."""
         posted, *more = {share.version.round for share in row.shares}
         check(not more, COORDINATOR, Code.SPEC, f"brings mail over uploads of rounds {posted} and {more}")

@@ -27,7 +27,7 @@ from ...security.secagg.evidence import Misdealing
 from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.spec import Frame, RoundSpec, Terms
 from .keyed_job import Sharing
-from .word_reader import ComingWords
+from .word_reader import WordReader
 
 NO_MODEL = "0" * 64  # of a round in which this silo need not have been
 
@@ -42,7 +42,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class _Coming:
+class _AwaitedSum:
     """A sum whose words are awaited."""
 
     place: SumDown
@@ -55,7 +55,7 @@ class _Coming:
         return self.spec.groups[self.place.group]
 
 
-class Sums:
+class IncomingSums:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
     def __init__(self, sharing: Sharing, round_: int, memory: Memory) -> None:
@@ -67,7 +67,7 @@ class Sums:
         self._down = {part.name: part for part in sharing.job.down(round_)}
         self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
         self._claims: dict[str, Claim] = {}
-        self._words = ComingWords(self._finish)
+        self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
     @property
@@ -83,11 +83,11 @@ class Sums:
 
     def admit(self) -> None:
         """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
-        coming: list[_Coming] = []
+        coming: list[_AwaitedSum] = []
         for name, claim in self._claims.items():
             place = self._expected[name]
             try:
-                coming.append(_Coming(place, claim, self._checked(place, claim)))
+                coming.append(_AwaitedSum(place, claim, self._checked(place, claim)))
             except RefusedError as error:
                 self._refuse(place, claim.document, error)
                 raise
@@ -135,7 +135,7 @@ class Sums:
         check(counts, COORDINATOR, Code.SUM, why)
         return spec
 
-    def _finish(self, coming: _Coming, words: Words) -> None:
+    def _finish(self, coming: _AwaitedSum, words: Words) -> None:
         place, own = coming.place, coming.group
         try:
             opened = open_group(coming.spec, place.group, coming.claim, self._sharing.key, words)

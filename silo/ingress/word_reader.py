@@ -11,7 +11,7 @@ from ...security.arithmetic.fixedpoint import WORD, Group, Words
 Each = TypeVar("Each")
 
 
-class ComingWords(Generic[Each]):
+class WordReader(Generic[Each]):
     """The numbers of groups, without canaries, in order: ``begin``, then ``write`` until all are there."""
 
     def __init__(self, take: Callable[[Each, Words], None]) -> None:

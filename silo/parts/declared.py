@@ -21,7 +21,7 @@ from ...security.secagg.shared_gram import Compared, compared_of
 
 
 @dataclass(frozen=True)
-class Records:
+class RecordCount:
     """How many records this silo has for a job in which this may show."""
 
     train: int
@@ -36,13 +36,13 @@ class Declared:
     digest: str  # SHA-256 of the canonical document, hex
     method: str
     phases: tuple[tuple[int, tuple[Item, ...]], ...]  # (first round, what each of its rounds gives), the end among them
-    records: Records | None  # None of a private job: nothing that is done in it depends on how many there are
+    records: RecordCount | None  # None of a private job: nothing that is done in it depends on how many there are
     bounds: Bounds | None = None  # of the values of a blind job; None: what leaves, leaves in the clear
     parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of a blind job
     silos: tuple[str, ...] = ()  # of a blind job
 
     @classmethod
-    def of(cls, document: Mapping[str, Any], records: Records) -> Self:
+    def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
         own = None if document["privacy"] else records
         starts, given = zip(*((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True)

@@ -25,7 +25,7 @@ UNSAID = -1
 
 
 @dataclass(frozen=True)
-class Bundle:
+class Contributions:
     """Tensors by part and name, the weights of sums among them, and their taints.
 
     ``start`` is how many rounds are behind the state that it was trained from; UNSAID where no outbox says it.
@@ -40,7 +40,7 @@ class Bundle:
         return self.taints.get(part, {}).get(name, PRIVATE)
 
 
-def tainted(releases: Sequence[Release], bundle: Bundle) -> tuple[Release, ...]:
+def tainted(releases: Sequence[Release], bundle: Contributions) -> tuple[Release, ...]:
     """What leaves, in whatever form, with what it was computed from; what is masked is so with its weight in it."""
     found = []
     for release in releases:
@@ -56,21 +56,21 @@ def tainted(releases: Sequence[Release], bundle: Bundle) -> tuple[Release, ...]:
 # As the outbox has it: safetensors, of a private job with the taints in their metadata.
 
 
-def to_bytes(bundle: Bundle) -> bytes:
+def to_bytes(bundle: Contributions) -> bytes:
     """The file."""
     said = _flat(bundle.taints)
     metadata = {START: str(bundle.start), **({TAINTS: taints_to_text(said)} if said else {})}
     return tensor_file.to_bytes(_flat(bundle.tensors), metadata)
 
 
-def read(path: Path) -> Bundle:
+def read(path: Path) -> Contributions:
     """The bundle of a file; LocalError for one that was not written here, or that the disk changed."""
     tensors, metadata = tensor_file.read(path)
     try:
         taints, start = taints_from_text(metadata.get(TAINTS, "[]")), int(metadata.get(START, UNSAID))
     except ValueError as error:
         raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
-    return Bundle(_by_part(tensors), _by_part(taints), start)
+    return Contributions(_by_part(tensors), _by_part(taints), start)
 
 
 def _flat(values: Mapping[str, Mapping[str, T]]) -> dict[str, T]:

@@ -24,7 +24,7 @@ from ...proto.tensor_pb2 import Manifest
 from ...proto.wire import check_manifest, tensor_from
 from ...security.arithmetic.fixedpoint import Flat, Reals
 from ...security.blind.rotation import check_kind, check_vectors
-from .declared import Records
+from .declared import RecordCount
 
 
 class Buffer:
@@ -98,13 +98,13 @@ def _shown(name: object) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)
 
 
-def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: Records | None) -> str:
+def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordCount | None) -> str:
     """Which value counts what this silo does not have; empty if none does.
 
     A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records. In a
     private job, which has no ``records``, they are noisy: whole numbers that canonical JSON can hold.
     """
-    known = records or Records(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
+    known = records or RecordCount(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
     noisy = "" if records else " at most: the job is private, and its counts are noisy"
     metrics: dict[str, int] = {}
     for item, value in zip(items, values, strict=True):

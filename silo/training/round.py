@@ -21,15 +21,15 @@ from ...errors import LocalError
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
 from ..job_folder import JobFolder
-from ..parts.gifts import Bundle
+from ..parts.gifts import Contributions
 from ..parts.tensors import flat
-from .trainer import Place
+from .trainer import TrainingDevice
 
 Delivered = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Work:
+class JobTraining:
     """One job at one silo."""
 
     admitted: Admitted
@@ -38,10 +38,10 @@ class Work:
     threads: int
     cancelled: Callable[[], bool]
     private: PrivateSilo | None = None  # what pays for a private job
-    place: Place = field(default_factory=Place)
+    place: TrainingDevice = field(default_factory=TrainingDevice)
     caution: Caution = field(default_factory=Caution)
 
-    def train(self, round_: int, counted: int, delivered: Delivered) -> Bundle:
+    def train(self, round_: int, counted: int, delivered: Delivered) -> Contributions:
         """Train a round and keep what came of it; what it gives."""
         torch.set_num_threads(self.threads)
         job, method = self.admitted.job, self.admitted.job.method()
@@ -64,7 +64,7 @@ class Work:
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
         given = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
-        bundle = Bundle(given, outcome.taints)
+        bundle = Contributions(given, outcome.taints)
         if self.private is None:
             self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, it is trained again
             self.folder.save_round(round_, counted, outcome.state, bundle)

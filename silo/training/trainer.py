@@ -22,7 +22,7 @@ from ... import log
 from ...algorithms.data.dataset import Dataset
 from ...algorithms.engines.cuda_graphs import way_on
 from ...algorithms.numerics.devices import CPU, Precision, check_precision, find
-from ...algorithms.training.loop import PLAIN, Way
+from ...algorithms.training.loop import PLAIN, Stepper
 from ...errors import LocalError, StaddleError
 from ..admission.checks import Admitted
 
@@ -84,16 +84,16 @@ class Trainer:
 
 
 @dataclass(frozen=True, eq=False)
-class Here:
+class TrainingInput:
     """What a round of one job is given: the device that trains, how, the records to train on and those to test on."""
 
     device: torch.device
-    way: Way
+    way: Stepper
     train: Dataset
     test: Dataset
 
 
-class Place:
+class TrainingDevice:
     """A device, and on it the records of one job; LocalError where this machine has no such device.
 
     Records that do not fit stay on the host, and are brought batch by batch. A private job is trained on the host,
@@ -104,16 +104,16 @@ class Place:
     def __init__(self, device: str = "cpu", precision: Precision = "float32", *, graphs: bool = True) -> None:
         self._device, self._precision, self._graphs = find(device), precision, graphs
         check_precision(self._device, precision)
-        self._held: tuple[Admitted, Here] | None = None
+        self._held: tuple[Admitted, TrainingInput] | None = None
 
-    def of(self, admitted: Admitted) -> Here:
+    def of(self, admitted: Admitted) -> TrainingInput:
         """What a round of the job is given."""
         if self._device == CPU or admitted.job.privacy is not None:
-            return Here(CPU, PLAIN, admitted.train, admitted.test)
+            return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
         if self._held is None or self._held[0] is not admitted:  # read anew, a job may have other records
             self._held = None  # first: it makes room
             way = way_on(self._device, self._precision, graphs=self._graphs)  # anew: its memory is that of one job
-            self._held = admitted, Here(self._device, way, *self._taken(admitted))
+            self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
 
     def _taken(self, admitted: Admitted) -> tuple[Dataset, Dataset]:

@@ -32,16 +32,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...algorithms.engines.engine import Records, Serial, Work
+from ...algorithms.engines.engine import Records, Serial, SiloWork
 from ...algorithms.engines.simulation import nothing
 from ...algorithms.job.job import Job
 from ...algorithms.numerics.devices import CPU
-from ...algorithms.training.silo_round import Look, Outcome
+from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import LocalError, StaddleError
 from .shared_memory import Descriptor, mapped, written
 
 Task: TypeAlias = Literal["train", "look"]
-Answer: TypeAlias = Outcome | Look | LocalError
+Answer: TypeAlias = RoundOutcome | Evaluation | LocalError
 Line: TypeAlias = "Connection[Any, Any]"
 
 
@@ -52,7 +52,7 @@ class Order:
     job: Job | None
     task: Task
     round: int
-    work: Work
+    work: SiloWork
 
 
 def serve(line: Line, records: int, table: int) -> None:
@@ -190,8 +190,8 @@ class Crew:
         return Workers(self, job)
 
     def run(
-        self, job: Job, task: Task, round_: int, work: Sequence[Work], done: Callable[[], None]
-    ) -> dict[str, Outcome | Look]:
+        self, job: Job, task: Task, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> dict[str, RoundOutcome | Evaluation]:
         """The answers of all silos, in the order of ``work``.
 
         LocalError of the first of them that has one: no other silo is begun then. Where anything else ends the call,
@@ -200,7 +200,7 @@ class Crew:
         if not self._workers:
             raise LocalError("the worker processes have ended; start the run again")
         waiting = sorted(work, key=lambda one: self._sizes[one.silo])  # the largest is taken first, from the end
-        answers: dict[str, Outcome | Look] = {}
+        answers: dict[str, RoundOutcome | Evaluation] = {}
         faults: dict[str, LocalError] = {}
         complete = False
         try:
@@ -226,7 +226,7 @@ class Crew:
                 raise faults[one.silo]
         return {one.silo: answers[one.silo] for one in work}
 
-    def _give(self, worker: _Worker, job: Job, task: Task, round_: int, one: Work) -> None:
+    def _give(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
         sent = None if worker.job is job else replace(job)  # a fresh one: what a job has cached does not cross
         worker.job, worker.silo = job, one.silo
         try:
@@ -272,13 +272,13 @@ class Workers:
         """The processor."""
         return CPU
 
-    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
         """``local_round`` of each, as many at a time as there are workers."""
-        return cast(Mapping[str, Outcome], self._crew.run(self._job, "train", round_, work, done))
+        return cast(Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done))
 
-    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
         """``local_round.look`` at each, as many at a time as there are workers."""
-        return cast(Mapping[str, Look], self._crew.run(self._job, "look", round_, work, done))
+        return cast(Mapping[str, Evaluation], self._crew.run(self._job, "look", round_, work, done))
 
     def close(self) -> None:
         """Nothing of its own was begun: the processes are the crew's."""

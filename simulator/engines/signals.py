@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import torch
 
-from ...algorithms.engines.engine import Engine, Work
-from ...algorithms.training.silo_round import Look, Outcome
+from ...algorithms.engines.engine import Engine, SiloWork
+from ...algorithms.training.silo_round import Evaluation, RoundOutcome
 from ...errors import CancelledError
 
 T = TypeVar("T")
 
 
-class Stop:
+class StopSignal:
     """Whether this process was asked to end."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Stop:
 
 
 @contextmanager
-def stopping(*numbers: signal.Signals) -> Iterator[Stop]:
+def stopping(*numbers: signal.Signals) -> Iterator[StopSignal]:
     """While the block runs, these signals ask to end."""
-    stop = Stop()
+    stop = StopSignal()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
         stop.ask()
@@ -58,7 +58,7 @@ def stopping(*numbers: signal.Signals) -> Iterator[Stop]:
 class Stoppable:
     """An engine whose work is given up when its process is asked to end; nothing is left of a round given up."""
 
-    def __init__(self, engine: Engine, stop: Stop) -> None:
+    def __init__(self, engine: Engine, stop: StopSignal) -> None:
         self._engine, self._stop = engine, stop
 
     @property
@@ -66,11 +66,11 @@ class Stoppable:
         """The engine's."""
         return self._engine.device
 
-    def train(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Outcome]:
+    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
         """As the engine's."""
         return self._stop.guard(lambda: self._engine.train(round_, work, done))
 
-    def look(self, round_: int, work: Sequence[Work], done: Callable[[], None]) -> Mapping[str, Look]:
+    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
         """As the engine's."""
         return self._stop.guard(lambda: self._engine.look(round_, work, done))
 

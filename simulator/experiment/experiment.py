@@ -226,11 +226,11 @@ def _announced(file: ExperimentFile) -> int:
     match file.data, file.partition:
         case Synthetic(silos=count), _:
             return count
-        case _, partition_table.Table(keep=int(count)) | PartitionFromFile(keep=int(count)):
+        case _, partition_table.PartitionTable(keep=int(count)) | PartitionFromFile(keep=int(count)):
             return count
-        case _, partition_table.Sources(silos=by_source):
+        case _, partition_table.BySource(silos=by_source):
             return sum(by_source.values())
-        case _, partition_table.Column() | PartitionFromFile() | None:
+        case _, partition_table.ByColumn() | PartitionFromFile() | None:
             return max(file.min_cohort, FEWEST)
         case _, table:
             return table.silos

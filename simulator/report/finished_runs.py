@@ -17,7 +17,7 @@ from ..run.checkpoint import read_index
 from ..run.export import COORDINATOR, model_file
 from ..run.folder import HISTORY
 from ..run.history import BEGIN_ANEW, Measured
-from ..run.manifest import RUN, Identity, SiloRecords
+from ..run.manifest import RUN, RunManifest, SiloRecords
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Recorded:
     silos: tuple[SiloRecords, ...]
     history: tuple[Measured, ...]
     finished: bool
-    identity: Identity
+    identity: RunManifest
     seconds: float | None
 
     @property

@@ -7,7 +7,7 @@ SPECIAL = "\\`*_{}[]<>#|$~"
 
 
 @dataclass(frozen=True)
-class Column:
+class MarkdownColumn:
     """Of a table; numbers stand on the right."""
 
     title: str
@@ -19,7 +19,7 @@ def escaped(text: str) -> str:
     return "".join(f"\\{c}" if c in SPECIAL else c for c in " ".join(text.split()))
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> str:
     """A table whose source reads well too; the cells are Markdown."""
     cells = [[column.title for column in columns], *rows]
     widths = [max(3, *(len(row[place]) for row in cells)) for place in range(len(columns))]
@@ -28,7 +28,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
 
 
-def _padded(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> list[str]:
+def _padded(row: Sequence[str], columns: Sequence[MarkdownColumn], widths: Sequence[int]) -> list[str]:
     return [
         cell.rjust(width) if column.numbers else cell.ljust(width)
         for cell, column, width in zip(row, columns, widths, strict=True)

@@ -19,7 +19,7 @@ from ..experiment.plan import Population
 from ..run.history import Measure, Measured
 from ..run.scores import ALL, AVERAGES, CHOICES, DEFINITIONS, TITLES, Choice, Named, Spread, over_seeds, scores, spread
 from .finished_runs import Recorded
-from .markdown import Column, escaped, table
+from .markdown import MarkdownColumn, escaped, table
 from .silo_spread import against, kept, spectrum
 
 Rows = list[tuple[str, str]]
@@ -170,7 +170,7 @@ def summary(groups: Groups, partition: PartitionFile | None = None, pictures: Se
 def _experiment(groups: Groups, partition: PartitionFile | None) -> str:
     rows = [(escaped(name), escaped(value)) for name, value in experiment(groups, partition)]
     listed = "".join(f"- **{escaped(label)}**: {escaped(told)}\n" for label, told in methods(groups))
-    return "## What was run\n\n" + table([Column("what"), Column("value")], rows) + "\n" + listed
+    return "## What was run\n\n" + table([MarkdownColumn("what"), MarkdownColumn("value")], rows) + "\n" + listed
 
 
 def _silos(groups: Groups) -> str:
@@ -203,7 +203,7 @@ def _by_silo(taken: Mapping[str, Mapping[int, Measured]], alone: str | None) -> 
         if alone is not None:
             row += [NONE] * 3 if label == alone else _duels(seeds, taken[alone])
         rows.append(row)
-    return table([Column("method"), *(Column(title, numbers=True) for title in titles)], rows)
+    return table([MarkdownColumn("method"), *(MarkdownColumn(title, numbers=True) for title in titles)], rows)
 
 
 def _duels(seeds: Mapping[int, Measured], others: Mapping[int, Measured]) -> list[str]:
@@ -226,15 +226,17 @@ def _scores(found: Mapping[str, Mapping[Named, Spread]], choice: Choice) -> str:
     columns = [one for one in named if any(one in own for own in found.values())]
     if not columns:
         return ""
-    titles = [Column(f"{measure} {average}", numbers=True) for measure, average, _ in columns]
+    titles = [MarkdownColumn(f"{measure} {average}", numbers=True) for measure, average, _ in columns]
     rows = [[escaped(label), *(_percent(own.get(one)) for one in columns)] for label, own in found.items()]
-    return f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n" + table([Column("method"), *titles], rows)
+    return f"\n### {choice.capitalize()}\n\nThat is {CHOICES[choice]}.\n\n" + table(
+        [MarkdownColumn("method"), *titles], rows
+    )
 
 
 def _cost(groups: Groups) -> str:
     columns = [
-        Column("method"),
-        *(Column(title, numbers=True) for title in ("runs", "seconds a run", "rounds a second")),
+        MarkdownColumn("method"),
+        *(MarkdownColumn(title, numbers=True) for title in ("runs", "seconds a run", "rounds a second")),
     ]
     rows = []
     for label, runs in groups.items():

@@ -12,12 +12,12 @@ from statistics import fmean
 
 from ...algorithms.job.job import Job
 from ..report.finished_runs import Recorded
-from ..report.markdown import Column as Heading
+from ..report.markdown import MarkdownColumn as Heading
 from ..report.markdown import escaped
 from ..report.markdown import table as markdown_table
 from ..run.history import Measured
 from ..run.scores import Spread, scores, spread
-from .published import Column, Row, Table, Value
+from .published import PaperColumn, PaperRow, PaperTable, PaperValue
 
 NONE = "–"
 HEADINGS = ("setting", "method", "published", "ours", "seeds", "difference")
@@ -57,9 +57,9 @@ class Ran:
 class Cell:
     """A published value and what ours came to; ``ours`` is None where no run is finished."""
 
-    column: Column
-    row: Row
-    value: Value
+    column: PaperColumn
+    row: PaperRow
+    value: PaperValue
     label: str | None
     ours: Ran | None
 
@@ -69,7 +69,7 @@ class Cell:
         return None if self.ours is None or self.value.mean is None else self.ours.score.mean - self.value.mean
 
 
-def compared(table: Table, recorded: Mapping[str, Sequence[Recorded]]) -> tuple[Cell, ...]:
+def compared(table: PaperTable, recorded: Mapping[str, Sequence[Recorded]]) -> tuple[Cell, ...]:
     """Column by column, of the settings whose finished runs are given; those without any are left out."""
     found = []
     for place, column in enumerate(table.columns):
@@ -98,7 +98,7 @@ def told(cells: Sequence[Cell], *, over_silos: bool) -> list[list[str]]:
     ]
 
 
-def to_markdown(table: Table, cells: Sequence[Cell], smaller: Sequence[str]) -> str:
+def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]) -> str:
     """The table, setting by setting; ``smaller`` is what was less than in the paper."""
     over_silos = table.deviation == "silos"
     text = f"# {escaped(table.path)}\n\n{escaped(table.title)}.\n\n{escaped(table.citation)}\n\n"
@@ -120,7 +120,7 @@ def to_markdown(table: Table, cells: Sequence[Cell], smaller: Sequence[str]) -> 
     return text + "\n## Notes\n\n" + "".join(f"- {escaped(note)}\n" for note in table.notes)
 
 
-def to_csv(table: Table, cells: Sequence[Cell]) -> str:
+def to_csv(table: PaperTable, cells: Sequence[Cell]) -> str:
     """The same as CSV, accuracies in 0…1 with every digit."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -149,7 +149,7 @@ def warning(smaller: Sequence[str]) -> str:
     return f"Reduced: {', '.join(smaller)}. These values do not compare with the published ones."
 
 
-def meaning(table: Table) -> str:
+def meaning(table: PaperTable) -> str:
     """What ± is."""
     ours = "Ours: mean ± deviation over seeds."
     if table.deviation == "silos":
@@ -157,7 +157,7 @@ def meaning(table: Table) -> str:
     return f"Published: mean ± deviation. {ours}"
 
 
-def _ran(row: Row, column: Column, runs: Sequence[Recorded]) -> Ran | None:
+def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | None:
     seen = [(run, within(run.history, column.silos)) for run in runs]
     found = [(run, history, scores(history)) for run, history in seen]
     taken = [(run, history, own[row.score]) for run, history, own in found if row.score in own]
@@ -188,7 +188,7 @@ def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
     return tuple(found)
 
 
-def _published(value: Value) -> str:
+def _published(value: PaperValue) -> str:
     if value.mean is None:
         return value.text or NONE
     return _percent(value.mean, value.deviation, value.digits)

@@ -24,7 +24,7 @@ from ...files.documents import Strict, validate
 from ..experiment.assign import title
 from ..experiment.experiment import Experiment, ExperimentFile, checked
 from ..experiment.options import Data, Partition, PartitionFromFile, Synthetic, below
-from .published import NEXT_TO_IT, Setting, Table
+from .published import NEXT_TO_IT, PaperSetting, PaperTable
 
 SEEDS = 3  # where the paper does not say how many
 LEAST_DRAWN = 3  # silos of a round at a smaller scale: of two, each would learn of the other alone
@@ -42,14 +42,14 @@ class Scale:
 FULL = Scale()
 
 
-class Records(Strict):
+class RecordSource(Strict):
     """What of an experiment says where its records are."""
 
     data: Data
     partition: Partition | None = None
 
 
-def chosen_settings(table: Table, wanted: Sequence[str]) -> tuple[Setting, ...]:
+def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSetting, ...]:
     """The settings of these names, all for none."""
     known = {setting.name: setting for setting in table.settings}
     if not known:
@@ -57,7 +57,7 @@ def chosen_settings(table: Table, wanted: Sequence[str]) -> tuple[Setting, ...]:
     return tuple(known[_known(name, known, f"{table.path}: no setting")] for name in dict.fromkeys(wanted or known))
 
 
-def chosen_labels(table: Table, wanted: Sequence[str]) -> frozenset[str]:
+def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
     """The labels of these methods, all for none, and of those that run beside every one."""
     methods = {method.title: method for row in table.all_rows for method in row.methods.values()}
     asked = {_known(name, methods, f"{table.path}: no method that runs here") for name in wanted or methods}
@@ -65,8 +65,8 @@ def chosen_labels(table: Table, wanted: Sequence[str]) -> frozenset[str]:
 
 
 def experiment_of(
-    table: Table,
-    setting: Setting,
+    table: PaperTable,
+    setting: PaperSetting,
     folder: Path,
     scale: Scale = FULL,
     labels: frozenset[str] | None = None,
@@ -88,15 +88,15 @@ def experiment_of(
     return checked(origin, validate(document, ExperimentFile, str(origin)), folder)
 
 
-def records_of(setting: Setting, folder: Path) -> Records:
+def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
     """Where the records of a setting are, in a folder."""
-    document = {key: value for key, value in _scaled(setting, FULL).items() if key in Records.model_fields}
-    records = validate(document, Records, setting.name)
+    document = {key: value for key, value in _scaled(setting, FULL).items() if key in RecordSource.model_fields}
+    records = validate(document, RecordSource, setting.name)
     data, partition = below(records.data, records.partition, folder)
-    return Records(data=data, partition=partition)
+    return RecordSource(data=data, partition=partition)
 
 
-def reduced(settings: Sequence[Setting], scale: Scale) -> tuple[str, ...]:
+def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
     """What is other than in the paper, for people."""
     found = []
     if fewer := [setting for setting in settings if _fewer(setting, scale)]:
@@ -107,7 +107,7 @@ def reduced(settings: Sequence[Setting], scale: Scale) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _scaled(setting: Setting, scale: Scale) -> dict[str, Any]:
+def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
     document = dict(setting.document)
     data = dict(document["data"])
     if data.get("kind") == "torchvision":  # whose sets lie in the folder side by side
@@ -124,7 +124,7 @@ def _scaled(setting: Setting, scale: Scale) -> dict[str, Any]:
     return {**document, "data": data}
 
 
-def _fewer(setting: Setting, scale: Scale) -> int | None:
+def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     """How many of a setting's clients take part; None for all."""
     there = _clients(setting)
     if scale.clients is None or (there is not None and there <= scale.clients):
@@ -134,7 +134,7 @@ def _fewer(setting: Setting, scale: Scale) -> int | None:
     return scale.clients
 
 
-def _clients(setting: Setting) -> int | None:
+def _clients(setting: PaperSetting) -> int | None:
     """How many there are at full scale; None where the data or a file says so."""
     data = setting.document["data"]
     if data.get("kind") == "synthetic":

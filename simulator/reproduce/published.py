@@ -168,7 +168,7 @@ class PaperFile(Strict):
 
 
 @dataclass(frozen=True)
-class Value:
+class PaperValue:
     """A published number as printed, and in 0…1; ``mean`` is None where it is lost or the paper has none.
 
     ``digits`` are those that it has behind the point in percent.
@@ -181,7 +181,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PaperSetting:
     """What a column was measured in: a document of ``experiment.ExperimentFile`` less name, seeds and methods."""
 
     name: str
@@ -191,27 +191,27 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """One setting of a table; of the silos whose names begin so, all for none. Without a setting it is not ours."""
 
     name: str
     title: str
-    setting: Setting | None
+    setting: PaperSetting | None
     silos: str = ""
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A method as printed, its values by column, and our method by setting: none where the catalog has it not."""
 
     title: str
-    values: tuple[Value, ...]
+    values: tuple[PaperValue, ...]
     score: Named
     methods: Mapping[str, ChosenMethod] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
 
     ``beside`` are methods of NEXT_TO_IT in settings in which no row has them, as the paper's other tables have them.
@@ -223,9 +223,9 @@ class Table:
     citation: str
     seeds: int | None
     deviation: Of
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    beside: tuple[Row, ...]
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
+    beside: tuple[PaperRow, ...]
     notes: tuple[str, ...]
 
     @property
@@ -234,26 +234,26 @@ class Table:
         return f"{self.paper}/{self.name}"
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[PaperSetting, ...]:
         """Those of its columns, each once."""
         found = {column.setting.name: column.setting for column in self.columns if column.setting is not None}
         return tuple(found.values())
 
     @property
-    def all_rows(self) -> tuple[Row, ...]:
+    def all_rows(self) -> tuple[PaperRow, ...]:
         """Those of the paper, then those that run beside."""
         return (*self.rows, *self.beside)
 
 
 @cache
-def published() -> tuple[Table, ...]:
+def published() -> tuple[PaperTable, ...]:
     """All tables, paper by paper."""
     folder = resources.files(__package__) / "tables"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
     return tuple(table for file in files for table in parse(file.name.removesuffix(".toml"), file.read_bytes()))
 
 
-def parse(paper: str, data: bytes) -> tuple[Table, ...]:
+def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
     """The tables of a file; LocalError names what is wrong with it."""
     origin = f"{paper}.toml"
     file = parse_toml(data, PaperFile, origin)
@@ -263,7 +263,7 @@ def parse(paper: str, data: bytes) -> tuple[Table, ...]:
     _check_labels(everyone, origin)
     besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {method.name: method for method in file.beside}
     return tuple(
-        Table(
+        PaperTable(
             paper,
             table.name,
             table.title,
@@ -279,7 +279,7 @@ def parse(paper: str, data: bytes) -> tuple[Table, ...]:
     )
 
 
-def find(path: str) -> Table:
+def find(path: str) -> PaperTable:
     """The table of a path such as ``pfedsim/table3``; LocalError suggests the nearest."""
     known = {table.path: table for table in published()}
     if path not in known:
@@ -289,24 +289,24 @@ def find(path: str) -> Table:
     return known[path]
 
 
-def _setting(name: str, common: Document, own: Document) -> Setting:
+def _setting(name: str, common: Document, own: Document) -> PaperSetting:
     document = {**common, **own}
     for key, value in common.items():
         if isinstance(value, dict) and isinstance(own.get(key), dict):
             document[key] = value | own[key]
     title, without = document.pop("title", name), document.pop("without", ())
-    return Setting(name, title, document, frozenset(without))
+    return PaperSetting(name, title, document, frozenset(without))
 
 
-def _column(table: ColumnTable, settings: Mapping[str, Setting], origin: str) -> Column:
+def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
     if table.setting is not None and table.setting not in settings:
         raise LocalError(f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}")
     setting = None if table.setting is None else settings[table.setting]
     name, title = (setting.name, setting.title) if setting else ("", "")
-    return Column(table.name or name, table.title or title, setting, table.silos)
+    return PaperColumn(table.name or name, table.title or title, setting, table.silos)
 
 
-def _row(row: RowTable, table: TableTable, settings: Mapping[str, Setting], origin: str) -> Row:
+def _row(row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperRow:
     if unknown := set(row.own) - set(settings):
         raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is no setting of the file")
     methods = {}
@@ -316,20 +316,20 @@ def _row(row: RowTable, table: TableTable, settings: Mapping[str, Setting], orig
             if isinstance(own, OwnTable):
                 methods[name] = own.of(row.method)
     values = tuple(_value(text, table.unit) for text in row.published)
-    return Row(row.title, values, (row.score or table.score).named, methods)
+    return PaperRow(row.title, values, (row.score or table.score).named, methods)
 
 
-def _value(text: str, unit: Unit) -> Value:
+def _value(text: str, unit: Unit) -> PaperValue:
     if not (printed := PRINTED.fullmatch(text)):
-        return Value(text)
+        return PaperValue(text)
     whole = Decimal(100 if unit == "percent" else 1)
     deviation = printed["std"] or printed["spread"]
     digits = len(printed["mean"].partition(".")[2]) - (0 if unit == "percent" else 2)
     mean, over = (None if number is None else float(Decimal(number) / whole) for number in (printed["mean"], deviation))
-    return Value(text, mean, over, max(digits, 0))
+    return PaperValue(text, mean, over, max(digits, 0))
 
 
-def _check_labels(rows: Sequence[Row], origin: str) -> None:
+def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
     """One label is one method in a setting, in all tables of a paper: they share its runs."""
     first: dict[tuple[str, str], ChosenMethod] = {}
     for row in rows:
@@ -341,14 +341,14 @@ def _check_labels(rows: Sequence[Row], origin: str) -> None:
 
 
 def _beside(
-    rows: Sequence[Row],
-    everyone: Sequence[Row],
-    columns: Sequence[Column],
+    rows: Sequence[PaperRow],
+    everyone: Sequence[PaperRow],
+    columns: Sequence[PaperColumn],
     score: Named,
     besides: Mapping[str, ChosenMethod],
-) -> tuple[Row, ...]:
+) -> tuple[PaperRow, ...]:
     settings = {column.setting.name: column.setting for column in columns if column.setting is not None}
-    nothing = tuple(Value("") for _ in columns)
+    nothing = tuple(PaperValue("") for _ in columns)
     found = []
     for name, method in besides.items():
         methods = {}
@@ -357,11 +357,11 @@ def _beside(
                 there = _having(everyone, setting, name)
                 methods[setting.name] = there[0] if there else method
         if methods:
-            found.append(Row(name, nothing, score, methods))
+            found.append(PaperRow(name, nothing, score, methods))
     return tuple(found)
 
 
-def _having(rows: Sequence[Row], setting: Setting, name: str) -> list[ChosenMethod]:
+def _having(rows: Sequence[PaperRow], setting: PaperSetting, name: str) -> list[ChosenMethod]:
     """What rows have of a method in a setting."""
     methods = (row.methods.get(setting.name) for row in rows)
     return [method for method in methods if method is not None and method.name == name]

@@ -32,7 +32,7 @@ from ...algorithms.leaks.taint import taints_from_text, taints_to_text
 from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, unwritable, write_atomic
 from .history import BEGIN_ANEW, Prefix
-from .tensor_file import Entry, Key, pack, unpack
+from .tensor_file import Key, TensorEntry, pack, unpack
 
 INDEX, FOLDER = "checkpoint.json", "checkpoint"
 PACK_BYTES = 64 * 1024 * 1024  # a file takes no more entries than reach this: a multiple of it is in memory
@@ -51,7 +51,7 @@ class File(Strict):
     holds: tuple[Key, ...]
 
 
-class Finished(Strict):
+class FinishedRun(Strict):
     """A run that is over: its whole history, and the files of its results."""
 
     history: Prefix
@@ -71,7 +71,7 @@ class Index(Strict):
     trained: tuple[str, ...]
     history: Prefix
     files: tuple[File, ...]
-    finished: Finished | None = None
+    finished: FinishedRun | None = None
 
 
 class _Sealed(Strict):
@@ -95,7 +95,7 @@ class _Written:
     weight: int  # of all that was written into it
 
 
-class Checkpoint:
+class Snapshots:
     """The checkpoints of one run, one replacing the other; one process writes them."""
 
     def __init__(self, folder: Path, run: str, clock: Callable[[], float] = monotonic) -> None:
@@ -162,7 +162,7 @@ class Checkpoint:
         self._placed, self._written = placed, written
         self._sweep()
 
-    def finish(self, finished: Finished) -> None:
+    def finish(self, finished: FinishedRun) -> None:
         """Let the run be over."""
         if self._index is None:
             raise LocalError(
@@ -250,21 +250,21 @@ def _snapshot(index: Index, found: Mapping[Key, Source]) -> Snapshot:
     return Snapshot(index.round, states, frozenset(index.trained), coordinator, Shelved(published, versions, mail))
 
 
-def _entry(source: Source) -> Entry:
+def _entry(source: Source) -> TensorEntry:
     if isinstance(source, SiloState):
         rooms = {f"part/{part}": tensors for part, tensors in source.parts.items()}
-        return Entry({**rooms, "extra": source.extra}, taints_to_text(source.taints))
-    return Entry({ONE: source})
+        return TensorEntry({**rooms, "extra": source.extra}, taints_to_text(source.taints))
+    return TensorEntry({ONE: source})
 
 
-def _source(key: Key, entry: Entry) -> Source:
+def _source(key: Key, entry: TensorEntry) -> Source:
     if key[0] != "state":
         return entry.rooms[ONE]
     parts = {room.removeprefix("part/"): held for room, held in entry.rooms.items() if room != "extra"}
     return SiloState(parts, entry.rooms["extra"], taints_from_text(entry.note))
 
 
-def _weight(entry: Entry) -> int:
+def _weight(entry: TensorEntry) -> int:
     return max(entry.nbytes, 1)
 
 
@@ -285,9 +285,9 @@ def _files(placed: Mapping[Key, _Placed], written: Mapping[str, _Written]) -> It
         yield File(name=name, bytes=file.bytes, sha256=file.sha256, holds=tuple(holds[name]))
 
 
-def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, Entry]]:
+def _batches(fresh: Mapping[Key, Source]) -> Iterator[dict[Key, TensorEntry]]:
     """What is to be written, file by file."""
-    batch: dict[Key, Entry] = {}
+    batch: dict[Key, TensorEntry] = {}
     size = 0
     for key, source in fresh.items():
         batch[key] = _entry(source)

@@ -29,9 +29,9 @@ from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export as results
 from . import manifest as identity
-from .checkpoint import Checkpoint, Finished
+from .checkpoint import FinishedRun, Snapshots
 from .history import NOTHING, HistoryFile, Measured
-from .manifest import RUN, Identity
+from .manifest import RUN, RunManifest
 
 HISTORY = "history.jsonl"
 
@@ -66,7 +66,7 @@ def opened(
 class RunFolder:
     """A run on disk, between two of its rounds."""
 
-    def __init__(self, path: Path, run: Run, here: Identity) -> None:
+    def __init__(self, path: Path, run: Run, here: RunManifest) -> None:
         self.path, self._run, self._identity = path, run, here
         there = _identity_there(path)
         if there is not None:
@@ -75,7 +75,7 @@ class RunFolder:
             write_atomic(path / RUN, here.to_bytes(), 0o644)
             there = here
         _tidy(path)
-        self._checkpoint = Checkpoint(path, sha256(there.to_bytes()).hexdigest())
+        self._checkpoint = Snapshots(path, sha256(there.to_bytes()).hexdigest())
         index = self._checkpoint.index
         over = index.finished if index else None
         self.finished = over is not None and all((path / name).exists() for name in over.results)
@@ -121,7 +121,7 @@ class RunFolder:
         models = {silo: states[silo] for silo in self._run.job.silos}
         made = results.write(self.path, self._identity.silos, self.history, models, coordinator)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
-        self._checkpoint.finish(Finished(history=self._history.sync(), results=names))
+        self._checkpoint.finish(FinishedRun(history=self._history.sync(), results=names))
         self.finished = True
         return made
 
@@ -130,7 +130,7 @@ class RunFolder:
         self._history.close()
 
 
-def _identity_there(path: Path) -> Identity | None:
+def _identity_there(path: Path) -> RunManifest | None:
     """Of the run whose folder this is; None where it is new. LocalError where it holds something else."""
     if (path / RUN).exists():
         return identity.read(path)

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...algorithms.training.silo_round import Look, Report, Seen
+from ...algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, sync_directory, unwritable
 
@@ -66,7 +66,7 @@ class Measured:
         return float(self.accuracies.std())
 
 
-def of_round(rounds: int, reports: Mapping[str, Report]) -> tuple[Measured, ...]:
+def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured, ...]:
     """The measures of the silos that trained in the last of these rounds."""
     records = {silo: report.tested for silo, report in reports.items()}
     before = {silo: report.correct_delivered for silo, report in reports.items()}
@@ -74,7 +74,7 @@ def of_round(rounds: int, reports: Mapping[str, Report]) -> tuple[Measured, ...]
     return Measured(rounds, "selected/before", before, records), Measured(rounds, "selected/after", after, records)
 
 
-def of_look(rounds: int, looks: Mapping[str, Look]) -> tuple[Measured, ...]:
+def of_look(rounds: int, looks: Mapping[str, Evaluation]) -> tuple[Measured, ...]:
     """The measures of all silos; those on validation records where every silo has some."""
     test = {silo: look.test for silo, look in looks.items()}
     found = [*_pair(rounds, ("all/aggregated", "all/trained"), test)]

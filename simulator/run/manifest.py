@@ -47,7 +47,7 @@ class MadeWith(Strict):
         return f"on {self.device} with Staddle {self.staddle} and torch {self.torch}"
 
 
-class Identity(Strict):
+class RunManifest(Strict):
     """What stands in run.json; ``population`` is the digest of the records and their partition."""
 
     version: Literal[1] = 1
@@ -59,7 +59,7 @@ class Identity(Strict):
     look_every: int
     made_with: MadeWith
 
-    def with_seed(self, seed: int) -> "Identity":
+    def with_seed(self, seed: int) -> "RunManifest":
         """Of the same run with another seed."""
         return self.model_copy(update={"seed": seed, "job": {**self.job, "seed": seed}})
 
@@ -68,10 +68,10 @@ class Identity(Strict):
         return canonical_json(self.model_dump()) + b"\n"
 
 
-def identity(run: Run, population: Population, schedule: Schedule, device: Device = "cpu") -> Identity:
+def identity(run: Run, population: Population, schedule: Schedule, device: Device = "cpu") -> RunManifest:
     """Of a run that begins here and now, and trains on such a device."""
     sides = {silo: population.records[silo] for silo in run.job.silos}
-    return Identity(
+    return RunManifest(
         label=run.label,
         seed=run.seed,
         job=run.job.document(),
@@ -90,22 +90,22 @@ def identity(run: Run, population: Population, schedule: Schedule, device: Devic
     )
 
 
-def read(folder: Path) -> Identity:
+def read(folder: Path) -> RunManifest:
     """That of a run's folder; LocalError where it is not as it was written."""
     path = folder / RUN
     try:
-        return parse_canonical(read_bytes(path), Identity, str(path))
+        return parse_canonical(read_bytes(path), RunManifest, str(path))
     except LocalError as error:
         raise LocalError(f"{error}; {BEGIN_ANEW}") from error
 
 
-def check_same(folder: Path, there: Identity, here: Identity) -> None:
+def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
     """LocalError where the folder is of another run; releases and device count only where a run is gone on with."""
     if told := differences(there, here):
         raise LocalError(f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
 
 
-def differences(there: Identity, here: Identity) -> list[str]:
+def differences(there: RunManifest, here: RunManifest) -> list[str]:
     """In what two runs differ, releases aside: "training.lr is 0.1 there and 0.05 here"."""
     found = list(_differences(_written(there), _written(here), ""))
     if there.silos != here.silos:
@@ -118,7 +118,7 @@ def differences(there: Identity, here: Identity) -> list[str]:
     return [*found[:MOST_TOLD], f"and {more} more"] if more > 0 else found
 
 
-def _written(one: Identity) -> dict[str, Any]:
+def _written(one: RunManifest) -> dict[str, Any]:
     """What a person wrote of it."""
     job = {key: value for key, value in one.job.items() if key not in DERIVED}
     return {**job, "label": one.label, "look_every": one.look_every}

@@ -13,7 +13,7 @@ from .history import Measured
 Doing = Literal["training", "looking"]
 
 
-class Watch(Protocol):
+class RunProgress(Protocol):
     """What a runner tells; rounds are those that train."""
 
     def begin(self, run: Run, rounds: int) -> None:

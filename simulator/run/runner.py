@@ -9,11 +9,11 @@ from ...algorithms.engines.simulation import Simulation
 from ...algorithms.job.job import Job
 from ...errors import CancelledError
 from ..engines.device import Device
-from ..engines.signals import Stop, Stoppable
+from ..engines.signals import Stoppable, StopSignal
 from ..experiment.plan import Population, Run, Schedule
 from .folder import RunFolder, opened
 from .history import Measured, of_look, of_round
-from .progress import Watch
+from .progress import RunProgress
 from .tensorboard import Board
 
 
@@ -23,8 +23,8 @@ def complete(
     population: Population,
     schedule: Schedule,
     engine: Callable[[Job], Engine],
-    watch: Watch,
-    stop: Stop,
+    watch: RunProgress,
+    stop: StopSignal,
     *,
     device: Device = "cpu",
     events: bool = False,
@@ -53,7 +53,7 @@ class _Rounds:
         simulation: Simulation,
         folder: RunFolder,
         schedule: Schedule,
-        watch: Watch,
+        watch: RunProgress,
         board: Board | None,
     ) -> None:
         self._run, self._job, self._simulation = run, run.job, simulation

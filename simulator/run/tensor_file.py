@@ -25,7 +25,7 @@ Rooms: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class TensorEntry:
     """Tensors by room and name, and a text; a room may be empty."""
 
     rooms: Mapping[str, Tensors]
@@ -40,7 +40,7 @@ class Entry:
 _TABLE = msgspec.json.Decoder(list[tuple[Key, dict[str, dict[str, int]], str]])
 
 
-def pack(entries: Mapping[Key, Entry]) -> bytes:
+def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
     """One file of these entries; tensors may share memory, and lie on any device."""
     tensors: dict[str, Tensor] = {}
 
@@ -49,20 +49,20 @@ def pack(entries: Mapping[Key, Entry]) -> bytes:
         tensors[str(place)] = tensor.detach().cpu().clone().contiguous()
         return place
 
-    def numbered(entry: Entry) -> Rooms:
+    def numbered(entry: TensorEntry) -> Rooms:
         return {room: {name: number(t) for name, t in held.items()} for room, held in entry.rooms.items()}
 
     table = [(key, numbered(entry), entry.note) for key, entry in entries.items()]
     return bytes(save(tensors, {TABLE: msgspec.json.encode(table).decode()}))
 
 
-def unpack(data: bytes, origin: str) -> dict[Key, Entry]:
+def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
     """The entries of what ``pack`` made, on the CPU; ``origin`` names it in errors."""
     try:
         tensors = load(data)
         table = _TABLE.decode(metadata_of(data)[TABLE])
         return {
-            key: Entry(
+            key: TensorEntry(
                 {room: {n: tensors[str(i)].clone() for n, i in held.items()} for room, held in rooms.items()}, note
             )
             for key, rooms, note in table

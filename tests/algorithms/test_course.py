@@ -11,7 +11,7 @@ from staddle.algorithms.course import Change, Optimiser, Survey
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
-from staddle.algorithms.exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.class_census import SAID, TOLD
 from staddle.algorithms.method import METRICS, Method
 from staddle.algorithms.methods.fedavg import FedAvg
@@ -58,7 +58,7 @@ class Surveying(Method):
 
     def give(self, state, facts):
         assert state.extra["seen"] == facts.samples
-        return {"sums": Gift({name: facts.measured[name].clone() for name in ("one", "two", "all")})}
+        return {"sums": Contribution({name: facts.measured[name].clone() for name in ("one", "two", "all")})}
 
 
 class Tuning(FedAvg):

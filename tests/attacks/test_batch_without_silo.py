@@ -42,9 +42,9 @@ class Asking(Attempted):
             case c.AskAbandon(silos):
                 self.tell(silos, s.AbandonAsked())
             case s.SendComplaint(complaint):
-                self.queue.append(("coordinator", c.ComplaintGiven(complaint)))
+                self.queue.append(("coordinator", c.ComplaintUploaded(complaint)))
             case s.SendAbandon(note):
-                self.queue.append(("coordinator", c.AbandonGiven(note)))
+                self.queue.append(("coordinator", c.AbandonUploaded(note)))
             case _:
                 super().act(who, effect)
 

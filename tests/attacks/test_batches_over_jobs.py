@@ -9,7 +9,7 @@ could see that. The measure is how far off the recovered numbers of training and
 import numpy as np
 import pytest
 from support.hostile_coordinator import SILO, offer, play, records, round_of
-from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, Given, make_world
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, GroupValues, make_world
 
 from staddle.algorithms.job.batches import split
 from staddle.security.blind.plan import round_terms
@@ -36,12 +36,12 @@ class Counted(Attempted):
     def gift(self, group, silo):
         given, (train, test) = super().gift(group, silo), COUNTS[silo]
         if group.name == "metrics":
-            return Given(np.array([0.0, 0.0, test]))
-        return Given(given.values, None if given.weights is None else np.full(group.rows, float(train)))
+            return GroupValues(np.array([0.0, 0.0, test]))
+        return GroupValues(given.values, None if given.weights is None else np.full(group.rows, float(train)))
 
     def act(self, who, effect):
         super().act(who, effect)
-        if isinstance(effect, c.TellSurvivors) and SILO not in self.cohort:
+        if isinstance(effect, c.DeliverSurvivors) and SILO not in self.cohort:
             self.queue += self.later
             self.later = []
         if isinstance(effect, c.Ask) and SILO not in self.cohort:

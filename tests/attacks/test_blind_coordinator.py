@@ -14,7 +14,7 @@ from support.hostile_coordinator import GARBAGE, SILO, attacked, delivery, offer
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.proto import secure_pb2 as secure
-from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
 from staddle.proto.convert.secagg_sent import Over, attempt_to_wire
 from staddle.security.faults import Code
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -107,14 +107,14 @@ def another_job(attempted, _):
 
 def split(attempted, told):
     """All others are told four survivors; the real silo three, of which it is one."""
-    return [s.SurvivorsTold(tuple(header for header in told.headers if header.silo != "east"))]
+    return [s.SurvivorsReceived(tuple(header for header in told.headers if header.silo != "east"))]
 
 
 def forged_notes(attempted, told):
     """Survivors' signatures over other sets, by the coordinator's key."""
     sets = Sets(attempted.state.h_u1, attempted.state.h_u2, attempted.state.h_u3)
     ctx, sign = attempted.spec.context(), attempted.world.keys.sign
-    return [s.NotesTold(tuple(make_survival(ctx, each.silo, sets, sign) for each in told.survivals))]
+    return [s.NotesReceived(tuple(make_survival(ctx, each.silo, sets, sign) for each in told.survivals))]
 
 
 ASKED, DEALT, GAVE = (), ("keys",), ("keys", "shares", "header")
@@ -136,54 +136,54 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "unsigned": (when(SignedSpec, lambda _, body: [replace(body, signature=bytes(64))]), "SPEC", ASKED),
     "the same again": (when(SignedSpec, lambda _, body: [body, body]), "ATTEMPT", DEALT),
     "keys of its own": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)]),
+        when(s.KeysReceived, lambda _, t: [s.KeysReceived(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "bad signature of a bundle": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(swapped(t.bundles, 3, signature=bytes(64)), t.keys)]),
+        when(s.KeysReceived, lambda _, t: [s.KeysReceived(swapped(t.bundles, 3, signature=bytes(64)), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "keys without ours": (
-        when(s.KeysTold, lambda _, t: [s.KeysTold(tuple(b for b in t.bundles if b.silo != SILO), t.keys)]),
+        when(s.KeysReceived, lambda _, t: [s.KeysReceived(tuple(b for b in t.bundles if b.silo != SILO), t.keys)]),
         "KEYS",
         DEALT,
     ),
     "two sets of keys": (
-        when(s.KeysTold, lambda _, t: [t, s.KeysTold(t.bundles[:3], t.keys[:2])]),
+        when(s.KeysReceived, lambda _, t: [t, s.KeysReceived(t.bundles[:3], t.keys[:2])]),
         "EQUIVOCATION",
         ("keys", "shares"),
     ),
     "too few shares": (
-        when(s.SharesTold, lambda _, t: [s.SharesTold(t.deliveries[:2])]),
+        when(s.SharesReceived, lambda _, t: [s.SharesReceived(t.deliveries[:2])]),
         "SHARES",
         ("keys", "shares"),
     ),
     "survivors before uploads": (
-        when(s.KeysTold, lambda _, t: [t, s.SurvivorsTold(())]),
+        when(s.KeysReceived, lambda _, t: [t, s.SurvivorsReceived(())]),
         "ORDER",
         ("keys", "shares"),
     ),
     "shrunk survivors": (
-        when(s.SurvivorsTold, lambda _, t: [s.SurvivorsTold(t.headers[1:3])]),
+        when(s.SurvivorsReceived, lambda _, t: [s.SurvivorsReceived(t.headers[1:3])]),
         "SURVIVORS",
         GAVE,
     ),
     "survivors without us": (
-        when(s.SurvivorsTold, lambda _, t: [s.SurvivorsTold(tuple(h for h in t.headers if h.silo != SILO))]),
+        when(s.SurvivorsReceived, lambda _, t: [s.SurvivorsReceived(tuple(h for h in t.headers if h.silo != SILO))]),
         "SURVIVORS",
         GAVE,
     ),
-    "split survivors": (when(s.SurvivorsTold, split), "NOTES", (*GAVE, "survival")),
+    "split survivors": (when(s.SurvivorsReceived, split), "NOTES", (*GAVE, "survival")),
     "a survivor in both roles": (
-        when(s.SurvivorsTold, lambda _, t: [t, s.SurvivorsTold(t.headers[1:])]),
+        when(s.SurvivorsReceived, lambda _, t: [t, s.SurvivorsReceived(t.headers[1:])]),
         "EQUIVOCATION",
         (*GAVE, "survival"),
     ),
-    "forged notes": (when(s.NotesTold, forged_notes), "NOTES", (*GAVE, "survival")),
+    "forged notes": (when(s.NotesReceived, forged_notes), "NOTES", (*GAVE, "survival")),
     "too few notes": (
-        when(s.NotesTold, lambda _, t: [s.NotesTold(t.survivals[:2])]),
+        when(s.NotesReceived, lambda _, t: [s.NotesReceived(t.survivals[:2])]),
         "NOTES",
         (*GAVE, "survival"),
     ),
@@ -201,7 +201,7 @@ def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, 
 
 
 def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
-    alter = when(s.SurvivorsTold, lambda _, told: [s.SurvivorsTold(told.headers[1:])])
+    alter = when(s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:])])
     hostile = attacks(world, tmp_path, [Attempted(world, "private", alter=alter)], "private", retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
@@ -212,7 +212,7 @@ def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
 
 def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
     """Neither by the same notes nor by those of other survivors."""
-    alter = when(s.NotesTold, lambda _, told: [told, told, s.NotesTold(told.survivals[1:])])
+    alter = when(s.NotesReceived, lambda _, told: [told, told, s.NotesReceived(told.survivals[1:])])
     hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], counted=1)
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
@@ -220,7 +220,7 @@ def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
 
 def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
     """All the messages of the honest attempt, after one that ended it."""
-    alter = when(s.SurvivorsTold, lambda _, told: [s.SurvivorsTold(told.headers[1:3]), told])
+    alter = when(s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told])
     hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], retry=True, counted=1)
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
@@ -228,7 +228,7 @@ def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
 
 def test_another_attempt_without_abandon_notes_gets_nothing(world, tmp_path):
     """Its masked words of the first are there; the second would show the same values once more."""
-    cut = when(s.SurvivorsTold, lambda *_: [])
+    cut = when(s.SurvivorsReceived, lambda *_: [])
     first, second = Attempted(world, "public", alter=cut), Attempted(world, "public", attempt=1)
     hostile = attacks(world, tmp_path, [first, second], retry=True, counted=1)
     assert kinds(hostile)["survival"] == kinds(hostile)["reveal"] == 0
@@ -328,15 +328,15 @@ def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_pat
     twice = lambda attempted, _: [  # noqa: E731
         secure.SecureTold(attempt=attempt_to_wire(attempted.attempt), keys=secure.KeysTold(bundles=[bundle] * 2))
     ]
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysTold, twice))])
+    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, twice))])
     assert kinds(hostile) == Counter(["keys"])
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
     assert ends(tmp_path) == [("KEYS", "coordinator")]
 
 
 def test_a_message_of_another_round_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
-    other = lambda attempted, told: [Told(replace(attempted.attempt, round=1), told)]  # noqa: E731
-    attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysTold, other))])
+    other = lambda attempted, told: [SecaggDelivery(replace(attempted.attempt, round=1), told)]  # noqa: E731
+    attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, other))])
     assert ends(tmp_path) == [("ORDER", "coordinator")]
 
 
@@ -380,7 +380,7 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
 def flooding(attempted, number):
     """Replies to SecureNext by name, each a flood."""
     world = attempted.world
-    told = lambda body, to=attempted.attempt: told_to_wire(Told(to, body))  # noqa: E731
+    told = lambda body, to=attempted.attempt: told_to_wire(SecaggDelivery(to, body))  # noqa: E731
     unknown = replace(attempted.attempt, ctx=bytes(32), attempt=number)
     later = attempted.spec.model_copy(update={"attempt": number})
     signed = SignedSpec(later.payload(), world.keys.sign(SECAGG_SPEC, later.payload()))
@@ -391,7 +391,7 @@ def flooding(attempted, number):
         "the same specification": told(attempted.signed()),
         "abandon": told(s.AbandonAsked()),
         "end": told(Over(Code.TOO_FEW)),
-        "messages of another attempt": told(s.ResultTold(bytes(32), b""), unknown),
+        "messages of another attempt": told(s.ResultReceived(bytes(32), b""), unknown),
     }
 
 

@@ -12,7 +12,7 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import MixSilo, in_turn
 from support.raw_silo import SECONDS, arrived, refused
 
-from staddle.algorithms.exchange.parts import Gift, given_items
+from staddle.algorithms.exchange.parts import Contribution, given_items
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -21,7 +21,7 @@ from staddle.coordinator.blind import hidden_uploads as hidden
 from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.plan import uploaded
-from staddle.security.blind.sealing import Sealed
+from staddle.security.blind.sealing import SealedSecret
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import MIX_UPLOAD
 from staddle.security.identity.keys import load_keys
@@ -70,7 +70,7 @@ def gifts(world):
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
         METRICS.name: {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors},
     }
-    return lambda _: {part.name: PLAIN.give(part, Gift(found[part.name])) for part in world.job.up(0)}
+    return lambda _: {part.name: PLAIN.give(part, Contribution(found[part.name])) for part in world.job.up(0)}
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_masked_words_come_after_all_else(play):
             async def masked(words):
                 await refused(bad.upload(bad.masked_frames(), wary=True), "ROUND_CLOSED", FAILED, words)
 
-            bad.words = bad.masked(next(e.terms for e in bad.now if isinstance(e, s.Upload)))
+            bad.words = bad.masked(next(e.terms for e in bad.now if isinstance(e, s.UploadWords)))
             await masked("extractor, rows come first")
             extractor, rows = parts(bad)
             _, _, made = await given(bad)
@@ -347,13 +347,13 @@ WORDS = {
     "a piece for itself": (
         lambda bad, made: (
             made[0],
-            tuple(sorted((*made[1][1:], Sealed(bad.silo, bytes(48))), key=lambda p: p.recipient)),
+            tuple(sorted((*made[1][1:], SealedSecret(bad.silo, bytes(48))), key=lambda p: p.recipient)),
         ),
         "SECURE",
         "SHARES: sealed 3 pieces, not one for each of the others",
     ),
     "a piece that was changed": (
-        lambda _, made: (made[0], (Sealed(made[1][0].recipient, bytes(48)), *made[1][1:])),
+        lambda _, made: (made[0], (SealedSecret(made[1][0].recipient, bytes(48)), *made[1][1:])),
         "SECURE",
         "do not lead to the root",
     ),

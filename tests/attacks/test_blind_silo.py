@@ -24,7 +24,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SECURE
 from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
-from staddle.proto.convert.secagg_sent import Attempt, Given, Over, given_to_wire
+from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggUpload, given_to_wire
 from staddle.security.arithmetic.shamir import split
 from staddle.security.blind.plan import model_digest, round_frame, round_terms
 from staddle.security.faults import Code
@@ -34,7 +34,7 @@ from staddle.security.identity.signers import Signers
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import deal, make_bundle
-from staddle.security.secagg.masked_sum import Given as Values
+from staddle.security.secagg.masked_sum import GroupValues as Values
 from staddle.security.secagg.masked_sum import masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.messages import make_header
@@ -91,7 +91,7 @@ class BlindCaller(Caller):
         super().__init__(address, keys, roster, job)
         self.raw = self.channel.unary_unary(SECURE, request_serializer=bytes)
         terms = round_terms(job, Terms())
-        self.party = machine.Party(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
         model = model_digest(job, 0, (), ())
         self.frame = round_frame(job, 0, roster.federation, rosters.digest(roster), model)
         self.had, self.state, self.survivors = 0, None, None
@@ -101,7 +101,7 @@ class BlindCaller(Caller):
         return Attempt(self.job.name, self.digest, 0, self.state.spec.attempt, self.state.ctx)
 
     def message(self, body, **changes):
-        return given_to_wire(Given(self.session, replace(self.attempt, **changes), body))
+        return given_to_wire(SecaggUpload(self.session, replace(self.attempt, **changes), body))
 
     def secure(self, message):
         return self.stub.Secure(message, timeout=SECONDS)
@@ -125,7 +125,7 @@ class BlindCaller(Caller):
                     self.party, self.frame, told.body.document, told.body.signature, Memory()
                 )
             else:
-                if isinstance(told.body, s.KeysTold):
+                if isinstance(told.body, s.KeysReceived):
                     self.keys = told.body.keys
                 self.state, effects = machine.advance(self.state, told.body)
             for effect in effects:
@@ -135,7 +135,7 @@ class BlindCaller(Caller):
 
     async def do(self, effect):
         match effect:
-            case s.Upload():
+            case s.UploadWords():
                 await self.upload(self.frames(effect))
                 self.state, (header,) = machine.advance(self.state, self.streamed(effect))
                 await self.secure(self.message(header))
@@ -143,7 +143,7 @@ class BlindCaller(Caller):
                 self.survivors = survivors
             case s.Remember():
                 pass
-            case s.End():
+            case s.LeaveAttempt():
                 raise AssertionError(effect)
             case _:
                 await self.secure(self.message(effect))
@@ -235,7 +235,7 @@ EVERYBODY, OTHERS = tuple(sorted(SILOS)), tuple(sorted(SILOS[1:]))
 STAGES = {
     "keys": (s.SendKeys, OTHERS),
     "shares": (s.SendShares, OTHERS),
-    "masked words": (s.Upload, OTHERS),
+    "masked words": (s.UploadWords, OTHERS),
     "survivors": (s.SendSurvival, EVERYBODY),  # its words are in the sum
     "reveal": (s.SendReveal, EVERYBODY),
 }
@@ -337,8 +337,8 @@ LIES = {
     "other keys": (s.SendShares, differing_keys, "SECURE", EVERYBODY),
     "portions that it did not sign": (s.SendShares, late(other_portions), "SECURE", OTHERS),
     "a dealing with a bad signature": (s.SendShares, changed("dealing", signature=bytes(64)), "SECURE", OTHERS),
-    "a header of other words": (s.Upload, wrong_header, "SECURE", OTHERS),
-    "a header without words": (s.Upload, late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
+    "a header of other words": (s.UploadWords, wrong_header, "SECURE", OTHERS),
+    "a header without words": (s.UploadWords, late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
     "a signature that is none": (s.SendSurvival, changed("survival", signature=bytes(64)), "SECURE", EVERYBODY),
     "shares that nobody dealt": (s.SendReveal, late(other_shares), "SECURE", EVERYBODY),
 }
@@ -368,17 +368,17 @@ async def twice(bad, effect):
 
 UPLOADS = {  # name: before which of its messages, frames, code, who survives
     "before their stage": (s.SendShares, late(lambda b, _: b.frames(None, bytes(40))), "ROUND_CLOSED", EVERYBODY),
-    "of another attempt": (s.Upload, late(lambda b, e: b.frames(e, context=bytes(32))), "ROUND_CLOSED", EVERYBODY),
-    "in the clear": (s.Upload, late(lambda b, e: b.frames(e, context=b"")), "MANIFEST", EVERYBODY),
-    "too few": (s.Upload, late(lambda b, e: b.frames(e, b.words(e)[:-8])), "MANIFEST", OTHERS),
-    "too many": (s.Upload, late(lambda b, e: b.frames(e, b.words(e) + bytes(8))), "MANIFEST", OTHERS),
+    "of another attempt": (s.UploadWords, late(lambda b, e: b.frames(e, context=bytes(32))), "ROUND_CLOSED", EVERYBODY),
+    "in the clear": (s.UploadWords, late(lambda b, e: b.frames(e, context=b"")), "MANIFEST", EVERYBODY),
+    "too few": (s.UploadWords, late(lambda b, e: b.frames(e, b.words(e)[:-8])), "MANIFEST", OTHERS),
+    "too many": (s.UploadWords, late(lambda b, e: b.frames(e, b.words(e) + bytes(8))), "MANIFEST", OTHERS),
     "fewer than declared": (
-        s.Upload,
+        s.UploadWords,
         late(lambda b, e: b.frames(e, b.words(e)[:-8], size=len(b.words(e)))),
         "LENGTH",
         OTHERS,
     ),
-    "twice": (s.Upload, twice, "ROUND_CLOSED", OTHERS),
+    "twice": (s.UploadWords, twice, "ROUND_CLOSED", OTHERS),
 }
 
 

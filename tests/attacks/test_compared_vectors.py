@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import KEY, MixSilo, in_turn
 
-from staddle.algorithms.exchange.parts import DTYPES, Gift, Gram
+from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -50,7 +50,7 @@ def gift(part, silo):
         tensors = {spec.name: rows(silo) for spec in part.tensors}
     else:
         tensors = {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors}
-    return PLAIN.give(part, Gift(tensors))
+    return PLAIN.give(part, Contribution(tensors))
 
 
 class Watched(MixSilo):

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 from support.hostile_coordinator import SILO, offer, play, records, round_of
-from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, Given, make_world
+from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, GroupValues, make_world
 
 from staddle.errors import LocalError
 
@@ -40,8 +40,8 @@ class Counted(Attempted):
     def gift(self, group, silo):
         given, (train, test) = super().gift(group, silo), COUNTS[silo]
         if group.name == "metrics":
-            return Given(np.array([0.0, 0.0, test]))
-        return Given(given.values, None if given.weights is None else np.full(group.rows, float(train)))
+            return GroupValues(np.array([0.0, 0.0, test]))
+        return GroupValues(given.values, None if given.weights is None else np.full(group.rows, float(train)))
 
 
 def sums_of(world, *names):

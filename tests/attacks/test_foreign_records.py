@@ -11,7 +11,7 @@ from support.hostile_sum_coordinator import Blind, make_world
 from support.ledgers import first, forge, stored
 
 from staddle.errors import LocalError
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import stored as stored_note
 
 pytestmark = [pytest.mark.actor("disk thief"), pytest.mark.usefixtures("hurried")]
@@ -28,7 +28,7 @@ def world(tmp_path_factory):
 
 def signed_forgeries(folder):
     """Forged records below the checkpoint."""
-    size = Checkpoint.parse(stored_note(folder / "ledger").text).size
+    size = TreeHead.parse(stored_note(folder / "ledger").text).size
     return sum(record.get("software") == "forged" for record in stored(folder / "ledger")[:size])
 
 

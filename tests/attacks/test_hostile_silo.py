@@ -25,7 +25,7 @@ from staddle.coordinator.rpc import guard, limits, service
 from staddle.files import tensor_file
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SECURE_NEXT
-from staddle.proto.frames import Chunk
+from staddle.proto.frames import ChunkFrame
 from staddle.proto.wire import tensor_from
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -478,7 +478,7 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
 
     def padded(values):
         del values
-        yield from (Chunk.of([bytes(1024 * 1024)]) for _ in range(64))
+        yield from (ChunkFrame.of([bytes(1024 * 1024)]) for _ in range(64))
 
     async def scenario():
         async with serving() as (north, east, south):

@@ -84,14 +84,14 @@ def versions(number, silos=OTHERS):
 @pytest.fixture
 def opened(monkeypatch):
     """The rows that the real silo opened, in turn, each in one vector."""
-    found, real = [], rows.Rows.delivered
+    found, real = [], rows.IncomingRows.delivered
 
     def delivered(self):
         made = real(self)
         found.extend(vector(part) for part in made.values())
         return made
 
-    monkeypatch.setattr(rows.Rows, "delivered", delivered)
+    monkeypatch.setattr(rows.IncomingRows, "delivered", delivered)
     return found
 
 

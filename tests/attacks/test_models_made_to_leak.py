@@ -27,7 +27,7 @@ from staddle.security.arithmetic.fixedpoint import SIGNED, WORD, dequantise, wei
 from staddle.security.blind.plan import model_digest, round_frame
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity import roster as rosters
-from staddle.security.secagg.masked_sum import Given
+from staddle.security.secagg.masked_sum import GroupValues
 from staddle.silo.job_folder import split_key
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
@@ -76,7 +76,7 @@ class Trapped(Attempted):
         began = initial_state(method, silo)
         trained = local_round(method, self.job, began, 1, {"model": self.trap}, own, own, silo).state
         flat = [trained.parts[name.partition(".")[0]][name.partition(".")[2]].ravel() for name in self.trap]
-        return Given(torch.cat(flat).double().numpy(), np.full(group.rows, float(len(own))))
+        return GroupValues(torch.cat(flat).double().numpy(), np.full(group.rows, float(len(own))))
 
 
 def opened_model(attempted):

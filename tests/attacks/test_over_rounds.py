@@ -111,7 +111,7 @@ class Unasked(Attempted):
     """The real silo uploads, and is not asked to sign who survived: the others may have the sum opened without it."""
 
     def act(self, who, effect):
-        if not isinstance(effect, c.TellSurvivors):
+        if not isinstance(effect, c.DeliverSurvivors):
             super().act(who, effect)
 
 
@@ -217,7 +217,7 @@ class Delivered(Attempted):
 
     def act(self, who, effect):
         super().act(who, effect)
-        if isinstance(effect, c.TellSurvivors):
+        if isinstance(effect, c.DeliverSurvivors):
             self.queue += self.later
             self.later = []
 
@@ -225,8 +225,8 @@ class Delivered(Attempted):
 @pytest.mark.parametrize("signs", [False, True], ids=["before it signs", "after it signed"])
 def test_a_round_that_is_summed_twice_shows_nothing_twice(world, tmp_path, signs):
     """The silo dies in between; both sums are of the very same values, whatever it is delivered the second time."""
-    hidden = () if signs else (s.SurvivorsTold, s.NotesTold)
-    cut = (s.ResultTold, s.NotesTold, *hidden)  # it waits, until its process ends
+    hidden = () if signs else (s.SurvivorsReceived, s.NotesReceived)
+    cut = (s.ResultReceived, s.NotesReceived, *hidden)  # it waits, until its process ends
     first = Delivered(world, 1, alter=lambda _, body: [] if isinstance(body, cut) else [body])
     second = Delivered(world, 2, attempt=1)
     tasks = [offer(world, "private"), round_of(world, 1, "private")]

@@ -13,7 +13,7 @@ from support.open_sums import ME, Recipient, Summed, delivery, make_tagged
 from staddle.algorithms.course import Facts
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import WEIGHT, Gift
+from staddle.algorithms.exchange.parts import WEIGHT, Contribution
 from staddle.algorithms.job.class_census import HOLDERS, SAID
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
@@ -214,7 +214,7 @@ def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(job, 
     """Rows that nobody counted would be alone in a sum, and could hold anything."""
 
     def smuggling(self, state, facts):
-        return {"rows": Gift({"rows": rows_of(state.parts["classifier"])}, torch.ones(3, dtype=torch.float64))}
+        return {"rows": Contribution({"rows": rows_of(state.parts["classifier"])}, torch.ones(3, dtype=torch.float64))}
 
     monkeypatch.setattr(FedSSA, "give", smuggling)
     with pytest.raises(LocalError, match="part 'rows' has rows of other classes than this silo has records of"):
@@ -225,7 +225,7 @@ def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(job, 
 def test_a_method_that_gives_rows_that_are_not_shown_gives_zeros(job, shards, monkeypatch):
     def smuggling(self, state, facts):
         weight = torch.tensor([float(label in CLASSES[facts.silo]) for label in range(3)], dtype=torch.float64)
-        return {"rows": Gift({"rows": torch.full((3, self.width + 1), 7.0)}, weight)}
+        return {"rows": Contribution({"rows": torch.full((3, self.width + 1), 7.0)}, weight)}
 
     monkeypatch.setattr(FedSSA, "give", smuggling)
     coordinator = Opened(job)

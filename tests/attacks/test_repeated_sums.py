@@ -58,7 +58,7 @@ class Betrayed(Attempted):
                 dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
                 self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
                 super().act(who, s.SendShares(dealing, portions))
-            case c.End():
+            case c.EndAttempt():
                 self.sum = self.betrayed()
             case _:
                 super().act(who, effect)

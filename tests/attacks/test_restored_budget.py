@@ -17,7 +17,7 @@ from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.proto import federation_pb2 as pb
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import cost
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -127,7 +127,7 @@ class Lives:
         """Reservations of the budget as it lies there, as events."""
         lines = records(self.folder, "privacy/data")
         reserved = [record["events"] for record in lines if record["type"] == "budget.reserve"]
-        return [Steps(**event).event(event["steps"]) for events in reserved for event in events]
+        return [MechanismSteps(**event).event(event["steps"]) for events in reserved for event in events]
 
 
 def told(lives, again):

@@ -22,7 +22,7 @@ from staddle.security.secagg import masked_sum
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF
-from staddle.security.secagg.masked_sum import Accumulator, Given
+from staddle.security.secagg.masked_sum import Accumulator, GroupValues
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Terms, specify
 
@@ -30,13 +30,13 @@ pytestmark = pytest.mark.actor("coordinator")
 
 FIVE = names(5)
 VICTIM = FIVE[4]
-SECRETS = {silo: [Given(np.random.default_rng(i).uniform(-1, 1, 20))] for i, silo in enumerate(FIVE)}
+SECRETS = {silo: [GroupValues(np.random.default_rng(i).uniform(-1, 1, 20))] for i, silo in enumerate(FIVE)}
 STEP = 2.0**-24  # well above the rounding of five silos' numbers at a clip of 8
 
 
 def asked(silo, spec, own, *, terms=None, memory=None):
     """A silo before a coordinator that asks it into any cohort: the state it enters, or RefusedError."""
-    party = machine.Party(silo, signers(FIVE), terms or Terms(), signer(silo), Drawn("asked"))
+    party = machine.Participant(silo, signers(FIVE), terms or Terms(), signer(silo), Drawn("asked"))
     signature = signer("coordinator")(SECAGG_SPEC, spec.payload())
     return machine.begin(party, own, spec.payload(), signature, memory or Memory())
 
@@ -60,7 +60,7 @@ def count_frame(round_):
 
 
 def given_counts():
-    return {silo: [Given(np.zeros(20), np.array([float(count)]))] for silo, count in COUNTS.items()}
+    return {silo: [GroupValues(np.zeros(20), np.array([float(count)]))] for silo, count in COUNTS.items()}
 
 
 @pytest.mark.control
@@ -102,7 +102,7 @@ def test_public_weights_tell_the_declared_counts_and_nothing_else():
     run = Run(spec, SECRETS, own=own).finish()
     assert run.opened[0].weight.tolist() == [250.0]
     with pytest.raises(LocalError, match="weights are public"):
-        masked_sum.check_given(spec, [Given(np.zeros(20), np.array([57.0]))])
+        masked_sum.check_given(spec, [GroupValues(np.zeros(20), np.array([57.0]))])
 
 
 # Rule 17: one sum of one set of values. What two sums of them differ by is a silo's own vector.
@@ -150,7 +150,7 @@ def test_an_upload_that_may_still_be_opened_is_no_reason_for_another():
 
 def test_a_pad_used_twice_shows_the_difference():
     spec, terms = attempt(5), [Term(bytes([i]) * 32) for i in range(5)]
-    before, after = SECRETS[FIVE[0]], [Given(SECRETS[FIVE[0]][0].values + 0.25)]
+    before, after = SECRETS[FIVE[0]], [GroupValues(SECRETS[FIVE[0]][0].values + 0.25)]
     one, two = (
         np.concatenate([words.copy() for words in masked_sum.masked_chunks(spec, FIVE[0], given, terms)])
         for given in (before, after)
@@ -233,7 +233,7 @@ def test_clipping_the_product_overflows_under_intact_canaries():
     assert naive.tolist() == pytest.approx([3.0] * 20)  # 35 less the 32 that the ring spans
     assert wrapped(spec, 5.0).mean()[0] == pytest.approx(5.0)  # nothing is wrong with small values
 
-    values = {silo: [Given(np.full(20, beyond if silo in FIVE[:3] else 0.0))] for silo in FIVE}
+    values = {silo: [GroupValues(np.full(20, beyond if silo in FIVE[:3] else 0.0))] for silo in FIVE}
     with pytest.raises(LocalError, match="largest magnitude is 35, above its clip 8"):
         masked_sum.check_given(spec, values[FIVE[0]])
     accumulator = Accumulator(spec)

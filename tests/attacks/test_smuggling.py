@@ -16,7 +16,7 @@ from torch import Tensor
 
 from staddle.algorithms import catalog
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.exchange.parts import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.fedper import FedPer
@@ -152,13 +152,13 @@ def changed(name, value):
 
     def trick(gifts):
         tensors = {**gifts["extractor"].tensors, name: value}
-        return {"extractor": Gift(tensors, gifts["extractor"].weight)}
+        return {"extractor": Contribution(tensors, gifts["extractor"].weight)}
 
     return trick
 
 
 def weighted(weight):
-    return lambda gifts: {"extractor": Gift(gifts["extractor"].tensors, weight)}
+    return lambda gifts: {"extractor": Contribution(gifts["extractor"].tensors, weight)}
 
 
 class Changing(Tensor):
@@ -198,7 +198,7 @@ class Name(str):
 
 
 TRICKS = {
-    "an extra part": lambda gifts: {**gifts, "secret": Gift({"x": secret()})},
+    "an extra part": lambda gifts: {**gifts, "secret": Contribution({"x": secret()})},
     "an extra tensor": changed("extractor.secret", secret()),
     "a longer tensor": changed(BIAS, torch.cat([torch.zeros(16), secret()])),
     "another dtype of the same size": changed(BIAS, secret(torch.int32)[:16]),
@@ -259,7 +259,7 @@ def test_negative_zeros_and_denormals_are_numbers_and_cross_bit_by_bit(world, at
 
 
 def test_metrics_are_the_runners_and_not_the_methods(world, attack):
-    fake = Gift({name: torch.tensor(2**40) for name in ("correct.delivered", "correct.trained", "tested")})
+    fake = Contribution({name: torch.tensor(2**40) for name in ("correct.delivered", "correct.trained", "tested")})
     client = attack(lambda gifts: {**gifts, METRICS.name: fake})
     assert client.uploads == 1
     payload = b"".join(frame.chunk for frame in client.frames)
@@ -348,7 +348,7 @@ def test_a_schema_that_grows_after_the_job_was_accepted_is_not_the_signed_one(wo
     def trick(gifts):
         real = Job.up
         monkeypatch.setattr(Job, "up", lambda job, round_: (*real(job, round_), more))
-        return {**gifts, "secret": Gift({"x": secret()})}
+        return {**gifts, "secret": Contribution({"x": secret()})}
 
     client = attack(trick)
     nothing_left(world, client)

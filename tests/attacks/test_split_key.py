@@ -11,7 +11,7 @@ from support.hostile_keyed_coordinator import LIAR, Keyed
 from support.hostile_sum_coordinator import OTHERS, make_world
 
 from staddle.proto.convert import group_key as messages
-from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
 from staddle.proto.convert.secagg_sent import given_from_wire
 from staddle.security.blind import group_key as g
 from staddle.security.blind.sealing import letters
@@ -56,7 +56,7 @@ class Split(Keyed):
             spec = self.tagged.spec.model_copy(update={"key_parts": parts.hex()})
             self.own = self.tagged.named(spec)
             signed = SignedSpec(spec.payload(), self.world.keys.sign(SECAGG_SPEC, spec.payload()), ())
-            self.tagged.told[0] = told_to_wire(Told(self.own, signed))
+            self.tagged.told[0] = told_to_wire(SecaggDelivery(self.own, signed))
         return taken
 
     async def secure(self, request, context):
@@ -65,8 +65,8 @@ class Split(Keyed):
         if self.fitting and isinstance(given.body, s.SendKeys):
             bundles = {SILO: given.body.bundle, **made.bundles}
             keys = tuple(deliver_keys(silo, made.keys[silo])[SILO] for silo in OTHERS)
-            told = s.KeysTold(tuple(bundles[silo] for silo in sorted(bundles)), keys)
-            self.tagged.told.append(told_to_wire(Told(self.own, told)))
+            told = s.KeysReceived(tuple(bundles[silo] for silo in sorted(bundles)), keys)
+            self.tagged.told.append(told_to_wire(SecaggDelivery(self.own, told)))
         return await super().secure(request, context)
 
 

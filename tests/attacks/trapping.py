@@ -20,14 +20,14 @@ from support import leaky_models as traps  # noqa: E402
 from staddle.algorithms.exchange.parts import WEIGHT  # noqa: E402
 from staddle.commands.main import single  # noqa: E402
 from staddle.commands.silo import run  # noqa: E402
-from staddle.silo.parts.gifts import Bundle  # noqa: E402
+from staddle.silo.parts.gifts import Contributions  # noqa: E402
 from staddle.silo.training import round as work  # noqa: E402
 
 OTHERS = 3
 PUSH = 2.0
 PARTS = ("extractor", "classifier")
 folder, kind, layer, rounds = Path(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
-train, finish = work.Work.train, work.Work.finish
+train, finish = work.JobTraining.train, work.JobTraining.finish
 longest = dict.fromkeys(PARTS, 0.0)
 
 
@@ -61,7 +61,7 @@ def attacking(self, round_, counted, delivered):
         lies = mean
     safetensors.torch.save_file(mean, folder / f"down-{round_}")
     safetensors.torch.save_file(lies, folder / f"given-{round_}")
-    return Bundle({**given.tensors, "model": {**lies, WEIGHT: weight}}, given.taints)
+    return Contributions({**given.tensors, "model": {**lies, WEIGHT: weight}}, given.taints)
 
 
 def reading(self, counted, delivered):
@@ -69,6 +69,6 @@ def reading(self, counted, delivered):
     finish(self, counted, delivered)
 
 
-work.Work.train, work.Work.finish = attacking, reading
+work.JobTraining.train, work.JobTraining.finish = attacking, reading
 sys.argv[0] = "staddle.silo"
 single(run)

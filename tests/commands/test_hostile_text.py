@@ -33,8 +33,8 @@ from staddle.security.identity.domains import JOB
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signed_document import sign_document
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
-from staddle.security.ledger.records import Delivered
-from staddle.security.preflight import Report
+from staddle.security.ledger.records import DeliveredRecord
+from staddle.security.preflight import PreflightReport
 
 HOSTILE = "é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\\l\rc\x9bHd\u202ee\u2066f\x7fg\th\ni\x00"
 SHOWN = r"é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\l\rc\x9bHd\u202ee\u2066f\x7fg\th\ni\x00"
@@ -95,7 +95,7 @@ def test_a_silos_ledger(call, ledger, tmp_path):
 def test_a_coordinators_ledger(call, tmp_path):
     with ReceivingLedger.open(tmp_path / "ledger", OWNER, "local", KEY) as ledger:
         ledger.serving(OWNER, HOSTILE, HASH)
-        ledger._log.append(Delivered(
+        ledger._log.append(DeliveredRecord(
             silo=HOSTILE, job=HOSTILE, job_digest=HASH, round=1, message=payload()
         ).model_dump(mode="json"))  # fmt: skip
     said = call("ledger", "show", tmp_path)
@@ -249,7 +249,7 @@ def test_partitions_and_memberships(call, tmp_path):
 
 
 def test_what_a_check_found(capsys):
-    report = Report()
+    report = PreflightReport()
     report.look(HOSTILE, lambda: (None, HOSTILE))
     for as_json in (False, True):
         findings.show(report, as_json)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.training.silo_round import Report
+from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands import status
 from staddle.commands.console.toml import to_toml
 from staddle.commands.federation import local_federation
@@ -23,10 +23,10 @@ from staddle.files.documents import canonical_json
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.lock import locked
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 
 SILOS = ("a", "b", "c")
 METRICS = {"correct.delivered": 40, "correct.trained": 45, "tested": 50}
@@ -193,8 +193,8 @@ def silo(made):
 def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     config = made.silo_config("a")
     assert [(job["done"], job["tested"]) for job in read(config)["jobs"]] == [(0, None)]
-    silo.save_round(0, 0, SiloState({}), Bundle({}))
-    silo.add_round(Report(0, 30, 10, 5, 8, 0.5), {})
+    silo.save_round(0, 0, SiloState({}), Contributions({}))
+    silo.add_round(RoundReport(0, 30, 10, 5, 8, 0.5), {})
     with locked(made.state("a")):
         found = read(config)
     assert found["running"]
@@ -204,7 +204,7 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
     assert [(total["part"], total["bytes"]) for total in found["ledger"]["totals"]] == [("(control)", 120)]
     silo.save_model(SiloState({}))
-    silo.finish(Report(4, 0, 10, 6, 6, None), {})
+    silo.finish(RoundReport(4, 0, 10, 6, 6, None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
     assert lines[2].split() == ["first", "fedavg", "4", "of", "4", "finished", "6", "of", "10", "right", "(60.0%)"]
@@ -214,7 +214,7 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
 
 
 def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
-    head = Checkpoint("staddle.example/local/a/privacy/data", 3, bytes(32))
+    head = TreeHead("staddle.example/local/a/privacy/data", 3, bytes(32))
     with Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log) as opened:
         for spent in ("1.0000", "2.5000"):
             opened.privacy_head("data", head, epsilon=spent, delta="0.00001", limit="8")

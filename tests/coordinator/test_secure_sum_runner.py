@@ -10,7 +10,7 @@ from support.secure_sums import attempt
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
 from staddle.coordinator.rounds.machine import JobState
-from staddle.coordinator.secure_sum_runner import Gathering, Means
+from staddle.coordinator.secure_sum_runner import SecureSumRunner, SumResources
 from staddle.coordinator.storage.database import Database
 from staddle.files.documents import validate
 from staddle.security.blind.plan import round_terms
@@ -51,8 +51,8 @@ def gathering(tmp_path, name, round_=0, proofs=()):
         database.add_job(b"{}", JobState("job", SILOS, 6, 3), {})
         for proof in proofs:
             database.add_misdealing("job", proof)
-    means = Means(None, roster, SimpleNamespace(sign=None), database, None)
-    found = Gathering(None, means, SimpleNamespace(job=job, state=SimpleNamespace(round=round_)))
+    means = SumResources(None, roster, SimpleNamespace(sign=None), database, None)
+    found = SecureSumRunner(None, means, SimpleNamespace(job=job, state=SimpleNamespace(round=round_)))
     database.close()
     return job, found.summing
 

@@ -13,7 +13,7 @@ from staddle.errors import LocalError
 from staddle.files import tensor_file
 from staddle.security.dp.budget import Budget
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 
 
 def tensors(draw):
@@ -38,7 +38,7 @@ def bit_of_a_silos_job(folder, draw):
     job.accept(b'{"signed":1}')
     for round_ in range(rounds := draw.randrange(1, 4)):
         state = SiloState({"extractor": tensors(draw)}, {"momentum": torch.ones(2)})
-        job.save_round(round_, round_, state, Bundle({"model": tensors(draw)}))
+        job.save_round(round_, round_, state, Contributions({"model": tensors(draw)}))
     path = draw.choice(sorted(job.path.glob("*.safetensors")))
     made = flip(path, draw)
 

@@ -8,7 +8,7 @@ from support.ledgers import FEDERATION, HASH, OTHER_KEY
 from staddle.errors import LocalError
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import stored
 
 
@@ -22,7 +22,7 @@ def lived(folder, lives):
         with opened(folder) as ledger:
             ledger.serving("coordinator", "staddle", HASH)
             ledger.stop("asked to stop")
-    return Checkpoint.parse(notes.parse(bytes(stored(folder))).text)
+    return TreeHead.parse(notes.parse(bytes(stored(folder))).text)
 
 
 @row("the ledger is missing, or an older copy was put back", "no new one is begun; with the newest it goes on")

@@ -6,7 +6,7 @@ from faults.table import row
 from support.ledgers import open_log, stored
 
 from staddle.security.log import append_log as appendlog
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.silo.job_folder import JobFolder
 
 HOW = ("before", "torn", "after")
@@ -23,7 +23,7 @@ def death_of_a_log_writer(folder, draw):
             for number in range(count):
                 promise(log.append({"type": "note", "n": number}).seq + 1)
                 if number == ends:
-                    promise(Checkpoint.parse(log.checkpoint().text).size)
+                    promise(TreeHead.parse(log.checkpoint().text).size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(appendlog, "EVERY", draw.randrange(1, 5))

@@ -13,10 +13,10 @@ from staddle.coordinator.storage.spool import Spool
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import read_bytes, write_atomic
 from staddle.security.dp.budget import Budget
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.log import append_log as appendlog
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 
 NUMBERS = (errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
@@ -87,7 +87,7 @@ def disk_of_a_silos_job(folder, draw):
         job.accept(b'{"signed":1}')
         for round_ in range(4):
             state = SiloState({"extractor": {"w": torch.tensor([float(round_)])}}, {})
-            job.save_round(round_, round_, state, Bundle({"model": {"w": torch.tensor([float(round_)])}}))
+            job.save_round(round_, round_, state, Contributions({"model": {"w": torch.tensor([float(round_)])}}))
             acknowledged.append(round_)
 
     kept = interrupted(draw, folder, 80, work)
@@ -106,7 +106,7 @@ def disk_of_a_silos_job(folder, draw):
 )
 def disk_of_a_budget(folder, draw):
     path = folder / "privacy"
-    steps = Steps(sigma="1.1", q="0.02", steps=100)
+    steps = MechanismSteps(sigma="1.1", q="0.02", steps=100)
 
     def opened(**known):
         return Budget.open(path, "cxr", FEDERATION, "a", KEY, **known)

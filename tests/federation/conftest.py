@@ -17,7 +17,7 @@ from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.local_federation import LocalFederation
-from staddle.commands.federation.processes import Daemon, Launcher, launched
+from staddle.commands.federation.processes import ChildProcess, Launcher, launched
 from staddle.files.documents import write_new
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
@@ -80,7 +80,7 @@ class Running:
         self._launch = launch
         self.federation: LocalFederation = local_federation.make(folder, silos)
         self.data = shards(silos)
-        self.daemons: dict[str, Daemon] = {}
+        self.daemons: dict[str, ChildProcess] = {}
         self.jobs: list[Job] = []
         self.address = ""
 
@@ -89,16 +89,16 @@ class Running:
         self.jobs.append(job)
         return job
 
-    def start_coordinator(self, **timing: float) -> Daemon:
+    def start_coordinator(self, **timing: float) -> ChildProcess:
         names = [job.name for job in self.jobs]
         local_federation.write_coordinator(self.federation, names, {**TIMING, **timing})
         return self.restart_coordinator()
 
-    def launch(self, name: str, program: Sequence[str], config: Path) -> Daemon:
-        self.daemons[name] = Daemon(name, program, config, self._launch)
+    def launch(self, name: str, program: Sequence[str], config: Path) -> ChildProcess:
+        self.daemons[name] = ChildProcess(name, program, config, self._launch)
         return self.daemons[name]
 
-    def restart_coordinator(self) -> Daemon:
+    def restart_coordinator(self) -> ChildProcess:
         daemon = self.launch("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
         self.address = str(daemon.wait_for("listening", 60)["address"])
         return daemon
@@ -115,10 +115,10 @@ class Running:
         if not (key := folder / "split.key").exists():
             write_new(key, hashlib.sha256(silo.encode()).digest())
 
-    def start_silo(self, silo: str) -> Daemon:
+    def start_silo(self, silo: str) -> ChildProcess:
         return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))
 
-    def start_impatient(self, name: str, plan: str = "never") -> Daemon:
+    def start_impatient(self, name: str, plan: str = "never") -> ChildProcess:
         """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
         if name == "coordinator":
             return self.launch(name, (CRASHING, "coordinator", plan), self.federation.coordinator_config)

@@ -12,15 +12,15 @@ from support.raw_mixing_silo import KEY, MixSilo, in_turn
 
 from staddle.algorithms.delivery import KEEP
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
-from staddle.algorithms.exchange.parts import DTYPES, Gift, Gram, Mix
+from staddle.algorithms.exchange.parts import DTYPES, Contribution, Gram, Mix
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator.rounds.events import Deadline, Unkeyed
+from staddle.coordinator.rounds.events import RoundDeadline, Unkeyed
 from staddle.coordinator.storage import table_seals
 from staddle.files.documents import parse_canonical
-from staddle.security.blind.mix_row import Row
+from staddle.security.blind.mix_row import RecipientRow
 from staddle.security.blind.plan import simulated, uploaded
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -46,7 +46,7 @@ def made(part, silos, silo, round_):
         tensors = {spec.name: vectors(spec, rng) for spec in part.tensors}
     else:
         tensors = {spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype]) for spec in part.tensors}
-    return PLAIN.give(part, Gift(tensors, None if part.wire == part.tensors else 60.0))
+    return PLAIN.give(part, Contribution(tensors, None if part.wire == part.tensors else 60.0))
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
             await each.answer("DONE")
         (run,) = here.daemon.runs
         assert len(rows_of(world)) == len([*world.folder.glob("*.padded")]) - len(run.store._rubbish) == 4
-        here.daemon.apply(run, Deadline("finishing", world.job.length))
+        here.daemon.apply(run, RoundDeadline("finishing", world.job.length))
         assert_nothing_is_padded(world)
         await silos[0].told("finish")  # who comes too late gets no row, and goes on with its own part
         assert await silos[0].opened(world.job.length) == {}
@@ -307,7 +307,7 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
             if name.endswith(".rows"):
                 _, part, silo, _ = name.split(".")
                 last = json.loads((world.folder / name).read_text())["rows"][-1]["document"]
-                assert newest[part, silo] == parse_canonical(last.encode(), Row, name).digest()
+                assert newest[part, silo] == parse_canonical(last.encode(), RecipientRow, name).digest()
         here.run(second(here, known), 120)
         assert here.broken == []
     assert max(piled) > 1

@@ -14,7 +14,7 @@ from support.coordinator_thread import coordinator
 from support.raw_blind_silo import BlindSilo
 from support.raw_silo import SECONDS, arrived, frames_of, refused
 
-from staddle.algorithms.exchange.parts import DTYPES, Gift
+from staddle.algorithms.exchange.parts import DTYPES, Contribution
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -23,7 +23,7 @@ from staddle.coordinator import daemon as daemons
 from staddle.coordinator import job_run as jobruns
 from staddle.coordinator import secure_sum_runner as gathering
 from staddle.coordinator.blind import unmask as opening
-from staddle.coordinator.rounds.events import Stopped
+from staddle.coordinator.rounds.events import OperatorStopped
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto.convert.secagg_sent import Over
@@ -71,7 +71,7 @@ def world(tmp_path):
                     for spec in part.tensors
                 }
                 weight = None if part.wire == part.tensors else 50.0 + SILOS.index(silo)
-                made[part.name] = PLAIN.give(part, Gift(tensors, weight))
+                made[part.name] = PLAIN.give(part, Contribution(tensors, weight))
             return made
 
         return given
@@ -143,7 +143,7 @@ async def until_words_are_due(each, round_=0):
     due = []
 
     def hear(effect):
-        if isinstance(effect, s.Upload):
+        if isinstance(effect, s.UploadWords):
             due.append(effect.terms)
             return None
         return effect
@@ -160,7 +160,7 @@ async def until_words_are_due(each, round_=0):
 
 
 async def finish(each, terms, round_=0):
-    await each.do((s.Upload(terms),))
+    await each.do((s.UploadWords(terms),))
     async with asyncio.timeout(SECONDS):
         while each.finished is None:
             if (told := await each.next(round_)) is not None:
@@ -220,7 +220,7 @@ def test_another_attempt_asks_for_other_words_and_gives_no_receipt_of_the_first(
         made = await begun(world, here)
         terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
         for each, of in zip(made[:2], terms, strict=False):
-            await each.do((s.Upload(of),))
+            await each.do((s.UploadWords(of),))
         first = (await made[0].standing()).receipt
         assert first.signature
         for each in made[2:]:
@@ -300,7 +300,7 @@ def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(worl
         found = await real(run, round_, silo)
         if round_ == 1 and silo == "east":
             tensors = {part: {name: t + 1 for name, t in of.items()} for part, of in found.tensors.items()}
-            return jobruns.Delivery(tensors, {})
+            return jobruns.SiloDelivery(tensors, {})
         return found
 
     monkeypatch.setattr(jobruns.JobRun, "delivery", delivery)
@@ -330,7 +330,7 @@ def test_nobody_waits_in_the_round_of_a_job_that_was_stopped(world):
     async def scenario():
         made = await begun(world, here)
         await asyncio.gather(*(until_words_are_due(each) for each in made))
-        here.daemon.apply(here.daemon.runs[0], Stopped())
+        here.daemon.apply(here.daemon.runs[0], OperatorStopped())
         for each in made:
             await refusal(leave(each), "ROUND_CLOSED", "FAILED_PRECONDITION", "is stopped in round 0")
 

@@ -33,7 +33,7 @@ async def lost(each):
     """It trains, deals keys, and is gone before it uploads."""
 
     def gone(effect):
-        if isinstance(effect, s.Upload):
+        if isinstance(effect, s.UploadWords):
             raise GoneError
         return effect
 

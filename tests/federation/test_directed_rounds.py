@@ -11,7 +11,7 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import DirectedSilo, in_turn
 
 from staddle.algorithms.delivery import KEEP
-from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -76,7 +76,7 @@ def world(tmp_path):
             for part in job.up(round_):
                 seven = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
                 drawn = {spec.name: torch.randn(spec.shape, generator=rng) for spec in part.tensors}
-                found[part.name] = PLAIN.give(part, Gift(seven if part == METRICS else drawn))
+                found[part.name] = PLAIN.give(part, Contribution(seven if part == METRICS else drawn))
             return found
 
         return of
@@ -140,7 +140,7 @@ async def take_part(each, round_, lost):
     """The round, to its end or until its upload is due."""
 
     def gone(effect):
-        if isinstance(effect, s.Upload):
+        if isinstance(effect, s.UploadWords):
             raise GoneError
         return effect
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from federation.fork_server import ForkServer
 
-from staddle.commands.federation.processes import Daemon, launched
+from staddle.commands.federation.processes import ChildProcess, launched
 from staddle.errors import AbortedError
 
 WAITING = "import time\ntime.sleep(600)\n"
@@ -18,7 +18,7 @@ def waiting(tmp_path):
     """A program that runs until it is killed, started by this launcher."""
     program = tmp_path / "waiting.py"
     program.write_text(WAITING)
-    return lambda launch: Daemon("waiting", (str(program),), tmp_path / "none.toml", launch)
+    return lambda launch: ChildProcess("waiting", (str(program),), tmp_path / "none.toml", launch)
 
 
 @pytest.mark.parametrize("role", ["coordinator", "silo"])
@@ -26,7 +26,7 @@ def test_it_ends_as_the_shipped_command_does(fork_server, tmp_path, role):
     (tmp_path / "bad.toml").write_text("version = 7\n")
     ended = []
     for launch in (launched, fork_server.launch):
-        daemon = Daemon(f"{role}-{len(ended)}", ("-m", f"staddle.{role}"), tmp_path / "bad.toml", launch)
+        daemon = ChildProcess(f"{role}-{len(ended)}", ("-m", f"staddle.{role}"), tmp_path / "bad.toml", launch)
         with pytest.raises(AbortedError):
             daemon.wait_for("started", 60)
         ended.append((daemon.returncode, daemon.tail()))
@@ -36,7 +36,7 @@ def test_it_ends_as_the_shipped_command_does(fork_server, tmp_path, role):
 
 
 def test_signals_reach_it_and_its_end_is_told(fork_server, waiting):
-    for ask, code in ((Daemon.stop, -signal.SIGTERM), (Daemon.kill, -signal.SIGKILL)):
+    for ask, code in ((ChildProcess.stop, -signal.SIGTERM), (ChildProcess.kill, -signal.SIGKILL)):
         daemon = waiting(fork_server.launch)
         assert daemon.returncode is None
         os.kill(daemon.pid, 0)

@@ -16,14 +16,14 @@ from support.raw_silo import SECONDS, Caller, refused
 from staddle import log
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator.rounds.events import Stopped
+from staddle.coordinator.rounds.events import OperatorStopped
 from staddle.files import checked_file
 from staddle.files.documents import canonical_json
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.convert import group_key as messages
 from staddle.security.blind import group_key as g
-from staddle.security.blind.sealing import Sealed, Tree
+from staddle.security.blind.sealing import SealedSecret, Tree
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.pairwise_keys import public_key
@@ -210,7 +210,7 @@ def to_a_stranger(silo, given, pieces):
 
 
 def pieces_that_it_did_not_sign(_, given, pieces):
-    return given, (Sealed(pieces[0].recipient, bytes(48)), *pieces[1:])
+    return given, (SealedSecret(pieces[0].recipient, bytes(48)), *pieces[1:])
 
 
 def garbage(_, given, pieces):
@@ -318,7 +318,7 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
             await each.contribute()
             await each.answer("ACCEPT")
         if stage == "stopped":
-            here.daemon.apply(here.daemon.runs[0], Stopped())
+            here.daemon.apply(here.daemon.runs[0], OperatorStopped())
         assert here.daemon.runs[0].state.stage == stage
 
     async def after():

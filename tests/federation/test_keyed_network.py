@@ -13,7 +13,7 @@ from staddle.coordinator import daemon as daemons
 from staddle.coordinator.blind import mixing
 from staddle.coordinator.rpc import uploads
 from staddle.proto import stream
-from staddle.proto.frames import Chunk
+from staddle.proto.frames import ChunkFrame
 from staddle.silo.blind import group_keys
 from staddle.silo.blind import round as blind
 from staddle.silo.egress.gate import Gate
@@ -72,7 +72,12 @@ def test_masked_padded_and_rotated_uploads_that_are_cut_go_on_where_they_broke(n
         async for frame in frames(gate, intent, manifest, outgoing, sent):
             yield frame
             here = "north.part", manifest.part, manifest.round
-            if isinstance(frame, Chunk) and sent.size == 2 * CHUNK and gate._ledger.silo == "north" and place in places:
+            if (
+                isinstance(frame, ChunkFrame)
+                and sent.size == 2 * CHUNK
+                and gate._ledger.silo == "north"
+                and place in places
+            ):
                 places.remove(place)
                 async with asyncio.timeout(10):
                     while came[here] < 2 * CHUNK:  # noqa: ASYNC110 the coordinator has no event for it

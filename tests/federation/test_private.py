@@ -7,7 +7,7 @@ from support.ledgers import stored
 from support.private_jobs import dataset, undrafted
 
 from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import cost
 from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.log.head import own_log_key
@@ -15,7 +15,7 @@ from staddle.security.log.head import own_log_key
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 4
 SIGMA = "1.2"
-HISTOGRAM, ROUND = Steps(sigma="10.0", q="1", steps=1), Steps(sigma=SIGMA, q="0.2", steps=5)
+HISTOGRAM, ROUND = MechanismSteps(sigma="10.0", q="1", steps=1), MechanismSteps(sigma=SIGMA, q="0.2", steps=5)
 COVERED = 6  # rounds that the job's target covers: it plans ROUNDS and one more
 DEADLY = ("counts.json", "privacy.head", "budget.commit", "rename outbox-3", "rename state-3")  # in the names of writes
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
@@ -68,7 +68,7 @@ def check_spent(running, silo, job, most):
     """What was spent on a job is what its rounds took, and no more than its target."""
     _, reservations = budget_of(running, silo)
     own = [each for each in reservations.values() if each["job_digest"] == job.digest]
-    events = [Steps(**event).event(event["steps"]) for each in own for event in each["events"]]
+    events = [MechanismSteps(**event).event(event["steps"]) for each in own for event in each["events"]]
     assert cost(events, 1e-5) <= most
     assert {each["round"] for each in own if each["purpose"] == "training"} >= set(left(running, silo, job))
     return [each["round"] for each in own if each["purpose"] == "training"]

@@ -18,7 +18,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, Outcome, ProtocolMessage
+from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, OutcomeRecord, ProtocolMessage
 from staddle.security.secagg.spec import threshold
 
 SILOS = ("north", "east", "south", "west")
@@ -190,7 +190,7 @@ def check_sums(path, ledger, calls):
     )
     uploads = [call for call in calls if call.method == UPLOAD]
     ended = {digests[end.ledger_seq] for call in uploads if (end := end_of(call))}
-    assert ended >= {e.record.ref for e in ledger if isinstance(e.record, Outcome) and e.record.status == "sent"}
+    assert ended >= {e.record.ref for e in ledger if isinstance(e.record, OutcomeRecord) and e.record.status == "sent"}
     whole = sum(intents[seq].message.bytes for seq in ended)
     assert payload_bytes([call for call in uploads if end_of(call)]) == whole > 0
     assert payload_bytes([call for call in uploads if not end_of(call)]) <= declared - whole

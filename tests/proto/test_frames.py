@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.channel import CHUNK_BYTES
-from staddle.proto.frames import Chunk, decode, encode
+from staddle.proto.frames import ChunkFrame, decode, encode
 
 LENGTHS = [0, 1, 127, 128, 129, 16_383, 16_384, CHUNK_BYTES, 2**21 - 1, 2**21]  # where the varint grows
 
@@ -18,21 +18,21 @@ def payload(size):
 def test_a_chunk_is_what_protobuf_writes(size):
     whole = payload(size)
     for pieces in ([whole], [whole[: size // 3], memoryview(whole)[size // 3 :]], [b"", whole, b""]):
-        assert encode(Chunk.of(pieces)) == pb.Frame(chunk=whole).SerializeToString()
+        assert encode(ChunkFrame.of(pieces)) == pb.Frame(chunk=whole).SerializeToString()
 
 
 @pytest.mark.parametrize("size", LENGTHS)
 def test_a_chunk_is_read_without_a_copy(size):
     data = pb.Frame(chunk=payload(size)).SerializeToString()
     read = decode(data)
-    assert isinstance(read, Chunk)
+    assert isinstance(read, ChunkFrame)
     assert read.payload == payload(size)
     assert read.payload.obj is data
 
 
 def test_a_chunk_does_not_change_with_what_it_was_made_of():
     source = bytearray(b"abc")
-    chunk = Chunk.of([memoryview(source)])
+    chunk = ChunkFrame.of([memoryview(source)])
     source[:] = b"xyz"
     assert chunk.payload == b"abc"
 
@@ -56,7 +56,7 @@ def test_a_chunk_in_another_encoding_is_a_chunk():
         chunk + b"\x78\x01",  # and a field that nobody knows
     ):
         read = decode(data)
-        assert isinstance(read, Chunk), data
+        assert isinstance(read, ChunkFrame), data
         assert read.payload == b"abc"
         assert pb.Frame.FromString(data).chunk == b"abc"
 
@@ -80,7 +80,7 @@ def test_any_bytes_are_read_as_protobuf_reads_them(data):
     except DecodeError as error:  # bounds.py
         assert "wire type 3" in str(error) or "more than" in str(error)  # noqa: PT017
         return
-    if isinstance(read, Chunk):
+    if isinstance(read, ChunkFrame):
         assert wanted.WhichOneof("body") == "chunk"
         assert read.payload == wanted.chunk
     else:

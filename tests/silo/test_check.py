@@ -19,7 +19,7 @@ from staddle.coordinator.server import running
 from staddle.errors import LocalError
 from staddle.security import preflight
 from staddle.security.dp.budget import Budget
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -225,7 +225,7 @@ def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, mad
     keys, folder = load_keys(federation.keys("silo-a")), federation.state("silo-a") / "privacy" / "data"
     with Budget.open(folder, "data", "local", "silo-a", keys.log, known=False) as budget:
         budget.set_limit("8.0", "0.00001", "ab" * 32)
-        budget.reserve("mri", "cd" * 32, 0, "training", [Steps(sigma="2", q="0.25", steps=40)])
+        budget.reserve("mri", "cd" * 32, 0, "training", [MechanismSteps(sigma="2", q="0.25", steps=40)])
     policy.write_text(allowed + dataset(epsilon=5.0))
     found = {finding.name: finding for finding in check(config, [path]).findings}
     assert re.search(r"epsilon = [1-5]\.\d+ of 5\.0 at .* is spent; jobs that spent: 1", found["privacy"].text)

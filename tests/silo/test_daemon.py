@@ -15,7 +15,7 @@ from staddle.errors import LocalError
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger.egress_ledger import Ledger
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.policy.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon
@@ -106,7 +106,7 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     serve()
     keys = load_keys(config.keys)
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
-        head = Checkpoint("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
+        head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
         ledger.privacy_head("data", head, epsilon="1.0", delta="0.00001", limit="8.0")
     with pytest.raises(LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"):
         serve()
@@ -120,7 +120,7 @@ def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_un
     """A new name has a budget of its own, and whether the records are the same, nobody but their owner knows."""
     keys, text, told = load_keys(config.keys), config.policy.read_text(), []
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
-        head = Checkpoint("staddle.example/local/silo-a/privacy/old", 3, bytes(32))
+        head = TreeHead("staddle.example/local/silo-a/privacy/old", 3, bytes(32))
         ledger.privacy_head("old", head, epsilon="7.5", delta="0.00001", limit="8.0")
     with log.followed(lambda event, fields: told.append((event, fields.get("spent_on")))):
         for policy in (text, text + dataset()):

@@ -12,7 +12,7 @@ from support.recording_gate import World
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.job.privacy import Spend
 from staddle.algorithms.training.accountant import Counts
-from staddle.algorithms.training.silo_round import Report
+from staddle.algorithms.training.silo_round import RoundReport
 from staddle.commands.simulate import membership_files
 from staddle.errors import LocalError
 from staddle.proto import secure_pb2 as pb
@@ -31,15 +31,15 @@ from staddle.silo.egress.witness import HEADS
 from staddle.silo.ingress.keyed_job import PrekeyFiles
 from staddle.silo.ingress.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
 from staddle.silo.job_folder import JobFolder, split_key
-from staddle.silo.parts.gifts import UNSAID, Bundle
+from staddle.silo.parts.gifts import UNSAID, Contributions
 
 STATE = SiloState({"membership": {"c": torch.tensor([0.25, 0.75])}}, {"momentum": torch.ones(2)})
-GIVEN = Bundle({"model": {"w": torch.arange(6.0)}})
+GIVEN = Contributions({"model": {"w": torch.arange(6.0)}})
 DIGEST = "9f" * 32
 
 
 def report():
-    return Report(round=0, samples=90, tested=10, correct_delivered=8, correct_trained=9, loss=0.25)
+    return RoundReport(round=0, samples=90, tested=10, correct_delivered=8, correct_trained=9, loss=0.25)
 
 
 def account(path):
@@ -153,7 +153,7 @@ def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_pat
     folder.accept(b"{}")
     folder.save_round(2, 1, STATE, GIVEN)
     assert folder.outbox(2).start == 1
-    assert Bundle({}).start == UNSAID
+    assert Contributions({}).start == UNSAID
 
 
 def test_a_damaged_outbox_of_which_nothing_left_is_trained_again(made, tmp_path, caplog):

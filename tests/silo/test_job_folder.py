@@ -7,10 +7,10 @@ import torch
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.leaks.taint import PUBLIC, paid
-from staddle.algorithms.training.silo_round import Report
+from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
 from staddle.silo.job_folder import JobFolder, split_key
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 
 
 def state(value=0.0):
@@ -34,7 +34,7 @@ def same(first, second):
 
 
 def report(round_, loss=0.5):
-    return Report(round_, 30, 10, 3, 4, loss)
+    return RoundReport(round_, 30, 10, 3, 4, loss)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_job_that_was_accepted_and_not_begun_may_be_offered_again(folder, tmp_
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_job_that_was_run_here_is_not_new(folder, rounds):
-    folder.save_round(rounds - 1, rounds - 1, state(), Bundle(payload()))
+    folder.save_round(rounds - 1, rounds - 1, state(), Contributions(payload()))
     assert (folder.rounds_done, folder.finished) == (rounds, False)
     with pytest.raises(LocalError, match=f"run here before, {rounds} rounds"):
         folder.check_new(b'{"signed":1}')
@@ -96,7 +96,7 @@ def test_a_job_that_was_never_accepted_is_none(tmp_path):
 def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(folder):
     counted = 0
     for round_ in (0, 1, 5, 11):
-        folder.save_round(round_, counted, state(round_), Bundle(payload(round_)))
+        folder.save_round(round_, counted, state(round_), Contributions(payload(round_)))
         began = [f"state-{counted}.safetensors", "counted"] if counted else []
         written = ["job.json", f"outbox-{round_ + 1}.safetensors", f"state-{round_ + 1}.safetensors"]
         assert files(folder) == sorted(written + began)
@@ -109,34 +109,34 @@ def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(fo
 
 
 def test_a_round_that_did_not_count_leaves_no_trace(folder):
-    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
-    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))  # lost on the way
+    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
+    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))  # lost on the way
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(4, 1, state(5.0), Bundle(payload(5.0)))  # lost as well
+    folder.save_round(4, 1, state(5.0), Contributions(payload(5.0)))  # lost as well
     assert folder.rounds_done == 5
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(6, 5, state(7.0), Bundle(payload(7.0)))  # but it did count
+    folder.save_round(6, 5, state(7.0), Contributions(payload(7.0)))  # but it did count
     states = ["state-5.safetensors", "state-7.safetensors"]
     assert files(folder) == ["counted", "job.json", "outbox-7.safetensors", *states]
     same(folder.state(5).parts, state(5.0).parts)
 
 
 def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
-    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
     assert folder.state(0) is None
-    folder.save_round(2, 0, state(3.0), Bundle(payload(3.0)))
+    folder.save_round(2, 0, state(3.0), Contributions(payload(3.0)))
     assert files(folder) == ["job.json", "outbox-3.safetensors", "state-3.safetensors"]
 
 
 def test_a_state_that_was_put_back_is_noticed(folder):
-    folder.save_round(2, 0, state(), Bundle(payload()))
+    folder.save_round(2, 0, state(), Contributions(payload()))
     with pytest.raises(LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"):
         folder.state(4)
 
 
 def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
     for round_ in (0, 1, 2):
-        folder.save_round(round_, round_, state(), Bundle(payload()))
+        folder.save_round(round_, round_, state(), Contributions(payload()))
     assert folder.state(2) is not None
     for counted in (1, 0):  # 0 would begin anew, from the initial state
         with pytest.raises(LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"):
@@ -147,44 +147,44 @@ def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
 
 
 def test_what_was_counted_is_a_number(folder):
-    folder.save_round(1, 1, state(), Bundle(payload()))
+    folder.save_round(1, 1, state(), Contributions(payload()))
     (folder.path / "counted").write_text("many")
     with pytest.raises(LocalError, match=r"counted: not valid JSON.* restore it from a backup"):
         folder.state(1)
 
 
 def test_only_the_last_round_has_an_outbox(folder):
-    folder.save_round(3, 3, state(), Bundle(payload()))
+    folder.save_round(3, 3, state(), Contributions(payload()))
     assert [folder.outbox(n) is not None for n in range(6)] == [False, False, False, True, False, False]
-    folder.save_round(4, 4, state(), Bundle(payload()))
+    folder.save_round(4, 4, state(), Contributions(payload()))
     assert folder.outbox(3) is None
 
 
 def test_a_crash_between_outbox_and_state_costs_a_training_and_no_state(folder):
-    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
+    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))
     (folder.path / "state-2.safetensors").unlink()  # as if the crash came before it
     for name in ("state-1.safetensors", "outbox-1.safetensors"):
         (folder.path / name).write_bytes(before[name])
     assert folder.outbox(1) is None
     assert folder.rounds_done == 1
     same(folder.state(1).parts, state(1.0).parts)
-    folder.save_round(1, 1, state(3.0), Bundle(payload(3.0)))
+    folder.save_round(1, 1, state(3.0), Contributions(payload(3.0)))
     states = ["state-1.safetensors", "state-2.safetensors"]
     assert files(folder) == ["counted", "job.json", "outbox-2.safetensors", *states]
     same(folder.outbox(1).tensors, payload(3.0))
 
 
 def test_a_crash_before_the_old_files_go_leaves_the_new_round(folder):
-    folder.save_round(0, 0, state(1.0), Bundle(payload(1.0)))
+    folder.save_round(0, 0, state(1.0), Contributions(payload(1.0)))
     before = {p.name: p.read_bytes() for p in folder.path.iterdir()}
-    folder.save_round(1, 1, state(2.0), Bundle(payload(2.0)))
+    folder.save_round(1, 1, state(2.0), Contributions(payload(2.0)))
     for name, data in before.items():
         (folder.path / name).write_bytes(data)
     assert folder.rounds_done == 2
     same(folder.outbox(1).tensors, payload(2.0))
-    folder.save_round(2, 2, state(), Bundle(payload()))
+    folder.save_round(2, 2, state(), Contributions(payload()))
     states = ["state-2.safetensors", "state-3.safetensors"]
     assert files(folder) == ["counted", "job.json", "outbox-3.safetensors", *states]
 
@@ -198,12 +198,12 @@ def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
         real(path, data, *mode)
 
     monkeypatch.setitem(folder.save_round.__globals__, "write_atomic", noting)
-    folder.save_round(0, 0, state(), Bundle(payload()))
+    folder.save_round(0, 0, state(), Contributions(payload()))
     assert written == ["outbox-1.safetensors", "state-1.safetensors"]
 
 
 def test_rounds_are_counted_as_numbers(folder):
-    folder.save_round(9, 9, state(), Bundle(payload()))
+    folder.save_round(9, 9, state(), Contributions(payload()))
     (folder.path / "state-9.safetensors").write_bytes((folder.path / "state-10.safetensors").read_bytes())
     assert folder.rounds_done == 10
 
@@ -221,7 +221,7 @@ def test_a_broken_state_is_named(folder):
 
 
 def test_a_broken_outbox_is_named(folder):
-    folder.save_round(0, 0, state(), Bundle(payload()))
+    folder.save_round(0, 0, state(), Contributions(payload()))
     (folder.path / "outbox-1.safetensors").write_bytes(b"xx")
     with pytest.raises(LocalError, match=r"outbox-1\.safetensors"):
         folder.outbox(0)
@@ -229,23 +229,23 @@ def test_a_broken_outbox_is_named(folder):
 
 def test_the_outbox_keeps_what_its_tensors_were_computed_from(folder):
     taints = {"model": {"a.w": paid(3, 5), "@weight": paid(3)}, "counts": {"n": PUBLIC}}
-    folder.save_round(0, 0, state(), Bundle(payload(), taints))
+    folder.save_round(0, 0, state(), Contributions(payload(), taints))
     assert folder.outbox(0).taints == taints
-    folder.save_round(1, 1, state(), Bundle(payload()))
+    folder.save_round(1, 1, state(), Contributions(payload()))
     assert folder.outbox(1).taints == {}
 
 
 def test_the_last_model_is_kept_beside_the_state(folder):
-    folder.save_round(0, 0, state(1.0), Bundle(payload()))
+    folder.save_round(0, 0, state(1.0), Contributions(payload()))
     folder.save_model(state(2.0))
     assert "model.safetensors" in files(folder)
     assert folder.rounds_done == 1
-    folder.save_round(1, 1, state(3.0), Bundle(payload()))
+    folder.save_round(1, 1, state(3.0), Contributions(payload()))
     assert "model.safetensors" in files(folder)
 
 
 def test_what_is_kept_is_readable_by_its_owner_alone(folder):
-    folder.save_round(0, 0, state(), Bundle(payload()))
+    folder.save_round(0, 0, state(), Contributions(payload()))
     folder.save_model(state())
     folder.add_round(report(0), {})
     for path in folder.path.iterdir():

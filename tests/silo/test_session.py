@@ -6,29 +6,29 @@ from hypothesis import strategies as st
 
 from staddle.errors import LocalError
 from staddle.silo.session import (
-    Asked,
     Barred,
     Conclude,
     Connect,
     Connected,
+    ConnectionLost,
     Decide,
     Exit,
-    Finished,
-    Lost,
-    Offered,
+    JobFinished,
+    JobOffered,
     Poll,
+    RoundOpened,
     SessionState,
     StopAsked,
     TakePart,
-    Told,
+    TaskReceived,
     Worked,
     advance,
     begin,
 )
 
-OFFER = Offered("j", "ab", b"{}")
-ASKED = Asked("j", "ab", 3, 2, ("a", "b"))
-FINISHED = Finished("j", "ab", 4, completed=True, counted=4)
+OFFER = JobOffered("j", "ab", b"{}")
+ASKED = RoundOpened("j", "ab", 3, 2, ("a", "b"))
+FINISHED = JobFinished("j", "ab", 4, completed=True, counted=4)
 WORK = {OFFER: Decide(OFFER), ASKED: TakePart(ASKED), FINISHED: Conclude(FINISHED)}
 OFFLINE = SessionState("offline", 2)
 WAITING = SessionState("waiting", 2)
@@ -37,16 +37,16 @@ STOPPED = SessionState("stopped")
 
 TABLE = [
     (OFFLINE, Connected(), SessionState("waiting", 2), Poll()),
-    (OFFLINE, Lost("x"), SessionState("offline", 3), Connect(3)),
-    (WAITING, Told(None), SessionState("waiting"), Poll()),
-    *((WAITING, Told(task), SessionState("working", 2, task), work) for task, work in WORK.items()),
-    (WAITING, Lost("x"), SessionState("offline", 3), Connect(3)),
+    (OFFLINE, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
+    (WAITING, TaskReceived(None), SessionState("waiting"), Poll()),
+    *((WAITING, TaskReceived(task), SessionState("working", 2, task), work) for task, work in WORK.items()),
+    (WAITING, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
     (WORKING, Worked(), SessionState("waiting"), Poll()),
-    (WORKING, Lost("x"), SessionState("offline", 3), Connect(3)),
+    (WORKING, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
     *((state, Barred("why"), STOPPED, Exit("why")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
     *((state, StopAsked(), STOPPED, Exit("")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
 ]
-EVENTS = (Connected(), Told(None), Told(ASKED), Worked(), Lost("x"), Barred("x"), StopAsked())
+EVENTS = (Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x"), Barred("x"), StopAsked())
 
 
 def test_it_begins_offline_and_connects_without_waiting():
@@ -68,7 +68,7 @@ def test_an_event_that_cannot_come_is_our_own_fault(state, event):
         advance(state, event)
 
 
-@pytest.mark.parametrize("event", [Connected(), Told(None), Told(ASKED), Worked(), Lost("x")])
+@pytest.mark.parametrize("event", [Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x")])
 def test_nothing_comes_after_a_stop(event):
     with pytest.raises(LocalError, match="stopped"):
         advance(STOPPED, event)
@@ -78,7 +78,7 @@ def test_attempts_are_counted_while_nobody_answers():
     state, effect = begin()
     attempts = []
     for _ in range(4):
-        state, effect = advance(state, Lost("no answer"))
+        state, effect = advance(state, ConnectionLost("no answer"))
         attempts.append(effect)
     assert attempts == [Connect(n) for n in (1, 2, 3, 4)]
 
@@ -88,7 +88,7 @@ def test_a_coordinator_that_greets_and_then_refuses_is_not_hammered():
     attempts = []
     for _ in range(4):
         state, _ = advance(state, Connected())
-        state, effect = advance(state, Lost("refused"))
+        state, effect = advance(state, ConnectionLost("refused"))
         attempts.append(effect.attempt)
     assert attempts == [1, 2, 3, 4]
 
@@ -96,30 +96,30 @@ def test_a_coordinator_that_greets_and_then_refuses_is_not_hammered():
 def test_a_poll_without_a_task_starts_the_count_again():
     state = advance(SessionState("offline", 7), Connected())[0]
     assert state.attempt == 7
-    state = advance(state, Told(None))[0]
+    state = advance(state, TaskReceived(None))[0]
     assert state.attempt == 0
-    assert advance(state, Lost("x"))[1] == Connect(1)
+    assert advance(state, ConnectionLost("x"))[1] == Connect(1)
 
 
 @pytest.mark.parametrize("task", list(WORK), ids=lambda task: type(task).__name__)
 def test_a_task_starts_the_count_again_once_it_is_done_and_not_before(task):
-    state = advance(SessionState("waiting", 7), Told(task))[0]
-    assert advance(state, Lost("x"))[1] == Connect(8)
-    assert advance(advance(state, Worked())[0], Lost("x"))[1] == Connect(1)
+    state = advance(SessionState("waiting", 7), TaskReceived(task))[0]
+    assert advance(state, ConnectionLost("x"))[1] == Connect(8)
+    assert advance(advance(state, Worked())[0], ConnectionLost("x"))[1] == Connect(1)
 
 
 def test_a_coordinator_that_tells_a_task_and_then_refuses_it_is_not_hammered():
     state, effect = begin()
     attempts = []
     for _ in range(4):
-        for event in (Connected(), Told(ASKED), Lost("refused")):
+        for event in (Connected(), TaskReceived(ASKED), ConnectionLost("refused")):
             state, effect = advance(state, event)
         attempts.append(effect.attempt)
     assert attempts == [1, 2, 3, 4]
 
 
 def test_a_lost_task_is_forgotten():
-    assert advance(WORKING, Lost("x"))[0].task is None
+    assert advance(WORKING, ConnectionLost("x"))[0].task is None
     assert advance(WORKING, Worked())[0].task is None
 
 

@@ -8,7 +8,7 @@ from support.secure_sums import Drawn, names, signer, signers
 
 from staddle.security.blind import mix_row, sealing
 from staddle.security.blind import padded_mix as o
-from staddle.security.blind.mix_context import Line, Version, mix_group
+from staddle.security.blind.mix_context import MixContext, Version, mix_group
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.secagg import linear_tags as tags
 
@@ -31,14 +31,14 @@ def line(elements=20, clip_exponent=3, **fields):
         "schema_digest": "dd" * 32,
         "group": mix_group("extractor", elements, clip_exponent),
     }
-    return Line(**{**given, **fields})
+    return MixContext(**{**given, **fields})
 
 
 @dataclass
 class Stored:
     """What the coordinator has of one upload, and what only silos have."""
 
-    upload: o.Upload
+    upload: o.PaddedUpload
     hidden: bytes
     pieces: tuple
     seed: bytes

@@ -6,7 +6,7 @@ import torch
 from support.directed_rows import FIVE
 from support.raw_mixing_silo import DirectedSilo, in_turn
 
-from staddle.algorithms.exchange.parts import Gift, Gram
+from staddle.algorithms.exchange.parts import Contribution, Gram
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -45,7 +45,7 @@ def make_world(tmp_path, **security):
                 if isinstance(part.exchange, Gram):  # rows that are alike
                     drawn = {name: torch.nn.functional.normalize(3 + each, dim=1) for name, each in drawn.items()}
                 seven = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
-                found[part.name] = PLAIN.give(part, Gift(seven if part == METRICS else drawn))
+                found[part.name] = PLAIN.give(part, Contribution(seven if part == METRICS else drawn))
             return found
 
         return of

@@ -10,7 +10,7 @@ from staddle.security.blind.open_sum import Claim, tag_of
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.secagg import coordinator_events as c
-from staddle.security.secagg.masked_sum import Given
+from staddle.security.secagg.masked_sum import GroupValues
 from staddle.security.secagg.spec import specify
 
 ALL = names(7)
@@ -47,11 +47,13 @@ class Directed:
         self.spec = spec = specify(own, FIVE, 0)
         random, elements = np.random.default_rng(5), spec.groups[1].elements
         self.held = {silo: random.uniform(-8, 8, elements) for silo in FIVE}
-        given = {silo: [Given(np.ones(3)), *(Given(self.held[silo]) for _ in spec.groups[1:])] for silo in FIVE}
+        given = {
+            silo: [GroupValues(np.ones(3)), *(GroupValues(self.held[silo]) for _ in spec.groups[1:])] for silo in FIVE
+        }
         self.run = Run(spec, given, own=own, drops=drops, pads=lambda silo: sender_pads(spec, silo)).finish()
         assert self.run.state.stage == "done"
         self.survivors = self.run.effects(c.Open)[0].survivors
-        self.tags = self.run.effects(c.TellResult)[0].tags
+        self.tags = self.run.effects(c.DeliverResult)[0].tags
         self.hidden = [
             np.concatenate([words for at, words in self.run.numbers if at == index])
             for index in range(len(spec.groups))

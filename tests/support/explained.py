@@ -30,13 +30,13 @@ from staddle.security.ledger.records import (
     Intent,
     JobAccept,
     JobDecline,
-    Outcome,
+    OutcomeRecord,
     ProtocolMessage,
     Start,
 )
 from staddle.security.log import checkpoint as checkpoints
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import log_key
 from staddle.security.log.merkle import Tree
@@ -124,7 +124,7 @@ class _Reader:
         self.padded = [e for e in self.intents if e.record.form == "padded"]
         self.words = {(e.record.job, e.record.part): _whole(e.record) for e in self.padded}
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
-        self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, Outcome)}
+        self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, OutcomeRecord)}
         self.dropped = set(_dropped(ledger))
         self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
         decided = [e.record for e in ledger if isinstance(e.record, JobAccept | JobDecline)]
@@ -223,7 +223,7 @@ class _Reader:
             case pb.HelloReply():
                 self.token = message.session
                 if message.held:
-                    self.known.add(Checkpoint.parse(notes.parse(message.held).text).size)
+                    self.known.add(TreeHead.parse(notes.parse(message.held).text).size)
             case pb.Task() if message.WhichOneof("body") == "witness":
                 self.asked |= {(asked.silo, asked.challenge) for asked in message.witness.asked}
             case pb.BeatReply():
@@ -239,7 +239,7 @@ class _Reader:
                 self.receipts.add(message.signature.hex())
                 if message.head:
                     proof = Consistency.parse(message.head)
-                    self.ours.add(Checkpoint.parse(proof.checkpoint.text).size)
+                    self.ours.add(TreeHead.parse(proof.checkpoint.text).size)
             case secure.SecureTold() if message.WhichOneof("body") != "nothing":
                 self.told[message.attempt.job, message.attempt.round] += 1
             case pb.StandingReply() if message.HasField("receipt"):
@@ -496,7 +496,7 @@ def _dropped(ledger: Sequence[Entry]) -> Iterator[int]:
     for entry in ledger:
         if isinstance(entry.record, Digest):
             open_.add(entry.record.ref)
-        elif isinstance(entry.record, Outcome):
+        elif isinstance(entry.record, OutcomeRecord):
             open_.discard(entry.record.ref)
         elif isinstance(entry.record, Start):
             yield from open_

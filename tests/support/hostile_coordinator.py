@@ -26,7 +26,7 @@ from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.policy import policy as policies
@@ -138,7 +138,7 @@ class Hostile:
             "sha256": end.sha256.hex(),
             "ledger_seq": end.ledger_seq,
             "ledger_leaf": end.ledger_leaf.hex(),
-            "ledger_root": Checkpoint.parse(Consistency.parse(end.head).checkpoint.text).root.hex(),
+            "ledger_root": TreeHead.parse(Consistency.parse(end.head).checkpoint.text).root.hex(),
             **changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(keys or self.world.keys))

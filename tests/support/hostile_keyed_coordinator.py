@@ -31,7 +31,7 @@ class Tagged(Attempted):
 
     def act(self, who, effect):
         match effect:
-            case s.Upload(terms):
+            case s.UploadWords(terms):
                 ctx, groups = self.spec.context(), self.spec.groups
                 tagger = Tagger(self.key(), ctx, len(groups))
                 made = [self.gift(group, who) for group in groups]
@@ -46,8 +46,8 @@ class Tagged(Attempted):
                     accumulator.add(self.pieces(self.uploads[silo]))
                 self.opened = accumulator.open(terms, survivors)
                 self.words = b"".join(words.tobytes() for group, words in accumulator.numbers() if not group)
-                self.queue.append(("coordinator", c.Opened(bytes(32))))
-            case c.TellResult(_, _, tags):
+                self.queue.append(("coordinator", c.SumPublished(bytes(32))))
+            case c.DeliverResult(_, _, tags):
                 self.tags = tags
                 super().act(who, effect)
             case _:

@@ -17,7 +17,7 @@ from staddle.commands.federation import local_federation
 from staddle.files.documents import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
-from staddle.proto.convert.secagg_received import SignedSpec, Told, told_to_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
 from staddle.proto.convert.secagg_sent import Attempt, Over, given_from_wire
 from staddle.security.blind.plan import model_digest, round_frame, round_terms
 from staddle.security.identity import roster as rosters
@@ -28,7 +28,7 @@ from staddle.security.secagg import coordinator
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
-from staddle.security.secagg.masked_sum import Accumulator, Given, chunks, masked_chunks
+from staddle.security.secagg.masked_sum import Accumulator, GroupValues, chunks, masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Terms, specify
 from staddle.silo import config as configs
@@ -129,7 +129,7 @@ class Attempted:
 
     def happen(self, who, event):
         self.queue.append((who, event))
-        if isinstance(event, c.SurvivalGiven):  # the others sign after the real one, so that its signature counts
+        if isinstance(event, c.SurvivalUploaded):  # the others sign after the real one, so that its signature counts
             self.queue += self.later
             self.later = []
         while self.queue:
@@ -137,7 +137,7 @@ class Attempted:
             if to == "coordinator":
                 self.state, effects = coordinator.advance(self.state, event)
             elif isinstance(event, c.Ask):
-                party = machine.Party(to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes)
+                party = machine.Participant(to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes)
                 self.states[to], effects = machine.begin(party, self.frame, event.document, event.signature, Memory())
             else:
                 self.states[to], effects = machine.advance(self.states[to], event)
@@ -158,7 +158,7 @@ class Attempted:
                 self.queue.append((silo, body))
 
     def addressed(self, body):
-        return body if isinstance(body, Told) else Told(self.attempt, body)
+        return body if isinstance(body, SecaggDelivery) else SecaggDelivery(self.attempt, body)
 
     def act(self, who, effect):
         match effect:
@@ -166,26 +166,26 @@ class Attempted:
                 self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs))
                 for silo in self.others:
                     self.happen(silo, effect)
-            case c.TellKeys(silo, bundles, keys):
-                self.tell([silo], s.KeysTold(bundles, keys))
-            case c.TellShares(silo, deliveries):
-                self.tell([silo], s.SharesTold(deliveries))
-            case c.TellSurvivors(_, headers):
-                self.tell([SILO], s.SurvivorsTold(headers))
-                self.later = [(silo, s.SurvivorsTold(headers)) for silo in self.others]
-            case c.TellNotes(silos, survivals):
-                self.tell(dict.fromkeys([SILO, *silos]), s.NotesTold(survivals))  # it is told them in any case
-            case c.TellResult(silos, sha256, tags):
-                self.tell(silos, s.ResultTold(sha256, tags))
+            case c.DeliverKeys(silo, bundles, keys):
+                self.tell([silo], s.KeysReceived(bundles, keys))
+            case c.DeliverShares(silo, deliveries):
+                self.tell([silo], s.SharesReceived(deliveries))
+            case c.DeliverSurvivors(_, headers):
+                self.tell([SILO], s.SurvivorsReceived(headers))
+                self.later = [(silo, s.SurvivorsReceived(headers)) for silo in self.others]
+            case c.DeliverNotes(silos, survivals):
+                self.tell(dict.fromkeys([SILO, *silos]), s.NotesReceived(survivals))  # it is told them in any case
+            case c.DeliverResult(silos, sha256, tags):
+                self.tell(silos, s.ResultReceived(sha256, tags))
             case c.Open(terms, survivors):
                 accumulator = Accumulator(self.spec)
                 for silo in survivors:
                     accumulator.add(self.pieces(self.uploads[silo]))
                 self.opened = accumulator.open(terms, survivors)
-                self.queue.append(("coordinator", c.Opened(bytes(32))))
-            case s.Upload() if who in self.absent:
-                self.queue.append(("coordinator", c.Failed(who, "lost")))
-            case s.Upload(terms):
+                self.queue.append(("coordinator", c.SumPublished(bytes(32))))
+            case s.UploadWords() if who in self.absent:
+                self.queue.append(("coordinator", c.SiloDropped(who, "lost")))
+            case s.UploadWords(terms):
                 self.held[who] = self.states[who].held
                 made = [self.gift(group, who) for group in self.spec.groups]
                 self.uploads[who] = b"".join(w.tobytes() for w in masked_chunks(self.spec, who, made, terms))
@@ -196,7 +196,7 @@ class Attempted:
     def gift(self, group, silo):
         """Other numbers of each silo, the same in all rounds."""
         rng = np.random.default_rng([*group.name.encode(), *silo.encode()])
-        return Given(
+        return GroupValues(
             0.05 * rng.standard_normal(group.elements), np.ones(group.rows) if group.weights == "private" else None
         )
 
@@ -210,19 +210,19 @@ class Attempted:
     def event(self, who, body):
         match body:
             case s.SendKeys(bundle, keys):
-                return c.KeysGiven(bundle, keys)
+                return c.KeysUploaded(bundle, keys)
             case s.SendShares(dealing, portions):
-                return c.SharesGiven(dealing, portions)
+                return c.SharesUploaded(dealing, portions)
             case s.SendHeader(header):
-                return c.Uploaded(header, len(self.uploads[who]), digest_of(self.uploads[who]))
+                return c.WordsUploaded(header, len(self.uploads[who]), digest_of(self.uploads[who]))
             case s.SendSurvival(survival):
-                return c.SurvivalGiven(survival)
+                return c.SurvivalUploaded(survival)
             case s.SendReveal(reveal):
-                return c.RevealGiven(reveal)
+                return c.RevealUploaded(reveal)
             case s.SendAbandon(note):
-                return c.AbandonGiven(note)
+                return c.AbandonUploaded(note)
             case Over(code):
-                return c.Failed(who, code)
+                return c.SiloDropped(who, code)
 
 
 def digest_of(payload):

@@ -9,14 +9,14 @@ from support.recording_gate import Made
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation import local_federation
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.convert.mix import Mixed, Summand, mixed_to_wire
+from staddle.proto.convert.mix import Mixed, WireSummand, mixed_to_wire
 from staddle.proto.stream import Digester, recut
 from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import sealing
 from staddle.security.blind.group_key import JobKeys
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.mix_row import Share, make_row
-from staddle.security.blind.padded_mix import Upload, hidden_pieces, make_upload, mixed_pieces, tagger_of
+from staddle.security.blind.padded_mix import PaddedUpload, hidden_pieces, make_upload, mixed_pieces, tagger_of
 from staddle.security.blind.prekeys import Known, Prekey, Word
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -70,7 +70,7 @@ def job_keys(job, silo, key=KEY):
 class Stored:
     """One upload as the coordinator has it."""
 
-    upload: Upload
+    upload: PaddedUpload
     hidden: bytes
     pieces: tuple
     prekey: Prekey
@@ -133,7 +133,7 @@ class Coordinator:
         row, signature = make_row(line, recipient, own_weight, shares, sign)
         document = changes.get("document", lambda same: same)(row.payload())
         summands = tuple(
-            Summand(each.upload, letter_for(each, changes.get("letters_of", recipient))) for each in found.values()
+            WireSummand(each.upload, letter_for(each, changes.get("letters_of", recipient))) for each in found.values()
         )
         by_name = {version[0]: version for version in found}
         integers = {silo: weights[version] for silo, version in by_name.items()}

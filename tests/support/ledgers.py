@@ -7,10 +7,10 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.security.ledger.egress_ledger import Ledger
-from staddle.security.ledger.records import Applied, Hidden, Payload, Peer, Secagg, TensorDigest
+from staddle.security.ledger.records import Applied, HiddenBinding, Payload, Peer, Secagg, TensorDigest
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import leaf_hash
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import Signer
 from staddle.security.log.segments import segment
 from staddle.security.policy.release import Release
@@ -208,12 +208,12 @@ ROTATED_BYTES = 4 * 15
 
 def intend_padded(ledger, ctx=VERSION, number=0, **changes):
     padded = {"form": "padded", "readers": ["mix"], "releases": PADDED_WORDS, "message_bytes": PADDED_BYTES}
-    return intend(ledger, **{**padded, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+    return intend(ledger, **{**padded, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes})
 
 
 def intend_rotated(ledger, ctx=USE, number=0, **changes):
     rotated = {"form": "rotated", "readers": ["gram"], "releases": VECTORS, "message_bytes": ROTATED_BYTES}
-    return intend(ledger, **{**rotated, "cohort": MEMBERS, "hidden": Hidden(ctx=ctx, number=number), **changes})
+    return intend(ledger, **{**rotated, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes})
 
 
 def settle(ledger, ref, size, receipt="5c1f"):
@@ -257,7 +257,7 @@ DP = (
 
 def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
     """A head of a data set's privacy budget."""
-    head = Checkpoint("staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32)
+    head = TreeHead("staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32)
     return ledger.privacy_head(dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
 
 

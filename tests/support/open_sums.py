@@ -24,7 +24,7 @@ from staddle.security.secagg import linear_tags as tags
 from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import specify
-from staddle.silo.ingress.open_sums import Sums
+from staddle.silo.ingress.open_sums import IncomingSums
 
 MODEL = "ee" * 32
 ME = SILOS[0]
@@ -155,7 +155,7 @@ class Recipient:
             if not self.world.gate._session:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = Sums(sharing, round_, memory or Memory(start=round_)) if sums_down(job, round_) else None
+            taking = IncomingSums(sharing, round_, memory or Memory(start=round_)) if sums_down(job, round_) else None
             found = await self.world.gate.fetch(job, round_, None, taking)
             self.remembered = taking and taking.memory
             return found

@@ -10,7 +10,7 @@ from support.raw_silo import SECONDS, Caller
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
-from staddle.proto.convert.secagg_sent import Asked, Given, Over, asked_to_wire, given_to_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggPoll, SecaggUpload, asked_to_wire, given_to_wire
 from staddle.security.blind.plan import model_digest, round_frame, round_terms, sums_metrics_alone
 from staddle.security.blind.sum import given
 from staddle.security.identity import roster as rosters
@@ -31,7 +31,7 @@ class BlindSilo(Caller):
     def __init__(self, address, keys, roster, job, gifts):
         super().__init__(address, keys, roster, job)
         terms = round_terms(job, Terms(colluders=job.security.colluders))
-        self.party = machine.Party(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
         self.whole_roster, self.gifts, self.memory = roster, gifts, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None
@@ -48,7 +48,7 @@ class BlindSilo(Caller):
 
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""
-        asked = Asked(self.session, self.job.name, self.digest, round_, self.had)
+        asked = SecaggPoll(self.session, self.job.name, self.digest, round_, self.had)
         told = told_from_wire(await self.stub.SecureNext(asked_to_wire(asked), timeout=SECONDS))
         self.had += told is not None
         return told
@@ -72,8 +72,8 @@ class BlindSilo(Caller):
                 evidence = next((each for each in proofs if each.is_of(self.memory.signed_ctx)), None)
                 self.state, effects = machine.begin(party, own, document, signature, self.memory, notes, evidence)
             case Over(code):
-                self.state, effects = machine.advance(self.state, s.Stopped(code))
-                effects = [effect for effect in effects if not isinstance(effect, s.End)]
+                self.state, effects = machine.advance(self.state, s.AttemptStopped(code))
+                effects = [effect for effect in effects if not isinstance(effect, s.LeaveAttempt)]
             case body:
                 self.state, effects = machine.advance(self.state, body)
         await self.do(effects)
@@ -85,7 +85,7 @@ class BlindSilo(Caller):
             match effect:
                 case s.Remember(memory):
                     self.memory = memory
-                case s.Upload(terms):
+                case s.UploadWords(terms):
                     self.words = self.masked(terms)
                     await self.upload(self.masked_frames())
                     sha256 = hashlib.sha256(self.words).digest()
@@ -95,13 +95,13 @@ class BlindSilo(Caller):
                     await self.do(more)
                 case s.Finish(sha256):
                     self.finished = sha256
-                case s.End(code):
+                case s.LeaveAttempt(code):
                     await self.say(Over(code))
                 case _:
                     await self.say(effect)
 
     async def say(self, body):
-        await self.stub.Secure(given_to_wire(Given(self.session, self.attempt, body)), timeout=SECONDS)
+        await self.stub.Secure(given_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS)
 
     tags = b""  # of masked words, padded; where the job's silos share a key
     kept = b""  # its own share of what is compared by shares

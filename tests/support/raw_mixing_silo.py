@@ -14,7 +14,7 @@ from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix, given_items
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.group_key import Contributed, contributed_to_wire
-from staddle.proto.convert.mix import Padded, padded_to_wire, rows_from_wire, words_from_wire
+from staddle.proto.convert.mix import PaddedWord, padded_to_wire, rows_from_wire, words_from_wire
 from staddle.proto.convert.secagg_received import SignedSpec
 from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import mix_row
@@ -110,7 +110,7 @@ class MixSilo(BlindSilo):
         return words, version.context(line), made
 
     def word(self, part, made, /, **changes):
-        message = padded_to_wire(Padded(self.session, self.job.name, self.digest, part.name, *made))
+        message = padded_to_wire(PaddedWord(self.session, self.job.name, self.digest, part.name, *made))
         for name, value in changes.items():
             setattr(message, name, value)
         return message
@@ -168,7 +168,7 @@ class MixSilo(BlindSilo):
 
     async def do(self, effects):
         for effect in effects:
-            if isinstance(effect, s.Upload):
+            if isinstance(effect, s.UploadWords):
                 self.hiding = effect.hiding
                 await self.give_parts(self.state.spec.round)
             await super().do((effect,))

@@ -17,7 +17,7 @@ from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree
@@ -44,7 +44,7 @@ class Caller:
         request |= {"challenge": bytes(32), **changes}
         reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
         self.session = reply.session
-        self.ledger.held = Checkpoint.parse(notes.parse(reply.held).text).size if reply.held else 0
+        self.ledger.held = TreeHead.parse(notes.parse(reply.held).text).size if reply.held else 0
         return reply
 
     async def poll(self):

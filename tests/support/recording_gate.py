@@ -26,19 +26,19 @@ from staddle.security.identity.roster import Roster
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.policy import policy as policies
 from staddle.silo.egress.gate import Gate, UnreachableError
 from staddle.silo.egress.witness import HEADS, Witness
-from staddle.silo.parts.declared import Declared, Records
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.declared import Declared, RecordCount
+from staddle.silo.parts.gifts import Contributions
 
 SESSION = b"0123456789abcdef"
 SILOS = ("silo-a", "silo-b", "silo-c")
 SILO = SILOS[0]
 AGENT = (("user-agent", "grpc-python-asyncio/1.80.0 grpc-c/53.0.0 (linux; chttp2)"),)
-RECORDS = Records(train=30, test=10)
+RECORDS = RecordCount(train=30, test=10)
 
 
 @dataclass
@@ -261,7 +261,7 @@ class World:
             "sha256": digests.total.hex(),
             "ledger_seq": client.end.ledger_seq,
             "ledger_leaf": client.end.ledger_leaf.hex(),
-            "ledger_root": Checkpoint.parse(Consistency.parse(client.end.head).checkpoint.text).root.hex(),
+            "ledger_root": TreeHead.parse(Consistency.parse(client.end.head).checkpoint.text).root.hex(),
             **self.receipt_changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
@@ -271,7 +271,9 @@ class World:
             if not self.gate._session:
                 await self.gate.hello()
             given = self.payload(round_) if payload is None else payload
-            await self.gate.give(self.declared, round_, given if isinstance(given, Bundle) else Bundle(given), SILOS)
+            await self.gate.give(
+                self.declared, round_, given if isinstance(given, Contributions) else Contributions(given), SILOS
+            )
 
         asyncio.run(scenario())
 

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from staddle.proto.convert.secagg_received import SignedSpec, Told
-from staddle.proto.convert.secagg_sent import Asked, Attempt, Given, Over
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec
+from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggPoll, SecaggUpload
 from staddle.security.faults import Code
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import (
@@ -11,10 +11,10 @@ from staddle.security.secagg.dealing import (
     SEALED_BYTES,
     SELF,
     Dealing,
-    Delivery,
     HeldShare,
     KeyBundle,
     Portion,
+    PortionDelivery,
 )
 from staddle.security.secagg.evidence import Complaint, Misdealing, ShownShare, Unjoined, Unopened
 from staddle.security.secagg.gram_pieces import SealedShare
@@ -23,7 +23,7 @@ from staddle.security.secagg.receiving_keys import KeyDelivery, ReceivingKey
 
 HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
 ATTEMPT = Attempt("j" * 64, HASH, 2**32 - 1, 2**32 - 1, HASH)
-ASKED = Asked(SESSION, "j" * 64, HASH, 2**32 - 1, 2**32 - 1)
+ASKED = SecaggPoll(SESSION, "j" * 64, HASH, 2**32 - 1, 2**32 - 1)
 
 
 def names(n):
@@ -52,7 +52,7 @@ def longest_given(n, groups=0, products=0):
         "abandon": s.SendAbandon(Abandon(me, SIGNATURE)),
         "end": Over(Code.STOPPED),
     }
-    return {name: Given(SESSION, ATTEMPT, body) for name, body in bodies.items()}
+    return {name: SecaggUpload(SESSION, ATTEMPT, body) for name, body in bodies.items()}
 
 
 def longest_evidence(n, dealer=0):
@@ -77,20 +77,22 @@ def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, roun
         "spec": SignedSpec(
             document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against)), earlier
         ),
-        "keys": s.KeysTold(
+        "keys": s.KeysReceived(
             tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
             tuple(
                 KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length()) for silo in silos[1:]
             ),
         ),
-        "shares": s.SharesTold(tuple(Delivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)),
-        "survivors": s.SurvivorsTold(headers, sealed),
-        "notes": s.NotesTold(tuple(Survival(silo, SIGNATURE) for silo in silos)),
-        "result": s.ResultTold(HASH, tags),
+        "shares": s.SharesReceived(
+            tuple(PortionDelivery(*each, (HASH,) * (n - 1).bit_length()) for each in deliveries)
+        ),
+        "survivors": s.SurvivorsReceived(headers, sealed),
+        "notes": s.NotesReceived(tuple(Survival(silo, SIGNATURE) for silo in silos)),
+        "result": s.ResultReceived(HASH, tags),
         "abandon": s.AbandonAsked(),
         "end": Over(Code.STOPPED),
     }
-    return {name: Told(ATTEMPT, body) for name, body in bodies.items()}
+    return {name: SecaggDelivery(ATTEMPT, body) for name, body in bodies.items()}
 
 
 # Any.
@@ -136,7 +138,7 @@ def some(each, key):
 
 
 proofs = st.lists(hashes, max_size=10).map(tuple)
-deliveries = dealings.flatmap(lambda d: st.builds(Delivery, st.just(d), portions_of(d.dealer), proofs))
+deliveries = dealings.flatmap(lambda d: st.builds(PortionDelivery, st.just(d), portions_of(d.dealer), proofs))
 dealt = dealings.flatmap(
     lambda d: st.builds(s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder))
 )
@@ -175,24 +177,24 @@ told_bodies = (
         some(shown, lambda each: each.ctx),
     )
     | st.builds(
-        s.KeysTold,
+        s.KeysReceived,
         some(bundles, lambda bundle: bundle.silo),
         some(st.builds(KeyDelivery, ids, receiving, proofs), lambda delivery: delivery.silo),
     )
-    | st.builds(s.SharesTold, some(deliveries, lambda delivery: delivery.dealing.dealer))
+    | st.builds(s.SharesReceived, some(deliveries, lambda delivery: delivery.dealing.dealer))
     | st.builds(
-        s.SurvivorsTold,
+        s.SurvivorsReceived,
         some(headers, lambda header: header.silo),
         some(sealed_shares, lambda share: share.dealer),
     )
-    | st.builds(s.NotesTold, some(survivals, lambda survival: survival.silo))
-    | st.builds(s.ResultTold, hashes, tags)
+    | st.builds(s.NotesReceived, some(survivals, lambda survival: survival.silo))
+    | st.builds(s.ResultReceived, hashes, tags)
     | st.just(s.AbandonAsked())
     | overs
 )
-givens = st.builds(Given, sessions, attempts, given_bodies)
-tolds = st.builds(Told, attempts, told_bodies)
-askeds = st.builds(Asked, sessions, ids, hashes, small, small)
+givens = st.builds(SecaggUpload, sessions, attempts, given_bodies)
+tolds = st.builds(SecaggDelivery, attempts, told_bodies)
+askeds = st.builds(SecaggPoll, sessions, ids, hashes, small, small)
 
 
 def giver(given):

@@ -118,7 +118,7 @@ class Run:
         self.do("coordinator", effects)
 
     def party(self, silo):
-        return machine.Party(silo, self.signers, self.terms, signer(silo), self.draws[silo])
+        return machine.Participant(silo, self.signers, self.terms, signer(silo), self.draws[silo])
 
     def finish(self):
         """Deliver until nothing is left, and let time run out for what is awaited."""
@@ -127,7 +127,7 @@ class Run:
                 to, event = self.queue.pop(self.random.randrange(len(self.queue)))
                 self.deliver(to, event)
             else:
-                self.deliver("coordinator", c.Deadline(self.state.stage))
+                self.deliver("coordinator", c.AttemptDeadline(self.state.stage))
         return self
 
     def deliver(self, to, event):
@@ -159,23 +159,23 @@ class Run:
 
     def act(self, who, effect):
         answers = {
-            s.SendKeys: lambda: c.KeysGiven(effect.bundle, effect.keys),
-            s.SendShares: lambda: c.SharesGiven(effect.dealing, effect.portions),
-            s.SendComplaint: lambda: c.ComplaintGiven(effect.complaint),
-            s.SendSurvival: lambda: c.SurvivalGiven(effect.survival),
-            s.SendReveal: lambda: c.RevealGiven(effect.reveal),
-            s.SendAbandon: lambda: c.AbandonGiven(effect.note),
+            s.SendKeys: lambda: c.KeysUploaded(effect.bundle, effect.keys),
+            s.SendShares: lambda: c.SharesUploaded(effect.dealing, effect.portions),
+            s.SendComplaint: lambda: c.ComplaintUploaded(effect.complaint),
+            s.SendSurvival: lambda: c.SurvivalUploaded(effect.survival),
+            s.SendReveal: lambda: c.RevealUploaded(effect.reveal),
+            s.SendAbandon: lambda: c.AbandonUploaded(effect.note),
         }
         tells = {
             c.Ask: lambda: effect,
-            c.TellNotes: lambda: s.NotesTold(effect.survivals),
-            c.TellResult: lambda: s.ResultTold(effect.sha256, effect.tags),
+            c.DeliverNotes: lambda: s.NotesReceived(effect.survivals),
+            c.DeliverResult: lambda: s.ResultReceived(effect.sha256, effect.tags),
             c.AskAbandon: s.AbandonAsked,
         }
         match effect:
             case s.Remember(memory):
                 self.memories[who] = memory
-            case s.Upload(terms, hiding):
+            case s.UploadWords(terms, hiding):
                 masked_sum.check_given(self.spec, self.given[who])
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
@@ -192,21 +192,21 @@ class Run:
                 self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags, kept)))
             case s.SendHeader(header):
                 data = self.upload(who)
-                self.queue.append(("coordinator", c.Uploaded(header, len(data), hashlib.sha256(data).digest())))
-            case s.End() if who != "coordinator":
+                self.queue.append(("coordinator", c.WordsUploaded(header, len(data), hashlib.sha256(data).digest())))
+            case s.LeaveAttempt() if who != "coordinator":
                 self.ends[who] = effect
-                self.queue.append(("coordinator", c.Failed(who, effect.code)))
-            case c.TellKeys(silo, bundles, keys):
-                self.queue.append((silo, s.KeysTold(bundles, keys)))
-            case c.TellShares(silo, deliveries):
-                self.queue.append((silo, s.SharesTold(deliveries)))
-            case c.TellSurvivors(silos, headers):
+                self.queue.append(("coordinator", c.SiloDropped(who, effect.code)))
+            case c.DeliverKeys(silo, bundles, keys):
+                self.queue.append((silo, s.KeysReceived(bundles, keys)))
+            case c.DeliverShares(silo, deliveries):
+                self.queue.append((silo, s.SharesReceived(deliveries)))
+            case c.DeliverSurvivors(silos, headers):
                 for silo in silos:
-                    self.queue.append((silo, s.SurvivorsTold(headers, self.told_shares(silo, headers))))
+                    self.queue.append((silo, s.SurvivorsReceived(headers, self.told_shares(silo, headers))))
             case c.Open(terms, survivors):
                 self.products = effect.products
                 self.open(terms, survivors)
-            case c.End():
+            case c.EndAttempt():
                 self.ends[who] = effect
             case _ if type(effect) in tells:
                 self.queue += [(silo, tells[type(effect)]()) for silo in effect.silos]
@@ -238,7 +238,7 @@ class Run:
             self.queue.append(("coordinator", c.OpenFailed(error.why)))
             return
         digest = hashlib.sha256(b"".join(each.total.tobytes() for each in self.opened)).digest()
-        self.queue.append(("coordinator", c.Opened(digest)))
+        self.queue.append(("coordinator", c.SumPublished(digest)))
 
     def effects(self, kind, who=None):
         return [effect for by, effect in self.sent if isinstance(effect, kind) and who in (None, by)]
@@ -246,7 +246,7 @@ class Run:
 
 def ones(silos, elements=20):
     """The silo of number i gives i + 1, so that each subset has its own sum."""
-    return {silo: [masked_sum.Given(np.full(elements, (i + 1) / 16))] for i, silo in enumerate(silos)}
+    return {silo: [masked_sum.GroupValues(np.full(elements, (i + 1) / 16))] for i, silo in enumerate(silos)}
 
 
 def attempt(n=4, number=0, **fields):

@@ -62,10 +62,10 @@ from staddle.security.ledger.records import Payload, Received
 from staddle.security.log import note
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import EMPTY_ROOT
-from staddle.security.log.note import Kind, VerifierKey, cosign
+from staddle.security.log.note import SignatureKind, VerifierKey, cosign
 
 KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
-PUBLIC = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
+PUBLIC = VerifierKey(ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 STOP = {"type": "stop", "reason": "asked to stop"}
 SMALL = chained([intent(tensors=TENSORS[1:2], message={"bytes": 16}), outcome(0, status="failed", bytes_sent=4)])
 RECORDS = [
@@ -326,13 +326,13 @@ def test_a_checkpoint_of_another_key_or_log_or_with_more_in_it_is_found(same):
         assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6  # others may add to theirs
     beyond = signed(LINES, KEY).replace(b"\n18\n", b"\n19\n")
     assert not same([LINES], beyond)
-    assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, Kind.ED25519, bytes(32)))
+    assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, SignatureKind.ED25519, bytes(32)))
 
 
 def test_witnesses_must_have_cosigned_what_others_hold(tool, tmp_path):
     folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
     name = "staddle.example/lung/coordinator"
-    witness = VerifierKey(name, Kind.COSIGNATURE, WITNESS.public_key().public_bytes_raw())
+    witness = VerifierKey(name, SignatureKind.COSIGNATURE, WITNESS.public_key().public_bytes_raw())
     plain = note.parse(signed(LINES[:4], KEY))
     cosigned = plain.signed_by(cosign(plain.text, name, WITNESS, 1795291200))
     late = plain.signed_by(cosign("other\n", name, WITNESS, 1795291200))
@@ -710,8 +710,8 @@ def test_whole_numbers_are_those_below_2_to_the_53(lone):
 
 def test_misuse_has_a_status_of_its_own(tool, tmp_path):
     folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
-    other = VerifierKey("example.com/log", Kind.ED25519, bytes(32))
-    cosigner = VerifierKey(ORIGIN, Kind.COSIGNATURE, KEY.public_key().public_bytes_raw())
+    other = VerifierKey("example.com/log", SignatureKind.ED25519, bytes(32))
+    cosigner = VerifierKey(ORIGIN, SignatureKind.COSIGNATURE, KEY.public_key().public_bytes_raw())
     for arguments in (
         (),
         ("ledger",),

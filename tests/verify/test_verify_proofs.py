@@ -9,13 +9,13 @@ from support.lone_verifier import load
 
 from staddle.errors import LocalError, ProofError
 from staddle.security.log import checkpoint, consistency, merkle, note, proof
-from staddle.security.log.checkpoint import Checkpoint, issue
-from staddle.security.log.note import Kind, Note, VerifierKey, cosign, sign
+from staddle.security.log.checkpoint import TreeHead, issue
+from staddle.security.log.note import Note, SignatureKind, VerifierKey, cosign, sign
 
 HERE = Path(__file__).parent.parent / "security" / "log"
 NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "checkpoint", "proof"))
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-LOG = VerifierKey(HEADS.ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
+LOG = VerifierKey(HEADS.ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 
 
 def cases(test):
@@ -88,8 +88,8 @@ def test_every_flipped_bit_of_a_note_with_both_kinds_of_signature(opened):
 
 
 def test_signatures_of_a_known_key_must_all_hold(opened):
-    a = VerifierKey("a", Kind.ED25519, KEY.public_key().public_bytes_raw())
-    w = replace(a, kind=Kind.COSIGNATURE)
+    a = VerifierKey("a", SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
+    w = replace(a, kind=SignatureKind.COSIGNATURE)
     good, timed = sign("x\n", "a", KEY), cosign("x\n", "a", KEY, 5)
     for data in (b"0", bytes(64), good.data[:-1], good.data + b"\0"):
         for signatures in ((good, replace(good, data=data)), (replace(good, data=data), good)):
@@ -119,7 +119,7 @@ def test_a_key_with_a_wrong_character(lone, key):
 @pytest.mark.parametrize("text", [text for text, _ in cases(HEADS.test_what_is_not_quite_a_checkpoint_is_refused)])
 def test_what_is_not_quite_a_checkpoint(lone, text):
     """Signed by the log all the same: what a note may hold, and a checkpoint not."""
-    log = VerifierKey("log", Kind.ED25519, KEY.public_key().public_bytes_raw())
+    log = VerifierKey("log", SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
     data = verdict(lambda: bytes(Note(text, (sign(text, "log", KEY),))), LocalError, ProofError)
     data = data or f"{text}\n— log AAAAAAAA\n".encode()
     with pytest.raises(lone.FaultError):
@@ -133,7 +133,7 @@ def test_checkpoints(lone):
     for head in (
         HEADS.AT_4,
         HEADS.AT_9,
-        Checkpoint(LOG.name, 0, merkle.EMPTY_ROOT),
+        TreeHead(LOG.name, 0, merkle.EMPTY_ROOT),
         replace(HEADS.AT_4, extensions=("x",)),
     ):
         found = lone.open_checkpoint(bytes(issue(head, KEY)), key)
@@ -339,7 +339,7 @@ def growth(tool, tmp_path):
 
 
 def test_growth(growth):
-    notes = {size: issue(Checkpoint(LOG.name, size, HEADS.TREE.root(size)), KEY) for size in range(10)}
+    notes = {size: issue(TreeHead(LOG.name, size, HEADS.TREE.root(size)), KEY) for size in range(10)}
     for old in range(10):
         for new in range(old, 10):
             data = bytes(consistency.prove(HEADS.TREE, notes[old], notes[new]))
@@ -351,7 +351,7 @@ def test_growth(growth):
     assert not growth(bytes(notes[3]), nine, data)
     assert not growth(four, bytes(notes[8]), data)
     assert not growth(four, nine, data, replace(LOG, name="other"))
-    fork = bytes(issue(Checkpoint(LOG.name, 4, HEADS.TREE.root(5)), KEY))
+    fork = bytes(issue(TreeHead(LOG.name, 4, HEADS.TREE.root(5)), KEY))
     assert not growth(fork, nine, data)
     head, _, rest = data.partition(b"\n\n")
     lines = head.split(b"\n")

@@ -28,7 +28,7 @@ from pydantic import Field
 from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ..dataset import Dataset
-from ..options import Names, Number, Positive, Table
+from ..options import DataTable, Names, Number, Positive
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits int64; what is out of range is for the fit to find
@@ -39,7 +39,7 @@ MOST_LISTED = 20  # names of columns, in an error
 Cell = tuple[float, ...]
 
 
-class Csv(Table):
+class Csv(DataTable):
     """``kind = "csv"``."""
 
     kind: Literal["csv"]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from ....errors import LocalError
 from ..dataset import Dataset
-from ..options import Names, Table
+from ..options import DataTable, Names
 from .har import SUBJECTS, read_har
 from .heart_disease import HOSPITALS, read_heart
 from .tcga_brca import REGIONS, YEARS, read_brca
@@ -24,7 +24,7 @@ from .tcga_brca import REGIONS, YEARS, read_brca
 SOURCES = {"heart-disease": HOSPITALS, "har": SUBJECTS, "tcga-brca": REGIONS}
 
 
-class Natural(Table):
+class Natural(DataTable):
     """``kind = "natural"``."""
 
     kind: Literal["natural"]

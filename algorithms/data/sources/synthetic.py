@@ -25,7 +25,7 @@ PUBLISHED_SILOS = 300
 
 
 @dataclass(frozen=True)
-class Population:
+class SyntheticDraw:
     """What a draw gives: data for the simulator, and the truth behind it."""
 
     shards: dict[str, tuple[Dataset, Dataset]]  # silo → (training records, test records)
@@ -42,7 +42,7 @@ def population(
     seed: int = 12345,
     tests: int = 100,
     largest: int = LARGEST,
-) -> Population:
+) -> SyntheticDraw:
     """Draw a population; records have shape [1, 1, d], as the network "glm" takes them."""
     if components < 1 or dimension < 1 or tests < 1 or largest < 1 or not (alpha > 0 and noise >= 0):
         raise LocalError(
@@ -57,7 +57,7 @@ def population(
         mixture = rng.dirichlet(np.full(components, alpha))
         shards[silo] = (_draw(rng, theta, mixture, size, noise), _draw(rng, theta, mixture, tests, noise))
         mixtures.append(mixture)
-    return Population(shards, torch.from_numpy(np.stack(mixtures)), torch.from_numpy(theta))
+    return SyntheticDraw(shards, torch.from_numpy(np.stack(mixtures)), torch.from_numpy(theta))
 
 
 def _draw(

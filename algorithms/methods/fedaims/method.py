@@ -83,7 +83,7 @@ from ....errors import LocalError, PeerError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
 from ...delivery import Combined, CoordinatorState, Delivery, Latest, Results, Value
-from ...exchange.parts import DTYPES, Gift, Gram, Kind, Part, Sum, Tensors, TensorSpec
+from ...exchange.parts import DTYPES, Contribution, Gram, Kind, Part, Sum, Tensors, TensorSpec
 from ...method import Method, Setting, specs_of_parameters
 from ...models.build import fill
 from ...models.resnet import Blocks
@@ -285,15 +285,15 @@ class FedAIMS(Method):
         squares = (one - other).square()
         return squares.mean(1) if self.options.reduction == "mean" else squares.sum(1) * len(squares)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
         sums, counts = facts.measured["sums"], facts.class_counts.double()
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)  # (3); sums may have noise
         weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
         (spec,) = self.prototypes.tensors
         gifts = {
-            "backbone": Gift(self.flat(state, "extractor"), float(facts.samples)),
-            "prototypes": Gift({spec.name: mean.to(DTYPES[spec.dtype])}, weight.double()),
+            "backbone": Contribution(self.flat(state, "extractor"), float(facts.samples)),
+            "prototypes": Contribution({spec.name: mean.to(DTYPES[spec.dtype])}, weight.double()),
         }
         if self.clusters:
             vector = self.vector(state).double()
@@ -301,7 +301,7 @@ class FedAIMS(Method):
                 vector = vector - state.extra["received"].double()  # φ_i^{t+1} - φ^t
             unit = vector / vector.norm().clamp(min=SMALLEST_NORM)
             (spec,) = self.direction.tensors
-            gifts["direction"] = Gift({spec.name: unit.to(DTYPES[spec.dtype])[None]})
+            gifts["direction"] = Contribution({spec.name: unit.to(DTYPES[spec.dtype])[None]})
         return gifts
 
     def vector(self, state: SiloState) -> Tensor:

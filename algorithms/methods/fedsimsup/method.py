@@ -79,7 +79,7 @@ from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Parts, SiloState, Stage
 from ...delivery import KEEP, Combined, CoordinatorState, Delivery, Mail, Post, Results
-from ...exchange.parts import Each, Gift, Kind, Mix, Part, Tensors, TensorSpec
+from ...exchange.parts import Contribution, Each, Kind, Mix, Part, Tensors, TensorSpec
 from ...method import Method, Setting
 from .supervisors import build_supervisor, supervisor_fault
 
@@ -203,15 +203,15 @@ class FedSimSup(Method):
         """Both passes count; nothing in the census."""
         return Effort(epochs=self.options.tau_s + self.options.tau_theta) if round_ else Effort()
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The census, or θ; the supervisor is in no gift."""
         if facts.round:
-            return {"theta": Gift(self.flat(state, "extractor", "classifier"))}
+            return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
         if self.declared:
             return {}
         samples = {"samples": torch.tensor(facts.samples, dtype=torch.int64)}
         proportions = {"proportions": facts.class_counts.double() / facts.samples} if self.labels else {}
-        return {"census": Gift({**proportions, **samples})}
+        return {"census": Contribution({**proportions, **samples})}
 
     # The coordinator half. ``samples`` is 0 for a silo that missed the census or gave nonsense: it learns from nobody
     # and nobody from it. ``unmatched`` counts the rounds a silo was away and found nobody alike.

@@ -71,7 +71,7 @@ from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Facts, SiloState, Stage
 from ...delivery import Combined, CoordinatorState, Results
-from ...exchange.parts import WEIGHT, Gift, Kind, Part, Sum, TensorSpec
+from ...exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from ...method import Method, Setting
 from ..common.heterogeneous import Extractors, check_extractors, dealt
 
@@ -198,17 +198,17 @@ class FedSSA(Method):
         stage = self.stage("extractor", "classifier")  # Eq. 5, 6
         return (replace(stage, optimiser=replace(stage.optimiser, clip=self.options.clip)),)
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The rows of seen classes, zeros for the others."""
         presence = (facts.class_counts > 0).long()  # [C]
         rows = zero_filled(rows_of(state.parts["classifier"]), presence)
         if not self.options.stale_inclusive:
-            return {"rows": Gift({"rows": rows}, presence.double())}
+            return {"rows": Contribution({"rows": rows}, presence.double())}
         change = {
             "rows": rows.double() - state.extra["last.rows"].double(),
             "presence": presence - state.extra["last.presence"],
         }
-        return {"deltas": Gift(change)}
+        return {"deltas": Contribution(change)}
 
     # The coordinator half.
 

@@ -70,7 +70,7 @@ from ....errors import LocalError
 from ....files.documents import Strict
 from ...course import Effort, Facts, Optimiser, Parts, SiloState, Stage
 from ...delivery import Combined, CoordinatorState, Results
-from ...exchange.parts import Each, Gift, Kind, Part, Sum, Tensors, TensorSpec
+from ...exchange.parts import Contribution, Each, Kind, Part, Sum, Tensors, TensorSpec
 from ...method import Method, Setting
 from ...numerics.streams import stream, uniform
 from .canonical import Membership, Mixture, canonical
@@ -259,15 +259,15 @@ class PPFL(Method):
         c = parameters["membership"]["c"].double()
         return context["lam"] * coupling_term(c, context["degree"], context["pull"])
 
-    def give(self, state: SiloState, facts: Facts) -> dict[str, Gift]:
+    def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """What this round's wire list names."""
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
         sums = {"b": h, "m": torch.outer(h, c.double()), "silos": torch.ones((), dtype=torch.float64)}
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
         gifts = {
-            "model": Gift(self.flat(state, *self.theta), weight),  # Eq. 12
-            "coupling": Gift(sums),
-            "membership": Gift({"c": c}),
+            "model": Contribution(self.flat(state, *self.theta), weight),  # Eq. 12
+            "coupling": Contribution(sums),
+            "membership": Contribution({"c": c}),
         }
         return {part.name: gifts[part.name] for part in self.up(facts.round)}
 

@@ -5,7 +5,7 @@ from staddle.algorithms.course import Facts
 from staddle.algorithms.delivery import KEEP, Combined, Latest, Post, Row, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver, in_job_order
 from staddle.algorithms.exchange.parts import WEIGHT
-from staddle.algorithms.exchange.plain import PLAIN, Plain
+from staddle.algorithms.exchange.plain import PLAIN, PlainExchange
 from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 
@@ -163,7 +163,7 @@ def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
     assert close("abc", 4.0) is None
 
 
-class Refusing(Plain):
+class Refusing(PlainExchange):
     """Exchanges that make no row for one silo; keeps whose rows were asked for."""
 
     def __init__(self, silo):

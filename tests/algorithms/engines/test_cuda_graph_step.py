@@ -9,7 +9,7 @@ from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.numerics.devices import CPU
-from staddle.algorithms.training.loop import PLAIN, Plain
+from staddle.algorithms.training.loop import PLAIN, PlainStepper
 from staddle.algorithms.training.silo_round import state_to_bytes
 
 AS_CODE = {"membership_batches": True, "mixture": "logits", "double_exponential": True}
@@ -71,7 +71,7 @@ def test_with_fewer_bits_it_is_nearly_the_same(make, case):
     """On the CPU, where products can be bfloat16 too: what stays is float32 and laid out as ever."""
     job, records = make(case, rounds=1, epochs=1)
     exact = ended(job, Serial(job, records))
-    for engine in (Serial(job, records, way=Plain("bf16")), Stacked(job, records, precision="bf16")):
+    for engine in (Serial(job, records, way=PlainStepper("bf16")), Stacked(job, records, precision="bf16")):
         ends = ended(job, engine)
         for silo in job.silos:
             one, other = exact[silo].flat, ends[silo].flat
@@ -87,7 +87,7 @@ def test_with_fewer_bits_convolutions_lie_channels_last():
         way.begin(modules, stage)
         return modules["part"][0].weight.is_contiguous(memory_format=torch.channels_last)
 
-    assert [lies(Plain(precision)) for precision in ("float32", "tf32", "bf16")] == [False, True, True]
+    assert [lies(PlainStepper(precision)) for precision in ("float32", "tf32", "bf16")] == [False, True, True]
 
 
 def test_a_cpu_trains_plainly(monkeypatch):
@@ -95,7 +95,7 @@ def test_a_cpu_trains_plainly(monkeypatch):
     assert way_on(CPU) is PLAIN
     way = way_on(torch.device("cuda:1"), "tf32")
     assert (type(way), way._recorder, way._precision) == (Replaying, "graphs on cuda:1", "tf32")
-    assert type(way_on(torch.device("cuda:1"), graphs=False)) is Plain
+    assert type(way_on(torch.device("cuda:1"), graphs=False)) is PlainStepper
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")

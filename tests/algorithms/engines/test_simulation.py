@@ -5,7 +5,7 @@ import torch
 
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate, versions_bytes
-from staddle.algorithms.exchange.plain import Plain
+from staddle.algorithms.exchange.plain import PlainExchange
 from staddle.algorithms.numerics.devices import CPU
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import LocalError
@@ -180,8 +180,8 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
             simulation = between(simulation)
         return simulation, {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
 
-    folded, mix = [], Plain.mix
-    monkeypatch.setattr(Plain, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given))
+    folded, mix = [], PlainExchange.mix
+    monkeypatch.setattr(PlainExchange, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given))
     _, whole = ended(Serial(job, records))
     assert set(folded) == {CPU}
     folded.clear()

@@ -16,7 +16,7 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import vmap_engine as stacked_round
 from staddle.algorithms.engines import vmap_training as stacked
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs
-from staddle.algorithms.engines.engine import Records, Serial, Work
+from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.engines.vmap_training import Bench, Silos
@@ -216,7 +216,7 @@ def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypat
     job, filled, move = make("fedavg"), [], stacked._Step._move
     monkeypatch.setattr(stacked, "GRAINS", 1)
     monkeypatch.setattr(stacked._Step, "_move", lambda *given: filled.append(len(given[2])) or move(*given))
-    work, seen = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos], []
+    work, seen = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos], []
     for before in (work, work[:3]):
         engine = Stacked(job, records_of(job))
         engine.train(0, before, lambda: None)
@@ -449,7 +449,7 @@ def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
 
 def test_silos_work_is_not_changed(make):
     job = make("fedavg", model={"norm": "batch"})
-    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    work = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
     before = [state_to_bytes(one.state) for one in work]
     engine = Stacked(job, records_of(job, COUPLED))
     ticks = []
@@ -471,7 +471,7 @@ def test_what_cannot_be_stacked_is_refused(make, make_job):
         Stacked(job, records, at_once=0)
     other = initial_state(make("local", model={"classes": 4}).method(), "a")
     with pytest.raises(LocalError, match="the state of silo 'a' is not of the job's model"):
-        Stacked(job, records).train(0, [Work("a", other, {})], lambda: None)
+        Stacked(job, records).train(0, [SiloWork("a", other, {})], lambda: None)
 
 
 def test_private_jobs_are_refused(make):
@@ -492,7 +492,7 @@ def test_tied_layers_are_refused(make, monkeypatch):
     monkeypatch.setattr(job.method(), "modules", tied)
     state = initial_state(job.method(), "a")
     with pytest.raises(LocalError, match="the model of silo 'a' shares tensors between layers"):
-        Stacked(job, records_of(job)).train(0, [Work("a", state, {})], lambda: None)
+        Stacked(job, records_of(job)).train(0, [SiloWork("a", state, {})], lambda: None)
 
 
 def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
@@ -533,7 +533,7 @@ def test_a_step_takes_no_more_memory_than_is_reckoned(make, method, model, recor
     template = engine._template("a")
     each = stacked_round.COPIES * template.value_bytes + looked * template.record_bytes
     assert engine._fitting("a", ()) == stacked_round.room(torch.device("cpu")) // each
-    work = [Work(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
+    work = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
     with Held() as held:
         engine.train(0, work, lambda: None)
     assert 0.1 < held.most / (4 * each) < 1

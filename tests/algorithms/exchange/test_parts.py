@@ -12,7 +12,7 @@ from staddle.algorithms.exchange.parts import (
     DTYPES,
     MIX_BITS,
     WEIGHT,
-    Gift,
+    Contribution,
     Kind,
     Mix,
     Part,
@@ -70,19 +70,19 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
 @pytest.mark.parametrize(
     ("gift", "complaint"),
     [
-        (Gift({"w": torch.zeros(2, 3)}, 1.0), "its schema has"),
-        (Gift({**GOOD, "x": torch.zeros(1)}, 1.0), "its schema has"),
-        (Gift({**GOOD, "b": torch.zeros(3)}, 1.0), r"is float32 \[3\], its schema says float32 \[2\]"),
-        (Gift({**GOOD, "b": torch.zeros(2).double()}, 1.0), "is float64"),
-        (Gift({**GOOD, "b": torch.zeros(2).half()}, 1.0), "is torch.float16"),
-        (Gift({**GOOD, "b": torch.tensor([0.0, float("nan")])}, 1.0), "NaN or infinity"),
-        (Gift({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
-        (Gift(GOOD), "needs a weight"),
-        (Gift(GOOD, -1.0), "its weight holds a value below 0"),
-        (Gift(GOOD, 2.0**53 + 2), "its weight holds a value above 9.0072e"),
-        (Gift(GOOD, float("nan")), "its weight holds NaN or infinity"),
-        (Gift(GOOD, float("inf")), "its weight holds NaN or infinity"),
-        (Gift(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
+        (Contribution({"w": torch.zeros(2, 3)}, 1.0), "its schema has"),
+        (Contribution({**GOOD, "x": torch.zeros(1)}, 1.0), "its schema has"),
+        (Contribution({**GOOD, "b": torch.zeros(3)}, 1.0), r"is float32 \[3\], its schema says float32 \[2\]"),
+        (Contribution({**GOOD, "b": torch.zeros(2).double()}, 1.0), "is float64"),
+        (Contribution({**GOOD, "b": torch.zeros(2).half()}, 1.0), "is torch.float16"),
+        (Contribution({**GOOD, "b": torch.tensor([0.0, float("nan")])}, 1.0), "NaN or infinity"),
+        (Contribution({**GOOD, "b": torch.tensor([0.0, float("inf")])}, 1.0), "NaN or infinity"),
+        (Contribution(GOOD), "needs a weight"),
+        (Contribution(GOOD, -1.0), "its weight holds a value below 0"),
+        (Contribution(GOOD, 2.0**53 + 2), "its weight holds a value above 9.0072e"),
+        (Contribution(GOOD, float("nan")), "its weight holds NaN or infinity"),
+        (Contribution(GOOD, float("inf")), "its weight holds NaN or infinity"),
+        (Contribution(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
     ],
 )
 def test_give_refuses(gift, complaint):
@@ -97,15 +97,15 @@ def test_give_refuses_values_beyond_the_bounds_of_their_spec(dtype, bounds):
     spec = TensorSpec("x", dtype, (3,), *bounds)
     part = Part("p", Kind.COUNTS, Sum("total"), (spec,))
     inside = torch.tensor([-1 if bounds[0] is None else bounds[0], 0, 1 if bounds[1] is None else bounds[1]])
-    assert laid_out(part, Gift({"x": inside.to(DTYPES[dtype])}))["x"].tolist() == inside.tolist()
+    assert laid_out(part, Contribution({"x": inside.to(DTYPES[dtype])}))["x"].tolist() == inside.tolist()
     for bound, said, step in zip(bounds, ("below", "above"), (-1, 1), strict=True):
         if bound is not None:
             for where in range(3):
                 beyond = torch.zeros(3, dtype=DTYPES[dtype])
                 beyond[where] = bound + step
                 with pytest.raises(LocalError, match=rf"tensor 'x' holds a value {said} {bound:g};"):
-                    laid_out(part, Gift({"x": beyond}))
-    assert laid_out(Part("p", Kind.COUNTS, Sum("total"), (replace(spec, shape=(0,)),)), Gift({"x": beyond[:0]}))
+                    laid_out(part, Contribution({"x": beyond}))
+    assert laid_out(Part("p", Kind.COUNTS, Sum("total"), (replace(spec, shape=(0,)),)), Contribution({"x": beyond[:0]}))
 
 
 @pytest.mark.parametrize("form", ["mean", "ratio"])
@@ -115,20 +115,20 @@ def test_a_sum_may_say_the_largest_weight(form):
     assert (part.wire[-1].least, part.wire[-1].most) == (0.0, 1.0)
     rows = {"x": torch.ones(2, 1)}
     for weight in (0.0, 0.5, 1.0):
-        laid_out(part, Gift(rows, torch.full(shape, weight, dtype=torch.float64)))
+        laid_out(part, Contribution(rows, torch.full(shape, weight, dtype=torch.float64)))
     for weight, said in ((2.0, "above 1"), (1 + 2**-52, "above 1"), (2.0**53, "above 1"), (-(2.0**-60), "below 0")):
         with pytest.raises(LocalError, match=f"its weight holds a value {said}"):
-            laid_out(part, Gift(rows, torch.full(shape, weight, dtype=torch.float64)))
+            laid_out(part, Contribution(rows, torch.full(shape, weight, dtype=torch.float64)))
 
 
 def test_give_refuses_a_weight_where_none_crosses():
     with pytest.raises(LocalError, match="takes no weight"):
-        laid_out(Part("m", Kind.BACKBONE, Mix(), TWO), Gift(GOOD, 1.0))
+        laid_out(Part("m", Kind.BACKBONE, Mix(), TWO), Contribution(GOOD, 1.0))
 
 
 def test_give_lays_out_in_wire_order_and_detaches():
     leaf = torch.zeros(2, requires_grad=True)
-    given_ = laid_out(MEAN, Gift({"b": leaf, "w": GOOD["w"]}, 2))
+    given_ = laid_out(MEAN, Contribution({"b": leaf, "w": GOOD["w"]}, 2))
     assert list(given_) == ["w", "b", WEIGHT]
     assert not given_["b"].requires_grad
     assert given_[WEIGHT].dtype == torch.float64

@@ -11,8 +11,8 @@ from staddle.algorithms.exchange.count_sketch import count_sketch
 from staddle.algorithms.exchange.parts import (
     DTYPES,
     WEIGHT,
+    Contribution,
     Each,
-    Gift,
     Gram,
     Kind,
     Mix,
@@ -22,7 +22,7 @@ from staddle.algorithms.exchange.parts import (
     integer_weights,
     laid_out,
 )
-from staddle.algorithms.exchange.plain import PLAIN, Plain
+from staddle.algorithms.exchange.plain import PLAIN, PlainExchange
 from staddle.errors import LocalError
 
 SILOS = ("a", "b", "c")
@@ -129,16 +129,16 @@ def test_vectors_cross_as_sketches_by_the_public_map_of_their_seed_and_are_laid_
     assert part.wire == (TensorSpec("v", "float32", (2, 4)),)
     rng = torch.Generator().manual_seed(0)
     given_ = {silo: torch.randn(2, 50, generator=rng, dtype=torch.float64) for silo in "ab"}
-    sent = {silo: PLAIN.give(part, Gift({"v": vectors}))["v"] for silo, vectors in given_.items()}
+    sent = {silo: PLAIN.give(part, Contribution({"v": vectors}))["v"] for silo, vectors in given_.items()}
     for silo, vectors in given_.items():
         assert torch.equal(sent[silo], torch.stack([count_sketch(v, 4, 9) for v in vectors]).float())
-        assert torch.equal(laid_out(part, Gift({"v": vectors}))["v"], vectors)
+        assert torch.equal(laid_out(part, Contribution({"v": vectors}))["v"], vectors)
     gram = PLAIN.collect(part, ("a", "b"), lambda silo, _: sent[silo])["gram"]
     assert gram[1, 0, 1].item() == pytest.approx(float(sent["a"][1].double() @ sent["b"][1].double()), abs=1e-12)
     with pytest.raises(LocalError, match=r"tensor 'v' is float32 \[2, 50\], its schema says float64 \[2, 50\]"):
-        PLAIN.give(part, Gift({"v": given_["a"].float()}))
+        PLAIN.give(part, Contribution({"v": given_["a"].float()}))
     with pytest.raises(LocalError, match="tensor 'v' holds NaN or infinity"):  # once it is float32
-        PLAIN.give(part, Gift({"v": given_["a"] * 1e200}))
+        PLAIN.give(part, Contribution({"v": given_["a"] * 1e200}))
 
 
 def test_each_stacks_in_the_order_of_the_members():
@@ -170,7 +170,7 @@ def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
     monkeypatch.setattr(plain, "BLOCK", block)
     row = PLAIN.mix(mixed, "r", shares, read)
     monkeypatch.setattr(plain, "GPU_BLOCK", block)
-    there = Plain(torch.device("cpu:0")).mix(mixed, "r", shares, read)  # as if it were another device
+    there = PlainExchange(torch.device("cpu:0")).mix(mixed, "r", shares, read)  # as if it were another device
     assert all(torch.equal(row[name], there[name]) for name in shapes)
     found = PLAIN.collect(mean, tuple("abc"), read)
     assert list(row) == list(there) == [*shapes]
@@ -192,7 +192,7 @@ def test_a_row_is_folded_on_its_device_whatever_lies_there():
     meta = torch.device("meta")
     there = {key: tensor.to(meta) if key[0] == "b" else tensor for key, tensor in given_.items()}
     with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
-        Plain(meta).mix(part, "r", {"a": 1.0, "b": 2.0}, lambda silo, name: there[silo, name])
+        PlainExchange(meta).mix(part, "r", {"a": 1.0, "b": 2.0}, lambda silo, name: there[silo, name])
 
 
 def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
@@ -202,7 +202,7 @@ def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
 
     def folded():
         part = Part("model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (4000,)),))
-        given = {s: PLAIN.give(part, Gift({"w": values[s]}, weights[s])) for s in "abc"}
+        given = {s: PLAIN.give(part, Contribution({"w": values[s]}, weights[s])) for s in "abc"}
         return PLAIN.collect(part, "abc", lambda silo, name: given[silo][name])["w"]
 
     whole = folded()

@@ -13,9 +13,9 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.delivery import Latest
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.job.class_census import SAID, TOLD, Counted, by_class, hide_rows, shown_rows
+from staddle.algorithms.job.class_census import SAID, TOLD, ClassCensus, by_class, hide_rows, shown_rows
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.training.silo_round import local_round, take_delivery
@@ -61,12 +61,12 @@ def counted(job, silo="a", round_=1, told=(4, 3, 1)):
 @pytest.mark.parametrize(("method", "part"), [("fedssa", "rows"), ("fedaims", "prototypes"), ("ppfl", "coupling")])
 def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_job, method, part):
     job = blind(method)
-    assert isinstance(job.method(), Counted)
+    assert isinstance(job.method(), ClassCensus)
     assert (job.counted, job.keyed, job.length) == (True, True, job.rounds + 1)
     assert [p.name for p in job.up(0)] == ["holders", METRICS.name]
     assert part in [p.name for p in job.up(1)]
     clear = make_job(method, None, MODELS.get(method), silos=FOUR, min_cohort=3)
-    assert not isinstance(clear.method(), Counted)
+    assert not isinstance(clear.method(), ClassCensus)
     assert (clear.counted, clear.keyed, clear.length) == (False, False, clear.rounds)
 
 
@@ -154,7 +154,7 @@ def test_the_method_is_asked_about_its_own_rounds(blind):
 
     job = blind()
     inner = job.method()._inner
-    method = Counted(Asked(), job.setting(), 4)
+    method = ClassCensus(Asked(), job.setting(), 4)
     assert method.mail_fault(3, "a", {}, 1.0) == "round 2"
     assert method.combine({}, 5, (), {}) == 4
     assert method.unposted({}, ("a",)) == {"unposted": torch.tensor(1)}
@@ -181,22 +181,22 @@ def test_rows_of_enough_holders_are_shown(fewest):
 def test_hidden_rows_are_zeros_in_values_and_weight():
     rows, weight = torch.arange(1.0, 7.0).reshape(3, 2), torch.tensor([2.0, 5.0, 0.0])
     held, shown = torch.tensor([True, True, False]), torch.tensor([True, False, True])
-    hidden = hide_rows("rows", Gift({"rows": rows}, weight), held, shown)
+    hidden = hide_rows("rows", Contribution({"rows": rows}, weight), held, shown)
     assert hidden.tensors["rows"].tolist() == [[1, 2], [0, 0], [5, 6]]
     assert hidden.weight.tolist() == [2, 0, 0]
     assert rows.tolist() == [[1, 2], [3, 4], [5, 6]]  # the silo's own stay
-    total = hide_rows("deltas", Gift({"n": torch.tensor([7, 8, 0])}), held, shown)
+    total = hide_rows("deltas", Contribution({"n": torch.tensor([7, 8, 0])}), held, shown)
     assert (total.tensors["n"].tolist(), total.weight) == ([7, 0, 0], None)
-    beside = hide_rows("coupling", Gift({"b": torch.ones(3) * held, "silos": torch.tensor(1.0)}), held, shown)
+    beside = hide_rows("coupling", Contribution({"b": torch.ones(3) * held, "silos": torch.tensor(1.0)}), held, shown)
     assert (beside.tensors["b"].tolist(), beside.tensors["silos"].tolist()) == ([1, 0, 0], 1)  # which is no row
 
 
 @pytest.mark.parametrize(
     "gift",
     [
-        Gift({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),  # class 2 is not held
-        Gift({"n": torch.tensor([1, 1, -1])}),
-        Gift({"n": torch.tensor([0, 0, 0]), "wide": torch.eye(3)}),
+        Contribution({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),  # class 2 is not held
+        Contribution({"n": torch.tensor([1, 1, -1])}),
+        Contribution({"n": torch.tensor([0, 0, 0]), "wide": torch.eye(3)}),
     ],
 )
 def test_rows_that_this_silo_does_not_hold_are_a_bug_of_the_method(gift):
@@ -278,7 +278,7 @@ def test_a_method_does_not_see_the_count(blind):
             return object.__getattribute__(self, name)
 
     inner = job.method()._inner
-    method = Counted(Seeing(), job.setting(), 4)
+    method = ClassCensus(Seeing(), job.setting(), 4)
     state = method.deliver(counted(job), holders(4, 3, 1), facts("a", 2))
     method.stages(state, facts("a", 2))
     method.give(state, facts("a", 2))

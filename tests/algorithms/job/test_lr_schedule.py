@@ -8,7 +8,7 @@ from staddle.algorithms.engines.engine import Records
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.job.lr_schedule import Exponential, Steps, paced
+from staddle.algorithms.job.lr_schedule import Exponential, StepSchedule, paced
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
@@ -21,7 +21,7 @@ STEPS = {"kind": "steps", "factor": 0.1, "at": [0.5, 0.75]}
 def test_factors():
     each = Exponential(kind="exponential", factor=0.99)
     assert [each.at_round(done, 300) for done in (0, 1, 3, 300)] == [1, 0.99, 0.99**3, 0.99**300]
-    drops = Steps(kind="steps", factor=0.1, at=(0.5, 0.75))
+    drops = StepSchedule(kind="steps", factor=0.1, at=(0.5, 0.75))
     expected = [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01]
     assert [drops.at_round(done, 8) for done in range(9)] == pytest.approx(expected)
     short = [drops.at_round(done, rounds) for rounds in (1, 2, 3) for done in range(rounds)]

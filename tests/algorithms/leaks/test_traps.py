@@ -5,11 +5,11 @@ from math import inf, sqrt
 import pytest
 import torch
 
-from staddle.algorithms.leaks.traps import Caution, Steps, TrapError, lengthened, parallel_rows, replaced
+from staddle.algorithms.leaks.traps import Caution, LongestSteps, TrapError, lengthened, parallel_rows, replaced
 
 BEGAN = {"extractor": {"w": torch.zeros(2, 2), "seen": torch.tensor(3)}, "head": {"b": torch.zeros(3)}}
 TRAINED = {"extractor": {"w": torch.tensor([[3.0, 0], [0, 4]]), "seen": torch.tensor(9)}, "head": {"b": torch.ones(3)}}
-STEPS = Steps(4, {"extractor": 5.0, "head": sqrt(3)})
+STEPS = LongestSteps(4, {"extractor": 5.0, "head": sqrt(3)})
 BOTH = frozenset(BEGAN)
 
 
@@ -26,7 +26,7 @@ def test_a_step_is_the_euclidean_distance_of_a_part_without_its_counters():
 
 
 def test_the_longest_step_is_kept_and_one_that_is_not_finite_is_none():
-    longer = Steps(2, {"extractor": 7.0, "head": 1.0, "gone": 2.0})
+    longer = LongestSteps(2, {"extractor": 7.0, "head": 1.0, "gone": 2.0})
     assert lengthened(longer, 4, BEGAN, TRAINED).longest == pytest.approx(
         {"extractor": 7.0, "head": sqrt(3), "gone": 2.0}
     )
@@ -35,10 +35,10 @@ def test_the_longest_step_is_kept_and_one_that_is_not_finite_is_none():
 
 
 def test_steps_survive_their_text_and_nothing_else_is_read():
-    assert Steps.from_text(STEPS.to_text()) == STEPS
+    assert LongestSteps.from_text(STEPS.to_text()) == STEPS
     for bad in ("[]", '{"round": 1}', '{"round": "x", "longest": {}}', "{"):
         with pytest.raises((ValueError, KeyError)):
-            Steps.from_text(bad)
+            LongestSteps.from_text(bad)
 
 
 @pytest.mark.parametrize(("part", "step"), [("extractor", 5.0), ("head", sqrt(3))])
@@ -55,7 +55,7 @@ def test_what_is_not_replaced_never_trained_or_not_bounded_passes():
     far = moved(1000.0)
     Caution(max_step=3.0).check(STEPS, BEGAN, far, frozenset({"head"}), 5)
     Caution(max_step=3.0).check(None, BEGAN, far, BOTH, 5)
-    Caution(max_step=3.0).check(Steps(4, {"extractor": 0.0}), BEGAN, far, BOTH, 5)
+    Caution(max_step=3.0).check(LongestSteps(4, {"extractor": 0.0}), BEGAN, far, BOTH, 5)
     Caution().check(STEPS, BEGAN, far, BOTH, 5)
     for by in (1000.0, torch.nan):
         with pytest.raises(TrapError):

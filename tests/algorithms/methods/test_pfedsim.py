@@ -15,7 +15,7 @@ from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, d
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.exchange.parts import Gram, Mix, Sum
-from staddle.algorithms.exchange.plain import PLAIN, Plain
+from staddle.algorithms.exchange.plain import PLAIN, PlainExchange
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.pfedsim import CODE_SELF_WEIGHT
@@ -309,7 +309,7 @@ def test_running_statistics_are_in_no_part(make_job):
         assert not any("running" in name or "tracked" in name for name in names)
 
 
-class Recorder(Plain):
+class Recorder(PlainExchange):
     """The exchanges in the clear, with a list of all that a silo gave."""
 
     def __init__(self):

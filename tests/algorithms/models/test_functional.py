@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from staddle.algorithms.models.functional import Bound, called_with, on_trial, parameters_of
+from staddle.algorithms.models.functional import BoundModule, called_with, on_trial, parameters_of
 
 
 def line(slope, offset):
@@ -19,7 +19,7 @@ def part(request):
     """2x + 1, as a module and as a function of values that stand for a module's own."""
     if request.param == "module":
         return line(2.0, 1.0)
-    return Bound(line(9.0, 9.0), {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])})
+    return BoundModule(line(9.0, 9.0), {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])})
 
 
 def test_a_part_is_called_with_parameters_that_are_not_its_own(part):
@@ -31,7 +31,7 @@ def test_a_part_is_called_with_parameters_that_are_not_its_own(part):
 
 
 def test_values_that_are_missing_are_the_modules_own():
-    part = Bound(line(2.0, 1.0), {"bias": torch.tensor([5.0])})
+    part = BoundModule(line(2.0, 1.0), {"bias": torch.tensor([5.0])})
     assert {name: value.item() for name, value in parameters_of(part).items()} == {"weight": 2, "bias": 5}
 
 
@@ -43,7 +43,7 @@ def test_buffers_of_either_form_are_its_own_and_change():
     x = torch.tensor([[1.0], [3.0]])
     (module, _), (template, values) = fresh(), fresh()
     scaled = {"weight": torch.tensor([2.0])}
-    of_module, of_bound = called_with(module, scaled, x), called_with(Bound(template, values), scaled, x)
+    of_module, of_bound = called_with(module, scaled, x), called_with(BoundModule(template, values), scaled, x)
     assert torch.equal(of_module, of_bound)
     assert module.running_mean.item() == values["running_mean"].item() == 2
     assert template.running_mean.item() == 0
@@ -53,7 +53,7 @@ def test_on_trial_buffers_stay_as_they_are(part):
     module = nn.BatchNorm1d(1, momentum=1.0)
     x = torch.tensor([[1.0], [3.0]])
     values = {name: value.clone() for name, value in module.state_dict().items()}
-    for one in (module, Bound(nn.BatchNorm1d(1, momentum=1.0), values)):
+    for one in (module, BoundModule(nn.BatchNorm1d(1, momentum=1.0), values)):
         assert torch.equal(on_trial(one)(x), module(x))
     assert values["running_mean"].item() == 0
     assert module.num_batches_tracked.item() == 2  # by its own calls
@@ -82,7 +82,7 @@ def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(
         (one,) = torch.autograd.grad(loss(module), [module.weight])
         assert one.item() == pytest.approx(value)
     leaves = starts.clone().requires_grad_()
-    each = vmap(lambda weight: loss(Bound(module, {"weight": weight})))(leaves)
+    each = vmap(lambda weight: loss(BoundModule(module, {"weight": weight})))(leaves)
     (gradients,) = torch.autograd.grad(each.sum(), [leaves])
     assert gradients.flatten().tolist() == pytest.approx(expected)
 

@@ -10,7 +10,7 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import (
     PLAIN,
-    Plain,
+    PlainStepper,
     batch_coupled,
     batches,
     clipped,
@@ -66,7 +66,7 @@ def test_training_wraps_exactly_where_normalisation_couples_a_batch():
         assert batch_coupled(parts) is norm
         seen = sizes.setdefault(norm, [])
 
-        class Seeing(Plain):
+        class Seeing(PlainStepper):
             def begin(self, modules, stage, seen=seen):
                 return lambda x, _: torch.tensor(float(len(seen.append(len(x)) or [])))
 

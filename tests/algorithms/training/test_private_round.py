@@ -14,7 +14,7 @@ from staddle.algorithms.course import Effort, Stage
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import engine
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import Gift
+from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.job.privacy import round_spends
 from staddle.algorithms.job.privacy_table import PrivacyTable
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC, paid, taints_to_text, worst
@@ -355,7 +355,7 @@ def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_
         def give(self, state, facts):
             gift = super().give(state, facts)["extractor"]
             factor = 2.0 if float(state.parts["classifier"]["weight"].sum()) > 0 else 1.0
-            return {"extractor": Gift(gift.tensors, factor)}
+            return {"extractor": Contribution(gift.tensors, factor)}
 
     class Adds(Heads):
         reads = ()
@@ -365,7 +365,7 @@ def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_
             first, value = next(iter(gift.tensors.items()))
             made = torch.zeros_like(value)
             made.view(-1)[:1] += state.parts["classifier"]["bias"][:1]
-            return {"extractor": Gift({**gift.tensors, first: value + made}, gift.weight)}
+            return {"extractor": Contribution({**gift.tensors, first: value + made}, gift.weight)}
 
     job = make_private("fedper", rounds=4)
     with pytest.raises(

@@ -6,7 +6,7 @@ import torch
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import initial_state
-from staddle.algorithms.training.loop import Plain
+from staddle.algorithms.training.loop import PlainStepper
 from staddle.algorithms.training.silo_round import final_round, local_round, state_from_bytes, state_to_bytes
 from staddle.errors import CancelledError, LocalError, PeerError
 from staddle.files import tensor_file
@@ -109,7 +109,7 @@ def test_each_stage_shuffles_anew(make_job, make_data, monkeypatch):
     method, drawn = job.method(), []
     monkeypatch.setattr(method, "stages", lambda *_: (method.stage("classifier"), method.stage("extractor")))
 
-    class Seeing(Plain):
+    class Seeing(PlainStepper):
         def begin(self, modules, stage):
             drawn.append([])
             return lambda x, _, seen=drawn[-1]: seen.append(x) or torch.tensor(1.0)

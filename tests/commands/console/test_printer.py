@@ -11,7 +11,7 @@ from rich.console import Console
 
 from staddle.commands import main
 from staddle.commands.console import printer
-from staddle.commands.console.printer import Screen, Table, printable
+from staddle.commands.console.printer import PrintedTable, Screen, printable
 from staddle.errors import LocalError
 
 HOSTILE = "a\x1b[2Jb\x1b]52;c;eA==\x07c\rd\x9bHe\u202ef\udc9bg\x7fh\ni"
@@ -70,7 +70,9 @@ def test_json_is_ascii_and_reads_back(capsys):
 
 def test_a_table_keeps_every_row_on_its_line_and_no_cell_is_markup(capsys):
     for frame in ("box", "head", "none"):
-        printer.show(Table(("[b]x", HOSTILE), [("[red]y", "1"), (HOSTILE, "2")], right=(1,), ends=(0,), frame=frame))
+        printer.show(
+            PrintedTable(("[b]x", HOSTILE), [("[red]y", "1"), (HOSTILE, "2")], right=(1,), ends=(0,), frame=frame)
+        )
         said = capsys.readouterr().out
         assert said.replace("\n", "").isprintable()
         assert "[b]x" in said
@@ -79,7 +81,7 @@ def test_a_table_keeps_every_row_on_its_line_and_no_cell_is_markup(capsys):
 
 
 def test_a_title_stands_above(capsys):
-    printer.show(Table(("a",), [("1",)], title=HOSTILE, width=100), err=True)
+    printer.show(PrintedTable(("a",), [("1",)], title=HOSTILE, width=100), err=True)
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.replace("\n", "").isprintable()
@@ -114,7 +116,7 @@ def test_a_traceback_is_text(capsys):
 def test_letters_that_a_terminal_lacks_are_escaped(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal("ascii"))
     printer.escape_unknown()
-    printer.show("é 你", Table(("ü",), [("→",)]))
+    printer.show("é 你", PrintedTable(("ü",), [("→",)]))
     said = sys.stdout.said().decode("ascii")
     assert said.startswith("\\xe9 \\u4f60\n")
     assert r"\xfc" in said

@@ -18,7 +18,7 @@ from staddle.commands.privacy import show as privacy_show
 from staddle.commands.privacy.privacy import app
 from staddle.errors import LocalError, PeerError
 from staddle.security.dp.budget import Budget
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import Event, cost, group, shown
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -212,7 +212,7 @@ def silo(federation, tmp_path):
 
 
 def spend(budget, digest=DIGEST, name="first", steps=100, taken=None):
-    one = budget.reserve(name, digest, 0, "training", [Steps(sigma="1.1", q="0.02", steps=steps)])
+    one = budget.reserve(name, digest, 0, "training", [MechanismSteps(sigma="1.1", q="0.02", steps=steps)])
     if taken is not None:
         budget.commit(one, [taken])
 

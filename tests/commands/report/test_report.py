@@ -32,14 +32,14 @@ from staddle.commands.ledger import ledger as commands
 from staddle.commands.report import page as report_page
 from staddle.commands.report import report
 from staddle.commands.report import tables as report_tables
-from staddle.commands.report.page import Sources
+from staddle.commands.report.page import RosterSources
 from staddle.errors import LocalError
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger import overview as ledger_overview
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.policy.release import Release
 
 MADE = "2026-11-21 17:30 UTC"
@@ -138,11 +138,11 @@ def path(tmp_path):
     return tmp_path / "silo" / "ledger"
 
 
-def made(path, sources=Sources(), only=""):  # noqa: B008 frozen
+def made(path, sources=RosterSources(), only=""):  # noqa: B008 frozen
     return report.html(report.read(path, MADE, sources, only))
 
 
-def parsed(path, sources=Sources(), only=""):  # noqa: B008 frozen
+def parsed(path, sources=RosterSources(), only=""):  # noqa: B008 frozen
     return Parsed(made(path, sources, only))
 
 
@@ -220,7 +220,7 @@ def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
     ledgers.full(path)
     one = made(path)
     assert made(path) == one
-    later = report.html(report.read(path, "2027-01-01 00:00 UTC", Sources()))
+    later = report.html(report.read(path, "2027-01-01 00:00 UTC", RosterSources()))
     assert later != one
     assert later.replace(b"2027-01-01 00:00 UTC", MADE.encode()) == one
 
@@ -315,13 +315,13 @@ def test_a_ledger_of_several_days_has_a_picture_by_day(path):
         return replace(line, record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"})
 
     records = [(dated(line), record) for line, record in ledger_view.records(path)]
-    body = report_page.page(ledger_overview.view(verified, records), MADE, Sources()).body
+    body = report_page.page(ledger_overview.view(verified, records), MADE, RosterSources()).body
     expected = Counter()
     for message in ledger_view.messages(path):
         expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += message.intent.message.bytes
     assert {(s.column, s.name): s.bytes for s in body.days.segments} == expected
     assert {day for day, _ in expected} == {"2026-03-01", "2026-03-02"}
-    assert report.read(path, MADE, Sources()).body.days is None
+    assert report.read(path, MADE, RosterSources()).body.days is None
 
 
 def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, monkeypatch):
@@ -483,7 +483,7 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     for entry in entries[1:]:
         roster = rosters.add(roster, entry)
     ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None)
-    page = parsed(path, Sources((roster,)))
+    page = parsed(path, RosterSources((roster,)))
     assert f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and nothing" in words(
         page
     )
@@ -491,7 +491,7 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section("3. What left")
     assert "for coordinator (Org <coordinator>): model" in words(page)
     older = rosters.remove(roster, "silo-a")
-    page = parsed(path, Sources((older,)))
+    page = parsed(path, RosterSources((older,)))
     assert f"Federation {FEDERATION}" not in words(page)
     assert "whose key signed it was not checked" in words(page)
     assert "Org <" not in words(page)
@@ -506,7 +506,7 @@ def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
         roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
         shutil.rmtree(path, ignore_errors=True)
         ledgers.full(path, roster=rosters.digest(roster))  # signed by the tests' own key
-        page = parsed(path, Sources((roster,)))
+        page = parsed(path, RosterSources((roster,)))
         assert "This ledger does not hold" in words(page)
         assert "checkpoint" in words(page)
         assert "3. What left" not in words(page)
@@ -697,7 +697,7 @@ def test_the_table_of_a_ledger_with_sums_adds_up_too(path):
     (everything,) = (row for row in rows if row[0] == "in all")
     assert figure(everything[4]) == total == 1113 + 7 + 2 * 224
     assert [figure(row[1]) for row in rows if row[0] == "sum" and len(row) == 6] == [10, 1]
-    only = report.read(path, MADE, Sources(), "j2").body
+    only = report.read(path, MADE, RosterSources(), "j2").body
     assert (only.total.bytes, only.elsewhere[1]) == (7, 1113 + 2 * 224)
 
 
@@ -779,7 +779,7 @@ def test_who_holds_a_head_of_the_ledger_is_said(tmp_path):
     with open_ledger(tmp_path / "two") as ledger:
         for _ in range(3):
             ledger.start("staddle 0.1.0", OTHER, HASH)
-            head = Checkpoint.parse(ledger.checkpoint().text)
+            head = TreeHead.parse(ledger.checkpoint().text)
             ledger.witness("coordinator", head)
         ledger.witness("silo-b", head)
     said = words(parsed(tmp_path / "two"))

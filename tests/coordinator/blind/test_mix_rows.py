@@ -13,13 +13,21 @@ from staddle.coordinator.blind.hidden_uploads import dumped, loaded
 from staddle.errors import LocalError
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
-from staddle.proto.convert.mix import MOST_TOLD, Mixed, Padded, Summand, mixed_to_wire, padded_to_wire, words_to_wire
+from staddle.proto.convert.mix import (
+    MOST_TOLD,
+    Mixed,
+    PaddedWord,
+    WireSummand,
+    mixed_to_wire,
+    padded_to_wire,
+    words_to_wire,
+)
 from staddle.security.blind import mix_row, sealing
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.mix_context import Version
-from staddle.security.blind.mix_row import Row, RowMemory, Share
+from staddle.security.blind.mix_row import RecipientRow, RowMemory, Share
 from staddle.security.blind.prekeys import Prekey, Word
-from staddle.security.blind.sealing import Letter, Sealed, Sealing
+from staddle.security.blind.sealing import Letter, SealedSecret, Sealing
 from staddle.security.secagg.spec import Terms
 
 SILOS = names(5)
@@ -63,7 +71,7 @@ def signed(mixing):
 
 
 def given(stored):
-    return Padded(b"session", "j1", HASH, "extractor", stored.upload, stored.pieces, PREKEY)
+    return PaddedWord(b"session", "j1", HASH, "extractor", stored.upload, stored.pieces, PREKEY)
 
 
 def test_a_row_is_planned_sent_and_opened(mixing):
@@ -130,16 +138,17 @@ def longest(summands):
     ids = [f"{i:064}" for i in range(summands)]
     given = [Version(silo=silo, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1) for silo in ids]
     shares = tuple(Share(version=version, weight=2**31) for version in given)
-    row = Row(line="f" * 64, recipient="r" * 64, own_weight=2**32, shares=shares)
+    row = RecipientRow(line="f" * 64, recipient="r" * 64, own_weight=2**32, shares=shares)
     uploads = [
-        o.Upload(version, HASH, b"\xff" * 8, Sealing(version.silo, HASH, HASH, HASH), SIGNATURE) for version in given
+        o.PaddedUpload(version, HASH, b"\xff" * 8, Sealing(version.silo, HASH, HASH, HASH), SIGNATURE)
+        for version in given
     ]
-    sent = tuple(Summand(upload, letter(summands)) for upload in uploads)
+    sent = tuple(WireSummand(upload, letter(summands)) for upload in uploads)
     return Mixed("p" * 128, row.payload(), SIGNATURE, sent, b"\xff" * 8, 0.1)
 
 
 def letter(silos):
-    return Letter(Sealed("r" * 64, b"\xff" * 48, 2**53 - 1), (HASH,) * (silos - 1).bit_length())
+    return Letter(SealedSecret("r" * 64, b"\xff" * 48, 2**53 - 1), (HASH,) * (silos - 1).bit_length())
 
 
 @pytest.mark.parametrize("silos", [3, 100, 1000])

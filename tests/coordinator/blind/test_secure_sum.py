@@ -7,10 +7,10 @@ import torch
 from safetensors import safe_open
 from support.secure_sums import Drawn, frame, names, signer, signers
 
-from staddle.algorithms.exchange.parts import Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.coordinator.blind.secure_sum import Summing
-from staddle.coordinator.blind.secure_sum_shell import Setting
+from staddle.coordinator.blind.secure_sum import SecureSum
+from staddle.coordinator.blind.secure_sum_shell import SumSetting
 from staddle.coordinator.blind.unmask import NOTHING_KEPT, Keeping, OpenedSums, open_sum
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
@@ -19,7 +19,7 @@ from staddle.coordinator.storage.store import JobStore, summed_words
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire, told_to_wire
-from staddle.proto.convert.secagg_sent import Given, Over, given_to_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggUpload, given_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
 from staddle.security.identity.domains import SECAGG_DEALING
@@ -57,7 +57,7 @@ def gift(silo):
     for part in PARTS:
         tensors = {spec.name: torch.rand(spec.shape, generator=rng) for spec in part.tensors}
         tensors = {spec.name: (tensors[spec.name] * 5).to(getattr(torch, spec.dtype)) for spec in part.tensors}
-        made[part.name] = PLAIN.give(part, Gift(tensors, weights.get(part.name)))
+        made[part.name] = PLAIN.give(part, Contribution(tensors, weights.get(part.name)))
     return made
 
 
@@ -78,7 +78,7 @@ class World:
         with self.database.transaction():
             self.database.add_job(b"{}", JobState("j1", self.silos, 5, 3, blind=True, round=3), {})
         self.store = JobStore(folder / "job", lambda _: (), {})
-        self.setting = Setting("j1", b"\xbb" * 32, 3, self.silos, signers(self.silos), TERMS, signer("coordinator"))
+        self.setting = SumSetting("j1", b"\xbb" * 32, 3, self.silos, signers(self.silos), TERMS, signer("coordinator"))
         self.hear = lambda _, effect: effect
         self.silent, self.memories, self.draws = set(), {}, {silo: Drawn(f"{seed}/{silo}") for silo in self.silos}
         self.states, self.had, self.spec_of = {}, dict.fromkeys(self.silos, 0), {}
@@ -89,7 +89,7 @@ class World:
     def start(self):
         """The coordinator's process begins, with what is in the database; nothing else is left of the one before."""
         self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
-        self.summing = Summing(self.setting, self, self.database.secure_rows("j1", 3))
+        self.summing = SecureSum(self.setting, self, self.database.secure_rows("j1", 3))
         self.summing.resume()
 
     # What the Summing asks for.
@@ -157,14 +157,14 @@ class World:
             case SignedSpec(document, signature, notes, proofs):
                 excused = proven(proofs, FRAME.federation, FRAME.job_digest, self.setting.signers)
                 terms = dataclasses.replace(self.setting.terms, excused=excused)
-                party = machine.Party(silo, self.setting.signers, terms, signer(silo), self.draws[silo])
+                party = machine.Participant(silo, self.setting.signers, terms, signer(silo), self.draws[silo])
                 memory = self.memories.get(silo, Memory())
                 evidence = next((each for each in proofs if each.is_of(memory.signed_ctx)), None)
                 state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
                 self.spec_of[silo] = told.attempt
             case Over(code):
-                state, effects = machine.advance(self.states[silo], s.Stopped(code))
-                effects = [effect for effect in effects if not isinstance(effect, s.End)]
+                state, effects = machine.advance(self.states[silo], s.AttemptStopped(code))
+                effects = [effect for effect in effects if not isinstance(effect, s.LeaveAttempt)]
             case body:
                 state, effects = machine.advance(self.states[silo], body)
         self.states[silo] = state
@@ -177,17 +177,17 @@ class World:
             match effect:
                 case s.Remember(memory):
                     self.memories[silo] = memory
-                case s.Upload(terms):
+                case s.UploadWords(terms):
                     self.upload(silo, terms)
                 case s.Finish(sha256):
                     assert sha256 == hashlib.sha256(self.store.sum_file(3).read_bytes()).digest()
-                case s.End(code):
+                case s.LeaveAttempt(code):
                     self.say(silo, Over(code))
                 case _:
                     self.say(silo, effect)
 
     def say(self, silo, body):
-        message = given_to_wire(Given(b"session", self.spec_of[silo], body))
+        message = given_to_wire(SecaggUpload(b"session", self.spec_of[silo], body))
         try:
             self.surviving(lambda: self.summing.give(silo, pb.SecureGiven.FromString(message.SerializeToString())))
         except RefusedError as error:
@@ -198,7 +198,7 @@ class World:
         values = [given(part, own, gift(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
         data = b"".join(words.tobytes() for words in masked_chunks(spec, silo, values, terms))
         if self.summing.stage == "ended":  # a dealer was named meanwhile
-            self.states[silo], _ = machine.advance(self.states[silo], s.Stopped("refused"))
+            self.states[silo], _ = machine.advance(self.states[silo], s.AttemptStopped("refused"))
             return
         self.summing.check_upload(silo, ctx)
         self.store.masked(3, silo).write_bytes(data)
@@ -231,7 +231,7 @@ class World:
 
     def replayed(self):
         """What another process would make of what is in the database."""
-        return Summing(self.setting, None, self.database.secure_rows("j1", 3))  # no shell: nothing is asked of it
+        return SecureSum(self.setting, None, self.database.secure_rows("j1", 3))  # no shell: nothing is asked of it
 
     def late(self):
         """Time is up for what is awaited now."""
@@ -324,7 +324,7 @@ def stops_at(kind, *silos):
     [
         (s.SendKeys, 3, "keys"),
         (s.SendShares, 3, "shares"),
-        (s.Upload, 3, "masked"),
+        (s.UploadWords, 3, "masked"),
         (s.SendHeader, 3, "masked"),
         (s.SendSurvival, 4, None),
         (s.SendReveal, 4, None),
@@ -363,7 +363,7 @@ def test_what_is_malformed_drops_its_sender_out(world):
     world.begin()
     silo = world.silos[0]
     world.spec_of[silo] = world.next(silo).attempt
-    message = given_to_wire(Given(b"session", world.spec_of[silo], Over(Code.STOPPED)))
+    message = given_to_wire(SecaggUpload(b"session", world.spec_of[silo], Over(Code.STOPPED)))
     message.keys.CopyFrom(pb.GivenKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
         world.summing.give(silo, message)
@@ -381,7 +381,7 @@ def test_what_names_no_attempt_of_this_sum_changes_nothing(world):
         ({"attempt": 1}, "another job"),
         ({"job_digest": b"\0" * 32}, "another job"),
     ]:
-        message = given_to_wire(Given(b"session", dataclasses.replace(real, **changes), Over(Code.STOPPED)))
+        message = given_to_wire(SecaggUpload(b"session", dataclasses.replace(real, **changes), Over(Code.STOPPED)))
         with pytest.raises(RefusedError, match=why) as caught:
             world.summing.give(silo, message)
         assert caught.value.code == "SECURE"
@@ -415,7 +415,7 @@ def test_who_says_that_it_had_more_than_it_was_told_is_refused(world):
 
 def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world):
     late, *others = world.silos
-    world.hear = lambda _, effect: None if isinstance(effect, s.Upload) else effect
+    world.hear = lambda _, effect: None if isinstance(effect, s.UploadWords) else effect
     world.begin()
     for silo in world.silos:
         assert not world.summing.awaits(silo, world.summing.ctx)  # keys first
@@ -455,7 +455,7 @@ def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
 
 def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     dead = world.silos[2:]
-    world.hear = stops_at(s.Upload, *dead)(world)
+    world.hear = stops_at(s.UploadWords, *dead)(world)
     world.begin().run()
     world.late()  # two of four are left: the attempt ends, and what they sent can not be opened any more
     assert world.gone == dict.fromkeys(dead, "deadline")
@@ -495,7 +495,7 @@ def test_an_attempt_before_any_mask_is_followed_at_once(world):
 
 
 def test_notes_that_do_not_come_are_waited_for_only_so_long(world):
-    world.hear = stops_at(s.Upload, *world.silos[1:])(world)
+    world.hear = stops_at(s.UploadWords, *world.silos[1:])(world)
     world.begin().run()
     world.late()
     assert (world.ends, world.watches[-1]) == ([], (0, "notes"))
@@ -509,7 +509,7 @@ def test_notes_that_do_not_come_are_waited_for_only_so_long(world):
 
 def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
     slow, said = world.silos[3], []
-    stops = stops_at(s.Upload, *world.silos[2:])(world)
+    stops = stops_at(s.UploadWords, *world.silos[2:])(world)
 
     def hear(silo, effect):
         said.extend([effect] if silo == slow else [])
@@ -675,7 +675,7 @@ def test_a_sum_that_is_repeated_needs_all_who_signed_and_waits_for_them(tmp_path
     dealer, lost = world.silos[1], world.silos[2]
     world.hear = unjoined(world, dealer)
     world.begin().run()
-    world.hear = stops_at(s.Upload, lost)(world)
+    world.hear = stops_at(s.UploadWords, lost)(world)
     again(world, 1)
     world.late()
     assert world.summing.stage == "ended"
@@ -866,7 +866,7 @@ def test_what_a_silo_says_of_itself_is_no_evidence(world, code):
     world.say(silo, Over(code))
     assert world.gone == {silo: "ORDER"}
     other = world.silos[1]
-    message = given_to_wire(Given(b"session", world.next(other).attempt, Over(Code.STOPPED)))
+    message = given_to_wire(SecaggUpload(b"session", world.next(other).attempt, Over(Code.STOPPED)))
     message.complaint.CopyFrom(pb.Complaint(silo=other, dealer=silo, key=b"short"))
     with pytest.raises(RefusedError, match="COMPLAINT"):
         world.summing.give(other, message)

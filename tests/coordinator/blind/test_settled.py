@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.secure_sums import Run, frame, names, ones, signers
 
-from staddle.coordinator.blind.settled import Settled, brought, dumped, loaded, settled
+from staddle.coordinator.blind.settled import SettledRound, brought, dumped, loaded, settled
 from staddle.errors import RefusedError
 from staddle.proto.convert.secagg_received import MOST_SHOWN
 from staddle.security.secagg.spec import Terms, specify
@@ -74,7 +74,7 @@ def test_a_silo_that_was_away_enters_a_later_round(closed):
 def test_what_is_of_another_round_brings_nobody_back(closed):
     silos, states, memory = closed(DEAD)
     kept = settled(states)
-    for wrong in (replace(kept, notes=(), shown=()), Settled(kept.silos)):
+    for wrong in (replace(kept, notes=(), shown=()), SettledRound(kept.silos)):
         with pytest.raises(RefusedError):
             enter(memory, silos, [wrong])
     other = memory.model_copy(
@@ -116,7 +116,7 @@ def test_nothing_is_kept_of_a_round_that_nobody_left():
 
 
 def test_it_is_kept_until_each_of_its_silos_was_in_a_later_round():
-    kept = Settled(("a", "b"))
+    kept = SettledRound(("a", "b"))
     assert kept.is_needed({}, 3)
     assert kept.is_needed({"a": 5, "b": 3}, 3)
     assert not kept.is_needed({"a": 5, "b": 4}, 3)

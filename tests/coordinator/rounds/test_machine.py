@@ -10,26 +10,26 @@ from staddle.coordinator.rounds.events import (
     Answered,
     Began,
     Damaged,
-    Deadline,
     Done,
     DrawCohort,
     Drawn,
     Drop,
-    Failed,
     Fold,
     Folded,
     FoldFailed,
     Gather,
-    Given,
     Halt,
-    Lost,
-    Report,
+    LogEvent,
+    OperatorStopped,
     Resumed,
-    Stopped,
+    RoundDeadline,
+    SiloFailed,
+    SiloLost,
+    StartRoundTimer,
     SumFailed,
     Summed,
     Unkeyed,
-    Watch,
+    UploadStored,
 )
 from staddle.coordinator.rounds.machine import (
     MOST_ATTEMPTS,
@@ -81,28 +81,28 @@ def job(silos=SILOS, rounds=2, min_cohort=2):
 
 ADMITTED = (Began(), Answered("b", None), Answered("a", None), Answered("c", None))
 OPEN = (*ADMITTED, Drawn(0, SILOS))
-GAVE = (*OPEN, Given("c", 0, "dc"), Given("b", 0, "db"), Given("a", 0, "da"))
+GAVE = (*OPEN, UploadStored("c", 0, "dc"), UploadStored("b", 0, "db"), UploadStored("a", 0, "da"))
 SECOND = (*GAVE, Folded(0), Drawn(1, ("b", "c")))
-FINISHING = (*SECOND, Given("b", 1, "db"), Given("c", 1, "dc"), Folded(1))
+FINISHING = (*SECOND, UploadStored("b", 1, "db"), UploadStored("c", 1, "dc"), Folded(1))
 ENDED = (*FINISHING, Done("a"), Done("b"), Done("c"))
 REACHED = {
     "queued": (),
     "admitting": (Began(), Answered("b", None)),
     "drawing": ADMITTED,
-    "round": (*OPEN, Given("b", 0, "db")),
+    "round": (*OPEN, UploadStored("b", 0, "db")),
     "folding": GAVE,
     "finishing": FINISHING,
     "ended": ENDED,
-    "stopped": (*OPEN, Given("b", 0, "db"), Stopped()),
+    "stopped": (*OPEN, UploadStored("b", 0, "db"), OperatorStopped()),
 }
 
 
 def without_reports(effects):
-    return tuple(e for e in effects if not isinstance(e, Report))
+    return tuple(e for e in effects if not isinstance(e, LogEvent))
 
 
 def reports(effects):
-    return [(e.event, dict(e.fields)) for e in effects if isinstance(e, Report)]
+    return [(e.event, dict(e.fields)) for e in effects if isinstance(e, LogEvent)]
 
 
 # The happy path.
@@ -110,7 +110,7 @@ def reports(effects):
 
 def test_a_job_runs_through_all_its_rounds():
     state, effects = run(job(), Began())
-    assert (state.stage, without_reports(effects)) == ("admitting", (Watch("admitting", 0),))
+    assert (state.stage, without_reports(effects)) == ("admitting", (StartRoundTimer("admitting", 0),))
     assert reports(effects) == [("job.offered", {"silos": SILOS, "rounds": 2})]
     assert [task_for(state, s) for s in ALL] == [OfferTask()] * 3 + [None]
 
@@ -121,14 +121,14 @@ def test_a_job_runs_through_all_its_rounds():
 
     for number in (0, 1):
         state, effects = run(state, Drawn(number, SILOS))
-        assert (state.stage, without_reports(effects)) == ("round", (Watch("round", number),))
+        assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", number),))
         assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
         assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS, number)] * 3 + [None]
-        state, effects = run(state, Given("c", number, "x"), Given("b", number, "y"))
+        state, effects = run(state, UploadStored("c", number, "x"), UploadStored("b", number, "y"))
         assert (state.stage, without_reports(effects)) == ("round", ())
         assert state.open == ("a",)
         assert [task_for(state, s) for s in SILOS] == [None, RoundTask(number, SILOS, number), None]
-        state, effects = run(state, Given("a", number, "z"))
+        state, effects = run(state, UploadStored("a", number, "z"))
         assert (state.stage, without_reports(effects)) == ("folding", (Fold(number, SILOS),))
         assert state.given == {"b": "y", "a": "z", "c": "x"}
         assert [task_for(state, s) for s in ALL] == [None] * 4
@@ -136,7 +136,7 @@ def test_a_job_runs_through_all_its_rounds():
         assert reports(effects)[0] == ("round.closed", {"round": number, "members": SILOS})
 
     assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
-    assert without_reports(effects) == (Watch("finishing", 2),)
+    assert without_reports(effects) == (StartRoundTimer("finishing", 2),)
     assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [None]
     state, effects = run(state, Done("a"), Done("b"))
     assert (state.stage, effects) == ("finishing", ())
@@ -153,13 +153,17 @@ def test_uploads_of_the_last_round_do_not_count_in_the_next():
 
 
 def test_only_rounds_that_were_folded_count_for_those_who_gave():
-    state, _ = run(job(rounds=4), *OPEN, Given("b", 0, "x"), Given("c", 0, "y"), Deadline("round", 0))
+    state, _ = run(
+        job(rounds=4), *OPEN, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"), RoundDeadline("round", 0)
+    )
     assert state.counted == {}  # the fold may fail yet
     state, _ = run(state, Folded(0), Drawn(1, ("a", "b")))
     assert [task_for(state, s) for s in "ab"] == [RoundTask(1, ("a", "b"), 0), RoundTask(1, ("a", "b"), 1)]
-    state, _ = run(state, Given("a", 1, "x"), Given("b", 1, "y"), Folded(1), Drawn(2, SILOS))
+    state, _ = run(state, UploadStored("a", 1, "x"), UploadStored("b", 1, "y"), Folded(1), Drawn(2, SILOS))
     assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
-    state, _ = run(state, Given("a", 2, "x"), Given("b", 2, "y"), Given("c", 2, "z"), FoldFailed(2, "disk"))
+    state, _ = run(
+        state, UploadStored("a", 2, "x"), UploadStored("b", 2, "y"), UploadStored("c", 2, "z"), FoldFailed(2, "disk")
+    )
     assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
 
 
@@ -197,36 +201,36 @@ def test_too_few_acceptances_end_the_job_and_say_who_refused():
     state, effects = run(job(), Began(), *answers, Answered("c", "POLICY"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
-    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
     assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0), None, None]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
 
 
 def test_a_silo_that_said_nothing_is_named_at_the_deadline():
-    state, _ = run(job(), Began(), Answered("b", None), Deadline("admitting", 0))
+    state, _ = run(job(), Began(), Answered("b", None), RoundDeadline("admitting", 0))
     assert "a: no answer, c: no answer" in state.reason
 
 
 def test_nobody_to_tell_ends_the_job_at_once():
-    state, effects = run(job(), Began(), Deadline("admitting", 0))
+    state, effects = run(job(), Began(), RoundDeadline("admitting", 0))
     assert (state.stage, state.outcome) == ("ended", "failed")
     assert without_reports(effects) == ()
     assert [event for event, _ in reports(effects)] == ["job.finishing", "job.ended"]
 
 
 def test_enough_acceptances_at_the_deadline_go_on():
-    state, effects = run(job(), *ADMITTED[:3], Deadline("admitting", 0))
+    state, effects = run(job(), *ADMITTED[:3], RoundDeadline("admitting", 0))
     assert (state.stage, state.admitted, effects) == ("drawing", ("b", "a"), (DrawCohort(0),))
     assert task_for(state, "c") == OfferTask()  # it may still come
 
 
 def test_a_silo_that_answers_late_is_drawn_from_then_on():
-    state, _ = run(job(rounds=3), *ADMITTED[:3], Deadline("admitting", 0), Drawn(0, ("b", "a")))
+    state, _ = run(job(rounds=3), *ADMITTED[:3], RoundDeadline("admitting", 0), Drawn(0, ("b", "a")))
     state, effects = run(state, Answered("c", None))
     assert (state.stage, state.admitted, state.cohort, effects[0].event) == ("round", SILOS, ("b", "a"), "job.accepted")
     assert task_for(state, "c") is None
-    state, _ = run(state, Given("a", 0, "x"), Given("b", 0, "y"), Folded(0), Drawn(1, SILOS))
+    state, _ = run(state, UploadStored("a", 0, "x"), UploadStored("b", 0, "y"), Folded(0), Drawn(1, SILOS))
     assert task_for(state, "c") == RoundTask(1, SILOS, 0)
     assert run(state, Answered("c", "DATA")) == (state, ())
 
@@ -247,10 +251,10 @@ def test_a_keyed_job_names_who_declined_or_said_nothing():
     state, _ = run(keyed(), *ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
-    state, _ = run(keyed(), *ADMITTED[:3], Deadline("admitting", 0))
+    state, _ = run(keyed(), *ADMITTED[:3], RoundDeadline("admitting", 0))
     assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no answer)"
     assert task_for(state, "c") is None  # it is too late for it
-    state, _ = run(keyed(), *ADMITTED[:2], Deadline("admitting", 0))
+    state, _ = run(keyed(), *ADMITTED[:2], RoundDeadline("admitting", 0))
     assert state.reason == "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"
 
 
@@ -273,38 +277,47 @@ def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
 
 
 def test_a_stopped_round_goes_on_with_what_was_given():
-    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("c", 0, "lost"), Stopped())
-    assert (state.stage, effects) == ("stopped", (Report("job.stopped", {"round": 0}),))
+    state, effects = run(job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped())
+    assert (state.stage, effects) == ("stopped", (LogEvent("job.stopped", {"round": 0}),))
     assert [task_for(state, s) for s in ALL] == [None] * 4
-    for event in (Given("a", 0, "z"), Deadline("round", 0), Lost("a"), Began(), Stopped(), Folded(0)):
+    for event in (
+        UploadStored("a", 0, "z"),
+        RoundDeadline("round", 0),
+        SiloLost("a"),
+        Began(),
+        OperatorStopped(),
+        Folded(0),
+    ):
         assert run(state, event) == (state, ())
     state, _ = run(state, Resumed())
     assert (state.stage, state.given) == ("queued", {"b": "x"})
     state, effects = run(state, Began())
-    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+    assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", 0),))
     assert [task_for(state, s) for s in SILOS] == [
         None,
         RoundTask(0, SILOS, 0),
         RoundTask(0, SILOS, 0),
     ]  # c may try again
-    state, effects = run(state, Given("a", 0, "y"), Given("c", 0, "z"))
+    state, effects = run(state, UploadStored("a", 0, "y"), UploadStored("c", 0, "z"))
     assert without_reports(effects) == (Fold(0, SILOS),)
 
 
 def test_a_fold_is_finished_before_the_job_stops():
-    state, effects = run(job(rounds=3), *GAVE, Stopped())
+    state, effects = run(job(rounds=3), *GAVE, OperatorStopped())
     assert (state.stage, state.stopping, effects) == ("folding", True, ())
     state, effects = run(state, Folded(0))
     assert (state.stage, state.round, without_reports(effects)) == ("stopped", 1, ())
     assert [event for event, _ in reports(effects)] == ["round.closed", "job.stopped"]
     state, effects = run(state, Resumed(), Began())
     assert (state.stage, without_reports(effects)) == ("drawing", (DrawCohort(1),))
-    assert run(job(rounds=1), *GAVE, Stopped(), Folded(0))[0].stage == "finishing"  # there is nothing left to stop
-    assert run(job(), *GAVE, Stopped(), Resumed(), Folded(0))[0].stage == "drawing"
+    assert (
+        run(job(rounds=1), *GAVE, OperatorStopped(), Folded(0))[0].stage == "finishing"
+    )  # there is nothing left to stop
+    assert run(job(), *GAVE, OperatorStopped(), Resumed(), Folded(0))[0].stage == "drawing"
 
 
 def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
-    state, _ = run(job(), Began(), Answered("a", None), Stopped(), Resumed(), Began())
+    state, _ = run(job(), Began(), Answered("a", None), OperatorStopped(), Resumed(), Began())
     assert (state.stage, [task_for(state, s) for s in SILOS]) == ("admitting", [OfferTask(), None, OfferTask()])
     assert run(state, Answered("b", None), Answered("c", None))[0].stage == "drawing"
 
@@ -312,7 +325,7 @@ def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_res
 @pytest.mark.parametrize("stage", ["finishing", "ended"])
 def test_a_job_that_is_over_is_not_stopped(stage):
     state, _ = run(job(), *REACHED[stage])
-    assert run(state, Stopped()) == run(state, Resumed()) == (state, ())
+    assert run(state, OperatorStopped()) == run(state, Resumed()) == (state, ())
 
 
 # A quorum.
@@ -323,7 +336,7 @@ def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, gifts):
     state, _ = run(JobState("job", SILOS, 2, 2, quorum), *OPEN)
     for number, silo in enumerate("acb", 1):
         assert state.stage == "round"
-        state, effects = run(state, Given(silo, 0, "x"))
+        state, effects = run(state, UploadStored(silo, 0, "x"))
         if number == gifts:
             break
     given = tuple(s for s in SILOS if s in "acb"[:gifts])
@@ -338,29 +351,29 @@ def test_too_small_a_cohort_ends_the_job(cohort):
     state, effects = run(job(), *ADMITTED, Drawn(0, cohort))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert f"only {len(cohort)} of the drawn silos are admitted" in state.reason
-    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(SILOS)))
 def test_members_are_folded_in_job_order_whoever_gave_first(order):
-    _, effects = run(job(), *OPEN, *(Given(s, 0, s) for s in order))
+    _, effects = run(job(), *OPEN, *(UploadStored(s, 0, s) for s in order))
     assert without_reports(effects) == (Fold(0, SILOS),)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
 def test_a_failed_silo_is_left_out_of_the_fold(order):
-    events = (Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Given("c", 0, "y"))
+    events = (UploadStored("b", 0, "x"), SiloFailed("a", 0, "TRAINING"), UploadStored("c", 0, "y"))
     state, effects = run(job(), *OPEN, *(events[i] for i in order))
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert state.failed == {"a": "TRAINING"}
 
 
 def test_a_lost_silo_fails_its_round_and_no_other():
-    state, effects = run(job(), *OPEN, Lost("a"))
+    state, effects = run(job(), *OPEN, SiloLost("a"))
     assert state.failed == {"a": "lost"}
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "lost"})]
-    assert run(state, Lost("a")) == (state, ())
-    state, effects = run(state, Given("b", 0, "x"), Given("c", 0, "y"))
+    assert run(state, SiloLost("a")) == (state, ())
+    state, effects = run(state, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"))
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
@@ -372,8 +385,8 @@ def test_a_round_opens_without_silos_that_are_known_to_be_lost_and_the_next_one_
         ("round.opened", {"round": 0, "cohort": SILOS}),
         ("silo.dropped", {"silo": "a", "round": 0, "code": "lost"}),
     ]
-    assert (reports(effects), without_reports(effects)) == (told, (Watch("round", 0),))
-    state, effects = run(state, Given("b", 0, "x"), Given("c", 0, "y"))
+    assert (reports(effects), without_reports(effects)) == (told, (StartRoundTimer("round", 0),))
+    state, effects = run(state, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"))
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert run(state, Folded(0), Drawn(1, SILOS))[0].open == SILOS
 
@@ -385,27 +398,36 @@ def test_a_round_for_which_too_few_are_known_to_be_there_asks_all():
 
 
 def test_a_silo_that_gave_cannot_be_lost():
-    state, _ = run(job(), *OPEN, Given("a", 0, "x"))
+    state, _ = run(job(), *OPEN, UploadStored("a", 0, "x"))
     for silo in ("a", "stranger"):
-        assert run(state, Lost(silo)) == (state, ())
+        assert run(state, SiloLost(silo)) == (state, ())
 
 
 def test_a_failed_silo_may_not_give_and_a_giver_may_not_fail():
-    state, _ = run(job(), *OPEN, Failed("a", 0, "lost"))
-    assert run(state, Given("a", 0, "x")) == (state, ())
-    state, _ = run(job(), *OPEN, Given("a", 0, "x"))
-    assert run(state, Failed("a", 0, "lost")) == (state, ())
-    assert run(state, Given("a", 0, "other")) == (state, ())
+    state, _ = run(job(), *OPEN, SiloFailed("a", 0, "lost"))
+    assert run(state, UploadStored("a", 0, "x")) == (state, ())
+    state, _ = run(job(), *OPEN, UploadStored("a", 0, "x"))
+    assert run(state, SiloFailed("a", 0, "lost")) == (state, ())
+    assert run(state, UploadStored("a", 0, "other")) == (state, ())
 
 
 def test_a_failed_silo_is_back_in_the_next_round():
-    events = (*OPEN, Failed("a", 0, "lost"), Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Drawn(1, SILOS))
+    events = (
+        *OPEN,
+        SiloFailed("a", 0, "lost"),
+        UploadStored("b", 0, "x"),
+        UploadStored("c", 0, "y"),
+        Folded(0),
+        Drawn(1, SILOS),
+    )
     state, _ = run(job(), *events)
     assert state.open == SILOS
 
 
 def test_too_few_uploads_end_the_job_and_say_why():
-    state, effects = run(job(), *OPEN, Given("b", 0, "x"), Failed("a", 0, "TRAINING"), Failed("c", 0, "lost"))
+    state, effects = run(
+        job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("a", 0, "TRAINING"), SiloFailed("c", 0, "lost")
+    )
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
     assert not any(isinstance(e, Fold) for e in effects)
@@ -413,33 +435,38 @@ def test_too_few_uploads_end_the_job_and_say_why():
 
 
 def test_the_deadline_of_a_round_drops_who_is_late():
-    state, effects = run(job(), *OPEN, Given("c", 0, "x"), Given("b", 0, "y"), Deadline("round", 0))
+    state, effects = run(job(), *OPEN, UploadStored("c", 0, "x"), UploadStored("b", 0, "y"), RoundDeadline("round", 0))
     assert (state.stage, state.failed) == ("folding", {"a": "deadline"})
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "deadline"})]
-    assert run(state, Given("a", 0, "z")) == (state, ())
+    assert run(state, UploadStored("a", 0, "z")) == (state, ())
 
 
 def test_the_deadline_of_another_round_changes_nothing():
     state, _ = run(job(), *SECOND)
-    for event in (Deadline("round", 0), Deadline("round", 2), Deadline("admitting", 1), Deadline("finishing", 1)):
+    for event in (
+        RoundDeadline("round", 0),
+        RoundDeadline("round", 2),
+        RoundDeadline("admitting", 1),
+        RoundDeadline("finishing", 1),
+    ):
         assert run(state, event) == (state, ())
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_only_the_cohort_of_this_round_may_give(number):
     state, _ = run(job(), *SECOND)
-    assert run(state, Given("a", 1, "x")) == (state, ())
-    assert run(state, Given("stranger", 1, "x")) == (state, ())
-    assert run(state, Given("b", 0, "x")) == (state, ())
-    assert run(state, Given("b", 2, "x")) == (state, ())
+    assert run(state, UploadStored("a", 1, "x")) == (state, ())
+    assert run(state, UploadStored("stranger", 1, "x")) == (state, ())
+    assert run(state, UploadStored("b", 0, "x")) == (state, ())
+    assert run(state, UploadStored("b", 2, "x")) == (state, ())
     assert run(state, Drawn(number, SILOS)) == (state, ())
 
 
 def test_a_failed_fold_ends_the_job():
     state, effects = run(job(), *GAVE, FoldFailed(0, "disk"))
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "disk")
-    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
 
 
 def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
@@ -447,31 +474,31 @@ def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
     assert (state.stage, state.given, without_reports(effects)) == (
         "round",
         {"b": "db", "c": "dc"},
-        (Watch("round", 0),),
+        (StartRoundTimer("round", 0),),
     )
     assert reports(effects) == [("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})]
     assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
-    assert resumed(state) == (Watch("round", 0),)
-    again, effects = run(state, Given("a", 0, "da"))
+    assert resumed(state) == (StartRoundTimer("round", 0),)
+    again, effects = run(state, UploadStored("a", 0, "da"))
     assert (again.stage, without_reports(effects)) == ("folding", (Fold(0, SILOS),))
-    assert run(state, Lost("a"))[1][-1] == Fold(0, ("b", "c"))  # a silo that is gone meanwhile drops out, as any
+    assert run(state, SiloLost("a"))[1][-1] == Fold(0, ("b", "c"))  # a silo that is gone meanwhile drops out, as any
     assert run(again, Folded(0))[0].again == frozenset()
 
 
 def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
-    state, _ = run(job(), *GAVE, Damaged(0, ("a",), "x"), Given("a", 0, "da"), Damaged(0, ("b",), "y"))
+    state, _ = run(job(), *GAVE, Damaged(0, ("a",), "x"), UploadStored("a", 0, "da"), Damaged(0, ("b",), "y"))
     assert (state.stage, state.open) == ("round", ("b",))  # another one's is its first
-    state, effects = run(state, Given("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload"))
+    state, effects = run(state, UploadStored("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith("changed 0.a.upload a second time; have the job signed again")
-    assert without_reports(effects) == (Watch("finishing", 0),)
+    assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
 
 
 def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
-    state, effects = run(job(), *GAVE, Stopped(), Damaged(0, ("a",), "x"))
+    state, effects = run(job(), *GAVE, OperatorStopped(), Damaged(0, ("a",), "x"))
     assert (state.stage, state.stopping, state.open, without_reports(effects)) == ("stopped", False, ("a",), ())
     state, effects = run(state, Resumed(), Began())
-    assert (state.stage, without_reports(effects)) == ("round", (Watch("round", 0),))
+    assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", 0),))
 
 
 @pytest.mark.parametrize("event", [Damaged(1, ("a",), "x"), Damaged(0, ("stranger",), "x")])
@@ -487,9 +514,9 @@ def test_a_fold_counts_once():
 
 
 def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
-    state, _ = run(job(), *SECOND, Given("b", 1, "x"), Given("c", 1, "y"))
+    state, _ = run(job(), *SECOND, UploadStored("b", 1, "x"), UploadStored("c", 1, "y"))
     assert state.stage == "folding"
-    for event in (Folded(0), Folded(2), FoldFailed(0, "x"), Drawn(1, SILOS), Deadline("round", 1)):
+    for event in (Folded(0), Folded(2), FoldFailed(0, "x"), Drawn(1, SILOS), RoundDeadline("round", 1)):
         assert run(state, event) == (state, ())
 
 
@@ -497,7 +524,7 @@ def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
 
 
 def test_a_late_confirmation_is_noted_after_the_end():
-    state, _ = run(job(), *FINISHING, Done("a"), Deadline("finishing", 2))
+    state, _ = run(job(), *FINISHING, Done("a"), RoundDeadline("finishing", 2))
     assert (state.stage, state.done) == ("ended", {"a"})
     assert task_for(state, "b") == FinishTask(2, completed=True, counted=2)
     state, effects = run(state, Done("b"), Done("c"))
@@ -507,13 +534,13 @@ def test_a_late_confirmation_is_noted_after_the_end():
 
 def test_a_silo_that_declined_is_not_waited_for():
     events = (Began(), Answered("a", "DATA"), Answered("b", None), Answered("c", None), Drawn(0, ("b", "c")))
-    state, _ = run(job(rounds=1), *events, Given("b", 0, "x"), Given("c", 0, "y"), Folded(0), Done("b"))
+    state, _ = run(job(rounds=1), *events, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"), Folded(0), Done("b"))
     assert task_for(state, "a") is None
     assert run(state, Done("c"))[0].stage == "ended"
 
 
 def test_a_silo_lost_at_the_end_is_not_waited_for_and_still_told_when_it_comes_back():
-    state, effects = run(job(), *FINISHING, Lost("a"), Done("b"))
+    state, effects = run(job(), *FINISHING, SiloLost("a"), Done("b"))
     assert (state.stage, state.done, awaited(state)) == ("finishing", {"b"}, ("c",))
     state, effects = run(state, Done("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
@@ -523,25 +550,25 @@ def test_a_silo_lost_at_the_end_is_not_waited_for_and_still_told_when_it_comes_b
 
 
 def test_a_silo_lost_after_its_confirmation_changes_nothing_of_the_end():
-    state, _ = run(job(), *FINISHING, Done("a"), Lost("a"))
+    state, _ = run(job(), *FINISHING, Done("a"), SiloLost("a"))
     assert (state.stage, state.done, awaited(state)) == ("finishing", {"a"}, ("b", "c"))
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_late_failure_of_a_round_is_no_loss_at_the_end(number):
     state, _ = run(job(), *FINISHING)
-    assert run(state, Failed("a", number, "TRAINING")) == (state, ())
+    assert run(state, SiloFailed("a", number, "TRAINING")) == (state, ())
 
 
 def test_the_last_silo_that_is_waited_for_may_be_lost():
-    state, effects = run(job(), *FINISHING, Done("a"), Done("b"), Lost("c"))
+    state, effects = run(job(), *FINISHING, Done("a"), Done("b"), SiloLost("c"))
     assert (state.stage, [event for event, _ in reports(effects)]) == ("ended", ["job.ended"])
     assert task_for(state, "c") == FinishTask(2, completed=True, counted=2)
 
 
 def test_a_stranger_cannot_be_lost_at_the_end():
     state, _ = run(job(), *FINISHING)
-    assert run(state, Lost("stranger")) == (state, ())
+    assert run(state, SiloLost("stranger")) == (state, ())
 
 
 # Attempts at the sum of a blind round.
@@ -559,7 +586,9 @@ def attempts(state, codes):
         assert (state.stage, state.attempt, state.failed) == ("round", number, {})
         code = codes[number % len(codes)]
         waited_for += code != "STOPPED"
-        state, effects = run(state, Failed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False))
+        state, effects = run(
+            state, SiloFailed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False)
+        )
         number += 1
         if state.stage == "finishing":
             return number, state
@@ -622,12 +651,12 @@ def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
 def test_the_next_attempt_is_made_without_the_batches_of_those_who_were_lost_while_enough_are_left():
     state, effects = batched()
     assert gathered(effects) == [SIX]
-    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False))
+    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False))
     assert gathered(effects) == [("a", "b", "e", "f")]
     assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
-    state, effects = run(state, Failed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False))
+    state, effects = run(state, SiloFailed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False))
     assert gathered(effects) == [SIX]  # two silos are too few, so all are waited for
-    state, effects = run(state, Failed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False))
+    state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     _, effects = run(state, Drawn(1, SIX))
@@ -651,7 +680,9 @@ def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost()
 
 def test_a_round_that_is_resumed_asks_all_batches_again():
     state, _ = batched()
-    state, _ = run(state, Failed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False), Stopped(), Resumed())
+    state, _ = run(
+        state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False), OperatorStopped(), Resumed()
+    )
     _, effects = run(state, Began())
     assert gathered(effects) == [SIX]
 
@@ -689,7 +720,7 @@ def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
     state = JobState("job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX))
     state, effects = run(state, spoiled(1, *"def"))
-    assert Report("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
+    assert LogEvent("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
     assert gathered(effects) == [("a", "b", "c")]
     state, _ = run(state, Summed(0, ("a", "b", "c")), Folded(0))
     assert state.excluded == dict.fromkeys("def", "BATCH")
@@ -708,7 +739,7 @@ def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
     """Three signed and died before it was open; the round goes on without their batch, and they from where it led."""
     state, _ = batched()
     why = "TOO_FEW: stage 'reveal' closed with 3 silos"
-    state, effects = run(state, Failed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
+    state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     assert state.counted == dict.fromkeys(SIX, 1)
@@ -724,7 +755,7 @@ def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
     eight = (*SIX, "g", "h")
     state = JobState("job", eight, 2, 2, blind=True, batches=(*BATCHES, ("g", "h")), fewest=4)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in eight), Drawn(0, eight), spoiled(0, *eight))
-    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False))
+    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False))
     assert gathered(effects) == [("e", "f", "g", "h")]
     state, _ = run(state, Summed(0, ("e", "f", "g", "h")))
     assert (state.stage, state.excluded) == ("folding", {})  # whose doing it was is not known
@@ -740,7 +771,7 @@ def test_a_spoiled_sum_ends_a_job_of_one_batch():
 
 
 def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
-    state, _ = run(batched()[0], Stopped(), spoiled(0, *SIX))
+    state, _ = run(batched()[0], OperatorStopped(), spoiled(0, *SIX))
     assert state.stage == "stopped"
     _, effects = run(state, Resumed(), Began())
     assert gathered(effects) == [("c", "d", "e", "f")]
@@ -775,15 +806,15 @@ def fitting(state):
         "Began": Began(),
         "Answered": Answered("a", None),
         "Drawn": Drawn(state.round, SILOS),
-        "Given": Given("a", state.round, "x"),
-        "Failed": Failed("a", state.round, "lost"),
-        "Lost": Lost("a"),
+        "Given": UploadStored("a", state.round, "x"),
+        "Failed": SiloFailed("a", state.round, "lost"),
+        "Lost": SiloLost("a"),
         "Folded": Folded(state.round),
         "FoldFailed": FoldFailed(state.round, "disk"),
         "Damaged": Damaged(state.round, ("a",), "disk"),
         "Done": Done("a"),
-        "Deadline": Deadline(state.stage, state.round),
-        "Stopped": Stopped(),
+        "Deadline": RoundDeadline(state.stage, state.round),
+        "Stopped": OperatorStopped(),
         "Resumed": Resumed(),
     }
 
@@ -822,9 +853,9 @@ class World:
         self._check_concerned(before, after)
         self._check(before, event, after, effects)
         for effect in effects:
-            if isinstance(effect, Watch):
-                self.watches.append(Deadline(effect.stage, effect.round))
-            elif not isinstance(effect, Report):
+            if isinstance(effect, StartRoundTimer):
+                self.watches.append(RoundDeadline(effect.stage, effect.round))
+            elif not isinstance(effect, LogEvent):
                 self.pending.append(effect)
 
     def _check(self, before, event, after, effects):
@@ -859,11 +890,11 @@ class World:
     def _check_late(self, before, event):
         """Only an event that the state awaits may change it."""
         match event:
-            case Lost(silo):
+            case SiloLost(silo):
                 assert before.stage in ("round", "finishing")
                 assert before.answers[silo] == "accepted"
                 assert before.stage == "finishing" or silo in before.open
-            case Given(silo, number, _) | Failed(silo, number, _):
+            case UploadStored(silo, number, _) | SiloFailed(silo, number, _):
                 assert (before.stage, before.round) == ("round", number)
                 assert silo in before.cohort
                 assert silo not in {**before.given, **before.failed}
@@ -871,12 +902,12 @@ class World:
                 assert (before.stage, before.round) == ("drawing", number)
             case Folded(number) | FoldFailed(number, _) | Damaged(number):
                 assert (before.stage, before.round) == ("folding", number)
-            case Deadline(stage, number):
+            case RoundDeadline(stage, number):
                 assert (before.stage, before.round) == (stage, number)
             case Answered(silo, _):
                 assert before.stage in ("admitting", "drawing", "round", "folding")
                 assert silo not in before.answers
-            case Stopped():
+            case OperatorStopped():
                 assert before.stage in ("queued", "admitting", "drawing", "round", "folding")
             case Resumed():
                 assert before.stage == "stopped" or before.stopping
@@ -891,19 +922,19 @@ class World:
         if after.stage != before.stage:
             members = tuple(s for s in after.cohort if s in after.given)
             wanted = {
-                "admitting": [Watch("admitting", 0)],
+                "admitting": [StartRoundTimer("admitting", 0)],
                 "drawing": [DrawCohort(after.round)],
-                "round": [Watch("round", after.round)],
+                "round": [StartRoundTimer("round", after.round)],
                 "folding": [Fold(after.round, members)],
-                "finishing": [Watch("finishing", after.round)],
+                "finishing": [StartRoundTimer("finishing", after.round)],
                 "ended": [],
                 "stopped": [],
                 "queued": [],
             }[after.stage]
             if before.stage == "queued" and after.stage == "folding":
-                wanted = [Watch("round", after.round), *wanted]
+                wanted = [StartRoundTimer("round", after.round), *wanted]
             if before.stage == "queued" and after.stage in ("drawing", "finishing", "ended") and not before.opened:
-                wanted = [Watch("admitting", 0), *wanted]
+                wanted = [StartRoundTimer("admitting", 0), *wanted]
             if after.stage == "folding":
                 assert len(members) >= after.min_cohort
                 assert members == tuple(s for s in after.silos if s in after.given), "not in job order"
@@ -955,17 +986,17 @@ def any_event(draw, state):
         Answered(silo, None),
         Answered(silo, None),
         Answered(silo, "POLICY"),
-        Given(silo, number, "x"),
-        Given(silo, number, "y"),
-        Failed(silo, number, "TRAINING"),
-        Lost(silo),
+        UploadStored(silo, number, "x"),
+        UploadStored(silo, number, "y"),
+        SiloFailed(silo, number, "TRAINING"),
+        SiloLost(silo),
         Folded(number),
         FoldFailed(number, "disk"),
         Damaged(number, (silo,), "disk"),
         Done(silo),
-        *(Deadline(stage, number) for stage in STAGES if stage != state.stage),
-        Deadline(state.stage, number),
-        Stopped(),
+        *(RoundDeadline(stage, number) for stage in STAGES if stage != state.stage),
+        RoundDeadline(state.stage, number),
+        OperatorStopped(),
         Resumed(),
     )
     return draw(st.sampled_from(choices))
@@ -1027,7 +1058,7 @@ def test_a_willing_federation_completes_whatever_the_order(data):
     for number in range(rounds):
         state, _ = run(state, Drawn(number, silos))
         for silo in data.draw(st.permutations(silos)):
-            state, effects = run(state, Given(silo, number, silo))
+            state, effects = run(state, UploadStored(silo, number, silo))
         folds += without_reports(effects)
         state, _ = run(state, Folded(number))
     state, _ = run(state, *(Done(s) for s in data.draw(st.permutations(silos))))
@@ -1037,16 +1068,16 @@ def test_a_willing_federation_completes_whatever_the_order(data):
 
 def test_an_upload_that_leaves_the_round_open_wakes_nobody():
     state, _ = run(job(), *OPEN)
-    assert concerned(state, run(state, Given("a", 0, "x"))[0]) == ()
-    closed, _ = run(state, *(Given(silo, 0, "x") for silo in SILOS), Folded(0))
+    assert concerned(state, run(state, UploadStored("a", 0, "x"))[0]) == ()
+    closed, _ = run(state, *(UploadStored(silo, 0, "x") for silo in SILOS), Folded(0))
     assert concerned(closed, run(closed, Drawn(1, ("c", "b")))[0]) == ("b", "c")
 
 
 def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
     state, _ = run(JobState("job", SILOS, 2, 2, blind=True), *OPEN)
-    assert concerned(state, run(state, Stopped())[0]) == SILOS
-    assert concerned(state, run(state, Failed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0]) == SILOS
-    assert concerned(state, run(state, Failed("a", 0, "lost"))[0]) == ()
+    assert concerned(state, run(state, OperatorStopped())[0]) == SILOS
+    assert concerned(state, run(state, SiloFailed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0]) == SILOS
+    assert concerned(state, run(state, SiloFailed("a", 0, "lost"))[0]) == ()
 
 
 # A blind job: each round is one secure sum.
@@ -1066,8 +1097,8 @@ def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     assert [task_for(state, s) for s in ALL] == [RoundTask(0, SILOS, 0)] * 3 + [None]
     assert awaited(state) == SILOS
     for event in (
-        Given("b", 0, "db"),
-        Deadline("round", 0),
+        UploadStored("b", 0, "db"),
+        RoundDeadline("round", 0),
         Summed(1, SUM),
         SumFailed(1, 0, "?"),
         SumFailed(0, 1, "?"),
@@ -1075,7 +1106,7 @@ def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
         assert run(state, event) == (state, ())
     state, effects = run(state, Summed(0, ("c", "b")))
     assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, SUM),))  # in job order
-    for event in (Summed(0, SILOS), SumFailed(0, 0, "?"), Failed("a", 0, "lost")):
+    for event in (Summed(0, SILOS), SumFailed(0, 0, "?"), SiloFailed("a", 0, "lost")):
         assert run(state, event) == (state, ())
     state, _ = run(state, Folded(0))
     assert state.counted == {"b": 1, "c": 1}
@@ -1083,14 +1114,14 @@ def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     assert without_reports(effects) == (Gather(1, SILOS, 0, 0),)
 
 
-@pytest.mark.parametrize(("event", "code"), [(Failed("a", 0, "DATA"), "DATA"), (Lost("a"), "lost")])
+@pytest.mark.parametrize(("event", "code"), [(SiloFailed("a", 0, "DATA"), "DATA"), (SiloLost("a"), "lost")])
 def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
     state, effects = blind(*OPEN, event)
     assert (state.stage, without_reports(effects)) == ("round", (Drop("a", code),))
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": code})]
     assert (task_for(state, "a"), state.open) == (None, ("b", "c"))
     state, _ = run(state, event)
-    state, effects = run(state, Failed("b", 0, "lost"), Failed("c", 0, "lost"))
+    state, effects = run(state, SiloFailed("b", 0, "lost"), SiloFailed("c", 0, "lost"))
     assert (state.stage, state.open) == ("round", ())  # its sum ends by itself
     state, effects = run(state, SumFailed(0, 0, "too few"))
     assert (state.failed, without_reports(effects)) == ({}, (Gather(0, SILOS, 1, 1),))
@@ -1098,10 +1129,10 @@ def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
 
 
 def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_asked_in_the_next():
-    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "BUDGET"))
     assert (task_for(state, "a"), state.stage) == (None, "round")
     for number in range(MOST_REFUSED + 1):  # another is away, and waited for
-        state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+        state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
         assert (state.failed, without_reports(effects)) == (
             {"a": "BUDGET"},
             (Gather(0, SILOS, number + 1, number + 1),),
@@ -1114,7 +1145,7 @@ def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_a
 
 
 def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
-    state, _ = blind(*OPEN, Failed("a", 0, "BUDGET"))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "BUDGET"))
     for number in range(MOST_REFUSED):
         assert (state.stage, task_for(state, "a")) == ("round", None)
         state, _ = run(state, SumFailed(0, number, "TOO_FEW"))
@@ -1123,7 +1154,7 @@ def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
 
 
 def test_a_round_that_fails_for_a_privacy_budget_says_so():
-    state, _ = run(job(), *OPEN, *(Failed(silo, 0, "BUDGET") for silo in ("a", "b")), Given("c", 0, "dc"))
+    state, _ = run(job(), *OPEN, *(SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b")), UploadStored("c", 0, "dc"))
     why = "BUDGET, its privacy budget is spent"
     assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
 
@@ -1146,7 +1177,7 @@ def test_each_round_has_its_own_attempts():
 
 
 def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
-    state, effects = blind(*OPEN, Stopped())
+    state, effects = blind(*OPEN, OperatorStopped())
     assert (state.stage, without_reports(effects)) == ("stopped", (Halt(0),))
     assert [task_for(state, s) for s in SILOS] == [None] * 3
     for _ in range(5):  # what an operator stops does not count
@@ -1154,7 +1185,7 @@ def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
         assert (state.stage, effects) == ("stopped", ())
         state, effects = run(state, Resumed(), Began())
         assert without_reports(effects) == (Gather(0, SILOS, state.attempt, 0),)
-        state, _ = run(state, Stopped())
+        state, _ = run(state, OperatorStopped())
     assert state.attempt == 5
     state, effects = run(state, Resumed(), Began())  # it has not ended yet: the same attempt, begun already
     assert without_reports(effects) == (Gather(0, SILOS, 5, 0),)
@@ -1163,7 +1194,7 @@ def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
 
 
 def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed():
-    state, effects = blind(*OPEN, Stopped(), Summed(0, SUM))
+    state, effects = blind(*OPEN, OperatorStopped(), Summed(0, SUM))
     assert (state.stage, effects, state.given) == ("stopped", (), {"b": "", "c": ""})
     assert run(state, SumFailed(0, 0, "?")) == (state, ())
     state, effects = run(state, Resumed(), Began())
@@ -1174,7 +1205,7 @@ def test_after_a_restart_the_sum_is_gathered_again():
     state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
     assert resumed(state) == (Gather(0, SILOS, 1, 0),)  # at once: it may not live as long as the pause
     assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
-    assert resumed(blind(*OPEN, Stopped())[0]) == ()
+    assert resumed(blind(*OPEN, OperatorStopped())[0]) == ()
 
 
 # Who is shown to have broken the rules.
@@ -1184,7 +1215,7 @@ GUILTY_CODES = ("MISDEALT", "COMPLAINT")
 
 @pytest.mark.parametrize("code", GUILTY_CODES)
 def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(code):
-    state, _ = blind(*OPEN, Failed("a", 0, code))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, code))
     state, effects = run(state, SumFailed(0, 0, "MISDEALT: ..."))
     assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)  # at once: no pause for a fruitless one
     assert (state.fruitless, state.refused, state.failed, state.excluded) == (0, 0, {"a": code}, {"a": code})
@@ -1206,17 +1237,17 @@ def in_batches(*batches, **fields):
 
 
 def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
-    state, effects = run(in_batches(SIX), Failed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state, effects = run(in_batches(SIX), SiloFailed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
     assert gathered(effects) == [("a", "b", "c", "d", "e")]
     assert (state.failed, state.excluded) == ({"f": "MISDEALT"}, {"f": "MISDEALT"})
-    state, effects = run(state, Failed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
+    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
     assert gathered(effects) == [("a", "b", "c", "d", "e")]  # who is away is waited for
-    state, effects = run(state, Failed("e", 0, "MISDEALT"), SumFailed(0, 2, "MISDEALT: ..."))
+    state, effects = run(state, SiloFailed("e", 0, "MISDEALT"), SumFailed(0, 2, "MISDEALT: ..."))
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     state, effects = run(state, Drawn(1, SIX))
     assert (state.cohort, gathered(effects)) == (("a", "b", "c", "d"), [("a", "b", "c", "d")])
-    state, _ = run(state, Failed("d", 1, "MISDEALT"), Summed(1, ("a", "b", "c", "d")), Folded(1), Drawn(2, SIX))
+    state, _ = run(state, SiloFailed("d", 1, "MISDEALT"), Summed(1, ("a", "b", "c", "d")), Folded(1), Drawn(2, SIX))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith(
         "round 2: only 3 of the drawn silos are admitted, 3 of them in whole batches, and it"
@@ -1226,32 +1257,32 @@ def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_
 def test_who_complains_without_a_reason_takes_its_batch_along():
     """What it signed is no evidence for others."""
     state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, effects = run(state, Failed("a", 0, "COMPLAINT"), SumFailed(0, 0, "TOO_FEW"))
+    state, effects = run(state, SiloFailed("a", 0, "COMPLAINT"), SumFailed(0, 0, "TOO_FEW"))
     assert gathered(effects) == [EIGHT[4:]]
 
 
 def test_of_several_batches_one_goes_on_without_who_is_proven_while_it_is_as_large_as_batches_must_be():
     state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, effects = run(state, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state, effects = run(state, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
     assert gathered(effects) == [EIGHT[1:]]
-    state, effects = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 1, "MISDEALT: ..."))
+    state, effects = run(state, SiloFailed("h", 0, "MISDEALT"), SumFailed(0, 1, "MISDEALT: ..."))
     assert gathered(effects) == [EIGHT[1:7]]
-    state, effects = run(state, Failed("f", 0, "lost"), SumFailed(0, 2, "TOO_FEW"))
+    state, effects = run(state, SiloFailed("f", 0, "lost"), SumFailed(0, 2, "TOO_FEW"))
     assert gathered(effects) == [EIGHT[1:7]]  # three are too few for a sum, so all are waited for
     four = in_batches(EIGHT[:4], EIGHT[4:])
     for number, silo in enumerate("ab"):
-        four, effects = run(four, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        four, effects = run(four, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
     assert gathered(effects) == [EIGHT[4:]]  # two are no batch
 
 
 def test_a_batch_that_a_silo_left_is_left_out_and_excluded_like_any_other():
     state = in_batches(EIGHT[:4], EIGHT[4:])
-    state, _ = run(state, Failed("h", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state, _ = run(state, SiloFailed("h", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
     state = replace(state, fewest=3)
     state, effects = run(state, spoiled(1, *"abcdefg"))
     assert gathered(effects) == [("e", "f", "g")]
     state, effects = run(state, spoiled(2, *"efg"))
-    assert Report("batch.excluded", {"round": 0, "silos": ("e", "f", "g")}) in effects
+    assert LogEvent("batch.excluded", {"round": 0, "silos": ("e", "f", "g")}) in effects
     assert gathered(effects) == [EIGHT[:4]]
     assert state.excluded == {"h": "MISDEALT", "e": "BATCH", "f": "BATCH", "g": "BATCH"}
 
@@ -1261,31 +1292,31 @@ def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes(
     state = replace(job(silos, min_cohort=3), blind=True)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))
     for number, silo in enumerate(silos[:37]):
-        state, effects = run(state, Failed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        state, effects = run(state, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
         assert without_reports(effects) == (Gather(0, silos, number + 1, 0),)
     assert state.open == silos[37:]
 
 
 @pytest.mark.parametrize("code", GUILTY_CODES)
 def test_an_attempt_without_anybody_new_at_fault_is_counted_as_ever(code):
-    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
     for number in range(1, MOST_REFUSED + 1):
         assert state.stage == "round"
-        state, _ = run(state, Failed("b", 0, "POLICY"), SumFailed(0, number, "TOO_FEW"))
+        state, _ = run(state, SiloFailed("b", 0, "POLICY"), SumFailed(0, number, "TOO_FEW"))
     assert (state.stage, state.outcome) == ("finishing", "failed")
-    state, _ = blind(*OPEN, Failed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, code), SumFailed(0, 0, "MISDEALT: ..."))
     for number in range(1, MOST_REFUSED + 2):  # who is away is waited for, beside one that is out
-        state, _ = run(state, Failed("b", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
+        state, _ = run(state, SiloFailed("b", 0, "lost"), SumFailed(0, number, "TOO_FEW"))
     assert (state.stage, state.refused) == ("round", 0)
 
 
 def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_left():
-    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
     assert (state.stage, state.reason) == ("finishing", "round 0: MISDEALT: a dealt …")
-    at_fault = (Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "x"), Failed("b", 0, "COMPLAINT"))
+    at_fault = (SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "x"), SiloFailed("b", 0, "COMPLAINT"))
     state, _ = blind(*OPEN, *at_fault, SumFailed(0, 1, "y"), Summed(0, ("c",)))
     assert state.stage == "finishing"
-    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == (
         "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
@@ -1294,15 +1325,17 @@ def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_lef
 
 
 def test_who_dealt_a_wrong_share_that_did_no_harm_is_in_the_sum_of_this_round_and_in_no_other():
-    state, _ = blind(*OPEN, Failed("a", 0, "MISDEALT"), Summed(0, SILOS))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS))
     state, _ = run(state, Folded(0), Drawn(1, SILOS))
     assert (state.counted["a"], state.open) == (1, ("b", "c"))
 
 
 def test_fault_is_noted_of_who_had_dropped_out_and_while_a_job_is_stopped():
-    state, _ = blind(*OPEN, Failed("a", 0, "lost"), Failed("a", 0, "MISDEALT"))
+    state, _ = blind(*OPEN, SiloFailed("a", 0, "lost"), SiloFailed("a", 0, "MISDEALT"))
     assert state.failed == {"a": "MISDEALT"}
-    state, _ = blind(*OPEN, Stopped(), Failed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"), Resumed(), Began())
+    state, _ = blind(
+        *OPEN, OperatorStopped(), SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"), Resumed(), Began()
+    )
     assert (state.failed, state.open) == ({"a": "MISDEALT"}, ("b", "c"))
-    state, _ = run(state, Failed("a", 1, "MISDEALT"), Failed("stranger", 0, "MISDEALT"))
+    state, _ = run(state, SiloFailed("a", 1, "MISDEALT"), SiloFailed("stranger", 0, "MISDEALT"))
     assert "stranger" not in state.failed

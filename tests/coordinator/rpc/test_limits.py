@@ -1,6 +1,6 @@
 import pytest
 
-from staddle.coordinator.rpc.limits import AT_ONCE, BURST, CALLS_PER_SECOND, OTHERS_AT_ONCE, Bucket, Limits
+from staddle.coordinator.rpc.limits import AT_ONCE, BURST, CALLS_PER_SECOND, OTHERS_AT_ONCE, Bucket, CallLimits
 from staddle.errors import RefusedError
 
 
@@ -41,14 +41,14 @@ def test_a_bucket_never_holds_more_than_its_burst():
 
 
 def test_a_new_member_starts_full_however_late_it_comes():
-    limits = Limits()
+    limits = CallLimits()
     for _ in range(int(BURST)):
         call(limits, now=1e9)
     assert "calls a second" in refused(limits, "a", "Beat", 1e9)
 
 
 def test_members_do_not_share_a_bucket():
-    limits = Limits()
+    limits = CallLimits()
     for _ in range(int(BURST)):
         call(limits, "a")
     refused(limits, "a", "Beat", 0.0)
@@ -56,7 +56,7 @@ def test_members_do_not_share_a_bucket():
 
 
 def test_calls_of_all_kinds_share_the_bucket():
-    limits = Limits()
+    limits = CallLimits()
     for number in range(int(BURST)):
         call(limits, rpc=("Beat", "Poll", "Upload", "Hello")[number % 4])
     refused(limits, "a", "Fetch", 0.0)
@@ -64,7 +64,7 @@ def test_calls_of_all_kinds_share_the_bucket():
 
 @pytest.mark.parametrize(("rpc", "allowed"), [*AT_ONCE.items(), ("Beat", OTHERS_AT_ONCE), ("/other", OTHERS_AT_ONCE)])
 def test_calls_of_one_kind_at_a_time(rpc, allowed):
-    limits = Limits()
+    limits = CallLimits()
     for _ in range(allowed):
         limits.enter("a", rpc, 0.0)
     assert f"{allowed} {rpc} calls" in refused(limits, "a", rpc, 0.0)
@@ -76,7 +76,7 @@ def test_calls_of_one_kind_at_a_time(rpc, allowed):
 
 
 def test_a_refused_call_is_not_counted_in():
-    limits = Limits()
+    limits = CallLimits()
     limits.enter("a", "Upload", 0.0)
     for _ in range(5):
         refused(limits, "a", "Upload", 0.0)
@@ -85,7 +85,7 @@ def test_a_refused_call_is_not_counted_in():
 
 
 def test_refused_calls_use_up_the_bucket():
-    limits = Limits()
+    limits = CallLimits()
     limits.enter("a", "Upload", 0.0)
     for _ in range(int(BURST) - 1):
         assert "running already" in refused(limits, "a", "Upload", 0.0)
@@ -93,7 +93,7 @@ def test_refused_calls_use_up_the_bucket():
 
 
 def test_nothing_stays_of_calls_that_are_over():
-    limits = Limits()
+    limits = CallLimits()
     for number in range(50):
         call(limits, rpc=f"rpc-{number}")
     assert not limits.running

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.secure_messages import longest_evidence, names
 
-from staddle.coordinator.rounds.events import Answered, Began, Drawn, Folded, Given
+from staddle.coordinator.rounds.events import Answered, Began, Drawn, Folded, UploadStored
 from staddle.coordinator.rounds.machine import JobState, advance
 from staddle.coordinator.storage.database import (
     SUBMISSIONS,
@@ -22,7 +22,7 @@ from staddle.coordinator.storage.database import (
     StoredHidden,
     Submission,
 )
-from staddle.coordinator.storage.replay_log import Row
+from staddle.coordinator.storage.replay_log import ReplayEntry
 from staddle.errors import LocalError
 from staddle.security.blind.mix_row import RowMemory
 from staddle.security.secagg.evidence import Unopened
@@ -70,8 +70,8 @@ def test_jobs_come_back_in_the_order_in_which_they_were_added(database, path):
 def test_every_state_of_a_job_comes_back_as_it_was(database, path):
     state = job()
     add(database, state)
-    events = [Began(), *(Answered(s, None) for s in SILOS), Drawn(0, SILOS), *(Given(s, 0, "x") for s in SILOS)]
-    for event in [*events, Folded(0), Drawn(1, ("a", "b")), Given("a", 1, "y")]:
+    events = [Began(), *(Answered(s, None) for s in SILOS), Drawn(0, SILOS), *(UploadStored(s, 0, "x") for s in SILOS)]
+    for event in [*events, Folded(0), Drawn(1, ("a", "b")), UploadStored("a", 1, "y")]:
         state, _ = advance(state, event)
         with database.transaction():
             database.save_state(state)
@@ -216,7 +216,11 @@ def test_a_state_that_cannot_be_read_is_named(database):
 
 def test_what_happened_in_a_sum_comes_back_in_order_until_its_round_is_over(database, path):
     add(database, job("j"), job("k"))
-    rows = [Row(0, "begun", "", b"spec"), Row(0, "given", "a", b"\0\xff"), Row(1, "begun", "", b"spec")]
+    rows = [
+        ReplayEntry(0, "begun", "", b"spec"),
+        ReplayEntry(0, "given", "a", b"\0\xff"),
+        ReplayEntry(1, "begun", "", b"spec"),
+    ]
     with database.transaction():
         for row in rows:
             database.add_secure("j", 4, row)
@@ -442,7 +446,7 @@ def filled(path):
         database.add_submission("j", replace(GIVEN, size=7), again=True)
         database.save_head("a", StoredHead("07" * 32, b"note"))
         database.save_head("a", StoredHead("08" * 32, b"a later note"))
-        database.add_secure("j", 1, Row(0, "failed", "", b'{"code":"x","silo":"a"}'))
+        database.add_secure("j", 1, ReplayEntry(0, "failed", "", b'{"code":"x","silo":"a"}'))
         database.add_contribution("j", "a", "09" * 32, b"contributed")
         database.add_hidden("j", words)
         database.save_memories("j", {("extractor", "b"): RowMemory(last="9f" * 32, newest={"a": 4})})

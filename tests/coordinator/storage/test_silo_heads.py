@@ -4,12 +4,12 @@ import pytest
 from support.ledgers import KEY, OTHER_KEY
 
 from staddle.coordinator.storage.database import StoredHead
-from staddle.coordinator.storage.silo_heads import Heads
+from staddle.coordinator.storage.silo_heads import SiloHeads
 from staddle.errors import RefusedError
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree, leaf_hash
@@ -55,7 +55,7 @@ class Log:
 
 @pytest.fixture
 def heads():
-    found = Heads(Roster({"silo-a": Entry(KEY)}), {}, lambda *evidence: found.evidence.append(evidence))
+    found = SiloHeads(Roster({"silo-a": Entry(KEY)}), {}, lambda *evidence: found.evidence.append(evidence))
     found.evidence = []
     return found
 
@@ -80,7 +80,7 @@ def test_heads_that_grow_are_taken_one_after_another(heads):
     take(heads, log.end(5))
     log.grow(70)
     take(heads, log.end(6))
-    held = Checkpoint.parse(notes.parse(heads.note("silo-a")).text)
+    held = TreeHead.parse(notes.parse(heads.note("silo-a")).text)
     assert (held.size, held.root) == (76, log.tree.root())
     assert heads.evidence == []
     assert heads.others("silo-b", ("silo-a", "silo-b", "silo-c")) == [heads.note("silo-a")]
@@ -131,10 +131,10 @@ def test_a_head_with_more_lines_than_a_log_writes_is_refused_however_long(heads,
     log = Log(6)
     take(heads, log.end(0))
     with ReceivingLedger.open(tmp_path, "coordinator", "lung", OTHER_KEY) as ledger:
-        kept = Heads(heads._roster, dict(heads._held), ledger.refused)
+        kept = SiloHeads(heads._roster, dict(heads._held), ledger.refused)
         end = log.grow(1).end(6)
         proof = Consistency.parse(end.head)
-        text = Checkpoint("staddle.example/lung/silo-a/egress", 7, log.tree.root(), lines).text
+        text = TreeHead("staddle.example/lung/silo-a/egress", 7, log.tree.root(), lines).text
         signed = notes.Note(text, (notes.sign(text, "staddle.example/lung/silo-a/egress", KEY),))
         end.head = bytes(Consistency(6, proof.hashes, signed))
         refused(kept, end, "or not bare|more than 4096")
@@ -157,7 +157,7 @@ def test_a_head_with_more_records_than_the_upload_is_refused(heads):
 
 def test_a_ledger_begins_anew_only_under_a_new_key(heads):
     take(heads, Log(6).end(0))
-    anew = Heads(Roster({"silo-a": Entry(OTHER_KEY)}), dict(heads._held), lambda *_: None)
+    anew = SiloHeads(Roster({"silo-a": Entry(OTHER_KEY)}), dict(heads._held), lambda *_: None)
     take(anew, Log(2, b"other").end(0, key=OTHER_KEY))
     refused(anew, Log(3, b"third").end(0, key=OTHER_KEY), "from 0 records, the old checkpoint has 2")
 
@@ -165,7 +165,7 @@ def test_a_ledger_begins_anew_only_under_a_new_key(heads):
 def test_a_ledger_that_goes_on_under_a_new_key_must_extend_what_is_held(heads):
     log = Log(6)
     take(heads, log.end(0))
-    rotated = Heads(Roster({"silo-a": Entry(OTHER_KEY)}), dict(heads._held), lambda *_: None)
+    rotated = SiloHeads(Roster({"silo-a": Entry(OTHER_KEY)}), dict(heads._held), lambda *_: None)
     refused(rotated, Log(9, b"other").end(6, key=OTHER_KEY), "leads to")
     take(rotated, log.grow(3).end(6, key=OTHER_KEY))
 

@@ -14,7 +14,7 @@ import torch
 from staddle.algorithms.delivery import Post
 from staddle.algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, TensorSpec
 from staddle.coordinator.storage import store
-from staddle.coordinator.storage.spool import MARGIN_BYTES, Spool, Upload
+from staddle.coordinator.storage.spool import MARGIN_BYTES, Spool, SpooledUpload
 from staddle.coordinator.storage.store import DamagedError, JobStore, check_folder
 from staddle.errors import LocalError, RefusedError
 from staddle.files import tensor_file
@@ -136,7 +136,7 @@ def test_a_failed_sync_is_a_refusal(tmp_path, monkeypatch):
 
 
 def uploaded(tmp_path, tensors, name="x.part"):
-    return Upload(spooled(tmp_path / name, tensors).finished(), ITEMS)
+    return SpooledUpload(spooled(tmp_path / name, tensors).finished(), ITEMS)
 
 
 def test_an_upload_gives_its_tensors_bit_for_bit(tmp_path):
@@ -200,11 +200,11 @@ def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(tmp_path, mon
     tensors[0].fill_(2)
     tensors[1].abs_()
     path = spooled(tmp_path / "good.part", tensors).finished()
-    Upload(path, items).check_values("silo-a")
+    SpooledUpload(path, items).check_values("silo-a")
     tensors[place].view(-1)[-1] = value
     path = spooled(tmp_path / "bad.part", tensors).finished()
     with pytest.raises(RefusedError) as caught:
-        Upload(path, items).check_values("silo-a")
+        SpooledUpload(path, items).check_values("silo-a")
     assert (caught.value.code, caught.value.peer) == ("BOUNDS", "silo-a")
     assert f"tensor {named} holds a value" in caught.value.why
 

@@ -13,14 +13,14 @@ from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert import group_key as m
 from staddle.proto.convert.secagg_messages import MOST_HASHES
-from staddle.security.blind.group_key import Contribution, Relayed
-from staddle.security.blind.sealing import SEALED_BYTES, Letter, Sealed, Sealing
+from staddle.security.blind.group_key import KeyContribution, Relayed
+from staddle.security.blind.sealing import SEALED_BYTES, Letter, SealedSecret, Sealing
 from staddle.security.secagg.spec import MOST_SILOS
 from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 NS = (4, 10, 100, MOST_SILOS)
-sealed = st.builds(Sealed, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
-contributions = st.builds(Contribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures)
+sealed = st.builds(SealedSecret, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
+contributions = st.builds(KeyContribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures)
 contributeds = st.builds(
     m.Contributed, sessions, ids, hashes, contributions, some(sealed, lambda piece: piece.recipient)
 )
@@ -30,18 +30,18 @@ relayeds = some(
 
 
 def contribution(silo):
-    return Contribution(Sealing(silo, HASH, HASH, HASH), HASH, SIGNATURE)
+    return KeyContribution(Sealing(silo, HASH, HASH, HASH), HASH, SIGNATURE)
 
 
 def longest_contributed(n):
     me, *others = names(n)
-    pieces = tuple(Sealed(other, b"\xff" * SEALED_BYTES) for other in others)
+    pieces = tuple(SealedSecret(other, b"\xff" * SEALED_BYTES) for other in others)
     return m.Contributed(SESSION, "j" * 64, HASH, contribution(me), pieces)
 
 
 def longest_told(n):
     me, *others = names(n)
-    letter = Letter(Sealed(me, b"\xff" * SEALED_BYTES), (HASH,) * MOST_HASHES)
+    letter = Letter(SealedSecret(me, b"\xff" * SEALED_BYTES), (HASH,) * MOST_HASHES)
     return tuple(Relayed(contribution(other), letter) for other in others)
 
 

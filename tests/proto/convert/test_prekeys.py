@@ -6,14 +6,14 @@ from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert.mix import MOST_TOLD, words_from_wire, words_to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.prekeys import Prekey, Word
-from staddle.security.blind.sealing import Letter, Sealed
+from staddle.security.blind.sealing import Letter, SealedSecret
 
 PEER = "coordinator"
 
 
 def word(silo):
     version = Version(silo=silo, round=3, attempt=0, number=7)
-    letter = Letter(Sealed("me", b"s" * 48, 4), (HASH, HASH))
+    letter = Letter(SealedSecret("me", b"s" * 48, 4), (HASH, HASH))
     return Word(version, HASH, Prekey(8, b"k" * 32, SIGNATURE), letter)
 
 

@@ -29,11 +29,11 @@ from staddle.proto.convert.secagg_messages import (
     MOST_SPEC_BYTES,
     misdealing_to_wire,
 )
-from staddle.proto.convert.secagg_received import MOST_NOTES, SignedSpec, Told, told_from_wire, told_to_wire
+from staddle.proto.convert.secagg_received import MOST_NOTES, SecaggDelivery, SignedSpec, told_from_wire, told_to_wire
 from staddle.proto.convert.secagg_sent import (
     Attempt,
-    Given,
     Over,
+    SecaggUpload,
     asked_from_wire,
     asked_to_wire,
     given_from_wire,
@@ -79,12 +79,12 @@ def test_nothing_crosses_as_nothing():
 
 def test_a_silo_may_have_given_up_two_attempts():
     notes = tuple(Abandon("a", bytes([number]) * 64) for number in (1, 2))
-    told = Told(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), notes))
+    told = SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), notes))
     assert carried_down(told) == told
 
 
 def test_every_code_crosses_as_itself_and_there_is_no_other():
-    assert {carried_down(Told(ATTEMPT_HERE, Over(code))).body.code for code in Code} == set(Code)
+    assert {carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code for code in Code} == set(Code)
     assert set(pb.SecureCode.keys()) == {"SECURE_CODE_UNSPECIFIED", *(f"SECURE_CODE_{code}" for code in Code)}
 
 
@@ -169,7 +169,7 @@ def test_the_longest_specification_with_all_notes_fits():
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
     proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
-    message = told_to_wire(Told(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
+    message = told_to_wire(SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
     kept = len(message.spec.proofs)
     size = sum(proof.ByteSize() for proof in message.spec.proofs)
     assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
@@ -209,32 +209,32 @@ class Wired(Run):
 
     def up(self, event):
         match event:
-            case c.KeysGiven(bundle, keys):
+            case c.KeysUploaded(bundle, keys):
                 body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
-                return c.KeysGiven(body.bundle, body.keys)
-            case c.ComplaintGiven(complaint):
-                return c.ComplaintGiven(self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint)
-            case c.SharesGiven(dealing, portions):
+                return c.KeysUploaded(body.bundle, body.keys)
+            case c.ComplaintUploaded(complaint):
+                return c.ComplaintUploaded(self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint)
+            case c.SharesUploaded(dealing, portions):
                 body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
-                return c.SharesGiven(body.dealing, body.portions)
-            case c.Uploaded(header, length, sha256):
-                return c.Uploaded(self.given_by(header.silo, s.SendHeader(header)).header, length, sha256)
-            case c.SurvivalGiven(survival):
-                return c.SurvivalGiven(self.given_by(survival.silo, s.SendSurvival(survival)).survival)
-            case c.RevealGiven(reveal):
-                return c.RevealGiven(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
-            case c.AbandonGiven(note):
-                return c.AbandonGiven(self.given_by(note.silo, s.SendAbandon(note)).note)
-            case c.Failed(silo, code):
-                return c.Failed(silo, self.given_by(silo, Over(Code(code))).code)
+                return c.SharesUploaded(body.dealing, body.portions)
+            case c.WordsUploaded(header, length, sha256):
+                return c.WordsUploaded(self.given_by(header.silo, s.SendHeader(header)).header, length, sha256)
+            case c.SurvivalUploaded(survival):
+                return c.SurvivalUploaded(self.given_by(survival.silo, s.SendSurvival(survival)).survival)
+            case c.RevealUploaded(reveal):
+                return c.RevealUploaded(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
+            case c.AbandonUploaded(note):
+                return c.AbandonUploaded(self.given_by(note.silo, s.SendAbandon(note)).note)
+            case c.SiloDropped(silo, code):
+                return c.SiloDropped(silo, self.given_by(silo, Over(Code(code))).code)
             case _:
                 return event
 
     def given_by(self, silo, body):
-        return self.noted(carried_up(silo, Given(b"s", self.attempt(), body))).body
+        return self.noted(carried_up(silo, SecaggUpload(b"s", self.attempt(), body))).body
 
     def down(self, silo, body):
-        return self.noted(carried_down(Told(self.attempt(), body))).body
+        return self.noted(carried_down(SecaggDelivery(self.attempt(), body))).body
 
     def noted(self, value):
         name = type(value.body).__name__

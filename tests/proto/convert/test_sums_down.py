@@ -7,7 +7,7 @@ from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError
 from staddle.security.blind.plan import in_words, round_frame, sums_down, sums_published
-from staddle.silo.parts.declared import Declared, Records
+from staddle.silo.parts.declared import Declared, RecordCount
 
 SILOS = ["a", "b", "c", "d", "e"]
 NOTHING = "0" * 64
@@ -98,7 +98,7 @@ def test_what_silos_alone_read_is_what_comes_down_in_words(name):
         if name == "fedssa":
             readers.pop("rows", None)  # of them its coordinator half makes what it publishes
         assert readers == dict.fromkeys(sums_published(job, round_), "silos")
-        declared = Declared.of(job.document(), Records(30, 10)).groups(round_)[1]
+        declared = Declared.of(job.document(), RecordCount(30, 10)).groups(round_)[1]
         assert declared == frame.groups  # the gate reads the same from the signed document
 
 

@@ -16,7 +16,7 @@ from staddle.security.identity.domains import framed
 from staddle.security.identity.pairwise_keys import public_key
 from staddle.security.secagg import spec as round_spec
 from staddle.security.secagg.linear_tags import PRIME, Tagger, decoded
-from staddle.security.secagg.masked_sum import Given, masked_chunks
+from staddle.security.secagg.masked_sum import GroupValues, masked_chunks
 from staddle.security.secagg.spec import Terms, specify
 
 
@@ -80,7 +80,7 @@ def test_its_tag_tells_those_who_have_the_group_key_nothing():
     """In a row of the sum their pad comes off a tag; in one for a single silo its pad stays on."""
     made, silo = Directed(), FIVE[0]
     spec, ctx = made.spec, made.spec.context()
-    given = [Given(np.ones(3)), *(Given(made.held[silo]) for _ in AWAY)]
+    given = [GroupValues(np.ones(3)), *(GroupValues(made.held[silo]) for _ in AWAY)]
     tagger = Tagger(GROUP_KEY, ctx, 3)
     for _ in masked_chunks(spec, silo, given, (), tagger, sender_pads(spec, silo)):
         pass
@@ -118,7 +118,7 @@ def test_a_pad_is_that_of_the_docstring():
 
 def test_a_row_without_its_pad_does_not_leave():
     made = Directed()
-    given = [Given(np.ones(3)), *(Given(made.held[FIVE[0]]) for _ in AWAY)]
+    given = [GroupValues(np.ones(3)), *(GroupValues(made.held[FIVE[0]]) for _ in AWAY)]
     pads = sender_pads(made.spec, FIVE[0])
     for some in ({}, {1: pads[1]}, {**pads, 0: pads[1]}):
         with pytest.raises(LocalError, match="are not for the coordinator's eyes"):

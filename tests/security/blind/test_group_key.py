@@ -188,14 +188,14 @@ def signed_again(given, pieces, prekey=None, **fields):
     made = replace(given.sealing, root=sealing.Tree(p.leaf() for p in pieces).root(), **fields)
     prekey = given.prekey if prekey is None else prekey
     payload = g._payload(epoch(), made, prekey)
-    return g.Contribution(made, prekey, signer(made.sender)(g.GROUP_CONTRIBUTION, payload))
+    return g.KeyContribution(made, prekey, signer(made.sender)(g.GROUP_CONTRIBUTION, payload))
 
 
 def test_3_what_does_not_open_or_fit_is_its_senders():
     made = contributions()
     given, secret, pieces = made[FOUR[1]]
-    garbage = (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])
-    short = (sealing.Sealed(FOUR[0], bytes(3)), *pieces[1:])
+    garbage = (sealing.SealedSecret(FOUR[0], bytes(48)), *pieces[1:])
+    short = (sealing.SealedSecret(FOUR[0], bytes(3)), *pieces[1:])
     other, others = g.contribute(epoch(), FOUR[1], bytes(32), bytes(31) + b"\x07", bytes(32), signer(FOUR[1]))
     assert other.sealing.commitment != given.sealing.commitment
     for contribution, sealed, text in (
@@ -225,7 +225,7 @@ def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
         signed = signed_again(given, pieces)
         wrong = replace(signed.sealing, **{field: bytes(31)})
         payload = g._payload(epoch(), wrong, given.prekey)
-        wrong = g.Contribution(wrong, given.prekey, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload))
+        wrong = g.KeyContribution(wrong, given.prekey, signer(FOUR[1])(g.GROUP_CONTRIBUTION, payload))
         peer, _, why = refused(lambda w=wrong: key({**made, FOUR[1]: (w, secret, pieces)}, FOUR[0]))
         assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
 
@@ -233,14 +233,14 @@ def test_2_fields_of_a_wrong_size_are_passed_on_by_the_coordinator():
 def test_the_coordinator_refuses_pieces_that_are_not_all():
     made, over = contributions(), epoch()
     given, _, pieces = made[FOUR[1]]
-    short = (sealing.Sealed(FOUR[0], bytes(47)), *pieces[1:])
+    short = (sealing.SealedSecret(FOUR[0], bytes(47)), *pieces[1:])
     late = (replace(pieces[0], generation=1), *pieces[1:])  # nobody has a later prekey yet
     for contribution, sealed in (
         (given, pieces[1:]),
         (given, pieces[::-1]),
         (signed_again(given, pieces[1:]), pieces[1:]),
         (signed_again(given, (*pieces, pieces[0])), (*pieces, pieces[0])),
-        (given, (sealing.Sealed(FOUR[0], bytes(48)), *pieces[1:])),
+        (given, (sealing.SealedSecret(FOUR[0], bytes(48)), *pieces[1:])),
         (signed_again(given, short), short),
         (signed_again(given, late), late),
         (signed_again(given, pieces, ephemeral=bytes(31)), pieces),

@@ -9,11 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.blind_mixes import Mixing
 
-from staddle.algorithms.exchange.parts import Each, Gift, Gram, Kind, Mix, Part, Sum, TensorSpec, integer_weights
+from staddle.algorithms.exchange.parts import (
+    Contribution,
+    Each,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    TensorSpec,
+    integer_weights,
+)
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Keystream
-from staddle.security.blind.mix_and_gram import FLOAT32, Rows, compared, gram_deviation, row_deviation
+from staddle.security.blind.mix_and_gram import FLOAT32, MixRows, compared, gram_deviation, row_deviation
 from staddle.security.blind.mix_context import mix_group
 from staddle.security.blind.rotated_sketch import sketched
 from staddle.security.blind.rotation import Use, rotate
@@ -50,7 +60,7 @@ def values(part, silos=FIVE, seed=0, scale=1.0):
 
 
 def rows_of(part, read, members=FIVE, clip=3, terms=Terms()):  # noqa: B008 - it is frozen
-    made = Rows(clip, terms)
+    made = MixRows(clip, terms)
     made.gave(part, members, read)
     return made
 
@@ -178,7 +188,7 @@ def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map
     for silo in FIVE:
         keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").numpy()
-        assert (Quantised(Bounds()).give(part, Gift({"rows": read(silo, "rows")}))["rows"].numpy() == own).all()
+        assert (Quantised(Bounds()).give(part, Contribution({"rows": read(silo, "rows")}))["rows"].numpy() == own).all()
         made = [sketched(own[row : row + 1], 8, key)[0].astype(np.float32) for row, key in enumerate(keys)]
         sent[silo] = torch.from_numpy(np.stack(made))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]

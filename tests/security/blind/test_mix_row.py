@@ -35,7 +35,7 @@ def row(weights, recipient=FOUR[0], numbers=None, on=None, silos=FOUR):
 
 
 def admit(made, silo=FOUR[0], memory=None, terms=None, on=None, silos=FOUR):
-    document, signature = made[0].payload() if isinstance(made[0], m.Row) else made[0], made[1]
+    document, signature = made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0], made[1]
     here = Mixing(len(silos)).signers
     return m.admit(on or line(), silo, document, signature, memory or m.RowMemory(), terms or Terms(), here)
 

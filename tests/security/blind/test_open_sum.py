@@ -13,7 +13,7 @@ from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.secagg import linear_tags as tags
-from staddle.security.secagg.masked_sum import Accumulator, Given, check_given, masked_chunks
+from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_given, masked_chunks
 from staddle.security.secagg.spec import Terms, specify
 
 SILOS = names(4)
@@ -65,7 +65,7 @@ class Sum:
 
 def gift(own, number):
     values = np.linspace(-1, 1, own.elements, dtype=np.float32) * (number + 1) / 8
-    return Given(values, np.full(own.rows, number + 1.0) if own.weights == "private" else None)
+    return GroupValues(values, np.full(own.rows, number + 1.0) if own.weights == "private" else None)
 
 
 @pytest.fixture(scope="module", params=[FRAME, HIDDEN], ids=["the coordinator reads it", "silos alone read it"])

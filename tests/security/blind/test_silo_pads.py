@@ -9,7 +9,7 @@ from support.secure_sums import GROUP_KEY, frame, group, names
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.silo_pads import silo_pad, silo_pads
-from staddle.security.secagg.masked_sum import Accumulator, Given, check_given, masked_chunks, unpad
+from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_given, masked_chunks, unpad
 from staddle.security.secagg.spec import specify
 
 SILOS = names(4)
@@ -20,7 +20,7 @@ GROUPS = (
 )
 SPEC = specify(frame(groups=GROUPS, tagged=True), SILOS, 0)
 VALUES = {
-    silo: [Given(np.random.default_rng(n).uniform(-1, 1, own.elements)) for own in GROUPS]
+    silo: [GroupValues(np.random.default_rng(n).uniform(-1, 1, own.elements)) for own in GROUPS]
     for n, silo in enumerate(SILOS)
 }
 

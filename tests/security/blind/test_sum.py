@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import WEIGHT, Each, Gift, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Each, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.draw import dirichlet
@@ -37,7 +37,7 @@ def gifts(part, weights, seed=0, scale=1.0):
         for spec in part.tensors:
             value = torch.randn(spec.shape, generator=rng) * scale
             tensors[spec.name] = value.round().long() if spec.dtype == "int64" else value.to(getattr(torch, spec.dtype))
-        spool[silo] = PLAIN.give(part, Gift(tensors, weight))
+        spool[silo] = PLAIN.give(part, Contribution(tensors, weight))
     return lambda silo, name: spool[silo][name]
 
 

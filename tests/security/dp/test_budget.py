@@ -15,14 +15,14 @@ from support.ledgers import KEY, OTHER_KEY
 
 from staddle.errors import ExhaustedError, LocalError, UnwritableError
 from staddle.security.dp.budget import Budget, Ceiling, Steppers
-from staddle.security.dp.budget_records import Steps
+from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.dp.rdp import Event, epsilon, spent
-from staddle.security.log.head import Held
+from staddle.security.log.head import HeldHead
 from staddle.security.log.segments import segments
 
 JOB, OTHER = "ab" * 32, "cd" * 32
 POLICY = "e3" * 32
-STEPS = Steps(sigma="1.1", q="0.02", steps=100)
+STEPS = MechanismSteps(sigma="1.1", q="0.02", steps=100)
 
 
 def opened(folder, dataset="cxr", key=KEY, known=False, limit="8"):
@@ -46,7 +46,7 @@ def test_what_is_reserved_counts_as_spent_and_what_was_not_taken_comes_back(tmp_
         assert budget.epsilon() == cost(Event("1.1", "0.02", 100))
         budget.commit(one, [40])
         assert budget.epsilon() == cost(Event("1.1", "0.02", 40))
-        reserve(budget, 1, Steps(sigma="20", q="1", steps=1))
+        reserve(budget, 1, MechanismSteps(sigma="20", q="1", steps=1))
         expected = cost(Event("1.1", "0.02", 40), Event("20", "1", 1))
         assert budget.epsilon() == expected
         assert budget.epsilon([Event("5", "1", 2)]) > expected
@@ -65,26 +65,26 @@ def test_more_than_the_limit_is_refused_and_nothing_is_written(tmp_path):
             ExhaustedError,
             match=r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its \[dataset\.cxr\]",
         ):
-            reserve(budget, 1, Steps(sigma="1.1", q="0.02", steps=5000))
+            reserve(budget, 1, MechanismSteps(sigma="1.1", q="0.02", steps=5000))
         with pytest.raises(ExhaustedError, match="to inf"):
-            reserve(budget, 1, Steps(sigma="0", q="0.02", steps=1))
+            reserve(budget, 1, MechanismSteps(sigma="0", q="0.02", steps=1))
         assert budget.head().size == size
-        reserve(budget, 1, Steps(sigma="30", q="0.02", steps=1))
+        reserve(budget, 1, MechanismSteps(sigma="30", q="0.02", steps=1))
 
 
 def test_a_new_job_a_restart_and_a_new_limit_reset_nothing(tmp_path):
     with opened(tmp_path, limit="3") as budget:
-        budget.commit(reserve(budget, steps=Steps(sigma="1", q="0.02", steps=300)), [300])
+        budget.commit(reserve(budget, steps=MechanismSteps(sigma="1", q="0.02", steps=300)), [300])
         before = budget.epsilon()
     with opened(tmp_path, limit="3", known=True) as budget:
         assert budget.epsilon() == before
         with pytest.raises(ExhaustedError):
-            reserve(budget, job=OTHER, steps=Steps(sigma="1", q="0.02", steps=1000))
+            reserve(budget, job=OTHER, steps=MechanismSteps(sigma="1", q="0.02", steps=1000))
         budget.set_limit("0.5", "0.00001", POLICY)
         with pytest.raises(ExhaustedError, match=r"over the policy's limit of 0\.5"):
-            reserve(budget, job=OTHER, steps=Steps(sigma="1000", q="0.02", steps=1))
+            reserve(budget, job=OTHER, steps=MechanismSteps(sigma="1000", q="0.02", steps=1))
         budget.set_limit("6", "0.00001", POLICY)
-        reserve(budget, job=OTHER, steps=Steps(sigma="1", q="0.02", steps=300))
+        reserve(budget, job=OTHER, steps=MechanismSteps(sigma="1", q="0.02", steps=300))
         assert [job.job_digest for job in budget.jobs()] == [JOB, OTHER]
 
 
@@ -92,7 +92,7 @@ def test_a_job_has_a_target_of_its_own_at_its_own_delta(tmp_path):
     with opened(tmp_path) as budget:
         reserve(budget, job=OTHER)
         reserve(budget, ceiling=Ceiling("1.8", "0.00001"))
-        over = Steps(sigma="1.1", q="0.02", steps=100)
+        over = MechanismSteps(sigma="1.1", q="0.02", steps=100)
         with pytest.raises(
             ExhaustedError, match=r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8"
         ):
@@ -104,7 +104,7 @@ def test_all_that_a_job_is_to_spend_must_fit_beside_what_others_have(tmp_path):
     planned = [Event("1.1", "0.02", 400)]
     with opened(tmp_path, limit="3") as budget:
         budget.check_room("lung-3", JOB, planned)
-        reserve(budget, steps=Steps(sigma="1.1", q="0.02", steps=300))
+        reserve(budget, steps=MechanismSteps(sigma="1.1", q="0.02", steps=300))
         budget.check_room("lung-3", JOB, planned)  # of which it has spent some itself
         size = budget.head().size
         with pytest.raises(ExhaustedError, match=r"all of job 'mri' would bring .* over the policy's limit of 3"):
@@ -124,7 +124,7 @@ def test_a_reservation_is_known_as_that_of_its_job_for_ever(tmp_path):
 
 def test_steps_are_taken_one_by_one_and_none_beyond(tmp_path):
     with opened(tmp_path) as budget:
-        events = [Steps(sigma="2", q="0.5", steps=2), Steps(sigma="3", q="1", steps=1)]
+        events = [MechanismSteps(sigma="2", q="0.5", steps=2), MechanismSteps(sigma="3", q="1", steps=1)]
         reservation = budget.reserve("lung-3", JOB, 0, "training", events)
         steps = Steppers(reservation)
         steps.take(0)
@@ -163,7 +163,7 @@ def test_two_jobs_at_once_cannot_overdraw(tmp_path):
         def spend(job):
             for round_ in range(40):
                 try:
-                    reserve(budget, round_, Steps(sigma="1", q="0.02", steps=30), job=job)
+                    reserve(budget, round_, MechanismSteps(sigma="1", q="0.02", steps=30), job=job)
                 except ExhaustedError:
                     refused.append(job)
 
@@ -204,13 +204,13 @@ def test_an_older_copy_is_known_by_the_head_that_others_keep(tmp_path):
     with opened(tmp_path / "a") as budget:
         reserve(budget, 1)
         head = budget.head()
-        budget.check_held(Held("the silo's ledger", head))
+        budget.check_held(HeldHead("the silo's ledger", head))
     with opened(tmp_path / "old") as budget:
         with pytest.raises(LocalError, match="was rolled back or altered"):
-            budget.check_held(Held("the silo's ledger", head))
+            budget.check_held(HeldHead("the silo's ledger", head))
         reserve(budget, 1, job=OTHER)  # as long again, and another log
         with pytest.raises(LocalError, match="was rolled back or altered"):
-            budget.check_held(Held("the silo's ledger", head))
+            budget.check_held(HeldHead("the silo's ledger", head))
 
 
 def test_an_altered_record_is_refused(tmp_path):
@@ -302,7 +302,7 @@ def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp
             case "reserve":
                 steps = data.draw(st.integers(1, 400))
                 try:
-                    waiting.append((reserve(budget, 0, Steps(sigma="1.1", q="0.02", steps=steps)), steps))
+                    waiting.append((reserve(budget, 0, MechanismSteps(sigma="1.1", q="0.02", steps=steps)), steps))
                     total += steps
                 except ExhaustedError:
                     assert cost(Event("1.1", "0.02", total + steps)) > 1.5

@@ -10,11 +10,11 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 
 from staddle.security.dp import prv as so
-from staddle.security.dp.prv import Limits, Question
+from staddle.security.dp.prv import PrvLimits, Question
 from staddle.security.dp.rdp import Event, cost
 
 DELTA = 1e-5
-PATIENT = Limits(seconds=150)  # where a machine has other things to do
+PATIENT = PrvLimits(seconds=150)  # where a machine has other things to do
 JOB = (Event("1", "0.05", 1000), Event("10.0", "1", 1), Event("20", "1.0", 20))
 
 
@@ -61,7 +61,7 @@ def answering(monkeypatch):
             return real([sys.executable, "-c", code], **options)
 
         monkeypatch.setattr(subprocess, "run", run)
-        return so.opinions([Question(JOB, DELTA)] * 2, Limits(seconds=2))
+        return so.opinions([Question(JOB, DELTA)] * 2, PrvLimits(seconds=2))
 
     return call
 

@@ -15,8 +15,8 @@ from staddle.security.identity import certificate
 from staddle.security.identity.certificate import check_certificate, self_signed, subject_key
 from staddle.security.identity.domains import ENTRY, ROSTER, framed
 from staddle.security.identity.keys import (
-    Entry,
     Role,
+    RosterEntry,
     create_keys,
     entry_payload,
     fingerprint,
@@ -128,37 +128,37 @@ def test_every_changed_field_breaks_the_signature(folder, tmp_path):
     good = json.loads((folder / "entry.json").read_bytes())
     for name, value in [("id", "hospital-b"), ("role", "coordinator"), ("organisation", "x"), ("log_key", "0" * 64)]:
         with pytest.raises(LocalError, match=r"signature|certificate"):
-            validate({**good, name: value}, Entry, "e")
+            validate({**good, name: value}, RosterEntry, "e")
     flipped = good["signature"].replace(good["signature"][0], "0" if good["signature"][0] != "0" else "1", 1)
     with pytest.raises(LocalError, match="signature of entry 'hospital-a' does not fit"):
-        validate({**good, "signature": flipped}, Entry, "e")
+        validate({**good, "signature": flipped}, RosterEntry, "e")
 
 
 def test_step_1_certificate_must_be_the_members_own(folder):
     other = self_signed("hospital-b", ec.generate_private_key(ec.SECP256R1()))
     document = resigned(folder, certificate=other, spki_sha256="0" * 64)
     with pytest.raises(LocalError, match=r"not for the one name 'hospital-a\.staddle'"):
-        validate(document, Entry, "e")
+        validate(document, RosterEntry, "e")
 
 
 def test_step_2_fingerprint_must_be_the_certificates(folder):
     with pytest.raises(LocalError, match=r"spki_sha256 0000.* is not that of the certificate"):
-        validate(resigned(folder, spki_sha256="0" * 64), Entry, "e")
+        validate(resigned(folder, spki_sha256="0" * 64), RosterEntry, "e")
 
 
 def test_step_3_keys_must_be_usable_and_separate(folder):
     with pytest.raises(LocalError, match="low order"):
-        validate(resigned(folder, exchange_key="01" + "00" * 31), Entry, "e")
+        validate(resigned(folder, exchange_key="01" + "00" * 31), RosterEntry, "e")
     good = json.loads((folder / "entry.json").read_bytes())
     with pytest.raises(LocalError, match="are the same key"):
-        validate(resigned(folder, log_key=good["protocol_key"]), Entry, "e")
+        validate(resigned(folder, log_key=good["protocol_key"]), RosterEntry, "e")
 
 
 def test_step_4_another_key_cannot_sign_the_entry(folder):
     document = resigned(folder)
     document["signature"] = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, entry_payload(document))).hex()
     with pytest.raises(LocalError, match="signature of entry"):
-        validate(document, Entry, "e")
+        validate(document, RosterEntry, "e")
 
 
 def test_hand_edited_entry_file_is_refused(folder):

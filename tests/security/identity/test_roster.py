@@ -9,7 +9,7 @@ from staddle.files.documents import canonical_json, validate
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.certificate import self_signed
 from staddle.security.identity.domains import ENTRY
-from staddle.security.identity.keys import Entry, Role, create_keys, entry_payload, load_keys
+from staddle.security.identity.keys import Role, RosterEntry, create_keys, entry_payload, load_keys
 from staddle.security.identity.roster import Pins, Roster
 
 MEMBERS = {
@@ -125,7 +125,7 @@ def test_one_key_cannot_be_two_members(made, keys, tmp_path):
         borrowed = {**own, name: getattr(keys["f1"].entry, name)}
         signer = keys["f1"] if name == "protocol_key" else load_keys(tmp_path / "f9")
         borrowed["signature"] = signer.sign(ENTRY, entry_payload(borrowed)).hex()
-        twin = validate(borrowed, Entry, "entry")
+        twin = validate(borrowed, RosterEntry, "entry")
         with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
             rosters.add(made.unsigned, twin)
     name = "spki_sha256"  # a certificate for another id over the same TLS key
@@ -133,7 +133,7 @@ def test_one_key_cannot_be_two_members(made, keys, tmp_path):
     borrowed = {**own, "certificate": pem, name: keys["f1"].entry.spki_sha256}
     borrowed["signature"] = load_keys(tmp_path / "f9").sign(ENTRY, entry_payload(borrowed)).hex()
     with pytest.raises(LocalError, match=f"2 entries have the same {name}"):
-        rosters.add(made.unsigned, validate(borrowed, Entry, "entry"))
+        rosters.add(made.unsigned, validate(borrowed, RosterEntry, "entry"))
 
 
 def test_an_entry_changed_in_memory_is_checked_again(made, keys):

@@ -23,7 +23,7 @@ from support.ledgers import (
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
 from staddle.security.ledger.fast_decoder import checked, well_formed
-from staddle.security.log.chain import Chain, Line
+from staddle.security.log.chain import Chain, VerifiedLine
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
@@ -34,7 +34,7 @@ def slowly(line):
     try:
         parsed = json.loads(line)
         chain.count, chain.head = parsed["seq"], parsed["prev"]
-        return checked(Line(parsed["seq"], b"", chain.follow(line).record))
+        return checked(VerifiedLine(parsed["seq"], b"", chain.follow(line).record))
     except (LocalError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -39,7 +39,7 @@ from staddle.security.ledger import export as ledger_export
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.messages import MESSAGE, PROTOCOL, Totals
 from staddle.security.ledger.overview import Flow, flows, view
-from staddle.security.ledger.records import Hidden
+from staddle.security.ledger.records import HiddenBinding
 from staddle.security.policy.release import Release
 
 FRAME = ("v", "seq", "prev", "nonce", "time", "mono_us")
@@ -302,6 +302,6 @@ def test_an_older_ledger_has_no_such_field_and_may_go_on(path):
         log.append(record)
     with open_ledger(path.parent / "older") as ledger:
         assert ledger.attempts(HASH, 3, "") == 1
-        intend_padded(ledger, hidden=Hidden(ctx=USE, number=0))
+        intend_padded(ledger, hidden=HiddenBinding(ctx=USE, number=0))
         assert intend(ledger, releases=RELEASES) == 2
     assert ledger_audit.verify(path.parent / "older").ok

@@ -8,7 +8,7 @@ from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.records import Received
 from staddle.security.log import consistency
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import EMPTY_ROOT
@@ -58,7 +58,7 @@ def test_the_head_of_a_receipt_has_its_record_and_grows_from_what_is_held(tmp_pa
         beyond = Consistency.parse(ledger.growth(99, sealed.checkpoint))
     assert beyond.old_size == 0  # it never had so many: who holds that head sees it
     with pytest.raises(ProofError, match="from 0 records, the old checkpoint has 99"):
-        consistency.verify_from(Checkpoint(PUBLIC.name, 99, bytes(32)), beyond, PUBLIC)
+        consistency.verify_from(TreeHead(PUBLIC.name, 99, bytes(32)), beyond, PUBLIC)
 
 
 def test_a_ledger_of_another_key_or_a_broken_one_is_refused(tmp_path):

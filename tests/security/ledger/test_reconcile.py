@@ -28,7 +28,7 @@ from staddle.security.ledger import reconcile as reconciling
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.reconcile import reconcile
 from staddle.security.ledger.records import Payload, Received
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import Signer, stored
 
 SIZE = payload().bytes
@@ -251,13 +251,13 @@ def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_diffe
     log.serving("coordinator", "staddle", HASH)
     log.close()
     rewritten, longer = (
-        Checkpoint.parse(note.text) for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
+        TreeHead.parse(note.text) for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
     )
     for head, why in ((rewritten, "records were rewritten: silo-a holds"), (longer, "records were cut off")):
         (said,) = world.found(held=[head]).differences
         assert said.startswith(f"the coordinator's ledger: {why}")
     world.coordinator.close()
-    assert world.found(held=[Checkpoint.parse(stored(world.theirs).text)]).differences == ()
+    assert world.found(held=[TreeHead.parse(stored(world.theirs).text)]).differences == ()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["before the coordinator's is read", "after"])

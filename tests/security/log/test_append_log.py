@@ -20,7 +20,7 @@ from staddle.security.log import append_log as appendlog
 from staddle.security.log import head
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import FIRST_PREV, MAX_LINE, leaf_hash
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.segments import Reading, segment, torn
 
 TESTS = str(Path(__file__).resolve().parents[2])
@@ -160,7 +160,7 @@ def test_torn_tail_at_every_byte_offset(path, monkeypatch):
         assert reading.torn == whole[len(last) : cut]
         log = open_log(path)
         assert log.head.seq == 2
-        assert Checkpoint.parse(head.stored(path).text).size == 3  # and the recovery record is signed at once
+        assert TreeHead.parse(head.stored(path).text).size == 3  # and the recovery record is signed at once
         log.close()
         recovery = records(path)[2]
         assert (recovery["type"], recovery["dropped_bytes"], recovery["last_good_seq"]) == (

@@ -6,24 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log.checkpoint import Checkpoint, decimal, issue, origin, verify, verify_growth
+from staddle.security.log.checkpoint import TreeHead, decimal, issue, origin, verify, verify_growth
 from staddle.security.log.merkle import EMPTY_ROOT, Tree, leaf_hash
-from staddle.security.log.note import Kind, Note, Verified, VerifierKey, cosign, parse, sign
+from staddle.security.log.note import Note, SignatureKind, VerifiedKey, VerifierKey, cosign, parse, sign
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64)]
 KEY = KEYS[0]
 ORIGIN = "staddle.example/lung/hospital-a/egress"
 WITNESS, SECOND = "staddle.example/lung/coordinator", "staddle.example/lung/hospital-b"
 TREE = Tree(leaf_hash(bytes([n])) for n in range(9))
-AT_4, AT_9 = (Checkpoint(ORIGIN, size, TREE.root(size)) for size in (4, 9))
+AT_4, AT_9 = (TreeHead(ORIGIN, size, TREE.root(size)) for size in (4, 9))
 
 
 def verifier(name, kind, key):
     return VerifierKey(name, kind, key.public_key().public_bytes_raw())
 
 
-LOG = verifier(ORIGIN, Kind.ED25519, KEY)
-WITNESSES = [verifier(WITNESS, Kind.COSIGNATURE, KEYS[1]), verifier(SECOND, Kind.COSIGNATURE, KEYS[2])]
+LOG = verifier(ORIGIN, SignatureKind.ED25519, KEY)
+WITNESSES = [
+    verifier(WITNESS, SignatureKind.COSIGNATURE, KEYS[1]),
+    verifier(SECOND, SignatureKind.COSIGNATURE, KEYS[2]),
+]
 
 # The example in the docstrings of note.py, checkpoint.py and proof.py: the first four records of RFC 6962's vectors.
 EXAMPLE = """staddle.example/lung/hospital-a/egress
@@ -37,13 +40,13 @@ EXAMPLE = """staddle.example/lung/hospital-a/egress
 
 def test_the_example_of_the_docstrings():
     tree = Tree(leaf_hash(bytes.fromhex(record)) for record in ("", "00", "10", "2021"))
-    checkpoint = Checkpoint(origin("lung", "hospital-a"), 4, tree.root())
+    checkpoint = TreeHead(origin("lung", "hospital-a"), 4, tree.root())
     signed = issue(checkpoint, KEY)
     signed = signed.signed_by(cosign(signed.text, WITNESS, KEYS[1], 1795291200))
     assert bytes(signed) == EXAMPLE
     opened = verify(parse(EXAMPLE), LOG, WITNESSES, required=1)
     assert opened.checkpoint == checkpoint
-    assert opened.witnesses == (Verified(WITNESSES[0], 1795291200),)
+    assert opened.witnesses == (VerifiedKey(WITNESSES[0], 1795291200),)
     assert str(LOG) == f"{ORIGIN}+3532ebc7+AQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"
     assert str(WITNESSES[0]) == f"{WITNESS}+d4b64f60+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X"
 
@@ -53,8 +56,8 @@ LINES = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]
 
 @given(LINES, st.integers(1, 2**63 - 1), st.binary(min_size=32, max_size=32), st.lists(LINES, max_size=3).map(tuple))
 def test_parsing_undoes_writing(name, size, root, extensions):
-    checkpoint = Checkpoint(name, size, root, extensions)
-    assert Checkpoint.parse(checkpoint.text) == checkpoint
+    checkpoint = TreeHead(name, size, root, extensions)
+    assert TreeHead.parse(checkpoint.text) == checkpoint
 
 
 ROOT = "037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc="
@@ -95,29 +98,29 @@ ROOT = "037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc="
 )
 def test_what_is_not_quite_a_checkpoint_is_refused(text, said):
     with pytest.raises(ProofError, match=said):
-        Checkpoint.parse(text)
+        TreeHead.parse(text)
 
 
 def test_an_empty_log_has_a_checkpoint():
-    signed = issue(Checkpoint(ORIGIN, 0, EMPTY_ROOT), KEY)
+    signed = issue(TreeHead(ORIGIN, 0, EMPTY_ROOT), KEY)
     assert verify(signed, LOG).checkpoint.size == 0
 
 
 def test_a_checkpoint_is_made_of_one_line_each():
     with pytest.raises(ProofError, match="size -1 is not 0"):
-        Checkpoint(ORIGIN, -1, EMPTY_ROOT)
+        TreeHead(ORIGIN, -1, EMPTY_ROOT)
     for name, extensions in (("a\n4", ()), ("", ()), ("a", ("b\nc",)), ("a", ("",))):
         with pytest.raises(ProofError, match="empty or broken line"):
-            Checkpoint(name, 4, AT_4.root, extensions)
+            TreeHead(name, 4, AT_4.root, extensions)
 
 
 def test_1_keys_that_cannot_vouch_are_a_fault_of_ours():
     signed = issue(AT_4, KEY)
     with pytest.raises(LocalError, match="a log's key is of kind 1"):
-        verify(signed, replace(LOG, kind=Kind.COSIGNATURE))
+        verify(signed, replace(LOG, kind=SignatureKind.COSIGNATURE))
     with pytest.raises(LocalError, match="a log's key is of kind 1"):
-        verify(signed, LOG, [replace(WITNESSES[0], kind=Kind.ED25519)])
-    for witnesses in ([WITNESSES[0], replace(WITNESSES[0], name="b")], [replace(LOG, kind=Kind.COSIGNATURE)]):
+        verify(signed, LOG, [replace(WITNESSES[0], kind=SignatureKind.ED25519)])
+    for witnesses in ([WITNESSES[0], replace(WITNESSES[0], name="b")], [replace(LOG, kind=SignatureKind.COSIGNATURE)]):
         with pytest.raises(LocalError, match="not all different"):
             verify(signed, LOG, witnesses)
     with pytest.raises(LocalError, match="3 witnesses are required and 2 are known"):
@@ -173,9 +176,9 @@ def test_growth_is_of_one_log_and_proven():
 
 def test_an_origin_that_is_no_key_name_is_not_signed():
     with pytest.raises(LocalError, match="key name"):
-        issue(Checkpoint("two words", 4, TREE.root(4)), KEY)
+        issue(TreeHead("two words", 4, TREE.root(4)), KEY)
     with pytest.raises(LocalError, match="would pass for a cosignature"):
-        issue(Checkpoint("cosignature/v1", 4, TREE.root(4)), KEY)
+        issue(TreeHead("cosignature/v1", 4, TREE.root(4)), KEY)
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -10,10 +10,10 @@ from staddle.errors import LocalError, ProofError
 from staddle.security.log.note import (
     MAX_NOTE,
     MAX_SIGNATURES,
-    Kind,
     Note,
     Signature,
-    Verified,
+    SignatureKind,
+    VerifiedKey,
     VerifierKey,
     cosign,
     parse,
@@ -96,15 +96,20 @@ def key_of(text):
 
 
 def test_keys_and_signatures_are_those_of_go():
-    assert str(verifier("PeterNeumann", Kind.ED25519, Ed25519PrivateKey.from_private_bytes(PETER_SEED))) == PETER_KEY
-    assert str(verifier("EnochRoot", Kind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32)))) == ENOCH_KEY
+    assert (
+        str(verifier("PeterNeumann", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(PETER_SEED)))
+        == PETER_KEY
+    )
+    assert (
+        str(verifier("EnochRoot", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32)))) == ENOCH_KEY
+    )
     note = Note(TEXT, (sign(TEXT, "PeterNeumann", Ed25519PrivateKey.from_private_bytes(PETER_SEED)),))
     note = note.signed_by(sign(TEXT, "EnochRoot", Ed25519PrivateKey.from_private_bytes(bytes(32))))
     assert bytes(note) == SIGNED
     assert parse(SIGNED) == note
     peter, enoch = key_of(PETER_KEY), key_of(ENOCH_KEY)
-    assert verify(note, [enoch, peter]) == (Verified(peter, None), Verified(enoch, None))
-    assert verify(note, [enoch]) == (Verified(enoch, None),)
+    assert verify(note, [enoch, peter]) == (VerifiedKey(peter, None), VerifiedKey(enoch, None))
+    assert verify(note, [enoch]) == (VerifiedKey(enoch, None),)
 
 
 @pytest.mark.parametrize(("data", "keys", "signed"), GO_OPENS)
@@ -136,14 +141,14 @@ def test_the_note_of_the_specification():
         "— example.com/foo Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72IneyaQM="
     )
     key = key_of("example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k")
-    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (Verified(key, None),)
+    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (VerifiedKey(key, None),)
 
 
 def test_a_public_log_and_its_witness():
     note = parse(PUBLIC)
     arche, remora = key_of(ARCHE_KEY), key_of(REMORA_KEY)
     assert bytes(note) == PUBLIC
-    assert verify(note, [remora, arche]) == (Verified(arche, None), Verified(remora, 0x6A122120))
+    assert verify(note, [remora, arche]) == (VerifiedKey(arche, None), VerifiedKey(remora, 0x6A122120))
     grown = replace(note, text=note.text.replace("1432088532", "1432088533"))
     for key in (arche, remora):
         with pytest.raises(ProofError, match="does not fit the note"):
@@ -152,8 +157,8 @@ def test_a_public_log_and_its_witness():
 
 def test_cosignatures_cover_time_and_text():
     note = Note(TEXT, (cosign(TEXT, "w", KEY, 1795291200),))
-    key = verifier("w", Kind.COSIGNATURE, KEY)
-    assert verify(note, [key]) == (Verified(key, 1795291200),)
+    key = verifier("w", SignatureKind.COSIGNATURE, KEY)
+    assert verify(note, [key]) == (VerifiedKey(key, 1795291200),)
     (signature,) = note.signatures
     assert signature.data[:8] == (1795291200).to_bytes(8)
     KEY.public_key().verify(signature.data[8:], b"cosignature/v1\ntime 1795291200\n" + TEXT.encode())
@@ -168,7 +173,7 @@ def test_cosignatures_cover_time_and_text():
 
 
 def test_one_kind_of_signature_never_passes_for_the_other():
-    plain, timed = verifier("w", Kind.ED25519, KEY), verifier("w", Kind.COSIGNATURE, KEY)
+    plain, timed = verifier("w", SignatureKind.ED25519, KEY), verifier("w", SignatureKind.COSIGNATURE, KEY)
     assert plain.key_id != timed.key_id
     with pytest.raises(ProofError, match="none of the keys"):
         verify(Note(TEXT, (sign(TEXT, "w", KEY),)), [timed])
@@ -181,7 +186,7 @@ def test_one_kind_of_signature_never_passes_for_the_other():
 
 
 def test_unknown_keys_are_ignored_even_if_they_share_a_name_or_an_id():
-    key = verifier("a", Kind.ED25519, KEY)
+    key = verifier("a", SignatureKind.ED25519, KEY)
     good = sign(TEXT, "a", KEY)
     garbage = bytes(64)
     strangers = (
@@ -189,7 +194,7 @@ def test_unknown_keys_are_ignored_even_if_they_share_a_name_or_an_id():
         Signature("a", b"1234", garbage),
         Signature("b", key.key_id, garbage),
     )
-    assert verify(Note(TEXT, (*strangers, good)), [key]) == (Verified(key, None),)
+    assert verify(Note(TEXT, (*strangers, good)), [key]) == (VerifiedKey(key, None),)
     with pytest.raises(ProofError, match=r"none of the keys that are trusted here \(a\+"):
         verify(Note(TEXT, strangers), [key])
     with pytest.raises(ProofError, match=r"\(nobody\)"):
@@ -197,7 +202,7 @@ def test_unknown_keys_are_ignored_even_if_they_share_a_name_or_an_id():
 
 
 def test_a_bad_signature_of_a_known_key_rejects_the_note():
-    a, b = verifier("a", Kind.ED25519, KEY), verifier("b", Kind.ED25519, OTHER)
+    a, b = verifier("a", SignatureKind.ED25519, KEY), verifier("b", SignatureKind.ED25519, OTHER)
     good, also = sign(TEXT, "a", KEY), sign(TEXT, "b", OTHER)
     assert len(verify(Note(TEXT, (good, good, also)), [a, b])) == 2
     for data in (b"0", bytes(64), good.data[:-1], good.data + b"\0", also.data):
@@ -205,14 +210,14 @@ def test_a_bad_signature_of_a_known_key_rejects_the_note():
         for signatures in ((bad, also), (also, bad), (good, bad), (bad, good)):
             with pytest.raises(ProofError, match=r"signature of a\+.* does not fit the note"):
                 verify(Note(TEXT, signatures), [a, b])
-        assert verify(Note(TEXT, (bad, also)), [b]) == (Verified(b, None),)
+        assert verify(Note(TEXT, (bad, also)), [b]) == (VerifiedKey(b, None),)
 
 
 def test_two_trusted_keys_of_one_name_and_id_are_a_fault_of_ours(monkeypatch):
     monkeypatch.setattr(VerifierKey, "key_id", b"same")  # a collision of 32 bits
-    a, b = verifier("a", Kind.ED25519, KEY), verifier("a", Kind.ED25519, OTHER)
+    a, b = verifier("a", SignatureKind.ED25519, KEY), verifier("a", SignatureKind.ED25519, OTHER)
     note = Note(TEXT, (sign(TEXT, "a", KEY),))
-    assert verify(note, [a, a]) == (Verified(a, None),)
+    assert verify(note, [a, a]) == (VerifiedKey(a, None),)
     with pytest.raises(LocalError, match=r"two keys are a\+73616d65"):
         verify(note, [a, b])
 
@@ -349,7 +354,7 @@ def test_keys_of_another_kind_or_length_are_refused():
             key_of(f"a+00000000+{encoded}")
     for name in ("", "a b", "a+b", "a\u2003b", "a\nb", "a\x01b"):
         with pytest.raises(LocalError, match="key name"):
-            VerifierKey(name, Kind.ED25519, bytes(32))
+            VerifierKey(name, SignatureKind.ED25519, bytes(32))
 
 
 @pytest.mark.parametrize("text", ["", "no newline", "a\tb\n", "\ud800\n"])

@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 from support.ledgers import first, open_log
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log.checkpoint import Checkpoint, issue, origin
+from staddle.security.log.checkpoint import TreeHead, issue, origin
 from staddle.security.log.merkle import Tree, leaf_hash
-from staddle.security.log.note import MAX_NOTE, Kind, Note, Signature, VerifierKey, cosign
+from staddle.security.log.note import MAX_NOTE, Note, Signature, SignatureKind, VerifierKey, cosign
 from staddle.security.log.proof import HEADER, MAX_PROOF, Proof, prove, verify
 from staddle.security.log.segments import Reading
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
 ORIGIN = origin("lung", "hospital-a")
-LOG = VerifierKey(ORIGIN, Kind.ED25519, KEY.public_key().public_bytes_raw())
-WITNESS = VerifierKey("w", Kind.COSIGNATURE, COORDINATOR.public_key().public_bytes_raw())
+LOG = VerifierKey(ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
+WITNESS = VerifierKey("w", SignatureKind.COSIGNATURE, COORDINATOR.public_key().public_bytes_raw())
 
 LEAVES = [leaf_hash(bytes.fromhex(record)) for record in ("", "00", "10", "2021")]
 TREE = Tree(LEAVES)
-SIGNED = issue(Checkpoint(ORIGIN, 4, TREE.root()), KEY)
+SIGNED = issue(TreeHead(ORIGIN, 4, TREE.root()), KEY)
 PROOF = prove(TREE, 3, SIGNED)
 DATA = bytes(PROOF)
 
@@ -41,7 +41,7 @@ PROOFS = st.builds(Proof, st.integers(0, 2**63 - 1), HASHES, NOTES, st.binary(ma
 def test_the_example_of_the_docstring():
     assert DATA.decode() == EXAMPLE
     assert Proof.parse(DATA) == PROOF
-    assert verify(PROOF, LEAVES[3], LOG).checkpoint == Checkpoint(ORIGIN, 4, TREE.root())
+    assert verify(PROOF, LEAVES[3], LOG).checkpoint == TreeHead(ORIGIN, 4, TREE.root())
 
 
 @given(PROOFS)
@@ -56,7 +56,7 @@ def test_every_record_of_a_ledger_is_proven_and_none_in_place_of_another(tmp_pat
     records = first(tmp_path).read_bytes().splitlines()
     tree = Tree(line.hash for line in Reading(tmp_path))
     for size in (7, 11):
-        signed = issue(Checkpoint(ORIGIN, size, tree.root(size)), KEY)
+        signed = issue(TreeHead(ORIGIN, size, tree.root(size)), KEY)
         for index in range(size):
             proof = Proof.parse(bytes(prove(tree, index, signed)))
             for other, record in enumerate(records):

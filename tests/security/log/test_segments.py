@@ -10,7 +10,7 @@ from staddle.errors import LocalError
 from staddle.security.ledger.audit import verify
 from staddle.security.log import append_log as appendlog
 from staddle.security.log import head
-from staddle.security.log.checkpoint import Checkpoint, issue
+from staddle.security.log.checkpoint import TreeHead, issue
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading, segment, segments
 
@@ -78,7 +78,7 @@ def test_a_full_segment_is_followed_by_another_and_chain_and_tree_run_on(folder)
     found = list(Reading(folder))
     assert [line.seq for line in found] == list(range(11))
     assert [line.record["prev"] for line in found[1:]] == [line.leaf for line in found[:-1]]
-    stored = Checkpoint.parse(head.stored(folder).text)
+    stored = TreeHead.parse(head.stored(folder).text)
     assert (stored.size, stored.root) == (11, Tree(line.hash for line in found).root())
     assert len(lines) == 11
     filled(folder, 2)
@@ -230,7 +230,7 @@ def test_every_flipped_bit_is_found(folder, monkeypatch):
 
 
 def size_of(note):
-    return Checkpoint.parse(note.text).size
+    return TreeHead.parse(note.text).size
 
 
 def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_at_the_end(tmp_path):
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
     cosigned = signer().sign(3, root)
     cosigned = cosigned.signed_by(signer("silo-b", OTHER_KEY).sign(3, root).signatures[0])
-    extended = issue(Checkpoint(signer().origin, 3, root, ("more",)), KEY)
+    extended = issue(TreeHead(signer().origin, 3, root, ("more",)), KEY)
     for more in (cosigned, extended):
         (folder / "checkpoint").write_bytes(bytes(more))
         refused(folder, "holds more than a log writes there")

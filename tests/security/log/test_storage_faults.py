@@ -11,7 +11,7 @@ from support.ledgers import open_log, public
 from staddle.errors import LocalError
 from staddle.security.log import append_log as appendlog
 from staddle.security.log import head
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.segments import Reading, segments
 
 RECORDS = 9
@@ -31,7 +31,7 @@ def scenario(folder, promise):
         for n in range(RECORDS):
             promise(log.append({"type": "note", "n": n}).seq + 1)
             if n == 4:
-                promise(Checkpoint.parse(log.checkpoint().text).size)
+                promise(TreeHead.parse(log.checkpoint().text).size)
 
 
 def count(folder, monkeypatch):

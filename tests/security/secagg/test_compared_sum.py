@@ -166,7 +166,7 @@ def test_secrets_go_with_the_attempt_and_none_is_shown():
     done = run().finish()
     for state in done.silos.values():
         assert (state.seeds, dict(state.vectors)) == (None, {})
-    (upload,) = done.effects(s.Upload, "silo-01")
+    (upload,) = done.effects(s.UploadWords, "silo-01")
     shown = repr(upload)
     assert upload.hiding.seed.hex() not in shown
     assert repr(upload.hiding.seed) not in shown

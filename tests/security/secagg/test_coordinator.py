@@ -96,7 +96,7 @@ def test_the_keys_of_another_silo(run):
     silo, victim = event.bundle.silo, next(iter(state.bundles))
     seeds = run.before[victim, "KeysTold"][0].seeds
     copied = make_bundle(state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo))
-    after, (refused, *_) = machine.advance(state, c.KeysGiven(copied, event.keys))
+    after, (refused, *_) = machine.advance(state, c.KeysUploaded(copied, event.keys))
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
 
@@ -139,9 +139,9 @@ def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     dealing = replace(run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b"")
     dealing = replace(dealing, signature=signer(LIAR)(SECAGG_DEALING, dealing.payload(state.ctx)))
     state = replace(state, dealings={}, portions={})
-    after, (refused, *_) = machine.advance(state, c.SharesGiven(dealing, portions))
+    after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.dealings) == (LIAR, "SHARES", {})
-    honest, _ = machine.advance(state, c.SharesGiven(run.state.dealings[LIAR], run.state.portions[LIAR]))
+    honest, _ = machine.advance(state, c.SharesUploaded(run.state.dealings[LIAR], run.state.portions[LIAR]))
     assert list(honest.dealings) == [LIAR]
 
 
@@ -219,11 +219,13 @@ def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
     (honest,) = LYING.effects(s.SendReveal, LIAR)
     reveal = lying_reveal(change)(honest).reveal
     after, (refused, *_) = machine.advance(
-        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealGiven(reveal)
+        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(reveal)
     )
     assert (refused.silo, refused.code) == (LIAR, "REVEAL")
     assert (after.reveals, LIAR in after.failed) == ({}, True)
-    taken, _ = machine.advance(replace(state, survivals={**state.survivals, LIAR: None}), c.RevealGiven(honest.reveal))
+    taken, _ = machine.advance(
+        replace(state, survivals={**state.survivals, LIAR: None}), c.RevealUploaded(honest.reveal)
+    )
     assert list(taken.reveals) == [LIAR]
 
 
@@ -343,8 +345,8 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
 
 def test_a_stale_deadline_changes_nothing(run):
     state, _ = run.before["coordinator", "Uploaded"]
-    assert machine.advance(state, c.Deadline("keys")) == (state, ())
-    assert machine.advance(run.state, c.Deadline("done")) == (run.state, ())
+    assert machine.advance(state, c.AttemptDeadline("keys")) == (state, ())
+    assert machine.advance(run.state, c.AttemptDeadline("done")) == (run.state, ())
     assert machine.advance(run.state, c.OpenFailed("late")) == (run.state, ())
 
 
@@ -356,7 +358,7 @@ def test_who_signs_late_may_still_reveal_in_the_place_of_another():
         if not run.queue:
             break
         to, event = run.queue.pop(0)
-        if isinstance(event, c.SurvivalGiven) and event.survival.silo == LIAR and not late:
+        if isinstance(event, c.SurvivalUploaded) and event.survival.silo == LIAR and not late:
             late.append((to, event))
             continue
         run.deliver(to, event)
@@ -369,15 +371,15 @@ def test_who_signs_late_may_still_reveal_in_the_place_of_another():
 
 def test_silos_that_fail_close_a_stage_or_end_the_attempt():
     run = Run(attempt(5), ones(FIVE))
-    state, effects = machine.advance(run.state, c.Failed(FIVE[0], "lost"))
+    state, effects = machine.advance(run.state, c.SiloDropped(FIVE[0], "lost"))
     assert (state.stage, effects) == ("keys", ())
-    assert machine.advance(state, c.Failed(FIVE[0], "again")) == (state, ())
-    assert machine.advance(state, c.Failed("silo-99", "lost")) == (state, ())
-    state, effects = machine.advance(state, c.Failed(FIVE[1], "lost"))
+    assert machine.advance(state, c.SiloDropped(FIVE[0], "again")) == (state, ())
+    assert machine.advance(state, c.SiloDropped("silo-99", "lost")) == (state, ())
+    state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
     for silo in FIVE[2:]:
-        state, effects = machine.advance(state, c.Failed(silo, "lost"))
+        state, effects = machine.advance(state, c.SiloDropped(silo, "lost"))
     assert state.stage == "ended"
-    assert [(e.code, e.blame) for e in effects if isinstance(e, c.End)] == [("TOO_FEW", "")]
+    assert [(e.code, e.blame) for e in effects if isinstance(e, c.EndAttempt)] == [("TOO_FEW", "")]
     assert not [e for e in effects if isinstance(e, c.AskAbandon)]
     assert state.notes_missing == 0  # no masked byte was asked for: another attempt may follow at once
     run = Run(attempt(5), ones(FIVE), drops=dict.fromkeys(FIVE[:2], "SendShares")).finish()
@@ -386,15 +388,15 @@ def test_silos_that_fail_close_a_stage_or_end_the_attempt():
 
 def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
     state, event = run.before["coordinator", "KeysGiven"]  # the last of five: four are in
-    dropped, _ = machine.advance(state, c.Failed(event.bundle.silo, "lost"))
+    dropped, _ = machine.advance(state, c.SiloDropped(event.bundle.silo, "lost"))
     assert (dropped.stage, len(dropped.u1)) == ("shares", 4)
     first = next(iter(state.bundles))
-    dropped, _ = machine.advance(state, c.Failed(first, "lost"))
+    dropped, _ = machine.advance(state, c.SiloDropped(first, "lost"))
     after, _ = machine.advance(dropped, event)
     assert after.u1 == tuple(silo for silo in FIVE if silo != first)
     open_, event = run.before["coordinator", "SurvivalGiven"]
     open_ = replace(open_, survivals={})
-    dropped, _ = machine.advance(open_, c.Failed(event.survival.silo, "lost"))
+    dropped, _ = machine.advance(open_, c.SiloDropped(event.survival.silo, "lost"))
     after, (refused,) = machine.advance(dropped, event)
     assert (after, refused.code) == (dropped, "ORDER")
 
@@ -438,10 +440,10 @@ def test_two_broken_batches_of_four_end_the_attempt():
 def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, name):
     state = replace(run.before["coordinator", name][0], reveals={})
     state = replace(state, survivals={}) if name == "SurvivalGiven" else state
-    state, effects = machine.advance(state, c.Failed(FIVE[0], "lost"))
+    state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
-    state, effects = machine.advance(state, c.Failed(FIVE[1], "lost"))
-    assert (state.stage, [e.code for e in effects if isinstance(e, c.End)]) == ("ended", ["TOO_FEW"])
+    state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
+    assert (state.stage, [e.code for e in effects if isinstance(e, c.EndAttempt)]) == ("ended", ["TOO_FEW"])
 
 
 # Abandoned attempts.
@@ -467,8 +469,8 @@ def test_a_note_that_does_not_hold_does_not_count(run):
         make_abandon(state.ctx, "silo-99", signer("silo-99")),
         make_abandon(state.ctx, LIAR, signer(FIVE[0])),
     ):
-        assert machine.advance(state, c.AbandonGiven(note)) == (state, ())
-    after, _ = machine.advance(state, c.AbandonGiven(make_abandon(state.ctx, LIAR, signer(LIAR))))
+        assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
+    after, _ = machine.advance(state, c.AbandonUploaded(make_abandon(state.ctx, LIAR, signer(LIAR))))
     assert (sorted(after.notes), after.failed) == ([LIAR], {LIAR: "ABANDON"})
 
 
@@ -476,7 +478,7 @@ def test_a_note_of_who_is_not_in_u1_does_not_count():
     run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}).finish()
     state, _ = run.before["coordinator", "Uploaded"]
     note = make_abandon(state.ctx, LIAR, signer(LIAR))
-    assert machine.advance(state, c.AbandonGiven(note)) == (state, ())
+    assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
 
 
 def test_another_attempt_follows_with_the_notes_of_the_first():
@@ -500,7 +502,7 @@ def test_a_cohort_that_no_silo_would_join_is_not_asked():
 
 def test_values_that_cannot_be_sent_end_at_the_silo():
     values = ones(FIVE)
-    values[LIAR] = [masked_sum.Given(np.full(20, np.nan))]
+    values[LIAR] = [masked_sum.GroupValues(np.full(20, np.nan))]
     with pytest.raises(LocalError, match="NaN"):
         Run(attempt(5), values).finish()
 

@@ -73,7 +73,7 @@ def test_the_next_attempt_without_the_dealer_has_the_sum_of_all_others():
     first = with_rubbish().finish()
     assert first.state.notes_missing == 0
     second = Run(attempt(5, 1), ones(FIVE), memories=first.memories, notes=tuple(first.state.notes.values()), seed=1)
-    second.deliver("coordinator", c.Failed(DEALER, "MISDEALT"))
+    second.deliver("coordinator", c.SiloDropped(DEALER, "MISDEALT"))
     second.finish()
     assert second.state.u3 == REST
     assert second.opened[0].total[0] == (1 + 3 + 4 + 5) / 16
@@ -116,7 +116,7 @@ FALSE = {
 
 @pytest.mark.parametrize("complaint", FALSE.values(), ids=FALSE)
 def test_a_complaint_that_does_not_hold_names_who_complains_and_the_others_go_on(complaint):
-    after, effects = machine.advance(MASKED, c.ComplaintGiven(complaint))
+    after, effects = machine.advance(MASKED, c.ComplaintUploaded(complaint))
     (refused,) = effects
     assert (refused.silo, refused.code) == (VICTIM, "COMPLAINT")
     assert (after.stage, after.failed) == ("masked", {VICTIM: "COMPLAINT"})
@@ -126,7 +126,7 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
     run = Run(attempt(5), ones(FIVE), seed=4)
 
     def alter(silo, effect):
-        if silo != VICTIM or not isinstance(effect, s.Upload):
+        if silo != VICTIM or not isinstance(effect, s.UploadWords):
             return effect
         state = run.silos[silo]
         key = receiving_seed(state.seeds.receiving, state.ctx, silo, DEALER)
@@ -141,10 +141,10 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
 @pytest.mark.parametrize("name", ["KeysGiven", "SharesGiven", "SurvivalGiven", "RevealGiven"])
 def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
     state, _ = HONEST.before["coordinator", name]
-    after, (refused,) = machine.advance(state, c.ComplaintGiven(complain(VICTIM, DEALER)))
+    after, (refused,) = machine.advance(state, c.ComplaintUploaded(complain(VICTIM, DEALER)))
     assert (after, refused.code) == (state, "ORDER")
     uploaded = replace(MASKED, headers={VICTIM: None})  # it has masked what it was dealt
-    after, (refused,) = machine.advance(uploaded, c.ComplaintGiven(complain(VICTIM, DEALER)))
+    after, (refused,) = machine.advance(uploaded, c.ComplaintUploaded(complain(VICTIM, DEALER)))
     assert (after, refused.code) == (uploaded, "ORDER")
 
 
@@ -267,7 +267,7 @@ def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
     portions = tuple(replace(each, key=wrong) if each.holder == victim else each for each in event.portions)
     dealing = replace(event.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b"")
     dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
-    after, (refused, *_) = machine.advance(state, c.SharesGiven(dealing, portions))
+    after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.failed) == (dealer, "SHARES", {dealer: "SHARES"})
 
 
@@ -283,7 +283,7 @@ def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
     dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx)))
     changed = list(event.deliveries)
     changed[place] = deliver(dealing, portions)[FIVE.index(VICTIM)]
-    _, (end,) = silo_machine.advance(state, s.SharesTold(tuple(changed)))
+    _, (end,) = silo_machine.advance(state, s.SharesReceived(tuple(changed)))
     assert (end.code, end.blame) == ("SHARES", "coordinator")
     assert "key which it never gave" in end.why
 
@@ -295,7 +295,7 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
     def given(changed):
         bundle = replace(event.bundle, receiving=key_root(changed) if changed else bytes(32), signature=b"")
         bundle = replace(bundle, signature=signer(giver)(SECAGG_KEYS, bundle.payload(state.ctx)))
-        return c.KeysGiven(bundle, tuple(changed))
+        return c.KeysUploaded(bundle, tuple(changed))
 
     for wrong in (
         given(()),
@@ -305,7 +305,7 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         given((replace(keys[0], dealer="silo-99"), *keys[1:])),
         given((replace(keys[0], dealer=giver), *keys[1:])),
         given((replace(keys[0], public=b"short"), *keys[1:])),
-        c.KeysGiven(event.bundle, (*keys[:3], replace(keys[3], public=public_key(b"x" * 32)))),
+        c.KeysUploaded(event.bundle, (*keys[:3], replace(keys[3], public=public_key(b"x" * 32)))),
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)

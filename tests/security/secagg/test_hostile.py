@@ -131,13 +131,13 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)
-    after, effects = coordinator.advance(state, c.ComplaintGiven(complaint))
+    after, effects = coordinator.advance(state, c.ComplaintUploaded(complaint))
     assert (effects[0].silo, effects[0].code) == (silo, "COMPLAINT")
     assert {name: code for name, code in after.failed.items() if code != "lost"} == {silo: "COMPLAINT"}
 
 
 def test_what_an_end_says_names_no_secret():
     state, event = RUN.before[FIVE[0], "NotesTold"]
-    _, (end,) = machine.advance(state, s.NotesTold(event.survivals[:1]))
+    _, (end,) = machine.advance(state, s.NotesReceived(event.survivals[:1]))
     held = [secret for each in state.held.values() for secret in (each.own.share, each.own.salt, each.pair.share)]
     assert not [secret for secret in held if secret.hex() in end.why or repr(secret) in end.why]

@@ -12,7 +12,7 @@ from staddle.security.identity.domains import SECAGG_TAG, framed
 from staddle.security.identity.pairwise_keys import derive
 from staddle.security.secagg import linear_tags as tags
 from staddle.security.secagg import masked_sum
-from staddle.security.secagg.linear_tags import PRIME, Padded, Tagger, combine, decoded
+from staddle.security.secagg.linear_tags import PRIME, Tagger, TagPads, combine, decoded
 from staddle.security.secagg.spec import specify
 
 FOUR = names(4)
@@ -232,11 +232,11 @@ def test_weighted_sums_of_vectors_of_several_contexts(data):
     vectors = {silo: data.draw(numbers) for silo in FOUR}
     sent = {s: tagged(np.array(v, "<i8").view("<u8")).padded(KEY, contexts[s], s) for s, v in vectors.items()}
     total = [sum(weights[silo] * vectors[silo][k] for silo in FOUR) for k in range(5)]
-    mine, summed = tagged(np.array(total, "<i8").view("<u8")), [Padded(s, contexts[s], weights[s]) for s in FOUR]
+    mine, summed = tagged(np.array(total, "<i8").view("<u8")), [TagPads(s, contexts[s], weights[s]) for s in FOUR]
     combined = combine(sent, 1, weights)
     mine.check_weighted(combined, KEY, summed)
-    other = [Padded(FOUR[0], contexts[FOUR[0]], weights[FOUR[0]] + 1), *summed[1:]]
-    elsewhere = [Padded(FOUR[0], b"x" * 32, 1 + weights[FOUR[0]]), *summed[1:]]
+    other = [TagPads(FOUR[0], contexts[FOUR[0]], weights[FOUR[0]] + 1), *summed[1:]]
+    elsewhere = [TagPads(FOUR[0], b"x" * 32, 1 + weights[FOUR[0]]), *summed[1:]]
     shifted = tagged(np.array([total[0] + 1, *total[1:]], "<i8").view("<u8"))
     for tagger, wrong in ((mine, other), (mine, elsewhere), (shifted, summed)):
         with pytest.raises(RefusedError, match="was altered"):
@@ -268,8 +268,8 @@ def test_tags_of_masked_uploads_fit_the_opened_sum():
     accumulator, sent = masked_sum.Accumulator(spec), {}
     for i, silo in enumerate(FOUR):
         values = [
-            masked_sum.Given(np.linspace(-8, 8, 20)),
-            masked_sum.Given(np.full(24, 1.5 * i), np.array([2.0, 0.0, 12.0])),
+            masked_sum.GroupValues(np.linspace(-8, 8, 20)),
+            masked_sum.GroupValues(np.full(24, 1.5 * i), np.array([2.0, 0.0, 12.0])),
         ]
         tagger = Tagger(KEY, spec.context(), 2)
         term = Term(bytes([i]) * 32)

@@ -11,7 +11,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.security.arithmetic import fixedpoint
 from staddle.security.arithmetic.masks import Term, pair_term
 from staddle.security.secagg import masked_sum
-from staddle.security.secagg.masked_sum import Accumulator, Chunk, Given, chunks
+from staddle.security.secagg.masked_sum import Accumulator, GroupChunk, GroupValues, chunks
 from staddle.security.secagg.spec import specify
 
 FOUR = names(4)
@@ -46,11 +46,11 @@ def opened(spec, values, survivors, seed=0):
 
 def test_chunks_are_those_of_the_docstring():
     spec = specify(frame(), FOUR, 0)
-    assert list(chunks(spec)) == [Chunk(0, 0, 0, 0, 15, 1), Chunk(0, 1, 16, 15, 5, 4)]
+    assert list(chunks(spec)) == [GroupChunk(0, 0, 0, 0, 15, 1), GroupChunk(0, 1, 16, 15, 5, 4)]
     assert masked_sum.upload_bytes(spec) == 4 * 25
     for elements, expected in (
-        (12, [Chunk(0, 0, 0, 0, 12, 4)]),
-        (15, [Chunk(0, 0, 0, 0, 15, 1), Chunk(0, 1, 16, 15, 0, 4)]),
+        (12, [GroupChunk(0, 0, 0, 0, 12, 4)]),
+        (15, [GroupChunk(0, 0, 0, 0, 15, 1), GroupChunk(0, 1, 16, 15, 0, 4)]),
     ):
         assert list(chunks(specify(frame(groups=(group(elements=elements),)), FOUR, 0))) == expected
 
@@ -93,9 +93,9 @@ def test_every_mode_and_ring_gives_the_plain_sum(data):
     rows = {s: random.choice([0.0, 2.0, 7.0, 12.0], 3) for s in silos}
     values = {
         s: [
-            *(Given(random.uniform(-8, 8, g.elements).astype(np.float32)) for g in groups[:2]),
-            Given(random.uniform(-8, 8, 40), np.array([float(counts[s])])),
-            Given(random.uniform(-8, 8, 24), rows[s]),
+            *(GroupValues(random.uniform(-8, 8, g.elements).astype(np.float32)) for g in groups[:2]),
+            GroupValues(random.uniform(-8, 8, 40), np.array([float(counts[s])])),
+            GroupValues(random.uniform(-8, 8, 24), rows[s]),
         ]
         for s in silos
     }
@@ -121,11 +121,11 @@ def test_every_mode_and_ring_gives_the_plain_sum(data):
 def test_the_mean_is_row_by_row_and_zero_without_weight():
     words = np.array([2, 4, 9, 9], "<u4")
     for pieces in (((0, words),), ((0, words[:1]), (1, words[1:3]), (3, words[3:]))):
-        sums = masked_sum.Opened(4, 32, 1, 3.0, np.array([2.0, 0.0]), pieces)
+        sums = masked_sum.OpenedGroup(4, 32, 1, 3.0, np.array([2.0, 0.0]), pieces)
         assert sums.total.tolist() == [3.0, 6.0, 13.5, 13.5]
         assert sums.mean().tolist() == [1.5, 3.0, 0.0, 0.0]
         assert (sums.mean().dtype, sums.mean(np.float64).dtype) == (np.float32, np.float64)
-        whole = masked_sum.Opened(4, 32, 1, 3.0, np.array([4.0]), pieces)
+        whole = masked_sum.OpenedGroup(4, 32, 1, 3.0, np.array([4.0]), pieces)
         assert whole.mean().tolist() == [0.75, 1.5, 3.375, 3.375]
 
 
@@ -134,7 +134,9 @@ def test_the_mean_is_row_by_row_and_zero_without_weight():
 def test_the_mean_may_take_the_memory_of_the_words(ring, dtype, rows):
     elements, random = 7 * (fixedpoint.BLOCK // 4), np.random.default_rng(5)
     words = random.integers(0, 2**ring, elements + rows, dtype=np.uint64).astype(fixedpoint.WORD[ring])  # weights too
-    sums = masked_sum.Opened(elements, ring, 20, 3.0, np.arange(rows) + 2.0, ((0, words[:9]), (9, words[9:elements])))
+    sums = masked_sum.OpenedGroup(
+        elements, ring, 20, 3.0, np.arange(rows) + 2.0, ((0, words[:9]), (9, words[9:elements]))
+    )
     apart, numbers = sums.mean(dtype), words[:elements].view(fixedpoint.SIGNED[ring]).astype(float) * 2.0**-20
     exact = (numbers.reshape(rows, -1) * (3.0 / (np.arange(rows) + 2.0))[:, None]).reshape(-1).astype(dtype)
     assert apart.tobytes() == exact.tobytes()
@@ -144,7 +146,7 @@ def test_the_mean_may_take_the_memory_of_the_words(ring, dtype, rows):
 
 
 def test_any_chunk_size_gives_the_same_sum():
-    values = {s: [Given(np.linspace(-8, 8, 500) * (i + 1) / 4)] for i, s in enumerate(FOUR)}
+    values = {s: [GroupValues(np.linspace(-8, 8, 500) * (i + 1) / 4)] for i, s in enumerate(FOUR)}
     own = frame(groups=(group("g", 500),))
     found = [
         opened(specify(replace(own, chunk_bytes=size), FOUR, 0), values, FOUR)[0].total for size in (64, 448, 8192)
@@ -159,14 +161,14 @@ def test_pieces_give_the_words_of_the_whole():
     whole, other = np.linspace(-8, 8, 21), np.ones(5)
     for cuts in ([], [0, 7, 7, 20], range(22)):
         pieces = tuple(np.split(whole, cuts))
-        values = [Given(pieces), Given((other,))]
+        values = [GroupValues(pieces), GroupValues((other,))]
         assert masked_sum.check_given(spec, values) == (0, 0)
-        assert upload(spec, FOUR[0], values, []) == upload(spec, FOUR[0], [Given(whole), Given(other)], [])
+        assert upload(spec, FOUR[0], values, []) == upload(spec, FOUR[0], [GroupValues(whole), GroupValues(other)], [])
 
 
 def test_values_at_the_clip_saturate_when_allowed():
     spec = specify(frame(groups=(group("g", 2),)), FOUR, 0)
-    values = [Given(np.array([8.0, 9.0]))]
+    values = [GroupValues(np.array([8.0, 9.0]))]
     with pytest.raises(LocalError, match="above its clip"):
         masked_sum.check_given(spec, values)
     assert masked_sum.check_given(spec, values, saturate=True) == (1,)
@@ -183,7 +185,7 @@ def test_masks_that_do_not_come_off_are_noticed(wrong):
     own, pair = keys(FOUR, Drawn(0))
     accumulator = Accumulator(spec)
     for silo in FOUR[:3]:
-        accumulator.add(upload(spec, silo, [Given(np.ones(20))], terms_of(silo, FOUR, own, pair)))
+        accumulator.add(upload(spec, silo, [GroupValues(np.ones(20))], terms_of(silo, FOUR, own, pair)))
     terms = left(FOUR[:3], FOUR, own, pair)
     changed = {
         "missing": terms[1:],
@@ -199,7 +201,7 @@ def test_masks_that_do_not_come_off_are_noticed(wrong):
 
 def test_two_contexts_or_two_chunks_have_other_canaries():
     spec = specify(frame(), FOUR, 0)
-    chunk = Chunk(0, 0, 0, 0, 15, 4)
+    chunk = GroupChunk(0, 0, 0, 0, 15, 4)
     found = [
         masked_sum.canaries(spec.context(), chunk, 32),
         masked_sum.canaries(specify(frame(), FOUR, 1).context(), chunk, 32),
@@ -221,21 +223,21 @@ def test_what_is_not_for_the_specification_is_refused():
     Accumulator(spec).add(good)
     for wrong, why in (
         ([], "values for 0 groups"),
-        ([Given(np.ones(20), np.ones(1))], "its weights are equal"),
-        ([Given(np.full(20, np.nan))], "NaN"),
+        ([GroupValues(np.ones(20), np.ones(1))], "its weights are equal"),
+        ([GroupValues(np.full(20, np.nan))], "NaN"),
     ):
         with pytest.raises(LocalError, match=why):
             masked_sum.check_given(spec, wrong)
     private = specify(frame(groups=(group(weights="private", weight_most=2, weight_least=1),)), FOUR, 0)
     with pytest.raises(LocalError, match="its weights are private"):
-        masked_sum.check_given(private, [Given(np.ones(20))])
+        masked_sum.check_given(private, [GroupValues(np.ones(20))])
     with pytest.raises(LocalError, match="not between"):
-        masked_sum.check_given(private, [Given(np.ones(20), np.array([3.0]))])
+        masked_sum.check_given(private, [GroupValues(np.ones(20), np.array([3.0]))])
 
 
 def test_two_uploads_of_the_same_values_are_unrelated():
     spec = specify(frame(groups=(group("g", 50_000),), chunk_bytes=1 << 20), FOUR, 0)
-    values = [Given(np.ones(50_000))]
+    values = [GroupValues(np.ones(50_000))]
     one, other = (
         np.frombuffer(b"".join(upload(spec, FOUR[0], values, terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(seed))))), "<u4")
         for seed in (1, 2)
@@ -249,7 +251,7 @@ def test_two_uploads_of_the_same_values_are_unrelated():
 def test_a_silo_holds_a_chunk_whatever_the_size_of_its_upload():
     size = 4_000_000  # 16 MB
     spec = specify(frame(groups=(group("g", size),), chunk_bytes=1 << 20), FOUR, 0)
-    values = [Given(np.ones(size, np.float32))]
+    values = [GroupValues(np.ones(size, np.float32))]
     terms = terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(0)))
     tracemalloc.start()
     try:
@@ -265,7 +267,7 @@ def test_a_silo_holds_a_chunk_whatever_the_size_of_its_upload():
 def test_the_coordinator_holds_the_sum_and_the_mean():
     size = 2_000_000
     spec = specify(frame(groups=(group("g", size),), chunk_bytes=1 << 20), FOUR, 0)
-    values = [Given(np.full(size, 0.5, np.float32))]
+    values = [GroupValues(np.full(size, 0.5, np.float32))]
     uploads = {s: upload(spec, s, values, [Term(bytes([i]) * 32)]) for i, s in enumerate(FOUR)}
     tracemalloc.start()
     try:
@@ -299,7 +301,7 @@ def bounded(kind, value, share=1.0):
     own, most = BOUNDED[kind]
     spec = specify(frame(groups=(own,), counts=tuple((silo, 50) for silo in FOUR)), FOUR, 0)
     weights = np.full(own.rows, max(most * share, own.weight_least), float) if own.weights == "private" else None
-    return spec, {silo: [Given(np.full(own.elements, value * own.clip), weights)] for silo in FOUR}
+    return spec, {silo: [GroupValues(np.full(own.elements, value * own.clip), weights)] for silo in FOUR}
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.0])
@@ -316,7 +318,7 @@ def test_a_row_that_no_silo_has_is_within_the_bounds():
     own, _ = BOUNDED["rows"]
     spec = specify(frame(groups=(own,)), FOUR, 0)
     weights = np.array([0.0, 900, 0, 1])
-    (found,) = opened(spec, {silo: [Given(np.zeros(20), weights)] for silo in FOUR}, FOUR)
+    (found,) = opened(spec, {silo: [GroupValues(np.zeros(20), weights)] for silo in FOUR}, FOUR)
     assert found.weight == pytest.approx([0, 3600, 0, 4])
 
 
@@ -346,6 +348,6 @@ def test_a_number_that_no_values_add_up_to_is_refused(kind, place, sign, monkeyp
 def test_a_weight_that_no_silo_may_have_is_refused(kind, weight, monkeypatch):
     spec, values = bounded(kind, 0.0, 0.5)
     monkeypatch.setattr(masked_sum, "check_weights", lambda *_: None)
-    values[FOUR[0]] = [Given(np.zeros(20), np.full(spec.groups[0].rows, weight - 3 * 450))]
+    values[FOUR[0]] = [GroupValues(np.zeros(20), np.full(spec.groups[0].rows, weight - 3 * 450))]
     with pytest.raises(RefusedError, match=r"has weights from .* that 4 silos within its clip cannot give"):
         opened(spec, values, FOUR)

@@ -147,7 +147,7 @@ def test_signing_and_abandoning_exclude_each_other():
 
 def test_a_restarted_silo_abandons_its_newest_attempt_unless_it_signed():
     of = spec(3, 0)
-    party = machine.Party(FIVE[0], SIGNERS, Terms(), signer(FIVE[0]), Drawn(0))
+    party = machine.Participant(FIVE[0], SIGNERS, Terms(), signer(FIVE[0]), Drawn(0))
     memory = entered(of).uploading(of, FIVE)
     after, note = machine.abandon_remembered(party, memory, of.context())
     assert after.abandoned

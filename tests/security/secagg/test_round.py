@@ -88,8 +88,8 @@ def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     values = {
         silo: [
-            masked_sum.Given(random.normal(0, 2, 20).clip(-8, 8).astype(np.float32)),
-            masked_sum.Given(random.integers(0, 2**20, 3).astype(np.float64)),
+            masked_sum.GroupValues(random.normal(0, 2, 20).clip(-8, 8).astype(np.float32)),
+            masked_sum.GroupValues(random.integers(0, 2**20, 3).astype(np.float64)),
         ]
         for silo in silos
     }

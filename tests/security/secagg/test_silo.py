@@ -16,14 +16,14 @@ from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
-from staddle.security.secagg.dealing import PAIR, SELF, Held, HeldShare, deal, deliver, distinct_keys, make_bundle
+from staddle.security.secagg.dealing import PAIR, SELF, HeldShare, HeldShares, deal, deliver, distinct_keys, make_bundle
 from staddle.security.secagg.messages import Sets, Survival, make_header, make_survival, set_digest
 from staddle.security.secagg.receiving_keys import deliver_keys, key_root, receiving_keys
 from staddle.security.secagg.spec import Terms, specify
 
 FIVE = names(5)
 ME, LOST = FIVE[0], FIVE[4]
-SENT = (s.SendKeys, s.SendShares, s.Upload, s.SendHeader, s.SendSurvival, s.SendReveal)
+SENT = (s.SendKeys, s.SendShares, s.UploadWords, s.SendHeader, s.SendSurvival, s.SendReveal)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def swapped(items, index, item):
 def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
     state, event = before(run, "KeysTold")
     mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator"))
-    assert ended(state, s.KeysTold(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
+    assert ended(state, s.KeysReceived(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
     for changed in (
         replace(event.bundles[1], seal=public_key(b"x" * 32)),
         replace(event.bundles[1], mask=public_key(b"x" * 32)),
@@ -74,13 +74,13 @@ def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
         replace(event.bundles[1], seal=b""),
         replace(event.bundles[1], silo=FIVE[2]),
     ):
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, changed), event.keys)) == by_coordinator("KEYS")
+        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, changed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_keys_of_another_attempt(run, other):
     state, event = before(run, "KeysTold")
     replayed = before(other, "KeysTold")[1].bundles[1]
-    assert ended(state, s.KeysTold(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
+    assert ended(state, s.KeysReceived(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
@@ -94,7 +94,7 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
         bundles[1:],
         swapped(bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))),
     ):
-        assert ended(state, s.KeysTold(changed, event.keys)) == by_coordinator("KEYS")
+        assert ended(state, s.KeysReceived(changed, event.keys)) == by_coordinator("KEYS")
 
 
 def test_one_key_in_two_places(run):
@@ -103,7 +103,7 @@ def test_one_key_in_two_places(run):
     for seeds in ((victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32), (b"1" * 32, b"1" * 32)):
         twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, twin), event.keys)) == by_coordinator("KEYS")
+        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, twin), event.keys)) == by_coordinator("KEYS")
 
 
 def test_a_key_of_low_order(run):
@@ -111,7 +111,7 @@ def test_a_key_of_low_order(run):
     for field in ("seal", "mask"):
         bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
         signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-        assert ended(state, s.KeysTold(swapped(event.bundles, 1, signed), event.keys)) == by_coordinator("KEYS")
+        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, signed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
@@ -131,7 +131,7 @@ def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
         (replace(first, proof=second.proof), second, *rest),
         (replace(first, proof=first.proof[1:]), second, *rest),
     ):
-        assert ended(state, s.KeysTold(event.bundles, tuple(changed))) == by_coordinator("KEYS")
+        assert ended(state, s.KeysReceived(event.bundles, tuple(changed))) == by_coordinator("KEYS")
 
 
 def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
@@ -142,16 +142,16 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
     bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
     bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-    brought = s.KeysTold(swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:]))
+    brought = s.KeysReceived(swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:]))
     assert ended(state, brought) == by_coordinator("KEYS")
 
 
 def test_too_few_gave_keys(run):
     state, event = before(run, "KeysTold")
-    assert machine.advance(state, s.KeysTold(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
-    assert ended(state, s.KeysTold(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
+    assert machine.advance(state, s.KeysReceived(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
+    assert ended(state, s.KeysReceived(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
-    assert ended(strict, s.KeysTold(event.bundles[:4], event.keys[:3])) == by_coordinator("KEYS")
+    assert ended(strict, s.KeysReceived(event.bundles[:4], event.keys[:3])) == by_coordinator("KEYS")
 
 
 # Shares.
@@ -177,13 +177,13 @@ def redealt(run, dealer, **fields):
 
 def told(run, index, delivery):
     state, event = before(run, "SharesTold")
-    return ended(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+    return ended(state, s.SharesReceived(swapped(event.deliveries, index, delivery)))
 
 
 def complained(run, index, delivery):
     """What a silo says of a portion that is rubbish, and how its attempt ends."""
     state, event = before(run, "SharesTold")
-    after, (sent, end) = machine.advance(state, s.SharesTold(swapped(event.deliveries, index, delivery)))
+    after, (sent, end) = machine.advance(state, s.SharesReceived(swapped(event.deliveries, index, delivery)))
     assert (after.stage, after.seeds, after.held) == ("ended", None, {})
     return sent.complaint, (end.code, end.blame)
 
@@ -243,25 +243,25 @@ def test_an_honest_redealing_is_accepted(run):
     """The attacks above fail for what they say, and not for how the test makes them."""
     state, event = before(run, "SharesTold")
     fresh = redealt(run, FIVE[1])
-    assert machine.advance(state, s.SharesTold(swapped(event.deliveries, 1, fresh)))[0].stage == "uploading"
+    assert machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, fresh)))[0].stage == "uploading"
     same = signed_portion(run, FIVE[1], lambda p: p)
-    assert machine.advance(state, s.SharesTold(swapped(event.deliveries, 1, same)))[0].stage == "uploading"
+    assert machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, same)))[0].stage == "uploading"
 
 
 def test_u2_without_us_too_small_or_not_of_u1(run):
     state, event = before(run, "SharesTold")
     d = event.deliveries
-    assert machine.advance(state, s.SharesTold(d[:4]))[0].stage == "uploading"
+    assert machine.advance(state, s.SharesReceived(d[:4]))[0].stage == "uploading"
     stranger = replace(d[4], dealing=replace(d[4].dealing, dealer="silo-99"))
     for changed in (d[1:], d[:3], (*d, d[4]), (d[1], d[0], *d[2:]), swapped(d, 4, stranger)):
-        assert ended(state, s.SharesTold(changed)) == by_coordinator("SHARES")
+        assert ended(state, s.SharesReceived(changed)) == by_coordinator("SHARES")
 
 
 def test_two_u2_give_masks_that_do_not_cancel(run):
     """H(U2) is in each mask's key: silos that were told different sets share no masks."""
     state, event = before(run, "SharesTold")
     theirs, told_them = before(run, "SharesTold", FIVE[1])
-    _, effects = machine.advance(state, s.SharesTold(event.deliveries[:4]))
+    _, effects = machine.advance(state, s.SharesReceived(event.deliveries[:4]))
     _, other_effects = machine.advance(theirs, told_them)
     keys = {term.key for effect in effects for term in getattr(effect, "terms", ())}
     other_keys = {term.key for effect in other_effects for term in getattr(effect, "terms", ())}
@@ -301,7 +301,7 @@ def test_headers_that_do_not_hold(run, other):
         replace(event.headers[1], length=-1),
         before(other, "SurvivorsTold")[1].headers[1],
     ):
-        assert ended(state, s.SurvivorsTold(swapped(event.headers, 1, changed))) == by_coordinator("UPLOAD")
+        assert ended(state, s.SurvivorsReceived(swapped(event.headers, 1, changed))) == by_coordinator("UPLOAD")
 
 
 def test_survivors_without_us_too_few_or_not_of_u2(run):
@@ -311,16 +311,16 @@ def test_survivors_without_us_too_few_or_not_of_u2(run):
     ours = make_header(state.ctx, ME, h[0].h_u2, h[0].length, bytes(32), b"", signer(ME))
     fifth = make_header(state.ctx, "silo-99", h[0].h_u2, h[0].length, bytes(32), b"", signer("silo-99"))
     for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
-        assert ended(state, s.SurvivorsTold(changed)) == by_coordinator("SURVIVORS")
+        assert ended(state, s.SurvivorsReceived(changed)) == by_coordinator("SURVIVORS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_honest=4)))
     assert ended(strict, event) == by_coordinator("SURVIVORS")
 
 
 def test_a_second_set_of_survivors(run):
     state, event = before(run, "NotesTold")
-    first = s.SurvivorsTold(state.headers)
+    first = s.SurvivorsReceived(state.headers)
     assert machine.advance(state, first) == (state, ())
-    assert ended(state, s.SurvivorsTold(first.headers[:3])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.SurvivorsReceived(first.headers[:3])) == by_coordinator("EQUIVOCATION")
     assert event.survivals
 
 
@@ -344,7 +344,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
         (*notes, Survival(FIVE[3], notes[3].signature)),
         (*notes, make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST))),
     ):
-        assert ended(state, s.NotesTold(changed)) == by_coordinator("NOTES")
+        assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
 
 @pytest.mark.parametrize("field", ["h_u1", "h_u2", "h_u3"])
@@ -352,7 +352,7 @@ def test_a_signature_binds_every_set(run, field):
     state, event = before(run, "NotesTold")
     sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
     wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
-    assert ended(state, s.NotesTold(swapped(event.survivals, 1, wrong))) == by_coordinator("NOTES")
+    assert ended(state, s.NotesReceived(swapped(event.survivals, 1, wrong))) == by_coordinator("NOTES")
 
 
 def test_of_each_silo_one_share_by_our_own_map(run):
@@ -365,7 +365,7 @@ def test_of_each_silo_one_share_by_our_own_map(run):
         assert revealed.held != state.held[revealed.dealer].of(PAIR if revealed.kind == SELF else SELF)
     # a second request, with other signatures of the same set even, gets nothing
     assert machine.advance(after, event) == (after, ())
-    assert machine.advance(after, s.NotesTold(event.survivals[::-1])) == (after, ())
+    assert machine.advance(after, s.NotesReceived(event.survivals[::-1])) == (after, ())
 
 
 # Order.
@@ -387,8 +387,8 @@ def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
 def test_another_first_message_is_equivocation(run):
     state, _ = before(run, "SurvivorsTold")
     keys, shares = before(run, "KeysTold")[1], before(run, "SharesTold")[1]
-    assert ended(state, s.KeysTold(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
-    assert ended(state, s.SharesTold(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.KeysReceived(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.SharesReceived(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
 
 
 @settings(max_examples=150, deadline=None)
@@ -416,7 +416,7 @@ def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before
         name: before(ran, name)[1]
         for name in ("KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold", "ResultTold")
     }
-    events |= {"AbandonAsked": s.AbandonAsked(), "Stopped": s.Stopped("test")}
+    events |= {"AbandonAsked": s.AbandonAsked(), "Stopped": s.AttemptStopped("test")}
     sent = []
     for name in names_:
         state, effects = machine.advance(state, events[name])
@@ -465,19 +465,19 @@ def test_abandon_or_sign_never_both(run):
 
 def test_an_attempt_that_failed_before_it_was_signed_can_still_be_abandoned(run):
     state, _ = before(run, "SurvivorsTold")
-    after, _ = machine.advance(state, s.Stopped("the coordinator ended it"))
+    after, _ = machine.advance(state, s.AttemptStopped("the coordinator ended it"))
     _, effects = machine.advance(after, s.AbandonAsked())
     assert [type(effect).__name__ for effect in effects] == ["Remember", "SendAbandon"]
-    signed, _ = machine.advance(before(run, "NotesTold")[0], s.Stopped("x"))
+    signed, _ = machine.advance(before(run, "NotesTold")[0], s.AttemptStopped("x"))
     assert machine.advance(signed, s.AbandonAsked()) == (signed, ())
 
 
 def test_stopped_ends_with_nobodys_fault(run):
-    assert ended(before(run, "NotesTold")[0], s.Stopped("asked to")) == ("STOPPED", "")
+    assert ended(before(run, "NotesTold")[0], s.AttemptStopped("asked to")) == ("STOPPED", "")
 
 
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
-    party = machine.Party(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
+    party = machine.Participant(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
     signature = signer(by)(SECAGG_SPEC, spec.payload())
     return machine.begin(party, own or frame(), spec.payload(), signature, memory or machine.Memory(), notes)
 
@@ -506,7 +506,7 @@ def test_a_held_share_that_is_no_number_of_the_field_never_fits():
     assert not long.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, long.salt, long.share))
     good = HeldShare(bytes(33), bytes(32))
     assert good.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, good.salt, good.share))
-    assert Held(share, good).of(PAIR) is good
+    assert HeldShares(share, good).of(PAIR) is good
 
 
 def test_public_weights_are_checked_again_on_the_survivors():
@@ -522,7 +522,7 @@ def test_public_weights_are_checked_again_on_the_survivors():
     assert ended(strict, event) == by_coordinator("SURVIVORS")
     ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}, terms=Terms(4)).finish()
     assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
-    assert [effect for _, effect in ran.sent if isinstance(effect, c.TellSurvivors)] == []
+    assert [effect for _, effect in ran.sent if isinstance(effect, c.DeliverSurvivors)] == []
 
 
 def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
@@ -565,7 +565,7 @@ def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
     spec = specify(own, eight[:4], 0)
 
     def enter(others):
-        party = machine.Party(ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others)
+        party = machine.Participant(ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others)
         return machine.begin(
             party, own, spec.payload(), signer("coordinator")(SECAGG_SPEC, spec.payload()), memory, notes
         )

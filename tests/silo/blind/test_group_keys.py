@@ -266,7 +266,7 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
     lying = replace(given.sealing, root=root)
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
     signature = silos.keys["silo-b"].sign(g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey))
-    silos.post.given["silo-b"] = [(ctx, g.Contribution(lying, given.prekey, signature), garbage)]
+    silos.post.given["silo-b"] = [(ctx, g.KeyContribution(lying, given.prekey, signature), garbage)]
     with pytest.raises(RefusedError, match="what it sealed for 'silo-a' does not open") as caught:
         silos.key("silo-a")
     assert (caught.value.peer, caught.value.code) == ("silo-b", "SHARES")

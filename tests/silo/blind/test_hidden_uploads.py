@@ -21,8 +21,8 @@ from staddle.silo.blind.hidden_uploads import HiddenUploads
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.hidden_messages import PaddedPart, rotated
 from staddle.silo.ingress.keyed_job import KNOWN, OWN
-from staddle.silo.parts.declared import Declared, Records
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.declared import Declared, RecordCount
+from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 ME = SILOS[0]
@@ -129,7 +129,7 @@ class World:
     def __init__(self, keyed, folder):
         self.keyed, self.folder, self.job = keyed, folder, keyed.jobs["rows"]
         self.sharing = sharing_of(keyed, self.job, ME, folder / "job")
-        self.declared = Declared.of(self.job.document(), Records(30, 10))
+        self.declared = Declared.of(self.job.document(), RecordCount(30, 10))
         PARTS.update({part.name: part for part in self.job.up(0)})
         self.desk = Desk(folder / "desk", self.sharing)
         self.accepted = set()
@@ -146,7 +146,7 @@ class World:
         return HiddenUploads(door, self.sharing, self.declared, round_, SILOS, self.accepted)
 
     def give(self, uploads, payload=None):
-        asyncio.run(uploads.give(Bundle(payload or self.payload())))
+        asyncio.run(uploads.give(Contributions(payload or self.payload())))
 
     def settle(self):
         """What the coordinator says of uploads whose connection broke."""

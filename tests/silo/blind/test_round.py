@@ -10,26 +10,26 @@ import pytest
 import torch
 from support.secure_sums import frame, names, signer, signers
 
-from staddle.algorithms.exchange.parts import Gift, Item, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import Contribution, Item, Kind, Part, Sum, TensorSpec
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.coordinator.blind.secure_sum import Setting, Summing
+from staddle.coordinator.blind.secure_sum import SecureSum, SumSetting
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert.secagg_received import told_from_wire, told_to_wire
-from staddle.proto.convert.secagg_sent import Given, Over, given_to_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggUpload, given_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, group
 from staddle.security.faults import Code
 from staddle.security.secagg.masked_sum import Accumulator, chunks
 from staddle.security.secagg.memory import Memory
-from staddle.security.secagg.silo import Party
+from staddle.security.secagg.silo import Participant
 from staddle.security.secagg.silo_events import SendAbandon, SendHeader, Streamed
 from staddle.security.secagg.spec import Terms, specify
 from staddle.silo.blind.round import BlindRound
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import masked
-from staddle.silo.parts.declared import Declared, Records
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.declared import Declared, RecordCount
+from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 JOB = SimpleNamespace(name="j1", digest="bb" * 32)
@@ -41,7 +41,9 @@ PARTS = (
     Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
 )
 ITEMS = tuple(Item(part.name, part.kind, spec) for part in PARTS for spec in part.wire)
-DECLARED = Declared("j1", JOB.digest, "fedavg", ((0, ITEMS), (9, ())), Records(100, 50), BOUNDS, ((0, PARTS), (9, ())))
+DECLARED = Declared(
+    "j1", JOB.digest, "fedavg", ((0, ITEMS), (9, ())), RecordCount(100, 50), BOUNDS, ((0, PARTS), (9, ()))
+)
 FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS), chunk_bytes=4096)
 SILOS = names(4)
 SECONDS = 30
@@ -52,8 +54,8 @@ def payload(silo):
     rng = torch.Generator().manual_seed(int(silo[-2:]))
     values = {spec.name: torch.randn(spec.shape, generator=rng) for spec in PARTS[0].tensors}
     return {
-        "model": PLAIN.give(PARTS[0], Gift(values, 7.0 + int(silo[-2:]))),
-        "metrics": PLAIN.give(PARTS[1], Gift({"tested": torch.tensor(int(silo[-2:]) + 1)})),
+        "model": PLAIN.give(PARTS[0], Contribution(values, 7.0 + int(silo[-2:]))),
+        "metrics": PLAIN.give(PARTS[1], Contribution({"tested": torch.tensor(int(silo[-2:]) + 1)})),
     }
 
 
@@ -61,12 +63,12 @@ class Hall:
     """The coordinator: a Summing whose shell keeps everything in memory."""
 
     def __init__(self):
-        setting = Setting(
+        setting = SumSetting(
             "j1", bytes.fromhex(JOB.digest), FRAME.round, SILOS, signers(SILOS), Terms(), signer("coordinator")
         )
         self.words, self.opened, self.ends = {}, {}, []
         self.changed = asyncio.Event()
-        self.summing = Summing(setting, self)
+        self.summing = SecureSum(setting, self)
 
     def begin(self, attempt=0):
         self.summing.begin(specify(FRAME, SILOS, attempt))
@@ -167,7 +169,7 @@ class Door:
         if why := self.refuses(body):
             raise TurnedAwayError("coordinator", "SECURE", why)
         self.given.append((attempt, body))
-        given = given_to_wire(Given(b"session", attempt, body))
+        given = given_to_wire(SecaggUpload(b"session", attempt, body))
         try:
             self.hall.summing.give(self.silo, pb.SecureGiven.FromString(given.SerializeToString()))
         except RefusedError as error:
@@ -213,7 +215,7 @@ async def until(holds):
 
 async def trained(silo):
     await asyncio.sleep(0)
-    return Bundle(payload(silo))
+    return Contributions(payload(silo))
 
 
 class Silos:
@@ -227,7 +229,7 @@ class Silos:
 
     def enter(self, silo, terms=None, own=FRAME, training=None):
         """A silo's round, as a process that has just begun makes it."""
-        party = Party(silo, signers(SILOS), terms or Terms(), signer(silo), os.urandom)
+        party = Participant(silo, signers(SILOS), terms or Terms(), signer(silo), os.urandom)
         task = asyncio.create_task(training or trained(silo))
         return BlindRound(self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task)
 
@@ -477,7 +479,7 @@ def test_values_beyond_the_declared_bounds_do_not_leave():
     async def large():
         gives = payload(SILOS[0])
         gives["model"]["w"][0, 0] = 8.5
-        return Bundle(gives)
+        return Contributions(gives)
 
     async def scenario():
         hall = Hall()
@@ -521,7 +523,7 @@ def test_masked_words_leave_after_the_parts_that_leave_one_by_one(breaks):
         silo = SILOS[1]
         first = First(silos.doors[silo], breaks)
         await silos.rounds[silo].close()
-        party = Party(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
+        party = Participant(silo, signers(SILOS), Terms(), signer(silo), os.urandom)
         training = asyncio.create_task(trained(silo))
         own = (silos.doors[silo], party, FRAME, silos.kept[silo], JOB, DECLARED, training, first)
         silos.rounds[silo] = BlindRound(*own)

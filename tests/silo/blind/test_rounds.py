@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 from staddle.silo.blind.rounds import BlindRounds
-from staddle.silo.egress.outcomes import Settled
+from staddle.silo.egress.outcomes import SettledUpload
 
 ONE, TWO, LOST = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
 def settled(round_, ctx, job="j1", status="sent"):
-    return Settled(job, round_, status, "", 7, ctx.hex())
+    return SettledUpload(job, round_, status, "", 7, ctx.hex())
 
 
 def test_uploads_that_are_there_are_known_when_their_round_is_entered_and_forgotten_with_the_next():

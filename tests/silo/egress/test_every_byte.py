@@ -23,7 +23,7 @@ from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger.records import ControlClose, ControlOpen, Intent, Outcome
+from staddle.security.ledger.records import ControlClose, ControlOpen, Intent, OutcomeRecord
 from staddle.security.policy import policy as policies
 from staddle.silo.egress import gate as egress
 from staddle.silo.egress import messages as outgoing
@@ -390,7 +390,7 @@ def test_what_no_record_explains_is_found(made, recorded, doctor, said):
 def test_a_ledger_that_says_less_or_other_is_found(made, recorded):
     calls, ledger = recorded
     for at, entry in enumerate(ledger):
-        if isinstance(entry.record, Outcome) or entry is ledger[-1]:
+        if isinstance(entry.record, OutcomeRecord) or entry is ledger[-1]:
             continue  # how an intent ended; and the last session may have ended by a kill
         assert unexplained(calls, [*ledger[:at], *ledger[at + 1 :]], made.roster), entry.record
 

@@ -27,7 +27,7 @@ from staddle.silo.egress import gate as egress
 from staddle.silo.egress import messages as outgoing
 from staddle.silo.egress.control import MAX_CONTROL_BYTES
 from staddle.silo.egress.gate import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 
 
 @pytest.fixture
@@ -541,7 +541,7 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
             return await real(slowed(), size)
 
         world.client.upload = stuck
-        task = asyncio.create_task(world.gate.give(world.declared, 0, Bundle(world.payload()), SILOS))
+        task = asyncio.create_task(world.gate.give(world.declared, 0, Contributions(world.payload()), SILOS))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

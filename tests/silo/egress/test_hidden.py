@@ -15,7 +15,7 @@ from support.secure_sums import frame, group
 from staddle.errors import LocalError
 from staddle.proto import federation_pb2 as federation
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.mix import Padded, padded_from_wire, padded_to_wire
+from staddle.proto.convert.mix import PaddedWord, padded_from_wire, padded_to_wire
 from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.padded_mix import hidden_pieces, make_upload, tagger_of
@@ -28,7 +28,7 @@ from staddle.silo.egress import hidden_messages as outgoing_hidden
 from staddle.silo.egress.gate import DeniedError, TurnedAwayError, UnreachableError
 from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, sent_of
 from staddle.silo.egress.messages import Masking
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import flat
 
 SEED = bytes(range(32))
@@ -74,12 +74,12 @@ class Keyed(World):
     def give_padded(self, payload=None, padding=None, round_=0):
         given = self.gives() if payload is None else payload
         own = padding or self.padding(round_)
-        return self.run(lambda: self.gate.give_padded(self.declared, round_, Bundle(given), own, SILOS))
+        return self.run(lambda: self.gate.give_padded(self.declared, round_, Contributions(given), own, SILOS))
 
     def give_rotated(self, payload=None, rotating=None, round_=0):
         given = self.gives() if payload is None else payload
         own = rotating or self.rotating(round_)
-        return self.run(lambda: self.gate.give_rotated(self.declared, round_, Bundle(given), own, SILOS))
+        return self.run(lambda: self.gate.give_rotated(self.declared, round_, Contributions(given), own, SILOS))
 
     def arrived(self):
         return b"".join(frame.chunk for frame in self.client.frames)
@@ -381,7 +381,7 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     )
     prekey = Prekey(1, bytes(32), bytes(64))
     digest = bytes.fromhex(world.job.digest)
-    message = padded_to_wire(Padded(b"", "rows", digest, "extractor", upload, pieces, prekey))
+    message = padded_to_wire(PaddedWord(b"", "rows", digest, "extractor", upload, pieces, prekey))
     ctx = padding.version.context(padding.line)
     seen = []
     real = world.client.padded
@@ -443,6 +443,6 @@ def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, 
     spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
     masking = Masking(spec, SILO, (), SILOS, None)
     with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
-        world.run(lambda: world.gate.give_masked(world.declared, 0, Bundle(world.gives()), masking))
+        world.run(lambda: world.gate.give_masked(world.declared, 0, Contributions(world.gives()), masking))
     assert world.client.frames == []
     assert kinds(stored(world.path)) == ["control.open"]

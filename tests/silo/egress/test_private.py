@@ -24,7 +24,7 @@ from staddle.silo.egress import messages as outgoing
 from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import Masking
 from staddle.silo.parts.declared import Declared
-from staddle.silo.parts.gifts import Bundle
+from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 from ..blind.test_round import BOUNDS, DECLARED, FRAME, ITEMS, PARTS, payload
@@ -62,7 +62,7 @@ class Private(World):
         if but is not None:
             part, name, other = but
             taints[part][name] = other
-        return Bundle(given, taints)
+        return Contributions(given, taints)
 
     def intent(self):
         return next(record for record in records(self.path) if record["type"] == "egress.intent")
@@ -120,7 +120,9 @@ def test_3_they_are_counts_all_the_same(world, name, value, words):
 
 
 def test_4_nothing_private_leaves_where_the_data_set_is_protected(world):
-    found = denied(world, Bundle(world.payload()), r"and 9 more would leave as computed from records without noise")
+    found = denied(
+        world, Contributions(world.payload()), r"and 9 more would leave as computed from records without noise"
+    )
     (reason,) = found["reasons"]
     assert "[dataset.data] has required = true; ask for a job that is signed with [privacy]" in reason
 
@@ -228,7 +230,7 @@ class PrivateKeyed(Keyed):
 
     def given(self, part, taint):
         """Of one part, all of this taint; nothing is said of the others."""
-        return Bundle(self.gives(), {part: dict.fromkeys(self.gives()[part], taint)})
+        return Contributions(self.gives(), {part: dict.fromkeys(self.gives()[part], taint)})
 
     def padded(self, taint):
         bundle, padding = self.given("extractor", taint), self.padding()
@@ -306,13 +308,13 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     given = payload(FOUR[0])
     taints = {part.name: {spec.name: paid(4) for spec in part.wire} for part in PARTS}
     taints["model"][WEIGHT] = paid(2)
-    world = masked(summing, tmp_path / "good", Bundle(given, taints))
+    world = masked(summing, tmp_path / "good", Contributions(given, taints))
     intent = next(record for record in records(world.path) if record["type"] == "egress.intent")
     assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
     assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
     taints["model"][WEIGHT] = PRIVATE
     with pytest.raises(DeniedError, match=r"model/\w+, model/\w+.* would leave as computed from records without noise"):
-        masked(summing, tmp_path / "bad", Bundle(given, taints))
+        masked(summing, tmp_path / "bad", Contributions(given, taints))
 
 
 def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_records():

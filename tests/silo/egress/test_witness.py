@@ -14,7 +14,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.log import note as notes
 from staddle.security.log.attestation import Attestation
-from staddle.security.log.checkpoint import Checkpoint
+from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree, leaf_hash
@@ -22,9 +22,9 @@ from staddle.silo import agent as agents
 from staddle.silo.admission.checks import Admitted
 from staddle.silo.agent import Agent
 from staddle.silo.config import SiloConfig
-from staddle.silo.egress.witness import Heads, Witness
+from staddle.silo.egress.witness import MemberHeads, Witness
 from staddle.silo.parts.declared import Declared
-from staddle.silo.session import Asked
+from staddle.silo.session import RoundOpened
 
 OTHER = "silo-b"
 
@@ -40,7 +40,7 @@ def run(work):
 
 def heads_file(world):
     path = world.path.parent / "heads.json"
-    return checked_file.read_json(path, Heads).model_dump() if path.exists() else {"heads": {}, "forks": {}}
+    return checked_file.read_json(path, MemberHeads).model_dump() if path.exists() else {"heads": {}, "forks": {}}
 
 
 def keys_of(world, member):
@@ -78,7 +78,7 @@ def test_what_the_coordinator_holds_is_recorded(world):
     held = bytes(world.ledger.checkpoint())
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
-    head = Checkpoint.parse(notes.parse(held).text)
+    head = TreeHead.parse(notes.parse(held).text)
     assert (record["by"], record["size"], record["root"]) == ("coordinator", head.size, head.root.hex())
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
@@ -119,7 +119,7 @@ def private_round(made, world):
     config = SiloConfig.model_construct(directory=world.path.parent)
     agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
     admitted = Admitted(job, Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
-    run(agent._round(admitted, Asked(job.name, job.digest, 0, 0, SILOS)))
+    run(agent._round(admitted, RoundOpened(job.name, job.digest, 0, 0, SILOS)))
 
 
 def test_a_private_round_waits_for_another_silos_word_and_says_so(made, world, monkeypatch, caplog):
@@ -193,7 +193,7 @@ def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
     world.give(round_=2)
     assert Consistency.parse(world.client.end.head).old_size > first
     greeted(world, bytes(world.ledger.checkpoint()))
-    size = Checkpoint.parse(notes.parse(world.client.greeting.held).text).size
+    size = TreeHead.parse(notes.parse(world.client.greeting.held).text).size
     world.give(round_=3)
     assert Consistency.parse(world.client.end.head).old_size == size
 

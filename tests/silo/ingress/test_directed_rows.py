@@ -28,7 +28,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.files import checked_file
 from staddle.proto import secure_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.convert.mix import Mixed, Summand, mixed_to_wire
+from staddle.proto.convert.mix import Mixed, WireSummand, mixed_to_wire
 from staddle.proto.frames import decode
 from staddle.proto.stream import Digester, recut
 from staddle.security.blind import sum as blind_sum
@@ -47,7 +47,7 @@ from staddle.security.secagg.spec import Terms, kept, specify
 from staddle.silo.ingress import delivery
 from staddle.silo.ingress.directed_rows import DirectedRows
 from staddle.silo.ingress.mix_memory import OpenedDirected
-from staddle.silo.ingress.mix_rows import Rows
+from staddle.silo.ingress.mix_rows import IncomingRows
 
 TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 SECURITY = {**COUNTED, "mix": "directed"}
@@ -330,9 +330,9 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     mail = Coordinator(keyed, keyed.jobs["mail"], first.part, tmp_path / "mail")
     mail.give(SILOS[0], 0)
     stored_ = mail.stored[SILOS[0], 0]
-    summand = Summand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
+    summand = WireSummand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
     assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
-    uploads = Rows(mail.silos[first.reader], 4, TERMS, lambda _: ())
+    uploads = IncomingRows(mail.silos[first.reader], 4, TERMS, lambda _: ())
     with pytest.raises(RefusedError, match="brings directed rows, there are none"):
         uploads.announced("coordinator", [first.down()[0]], [])
 

@@ -75,7 +75,7 @@ class Recipient:
                 for frame in frames:
                     yield decode(frame.SerializeToString())
 
-            opener = rows.Rows(self.sharing, round_, self.terms, self.own)
+            opener = rows.IncomingRows(self.sharing, round_, self.terms, self.own)
             return await delivery.take(self.ledger, self.peer, self.coordinator.job, round_, coming(), opener)
 
         return asyncio.run(scenario())
@@ -141,7 +141,7 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     """As behind tensors whose bytes are no multiple of eight."""
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
-    opener = rows.Rows(recipient.sharing, 1, TERMS, recipient.own)
+    opener = rows.IncomingRows(recipient.sharing, 1, TERMS, recipient.own)
     assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
@@ -272,7 +272,7 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
             prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
 
     def fetch(numbers):
-        opener = rows.Rows(own, 4, TERMS, None)
+        opener = rows.IncomingRows(own, 4, TERMS, None)
         told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
         opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
         opener.admit()

@@ -9,7 +9,7 @@ from staddle.errors import LocalError
 from staddle.files import tensor_file
 from staddle.security.policy.release import Release
 from staddle.silo.parts import gifts as bundles
-from staddle.silo.parts.gifts import Bundle, tainted
+from staddle.silo.parts.gifts import Contributions, tainted
 
 TENSORS = {
     "model": {"w": torch.ones(2, 3), "@weight": torch.tensor(7.0, dtype=torch.float64)},
@@ -24,12 +24,12 @@ def release(part="model", name="w", form="plain"):
 
 def test_what_nothing_is_said_of_is_private():
     for taints in ({}, {"other": {"w": PUBLIC}}, {"model": {"v": PUBLIC}}):
-        found = tainted([release()], Bundle(TENSORS, taints))
+        found = tainted([release()], Contributions(TENSORS, taints))
         assert [(each.taint, each.ledger_ids) for each in found] == [("private", ())]
 
 
 def test_a_release_has_its_tensors_taint_and_ids_in_order():
-    found = tainted([release(), release(name="@weight"), release("metrics", "tested")], Bundle(TENSORS, SAID))
+    found = tainted([release(), release(name="@weight"), release("metrics", "tested")], Contributions(TENSORS, SAID))
     assert [(each.taint, each.ledger_ids) for each in found] == [("dp", (2, 4)), ("dp", (2,)), ("public", ())]
     assert [each.form for each in found] == ["plain"] * 3
 
@@ -45,7 +45,7 @@ def test_a_release_has_its_tensors_taint_and_ids_in_order():
     ],
 )
 def test_what_is_masked_is_masked_with_its_weight_in_it(tensor, weight, wanted):
-    bundle = Bundle(TENSORS, {"model": {"w": tensor, "@weight": weight}})
+    bundle = Contributions(TENSORS, {"model": {"w": tensor, "@weight": weight}})
     (found,) = tainted([release(form="masked")], bundle)
     assert (found.taint, found.ledger_ids) == wanted
     for form in ("plain", "padded", "rotated"):
@@ -54,7 +54,7 @@ def test_what_is_masked_is_masked_with_its_weight_in_it(tensor, weight, wanted):
 
 
 def test_what_is_private_names_nothing_that_paid():
-    (found,) = tainted([release()], Bundle(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}}))
+    (found,) = tainted([release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}}))
     assert (found.taint, found.ledger_ids) == ("private", ())
 
 
@@ -65,7 +65,7 @@ def kept(path, bundle):
 
 def test_the_file_keeps_tensors_and_taints(tmp_path):
     for taints in ({}, SAID, {"model": {"w": PRIVATE}}):
-        found = kept(tmp_path / "outbox", Bundle(TENSORS, taints))
+        found = kept(tmp_path / "outbox", Contributions(TENSORS, taints))
         assert found.taints == taints
         assert {part: set(own) for part, own in found.tensors.items()} == {p: set(own) for p, own in TENSORS.items()}
         assert all(torch.equal(found.tensors[p][name], value) for p in TENSORS for name, value in TENSORS[p].items())
@@ -73,14 +73,14 @@ def test_the_file_keeps_tensors_and_taints(tmp_path):
 
 def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
     flat = {f"{part}/{name}": value for part, own in TENSORS.items() for name, value in own.items()}
-    assert bundles.to_bytes(Bundle(TENSORS, start=3)) == tensor_file.to_bytes(flat, {bundles.START: "3"})
-    assert kept(tmp_path / "outbox", Bundle(TENSORS, start=3)).start == 3
+    assert bundles.to_bytes(Contributions(TENSORS, start=3)) == tensor_file.to_bytes(flat, {bundles.START: "3"})
+    assert kept(tmp_path / "outbox", Contributions(TENSORS, start=3)).start == 3
     (tmp_path / "older").write_bytes(tensor_file.to_bytes(flat))
     assert bundles.read(tmp_path / "older").start == bundles.UNSAID
 
 
 def test_a_private_jobs_file_without_taints_is_private(tmp_path):
-    found = kept(tmp_path / "outbox", Bundle(TENSORS))
+    found = kept(tmp_path / "outbox", Contributions(TENSORS))
     assert {each.taint for each in tainted([release(), release("metrics", "tested")], found)} == {"private"}
 
 

@@ -7,9 +7,9 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines import cuda_graphs as replaying
 from staddle.algorithms.engines.cuda_graphs import Replaying
 from staddle.algorithms.numerics.devices import CPU
-from staddle.algorithms.training.loop import PLAIN, Plain
+from staddle.algorithms.training.loop import PLAIN, PlainStepper
 from staddle.errors import LocalError
-from staddle.silo.training.trainer import Place
+from staddle.silo.training.trainer import TrainingDevice
 
 from ..conftest import records
 
@@ -43,12 +43,12 @@ def gpu(monkeypatch):
 
 def test_the_processor_takes_records_as_they_are(gpu):
     one = admitted()
-    assert given(Place().of(one)) == (CPU, PLAIN, one.train, one.test)
+    assert given(TrainingDevice().of(one)) == (CPU, PLAIN, one.train, one.test)
     assert gpu.taken == []
 
 
 def test_a_gpu_holds_the_records_of_one_job(gpu):
-    place, one, other = Place("cuda"), admitted("a"), admitted("b")
+    place, one, other = TrainingDevice("cuda"), admitted("a"), admitted("b")
     here = place.of(one)
     assert (str(here.device), len(here.train), len(here.test)) == ("cuda:0", 30, 10)
     assert place.of(one) is here
@@ -62,22 +62,22 @@ def test_a_gpu_holds_the_records_of_one_job(gpu):
 
 def test_a_private_job_stays_on_the_host(gpu):
     one = admitted(privacy=object())
-    assert given(Place("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
+    assert given(TrainingDevice("cuda", "bf16").of(one)) == (CPU, PLAIN, one.train, one.test)
 
 
 def test_how_a_gpu_trains(gpu):
-    way = Place("cuda", "bf16").of(admitted()).way
+    way = TrainingDevice("cuda", "bf16").of(admitted()).way
     assert isinstance(way, Replaying)
     assert (way._recorder, way._precision) == ("graphs on cuda:0", "bf16")
-    way = Place("cuda", graphs=False).of(admitted()).way
-    assert (type(way), way._precision) == (Plain, "float32")
+    way = TrainingDevice("cuda", graphs=False).of(admitted()).way
+    assert (type(way), way._precision) == (PlainStepper, "float32")
     with pytest.raises(LocalError, match=r"precision 'bf16' is for a GPU"):
-        Place("cpu", "bf16")
+        TrainingDevice("cpu", "bf16")
 
 
 def test_records_that_do_not_fit_stay_on_the_host(gpu, caplog):
     gpu.room[0] = 1
-    place, one = Place("cuda"), admitted()
+    place, one = TrainingDevice("cuda"), admitted()
     device, _, *sides = given(place.of(one))
     assert (str(device), sides) == ("cuda:0", [one.train, one.test])
     (said,) = [record for record in caplog.records if record.message == "records.host"]
@@ -89,4 +89,4 @@ def test_records_that_do_not_fit_stay_on_the_host(gpu, caplog):
 
 def test_a_gpu_that_is_not_there():
     with pytest.raises(LocalError, match="'cuda:7': this machine has"):
-        Place("cuda:7")
+        TrainingDevice("cuda:7")

@@ -13,8 +13,8 @@ from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.admission.checks import Admitted
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.declared import Declared, Records
-from staddle.silo.training.round import Work
+from staddle.silo.parts.declared import Declared, RecordCount
+from staddle.silo.training.round import JobTraining
 
 from ..conftest import records
 
@@ -28,9 +28,9 @@ def work(made, tmp_path):
     def make(name, weights=None):
         folder = JobFolder(tmp_path / name)
         folder.accept(b"{}")
-        declared = Declared.of(job.document(), Records(len(train), len(test)))
+        declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
         admitted = Admitted(job, declared, "operator", train, test, weights or {}, {})
-        return Work(admitted, folder, "silo-a", 1, lambda: False)
+        return JobTraining(admitted, folder, "silo-a", 1, lambda: False)
 
     return make
 
@@ -157,10 +157,10 @@ def paid(made, tmp_path):
     with opened(world) as budget:
 
         def make(weights=None, public=frozenset()):
-            declared = Declared.of(job.document(), Records(len(train), len(test)))
+            declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
             admitted = Admitted(job, declared, "operator", train, test, weights or {}, {}, public)
             private = PrivateSilo(JobAccount(budget, job, folder), Randomness)
-            return Work(admitted, folder, "silo-a", 1, lambda: False, private)
+            return JobTraining(admitted, folder, "silo-a", 1, lambda: False, private)
 
         make.spent = lambda: steps_of(budget, job).get(("2", "0.25"), 0)
         make.open = lambda: len(budget._budget._open)

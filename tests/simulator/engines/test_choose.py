@@ -5,7 +5,7 @@ import torch
 
 from staddle.algorithms.engines import cuda_graphs as replaying
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
-from staddle.algorithms.training.loop import Plain
+from staddle.algorithms.training.loop import PlainStepper
 from staddle.errors import LocalError
 from staddle.simulator.engines import choose as engines
 from staddle.simulator.engines.choose import OnGpu, choose
@@ -135,7 +135,7 @@ def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypa
         "cuda (GPU cuda:1, 80 GiB), one by one, tf32",
     )
     way = found.engine("job")[-1]
-    assert (type(way), way._precision) == (Plain, "tf32")
+    assert (type(way), way._precision) == (PlainStepper, "tf32")
 
 
 def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):

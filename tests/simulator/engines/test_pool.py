@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines.engine import Records, Serial, Work
+from staddle.algorithms.engines.engine import Records, Serial, SiloWork
 from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
 def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
     job = job_of("fedavg")
     with Crew(RECORDS, 1) as crew:
-        work = [Work("d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}})]
+        work = [SiloWork("d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}})]
         with pytest.raises(LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"):
             crew.engine(job).look(1, work, lambda: None)
 

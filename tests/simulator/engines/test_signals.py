@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from staddle.errors import CancelledError
-from staddle.simulator.engines.signals import Stop, stopping
+from staddle.simulator.engines.signals import StopSignal, stopping
 
 
 def test_a_guarded_call_ends_at_once_and_no_other_begins():
@@ -57,4 +57,4 @@ def test_signals_mean_what_they_did_before():
 
 
 def test_asked_while_nothing_is_guarded_nothing_is_raised():
-    Stop().ask()
+    StopSignal().ask()

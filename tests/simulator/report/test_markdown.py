@@ -1,8 +1,10 @@
-from staddle.simulator.report.markdown import Column, escaped, table
+from staddle.simulator.report.markdown import MarkdownColumn, escaped, table
 
 
 def test_a_table_has_its_numbers_on_the_right():
-    made = table([Column("method"), Column("macro", numbers=True)], [["fedavg", "9.50"], ["x", "100.00"]])
+    made = table(
+        [MarkdownColumn("method"), MarkdownColumn("macro", numbers=True)], [["fedavg", "9.50"], ["x", "100.00"]]
+    )
     assert made.splitlines() == [
         "| method |  macro |",
         "| ------ | -----: |",

@@ -10,7 +10,7 @@ from staddle.errors import LocalError
 from staddle.simulator.experiment.experiment import job_of
 from staddle.simulator.experiment.silo_names import numbered
 from staddle.simulator.reproduce.experiments import FULL, Scale, _clients, experiment_of
-from staddle.simulator.reproduce.published import Value, find, parse, published
+from staddle.simulator.reproduce.published import PaperValue, find, parse, published
 
 TOY = """\
 citation = "A, B, 'Toys', 2026"
@@ -103,9 +103,13 @@ def test_a_paper_s_settings_are_its_common_keys_and_their_own():
 def test_values_are_as_printed_and_shares():
     first, second = toy()
     early, average, _ = (row.values for row in first.rows)
-    assert early == (Value("86.7 (0.84)", 0.867, 0.0084, 1), Value("64 ± 1.2", 0.64, 0.012, 0), Value("?"))
-    assert average == (Value("-"), Value("12.30±4.5", 0.123, 0.045, 2), Value("7", 0.07, None, 0))
-    assert second.rows[0].values == (Value(".863(.001)", 0.863, 0.001, 1),)
+    assert early == (
+        PaperValue("86.7 (0.84)", 0.867, 0.0084, 1),
+        PaperValue("64 ± 1.2", 0.64, 0.012, 0),
+        PaperValue("?"),
+    )
+    assert average == (PaperValue("-"), PaperValue("12.30±4.5", 0.123, 0.045, 2), PaperValue("7", 0.07, None, 0))
+    assert second.rows[0].values == (PaperValue(".863(.001)", 0.863, 0.001, 1),)
 
 
 def test_a_row_is_a_method_where_it_runs_and_as_it_differs_there():

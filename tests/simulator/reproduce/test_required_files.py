@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from staddle.simulator.reproduce.experiments import called, missing, records_of
-from staddle.simulator.reproduce.published import Setting
+from staddle.simulator.reproduce.published import PaperSetting
 
 DEALT = {"kind": "dirichlet", "silos": 4, "alpha": 1.0}
 SETS = {
@@ -21,7 +21,7 @@ SETS = {
 
 
 def of(data, folder, **more):
-    return records_of(Setting("x", "X", {"data": data, **more}), folder)
+    return records_of(PaperSetting("x", "X", {"data": data, **more}), folder)
 
 
 @pytest.mark.parametrize("name", SETS)

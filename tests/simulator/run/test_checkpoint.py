@@ -13,7 +13,7 @@ from staddle.algorithms.engines.simulation import Snapshot
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC
 from staddle.errors import LocalError, UnwritableError
 from staddle.simulator.run import checkpoint as checkpoint_module
-from staddle.simulator.run.checkpoint import Checkpoint, Finished, read_index
+from staddle.simulator.run.checkpoint import FinishedRun, Snapshots, read_index
 from staddle.simulator.run.history import NOTHING, Prefix
 
 RUN = "a" * 64
@@ -21,7 +21,7 @@ KEPT = Prefix(bytes=7, sha256="b" * 64)
 
 
 def loaded(folder):
-    return Checkpoint(folder, RUN).load()
+    return Snapshots(folder, RUN).load()
 
 
 def files(folder):
@@ -37,14 +37,14 @@ def test_all_of_a_snapshot_comes_back(tmp_path):
     private = SiloState({"extractor": {"w": torch.ones(2)}}, {}, {"part/extractor/w": PRIVATE, "extra/n": PUBLIC})
     last = story()[-1]
     snapshot = Snapshot(5, {**last.states, "p": private}, last.trained, last.coordinator, last.shelved)
-    Checkpoint(tmp_path, RUN).write(snapshot, KEPT)
+    Snapshots(tmp_path, RUN).write(snapshot, KEPT)
     assert told(loaded(tmp_path)) == told(snapshot)
     index = read_index(tmp_path)
     assert (index.round, index.run, index.history, index.finished) == (5, RUN, KEPT, None)
 
 
 def test_only_what_changed_is_written(tmp_path):
-    checkpoint, before = Checkpoint(tmp_path, RUN), begun(100)
+    checkpoint, before = Snapshots(tmp_path, RUN), begun(100)
     checkpoint.write(before, KEPT)
     (first,) = files(tmp_path)
     whole = first.stat().st_size
@@ -59,23 +59,23 @@ def test_only_what_changed_is_written(tmp_path):
 
 
 def test_who_goes_on_from_a_checkpoint_writes_only_what_changed(tmp_path):
-    Checkpoint(tmp_path, RUN).write(begun(100), KEPT)
-    again = Checkpoint(tmp_path, RUN)
+    Snapshots(tmp_path, RUN).write(begun(100), KEPT)
+    again = Snapshots(tmp_path, RUN)
     again.write(after(again.load(), ["s3"], 1), KEPT)
     assert [len(file.holds) for file in read_index(tmp_path).files] == [99, 5]
 
 
 def test_who_begins_anew_beside_a_checkpoint_overwrites_nothing_that_it_names(tmp_path):
-    Checkpoint(tmp_path, RUN).write(story()[1], KEPT)
+    Snapshots(tmp_path, RUN).write(story()[1], KEPT)
     (old,) = files(tmp_path)
-    Checkpoint(tmp_path, RUN).write(begun(), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(), KEPT)
     assert [path.name for path in files(tmp_path)] == ["00000001.safetensors"] != [old.name]
     assert told(loaded(tmp_path)) == told(begun())
 
 
 def test_the_files_hold_at_most_twice_what_they_must_and_a_checkpoint_costs_what_changed(tmp_path, quick):
     """Ten silos train in every round, and of thirty others one: without care each file would stay for the one."""
-    checkpoint, snapshot = Checkpoint(tmp_path, RUN), begun(40)
+    checkpoint, snapshot = Snapshots(tmp_path, RUN), begun(40)
     checkpoint.write(snapshot, KEPT)
     one = files(tmp_path)[0].stat().st_size / 41  # a state's, or another's
     written = []
@@ -92,35 +92,35 @@ def test_the_files_hold_at_most_twice_what_they_must_and_a_checkpoint_costs_what
 
 def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_module, "PACK_BYTES", 100)
-    Checkpoint(tmp_path, RUN).write(begun(20), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(20), KEPT)
     assert [len(file.holds) for file in read_index(tmp_path).files] == [5, 5, 5, 5, 1]  # 20 bytes a state
     assert told(loaded(tmp_path)) == told(begun(20))
 
 
 def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
-    checkpoint = Checkpoint(tmp_path, RUN)
+    checkpoint = Snapshots(tmp_path, RUN)
     with pytest.raises(LocalError, match="a run ends with a checkpoint after its last round"):
-        checkpoint.finish(Finished(history=KEPT, results=()))
+        checkpoint.finish(FinishedRun(history=KEPT, results=()))
     checkpoint.write(begun(), NOTHING)
-    checkpoint.finish(Finished(history=KEPT, results=("rounds.csv",)))
+    checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
     index = read_index(tmp_path)
-    assert (index.history, index.finished) == (NOTHING, Finished(history=KEPT, results=("rounds.csv",)))
+    assert (index.history, index.finished) == (NOTHING, FinishedRun(history=KEPT, results=("rounds.csv",)))
     checkpoint.write(after(begun(), ["s0"], 1), KEPT)
     assert read_index(tmp_path).finished is None  # it goes on
 
 
 def test_a_process_adds_its_time_to_that_of_earlier_ones(tmp_path):
     now = [100.0]
-    first = Checkpoint(tmp_path, RUN, lambda: now[0])
+    first = Snapshots(tmp_path, RUN, lambda: now[0])
     now[0] += 2.5
     first.write(begun(), KEPT)
     now[0] += 60  # killed here: not counted
-    second = Checkpoint(tmp_path, RUN, lambda: now[0])
+    second = Snapshots(tmp_path, RUN, lambda: now[0])
     now[0] += 0.25
     second.write(begun(), KEPT)
     assert read_index(tmp_path).milliseconds == 2750
     now[0] += 0.25
-    second.finish(Finished(history=KEPT, results=()))
+    second.finish(FinishedRun(history=KEPT, results=()))
     assert read_index(tmp_path).milliseconds == 3000
 
 
@@ -141,7 +141,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
-    checkpoint = Checkpoint(tmp_path, RUN)
+    checkpoint = Snapshots(tmp_path, RUN)
     for snapshot in story(2):
         checkpoint.write(snapshot, KEPT)
     for path in [*files(tmp_path), tmp_path / "checkpoint.json"]:
@@ -155,7 +155,7 @@ def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
 
 
 def test_every_byte_of_the_index_counts(tmp_path):
-    Checkpoint(tmp_path, RUN).write(begun(2), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(2), KEPT)
     path = tmp_path / "checkpoint.json"
     data = path.read_bytes()
     for place in range(0, len(data) - 1, 7):
@@ -165,24 +165,24 @@ def test_every_byte_of_the_index_counts(tmp_path):
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
-    Checkpoint(tmp_path, RUN).write(begun(), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(), KEPT)
     files(tmp_path)[0].unlink()
     with pytest.raises(LocalError, match=r"00000000\.safetensors: cannot read it: No such file or directory; restore"):
         loaded(tmp_path)
 
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
-    Checkpoint(tmp_path, RUN).write(begun(), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(), KEPT)
     with pytest.raises(LocalError, match=r"checkpoint\.json: is of another run than run\.json beside it"):
-        Checkpoint(tmp_path, "c" * 64)
+        Snapshots(tmp_path, "c" * 64)
     assert len(files(tmp_path)) == 1
 
 
 def test_what_no_index_names_goes_at_the_next_start_and_other_peoples_files_stay(tmp_path):
-    Checkpoint(tmp_path, RUN).write(begun(), KEPT)
+    Snapshots(tmp_path, RUN).write(begun(), KEPT)
     (tmp_path / "checkpoint" / "00000007.safetensors").write_bytes(b"left")
     (tmp_path / "checkpoint" / "notes.txt").write_bytes(b"mine")
-    Checkpoint(tmp_path, RUN)
+    Snapshots(tmp_path, RUN)
     assert [path.name for path in files(tmp_path)] == ["00000000.safetensors", "notes.txt"]
 
 
@@ -197,7 +197,7 @@ def calls(monkeypatch, quick):
 
 def scenario(folder, promise):
     """Write the story down, with every file rewritten sooner or later; ``promise`` is told the round that is kept."""
-    checkpoint = Checkpoint(folder, RUN)
+    checkpoint = Snapshots(folder, RUN)
     for snapshot in story():
         checkpoint.write(snapshot, KEPT)
         promise(snapshot.round)
@@ -205,7 +205,7 @@ def scenario(folder, promise):
 
 def holds(folder, promised):
     """The checkpoint is one of the story, none before the last promised; nothing else lies there; and it goes on."""
-    checkpoint = Checkpoint(folder, RUN)
+    checkpoint = Snapshots(folder, RUN)
     snapshot = checkpoint.load()
     if snapshot is None:
         assert promised == 0
@@ -248,7 +248,7 @@ def test_a_kill_before_any_call_leaves_the_old_checkpoint_or_the_new(tmp_path, c
 
 
 def test_after_a_fault_the_same_process_goes_on(tmp_path, calls, monkeypatch):
-    checkpoint, told_ = Checkpoint(tmp_path, RUN), story()
+    checkpoint, told_ = Snapshots(tmp_path, RUN), story()
     checkpoint.write(told_[0], KEPT)
     for nth in range(1, 11):  # of a file, then of the index
         with monkeypatch.context() as patch:

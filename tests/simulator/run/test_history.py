@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 
 from staddle.algorithms.course import SiloState
-from staddle.algorithms.training.silo_round import Look, Report, Seen
+from staddle.algorithms.training.silo_round import Evaluation, RoundReport, Seen
 from staddle.simulator.run.history import Measured, of_look, of_round
 
 STATE = SiloState({})
@@ -29,7 +29,7 @@ def test_one_silo_has_no_spread():
 
 
 def test_a_round_measures_its_cohort_before_and_after_training():
-    reports = {"b": Report(4, 30, 10, 6, 8, 0.5), "a": Report(4, 20, 5, 0, 5, None)}
+    reports = {"b": RoundReport(4, 30, 10, 6, 8, 0.5), "a": RoundReport(4, 20, 5, 0, 5, None)}
     before, after = of_round(4, reports)
     assert before == Measured(4, "selected/before", {"b": 6, "a": 0}, {"b": 10, "a": 5})
     assert after == Measured(4, "selected/after", {"b": 8, "a": 5}, {"b": 10, "a": 5})
@@ -37,7 +37,10 @@ def test_a_round_measures_its_cohort_before_and_after_training():
 
 
 def test_a_look_measures_all_silos_on_each_side():
-    looks = {"a": Look(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Look(STATE, Seen(20, 7, 8), Seen(6, 5, 6))}
+    looks = {
+        "a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)),
+        "b": Evaluation(STATE, Seen(20, 7, 8), Seen(6, 5, 6)),
+    }
     assert of_look(2, looks) == (
         Measured(2, "all/aggregated", {"a": 1, "b": 7}, {"a": 10, "b": 20}),
         Measured(2, "all/trained", {"a": 2, "b": 8}, {"a": 10, "b": 20}),
@@ -47,5 +50,5 @@ def test_a_look_measures_all_silos_on_each_side():
 
 
 def test_validation_is_measured_where_every_silo_has_such_records():
-    looks = {"a": Look(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Look(STATE, Seen(20, 7, 8))}
+    looks = {"a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Evaluation(STATE, Seen(20, 7, 8))}
     assert [measured.measure for measured in of_look(2, looks)] == ["all/aggregated", "all/trained"]

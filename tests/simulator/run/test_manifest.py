@@ -5,7 +5,7 @@ from support.simulated_jobs import SCHEDULE, make_population, make_run
 from staddle.errors import LocalError
 from staddle.simulator.experiment.plan import Run, Schedule
 from staddle.simulator.run import manifest as identity
-from staddle.simulator.run.manifest import Identity, differences
+from staddle.simulator.run.manifest import RunManifest, differences
 
 POPULATION = make_population()
 
@@ -87,9 +87,9 @@ def test_a_table_that_one_of_them_lacks_is_named():
 
 
 def test_other_silos_are_counted_or_named():
-    four, three = made(), Identity(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
+    four, three = made(), RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
     assert differences(four, three) == ["silos are 4 there and 3 here"]
-    renamed = Identity(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}})
+    renamed = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}})
     assert differences(four, renamed) == ["silos[2] is a there and x here"]
 
 
@@ -101,7 +101,7 @@ def test_of_many_differences_some_are_named():
 
 def test_another_release_of_the_method_is_told():
     there = made()
-    changed = Identity(**there.model_dump() | {"job": there.job | {"method_digest": "0" * 64}})
+    changed = RunManifest(**there.model_dump() | {"job": there.job | {"method_digest": "0" * 64}})
     assert differences(changed, there) == ["this release has another fedavg, or another model"]
 
 

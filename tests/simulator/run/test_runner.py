@@ -5,7 +5,7 @@ from staddle.algorithms import catalog
 from staddle.algorithms.engines.engine import Serial
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.errors import CancelledError, LocalError
-from staddle.simulator.engines.signals import Stop
+from staddle.simulator.engines.signals import StopSignal
 from staddle.simulator.run.folder import HISTORY, folder_of
 from staddle.simulator.run.history import read
 from staddle.simulator.run.progress import Unwatched
@@ -39,7 +39,7 @@ class Asks(Unwatched):
 
 def run_it(out, run, watch=None, stop=None, engine=Serial):
     """Its results, by file."""
-    watch, stop = watch or Unwatched(), stop or Stop()
+    watch, stop = watch or Unwatched(), stop or StopSignal()
     complete(out, run, POPULATION, SCHEDULE, lambda job: engine(job, POPULATION.records), watch, stop)
     return results(folder_of(out, run))
 
@@ -99,7 +99,7 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     last = {one.measure: one.correct for one in history if one.rounds == 2}
     assert last["all/trained"] != last["all/aggregated"]
     for at in (1, 3, 5, 7, 2):
-        stop = Stop()
+        stop = StopSignal()
         with pytest.raises(CancelledError):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
@@ -110,14 +110,14 @@ def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, m
     run = make_run(method)
     whole = run_it(tmp_path / "whole", run)
     for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
-        stop = Stop()
+        stop = StopSignal()
         with pytest.raises(CancelledError, match=f"^{method}, seed 7: stopped; the same command goes on after round "):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
 
 
 def test_what_was_whole_when_it_was_stopped_is_not_run_again(tmp_path):
-    run, stop = make_run(), Stop()
+    run, stop = make_run(), StopSignal()
     with pytest.raises(CancelledError, match="after round 1 of 4"):
         run_it(tmp_path, run, Asks(stop, 4), stop)
     watch = Asks()
@@ -126,7 +126,7 @@ def test_what_was_whole_when_it_was_stopped_is_not_run_again(tmp_path):
 
 
 def test_asked_between_two_rounds_it_ends_before_the_next(tmp_path):
-    stop = Stop()
+    stop = StopSignal()
     stop.ask()
     with pytest.raises(CancelledError, match="after round 0 of 4"):
         run_it(tmp_path, make_run(), stop=stop)

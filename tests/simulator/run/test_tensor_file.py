@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from staddle.errors import LocalError
-from staddle.simulator.run.tensor_file import Entry, pack, unpack
+from staddle.simulator.run.tensor_file import TensorEntry, pack, unpack
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.float16, torch.uint8)
 SHAPES = ((), (0,), (3,), (2, 0), (2, 3), (1, 2, 1))
@@ -25,7 +25,7 @@ def tensors(draw):
 
 ENTRIES = st.dictionaries(
     st.tuples(ODD, ODD),
-    st.builds(Entry, st.dictionaries(ODD, st.dictionaries(ODD, tensors(), max_size=2), max_size=2), ODD),
+    st.builds(TensorEntry, st.dictionaries(ODD, st.dictionaries(ODD, tensors(), max_size=2), max_size=2), ODD),
     max_size=2,
 )
 
@@ -51,7 +51,7 @@ def test_what_is_packed_comes_back_bit_for_bit(entries):
 def test_tensors_that_share_memory_or_lie_otherwise_come_back():
     whole = torch.arange(12.0).reshape(3, 4)
     held = {"whole": whole, "row": whole[1], "turned": whole.T, "wide": whole[:1].expand(5, 4), "one": whole[0, 0]}
-    entry = unpack(pack({("a",): Entry({"r": held}), ("b",): Entry({"r": held})}), "x")["b",]
+    entry = unpack(pack({("a",): TensorEntry({"r": held}), ("b",): TensorEntry({"r": held})}), "x")["b",]
     assert all(torch.equal(entry.rooms["r"][name], tensor) for name, tensor in held.items())
     entry.rooms["r"]["whole"].zero_()
     assert entry.rooms["r"]["row"].tolist() == [4, 5, 6, 7]

@@ -17,7 +17,7 @@ from staddle.algorithms.methods.common.inner_steps import (
     sloped,
     stepped,
 )
-from staddle.algorithms.models.functional import Bound
+from staddle.algorithms.models.functional import BoundModule
 
 
 def at(*rows):
@@ -32,7 +32,7 @@ def rows_of(point):
 def test_losses_gradient_and_curvature_by_hand(form):
     parts = line(5.0, 6.0)
     if form == "bound":
-        parts = {name: Bound(parts[name], values) for name, values in values_of(parts).items()}
+        parts = {name: BoundModule(parts[name], values) for name, values in values_of(parts).items()}
     assert losses_at(parts, at(HALF, -HALF), *ONE).tolist() == pytest.approx([log(4 / 3)])
     two = torch.ones(2, 1), torch.tensor([0, 1])
     assert losses_at(parts, at(HALF, -HALF), *two).tolist() == pytest.approx([log(4 / 3), log(4)])
@@ -81,7 +81,7 @@ def test_curvature_through_batch_norm_is_that_of_differences_for_silos_at_once_t
     assert torch.allclose(one, (ahead - back) / 2e-5, atol=1e-8)
 
     def of_silo(values, x):
-        bound = {name: Bound(part, values[name]) for name, part in parts.items()}
+        bound = {name: BoundModule(part, values[name]) for name, part in parts.items()}
         at = {name: {key: values[name][key] for key in here[name]} for name in here}
         return curvature_at(bound, at, way, x, y)
 

@@ -13,7 +13,7 @@ from staddle.algorithms.course import Facts, SiloState
 from staddle.algorithms.data import dataset as data
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import WEIGHT, Gift, Kind
+from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
@@ -295,7 +295,7 @@ def test_presence_is_at_most_one_and_the_signed_schema_says_so():
     assert deltas["tensors"][-1] == {"name": "presence", "dtype": "int64", "shape": [3], **bounds}
     (part,) = new_method().up(0)
     with pytest.raises(LocalError, match="part 'rows': its weight holds a value above 1"):
-        PLAIN.give(part, Gift({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double()))
+        PLAIN.give(part, Contribution({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double()))
 
 
 def test_a_schema_with_another_largest_weight_is_not_ours():
