@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from staddle.algorithms.course import Optimiser, Stage
 from staddle.algorithms.models.build import ModelOptions, build
-from staddle.algorithms.training import dp_sgd as private
+from staddle.algorithms.training import dp_sgd
 from staddle.algorithms.training import loop as training
 from staddle.algorithms.training.clipped_sum import ClippedSum
 from staddle.algorithms.training.dp_sgd import Mechanism, Private
@@ -44,7 +44,7 @@ CLASSES = 10
 PARTS = {  # what is measured within a step, and where it is called
     "noise": ((DPOptimizer, "add_noise"), (ClippedSum, "noisy")),
     "clip": ((DPOptimizer, "clip_and_accumulate"), (ClippedSum, "add")),
-    "rule": ((torch.optim.SGD, "step"), (private._Rule, "__call__"), (training, "apply")),  # noqa: SLF001 what is measured
+    "rule": ((torch.optim.SGD, "step"), (dp_sgd._Rule, "__call__"), (training, "apply")),  # noqa: SLF001 what is measured
 }
 
 OneStep = Callable[[Tensor, Tensor], None]

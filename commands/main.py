@@ -10,8 +10,7 @@ import typer
 from ..errors import StaddleError
 from . import coordinator, job, keys, roster, silo, status
 from .console import printer
-from .federation import demo
-from .federation import operator_client as operator
+from .federation import demo, operator_client
 from .ledger import ledger
 from .policy import policy
 from .privacy import privacy
@@ -22,7 +21,7 @@ UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # click's, or
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(keys.app, name="keys")
 app.add_typer(roster.app, name="roster")
-app.add_typer(operator.app, name="operator")
+app.add_typer(operator_client.app, name="operator")
 app.add_typer(job.app, name="job")
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(silo.app, name="silo")

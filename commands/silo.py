@@ -8,8 +8,7 @@ import typer
 
 from .. import log
 from ..proto.channel import require_tls13
-from .console import examples, printer
-from .console import output as findings
+from .console import examples, output, printer
 
 app = typer.Typer(no_args_is_help=True, help="Configure, check and run a silo agent.")
 
@@ -36,7 +35,7 @@ def check(
     require_tls13()
     from ..silo.check import check as checked  # noqa: PLC0415 torch and grpc take seconds to import
 
-    findings.show(checked(config, job or []), as_json)
+    output.show(checked(config, job or []), as_json)
 
 
 @app.command("run")

@@ -16,7 +16,7 @@ from typing import TypeVar
 import pydantic
 
 from ..errors import LocalError
-from . import documents as files
+from . import documents
 from .documents import canonical_json, parse_canonical, parse_json, validate, write_atomic
 
 DIGEST = "file_sha256"
@@ -56,7 +56,7 @@ def write_json(path: Path, model: pydantic.BaseModel) -> None:
 
 def read_json(path: Path, model: type[ModelT]) -> ModelT:
     """What ``write_json`` wrote; LocalError names the file and says what to do."""
-    return from_json(files.read_bytes(path), model, str(path))
+    return from_json(documents.read_bytes(path), model, str(path))
 
 
 def to_bytes(data: bytes) -> bytes:
@@ -71,7 +71,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def read_bytes(path: Path) -> bytes:
     """What ``write_bytes`` wrote; a LocalError names the file and tells nothing of what it holds."""
-    kept = files.read_bytes(path)
+    kept = documents.read_bytes(path)
     data, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise _changed(str(path))

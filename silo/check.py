@@ -18,7 +18,7 @@ from ..proto.channel import checked_address
 from ..security import preflight
 from ..security.identity.keys import Keys, Role
 from ..security.identity.roster import Roster
-from ..security.ledger import messages as ledger_view
+from ..security.ledger import messages
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.records import SumSigned
 from ..security.policy import policy as policies
@@ -26,7 +26,7 @@ from ..security.policy.file import BudgetTable as DatasetTable
 from ..security.policy.policy import Policy
 from ..security.preflight import PreflightReport
 from . import config as configs
-from . import connectivity as reach
+from . import connectivity
 from .admission.checks import admit
 from .admission.private_jobs import advice
 from .admission.signed_sets import objection_to
@@ -67,13 +67,13 @@ def _reach(report: PreflightReport, config: SiloConfig, keys: Keys | None, roste
         report.skip("reach", "keys and roster")
         return
     address, coordinator = config.coordinator, roster.coordinator
-    if not report.look("reach", partial(reach.connect, address, coordinator)):
+    if not report.look("reach", partial(connectivity.connect, address, coordinator)):
         report.skip("handshake", "reach")
         report.skip("health", "reach")
-    elif not report.look("handshake", partial(reach.handshake, address, config.keys, coordinator)):
+    elif not report.look("handshake", partial(connectivity.handshake, address, config.keys, coordinator)):
         report.skip("health", "the handshake")
     else:
-        report.look("health", partial(reach.health, address, keys, coordinator))
+        report.look("health", partial(connectivity.health, address, keys, coordinator))
 
 
 def _config(path: Path) -> tuple[SiloConfig, str]:
@@ -152,7 +152,7 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
-    found = ledger_view.records(ledger) if ledger.is_dir() else ()
+    found = messages.records(ledger) if ledger.is_dir() else ()
     return [record for _, record in found if isinstance(record, SumSigned)]
 
 

@@ -44,7 +44,7 @@ from typing import Literal
 
 import pydantic
 
-from ..algorithms.data import registry as sources
+from ..algorithms.data import registry
 from ..algorithms.numerics.devices import Precision
 from ..files.documents import Strict, read_toml
 from ..metrics import MetricsConfig
@@ -84,7 +84,7 @@ class SiloConfig(Strict):
     dataset: DatasetName = DATASET
     log: Literal["text", "json"] = "text"
     trust: Pins
-    data: sources.Source
+    data: registry.Source
     training: Training = Training()
     weights: tuple[Weights, ...] = ()
     metrics: MetricsConfig | None = None
@@ -101,6 +101,6 @@ def load(path: Path) -> SiloConfig:
             "roster": base / config.roster,
             "policy": base / config.policy,
             "weights": tuple(own.model_copy(update={"file": base / own.file}) for own in config.weights),
-            "data": sources.below(config.data, base),
+            "data": registry.below(config.data, base),
         }
     )

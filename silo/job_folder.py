@@ -39,7 +39,7 @@ from ..algorithms.training.silo_round import RoundReport, state_from_bytes, stat
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
 from ..files.documents import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
-from .parts import gifts as bundle
+from .parts import gifts
 from .parts.gifts import Contributions
 
 
@@ -109,7 +109,7 @@ class JobFolder:
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
-        write_atomic(outbox, bundle.to_bytes(replace(given, start=counted)))
+        write_atomic(outbox, gifts.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
             if path not in (outbox, kept, self._state(counted)):
@@ -152,7 +152,7 @@ class JobFolder:
         path = self._outbox(round_ + 1)
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
-        return bundle.read(path)
+        return gifts.read(path)
 
     def forget(self, round_: int) -> None:
         """Let the round be trained again from the state before it; nothing of it has left."""

@@ -6,7 +6,8 @@ may wait for the device, or bring anything to it from the host.
 
 One silo's training steps as a device replays them: what a step launches is recorded once in a stage.
 
-For models so small that launching their kernels one by one takes longer than they do; a large one trains as ``PlainStepper``.
+For models so small that launching their kernels one by one takes longer than they do; a large one
+trains as ``PlainStepper``.
 """
 
 import gc
@@ -166,7 +167,7 @@ SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(PlainStepper):
-    """As ``PlainStepper``, and the same bits: from its third step on, a batch of some size is not launched but replayed."""
+    """As ``PlainStepper``, and the same bits: from the third step on, batches are replayed instead of launched."""
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         super().__init__(precision)

@@ -14,9 +14,7 @@ from ...files.documents import write_atomic
 from ...security.identity import roster as rosters
 from ...security.identity.keys import load_keys
 from ...security.identity.roster import Roster
-from ...security.ledger import audit as ledger_audit
-from ...security.ledger import messages as ledger_view
-from ...security.ledger import receipt_checks as ledger_receipts
+from ...security.ledger import audit, messages, receipt_checks
 from ...security.ledger.audit import AuditResult
 from ...security.ledger.egress_ledger import Ledger
 from ...security.log.checkpoint import TreeHead, owner
@@ -26,15 +24,9 @@ from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
 from ..console import printer
 from . import (
-    proofs as ledger_proofs,
-)
-from . import (
-    received as ledger_received,
-)
-from . import (
-    reconcile as ledger_reconcile,
-)
-from . import (
+    proofs,
+    received,
+    reconcile,
     roster_files,
 )
 from . import (
@@ -73,14 +65,14 @@ def verify(
     them anew: give with --checkpoint or --known what the coordinator, another silo or you noted earlier.
     """
     given = roster_files.read(roster, founder, threshold)
-    folder = ledger_audit.ledger_folder(path)
+    folder = audit.ledger_folder(path)
     noted = {str(file): read_note(file) for file in checkpoint or []}
     own = stored(folder)
     key = _key(given.newest, own, noted)
-    found = ledger_audit.verify(folder, dict(_known(text) for text in known or []), key, noted)
+    found = audit.verify(folder, dict(_known(text) for text in known or []), key, noted)
     receipts = None
     if given.each and found.ok:
-        receipts = ledger_receipts.check(islice(ledger_view.lines(folder), found.records), given.each)
+        receipts = receipt_checks.check(islice(messages.lines(folder), found.records), given.each)
         found = replace(found, problems=tuple(receipts.problems))
     federation, whose = owner(TreeHead.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
     unsigned, running = found.records - (found.checkpoint or 0), held(folder)
@@ -167,8 +159,8 @@ def report(
     given = roster_files.read(roster, founder, threshold)
     sources = report_page.RosterSources(given.each, given.founders)
     made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    folder = ledger_audit.ledger_folder(path)
-    ledger_received.check_silos(folder)
+    folder = audit.ledger_folder(path)
+    received.check_silos(folder)
     page = reports.read(folder, made, sources, job or "")
     write_atomic(out, reports.html(page))
     if page.body is None:
@@ -185,7 +177,7 @@ def rekey(
     new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
 ) -> None:
     """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
-    folder = ledger_audit.ledger_folder(path)
+    folder = audit.ledger_folder(path)
     before, after = load_keys(old), load_keys(new)
     note = stored(folder)
     if note is None:
@@ -208,8 +200,8 @@ def rekey(
 
 
 ledger_show.add_to(app)
-ledger_proofs.add_to(app)
-app.command("reconcile")(ledger_reconcile.reconcile)
+proofs.add_to(app)
+app.command("reconcile")(reconcile.reconcile)
 
 
 def _known(text: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import typer
 from ...errors import LocalError, ProofError
 from ...files import checked_file
 from ...security.identity.roster import Roster
-from ...security.ledger import audit as ledger_audit
+from ...security.ledger import audit
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.reconcile import Reconciled
 from ...security.ledger.reconcile import reconcile as compared
@@ -72,7 +72,7 @@ def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     held = _held(silo.parent / HEADS, coordinator, roster)
     for folder in (silo, coordinator):
         key = _key(folder, roster) if roster else None
-        verified = ledger_audit.verify(folder, key=key)
+        verified = audit.verify(folder, key=key)
         if not verified.ok:
             raise LocalError(f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify {folder}")
     if roster and (name := _owner(coordinator)) != roster.coordinator.id:

@@ -8,16 +8,14 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from ...errors import LocalError
-from ...security.ledger import messages as ledger_view
-from ...security.ledger import receipt_checks as ledger_receipts
+from ...security.ledger import messages, receipt_checks
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.messages import PROTOCOL, Group, LedgerMessage, Totals
 from ...security.ledger.records import Deny, Intent, PrivacyHead, ProtocolMessage, SumEnd, SumOpened, SumSigned
 from ...security.log.chain import VerifiedLine
 from ...security.policy.release import PADDED
 from ..console import printer
-from . import received as ledger_received
-from . import roster_files
+from . import received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
@@ -45,25 +43,25 @@ def show(
     privacy budget of a data set came to is of no job, and shown where nothing is asked for in particular.
     """
     folder = ledger_folder(path)
-    if ledger_received.is_coordinators(folder):
+    if received.is_coordinators(folder):
         if part is not None:
             raise LocalError("--part: a coordinator's ledger does not name parts; see the silo's")
-        ledger_received.show(folder, job, round_number, recipient, as_json=as_json)
+        received.show(folder, job, round_number, recipient, as_json=as_json)
         return
-    if job is not None and job not in (jobs := ledger_view.jobs(folder)):
+    if job is not None and job not in (jobs := messages.jobs(folder)):
         raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
 
     def wanted(record: Intent | OfJob, parts: Sequence[str], to: str) -> bool:
         of = round_number in (None, record.round) and job in (None, record.job)
         return of and (part is None or part in parts) and recipient in (None, to)
 
-    rows = [m for m in ledger_view.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
+    rows = [m for m in messages.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
     beside: list[tuple[VerifiedLine, Beside]] = [
-        (line, record) for line, record in ledger_view.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
+        (line, record) for line, record in messages.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
     ]
-    beside += [(line, record) for line, record in ledger_view.denials(folder) if wanted(record, [], "")]
+    beside += [(line, record) for line, record in messages.denials(folder) if wanted(record, [], "")]
     if (job, round_number, part, recipient) == (None, None, None, None):
-        beside += ledger_view.budgets(folder)
+        beside += messages.budgets(folder)
     if as_json:
         documents = [_document(message) for message in rows] + [
             _document_beside(line, record) for line, record in beside
@@ -101,12 +99,12 @@ def summary(
     coordinator signed.
     """
     folder = ledger_folder(path)
-    ledger_received.check_silos(folder)
+    received.check_silos(folder)
     given = roster_files.read(roster, founder, threshold)
-    receipts = ledger_receipts.check(ledger_view.lines(folder), given.each) if given.each else None
+    receipts = receipt_checks.check(messages.lines(folder), given.each) if given.each else None
     for problem in receipts.problems if receipts else []:
         printer.show(f"problem: {problem}", err=True)
-    totals = ledger_view.summary(folder, GROUPS)
+    totals = messages.summary(folder, GROUPS)
     if as_json:
         rows: list[dict[str, Any]] = [{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]
         printer.show_json(rows + [_document_beside(*last) for last in _last_budgets(folder)])
@@ -132,12 +130,12 @@ def _tell_totals(folder: Path, totals: Mapping[tuple[str, ...], Totals]) -> None
 
 
 def _tell_policies(folder: Path) -> None:
-    for seq, time, change in ledger_view.policies(folder):
+    for seq, time, change in messages.policies(folder):
         printer.show(f"policy {change.after} in force from {time} on (record {seq}, with its text)")
 
 
 def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
-    return list({head.dataset: (line, head) for line, head in ledger_view.budgets(folder)}.values())
+    return list({head.dataset: (line, head) for line, head in messages.budgets(folder)}.values())
 
 
 def spent(head: PrivacyHead) -> str:
@@ -146,7 +144,7 @@ def spent(head: PrivacyHead) -> str:
 
 
 def _parts(message: LedgerMessage) -> list[str]:
-    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [ledger_view.MESSAGE]
+    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [messages.MESSAGE]
 
 
 def _document(message: LedgerMessage) -> dict[str, Any]:

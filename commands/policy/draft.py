@@ -17,7 +17,7 @@ from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.releases import given_releases
 from ..console.output import number
 from ..console.toml import to_toml
-from ..privacy import budget_text as budgeting
+from ..privacy import budget_text
 
 WIDTH = 100
 LISTED = 12  # tensors of a rule that its comment names one by one
@@ -138,7 +138,7 @@ def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
         'max_bytes = "16MiB"',
     ]
     sums = _sums([job for job in jobs if job.security.required], len(jobs), trust=trust)
-    return "\n".join([*lines, *sums, *budgeting.table(jobs, dataset)]) + "\n"
+    return "\n".join([*lines, *sums, *budget_text.table(jobs, dataset)]) + "\n"
 
 
 def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:

@@ -55,11 +55,11 @@ def new(
 
     Each rule says what its tensors are and what they can tell about your records.
     """
-    from ...silo.admission import checks as admission  # noqa: PLC0415 torch takes seconds to import
+    from ...silo.admission import checks  # noqa: PLC0415 torch takes seconds to import
     from .draft import draft, trusting_jobs  # noqa: PLC0415
 
     members = rosters.load(roster)
-    jobs = [admission.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
     text = draft(jobs, dataset=dataset)
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
@@ -73,7 +73,7 @@ def new(
     if names := trusting_jobs(jobs):
         printer.show(
             f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
-            f'if you trust in that, take the # from its line trust = "{admission.TRUSTED}"'
+            f'if you trust in that, take the # from its line trust = "{checks.TRUSTED}"'
         )
 
 
@@ -90,30 +90,30 @@ def check(
 
     The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
     """
-    from ...silo.admission import checks as admission  # noqa: PLC0415 torch takes seconds to import
+    from ...silo.admission import checks  # noqa: PLC0415 torch takes seconds to import
     from ...silo.admission.private_jobs import privacy_objections  # noqa: PLC0415
-    from ..privacy import budget_text as budgeting  # noqa: PLC0415
+    from ..privacy import budget_text  # noqa: PLC0415
 
     found, members, silo = _sources(config, policy, roster, dataset)
     try:
-        job, signer = admission.read_job(read_bytes(signed_job), members, str(signed_job))
+        job, signer = checks.read_job(read_bytes(signed_job), members, str(signed_job))
         if silo:
-            admission.check_member(job, silo, members)
+            checks.check_member(job, silo, members)
     except RefusedError as error:
         if as_json:
             printer.show_json({"accept": False, "code": error.code, "why": error.why})
         else:
             printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
-    outflows = admission.outflows(job, members, found)
-    objections = (*privacy_objections(job, found), *admission.sum_objections(job, found, members))
+    outflows = checks.outflows(job, members, found)
+    objections = (*privacy_objections(job, found), *checks.sum_objections(job, found, members))
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {
             **_document(job, signer, found, outflows, accepts),
             "reasons": objections,
             "declared": _declared(job, silo),
-            "privacy": budgeting.document(job, found),
+            "privacy": budget_text.document(job, found),
         }
         printer.show_json(document)
     else:
@@ -144,8 +144,8 @@ def _sources(
 
 
 def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
-    from ...silo.admission import checks as admission  # noqa: PLC0415 beside the admission, as light as it is
-    from ..privacy import budget_text as budgeting  # noqa: PLC0415
+    from ...silo.admission import checks  # noqa: PLC0415 beside the admission, as light as it is
+    from ..privacy import budget_text  # noqa: PLC0415
     from .visibility import together, told_by_likeness, unbounded  # noqa: PLC0415
 
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
@@ -161,7 +161,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         yield from _wrapped(open_still, "")
     yield from _wrapped(_looked_at(policy), "")
     if job.privacy is not None:
-        for line in budgeting.told(job, policy):
+        for line in budget_text.told(job, policy):
             yield from _wrapped(line, "")
     if declared := _declared(job, silo):
         yield from _wrapped(f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", "")
@@ -169,7 +169,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         enough = job.min_holders + job.security.colluders
         said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
         yield from _wrapped(said, "")
-    if admission.trusting(job):
+    if checks.trusting(job):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
         hidden, it = ("the tags of its counts are", "them")

@@ -9,7 +9,7 @@ from ...security.dp.budget_view import BudgetView
 from ...security.dp.prv import NONE, Question, opinions
 from ...security.dp.rdp import group, shown
 from ...silo import config as configs
-from ...silo.admission import budget as spent
+from ...silo.admission import budget
 from ...silo.admission.budget import BudgetReport
 from ..console import printer
 from ..console.output import number
@@ -22,7 +22,7 @@ ADDING = (
 
 def documents(config: Path) -> list[dict[str, Any]]:
     """Each data set as plain values."""
-    found = spent.read(configs.load(config))
+    found = budget.read(configs.load(config))
     questions = [question for each in found if each.budget for question in _questions(each.budget)]
     answers = iter(opinions(questions))
     return [_document(each, answers) for each in found]

@@ -14,7 +14,7 @@ from decimal import Decimal
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ..console import output as units
+from ..console import output
 from ..console.output import UNITS
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
             labels.append(Mark(_r(middle), str(min((place + 1) * step, len(heads)))))
     limit = Mark(_r(TOP + UP * float(1 - Decimal(last.limit) / end)), f"limit {last.limit}")
     title = f"Data set {last.dataset}"
-    after = units.number(len(heads), "head")
+    after = output.number(len(heads), "head")
     said = f"{title}: epsilon {last.epsilon} of {last.limit} at delta {last.delta} after {after}"
     return SpendingChart(title, said, tuple(bars), ticks, tuple(labels), limit)
 

@@ -11,10 +11,9 @@ from ...security.ledger.messages import Totals
 from ...security.ledger.overview import At, LedgerOverview, Session, parts
 from ...security.ledger.receipt_checks import Receipts
 from ...security.ledger.records import Deny, Peer, WitnessRecord
-from . import chart as report_chart
+from . import chart, tables
 from . import policies as rules
 from . import sums as report_sums
-from . import tables
 from .chart import Chart, SpendingChart
 from .policies import PolicySpan, PolicyText
 from .sentences import sentence
@@ -160,7 +159,7 @@ def _body(whole: LedgerOverview, view: LedgerOverview, members: Roster | None, r
         taints=tables.taint_table(view.messages),
         budgets=(budgets := tables.budget_table(view.budgets)),
         spending=tuple(
-            report_chart.spending([at for at in view.budgets if at.record.dataset == row.last.record.dataset])
+            chart.spending([at for at in view.budgets if at.record.dataset == row.last.record.dataset])
             for row in budgets[:MAX_CHARTS]
         ),
         sessions=sessions,
@@ -188,15 +187,13 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
         jobs[intent.job] += intent.message.bytes
     by_day = None
     if len(days) > 1:
-        columns = report_chart.by_date(days)
+        columns = chart.by_date(days)
         across = {10: "day (UTC)", 7: "month", 4: "year"}[len(columns[0][0])]
-        by_day = report_chart.stacked("All jobs", across, columns, report_chart.patterns(jobs))
-    patterns = report_chart.patterns(totals)
+        by_day = chart.stacked("All jobs", across, columns, chart.patterns(jobs))
+    patterns = chart.patterns(totals)
     drawn = {job for job, _ in jobs.most_common(MAX_CHARTS)}
     charts = [
-        report_chart.stacked(f"Job {job}", "round", report_chart.by_round(by), patterns)
-        for job, by in rounds.items()
-        if job in drawn
+        chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns) for job, by in rounds.items() if job in drawn
     ]
     return by_day, tuple(charts), len(rounds) - len(charts)
 

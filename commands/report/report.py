@@ -21,23 +21,17 @@ from markupsafe import Markup
 from ...errors import LocalError, ProofError
 from ...security.identity.roster import Roster
 from ...security.ledger import (
-    audit as ledger_audit,
-)
-from ...security.ledger import (
-    messages as ledger_view,
-)
-from ...security.ledger import (
-    overview as ledger_overview,
-)
-from ...security.ledger import (
-    receipt_checks as ledger_receipts,
+    audit,
+    messages,
+    overview,
+    receipt_checks,
 )
 from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
 from ..console.output import size
 from ..console.printer import printable
-from . import chart as report_chart
+from . import chart
 from . import page as report_page
 from .page import Page, RosterSources
 
@@ -48,20 +42,20 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
     """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
     if not ledger.exists():
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
-    verified = ledger_audit.verify(ledger)
+    verified = audit.verify(ledger)
     if not verified.ok:
         return report_page.broken(verified, made, _claimed(ledger))
-    view = ledger_overview.view(verified, ledger_view.records(ledger))
+    view = overview.view(verified, messages.records(ledger))
     if only and only not in view.jobs:
         raise LocalError(f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}")
     receipts = None
     if roster := sources.named(view):
         try:
-            signed = ledger_audit.verify(ledger, key=_log_key(ledger, roster))
+            signed = audit.verify(ledger, key=_log_key(ledger, roster))
         except ProofError as error:
             signed = replace(verified, problems=(str(error),))
         if signed.ok:
-            receipts = ledger_receipts.check(islice(ledger_view.lines(ledger), verified.records), sources.rosters)
+            receipts = receipt_checks.check(islice(messages.lines(ledger), verified.records), sources.rosters)
             signed = replace(signed, problems=tuple(receipts.problems))
         if not signed.ok:
             return report_page.broken(signed, made, view.silo)
@@ -80,7 +74,7 @@ def _log_key(ledger: Path, roster: Roster) -> VerifierKey:
 def _claimed(ledger: Path) -> str:
     """The name that a ledger gives itself before the place where it is broken."""
     with contextlib.suppress(LocalError):
-        for _, record in ledger_view.records(ledger):
+        for _, record in messages.records(ledger):
             if isinstance(record, Start | Intent):
                 return record.silo
     return ""
@@ -101,7 +95,7 @@ def html(page: Page) -> bytes:
     style = Markup(_template("report.css"))  # noqa: S704 ours, from this package
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = environment.get_template("report.html")
-    return template.render(page=page, style=style, style_digest=digest, frame=report_chart).encode()
+    return template.render(page=page, style=style, style_digest=digest, frame=chart).encode()
 
 
 def _seen(value: Any) -> Any:

@@ -49,12 +49,11 @@ def reproduce(
     Stopped or killed, the same command goes on where it was. What is finished is not run again.
     """
     from ...simulator.engines.choose import OnGpu  # noqa: PLC0415 torch takes seconds to import
-    from . import published as reproduce_tables  # noqa: PLC0415
-    from . import reproduce_run as reproducing  # noqa: PLC0415
+    from . import published, reproduce_run  # noqa: PLC0415
     from .run import RunOptions  # noqa: PLC0415
 
     if listed:
-        reproduce_tables.show(table, data, as_json=as_json)
+        published.show(table, data, as_json=as_json)
         return
     if table is None:
         raise LocalError("which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all")
@@ -62,4 +61,4 @@ def reproduce(
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
     asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False)
-    reproducing.reproduce(table, data, tuple(setting or ()), clients, asked, as_json=as_json)
+    reproduce_run.reproduce(table, data, tuple(setting or ()), clients, asked, as_json=as_json)

@@ -20,7 +20,7 @@ from ...simulator.run.runner import complete
 from ..console import printer
 from ..console.output import number
 from ..console.printer import Screen
-from . import results as simulate_results
+from . import results
 from .progress import named, shown
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -131,10 +131,10 @@ def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
     summary = report(prepared)
     finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
     if as_json:
-        printer.show_json({"out": str(prepared.out), "methods": simulate_results.document(finished)})
+        printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})
         return
-    printer.show(printer.PrintedTable(simulate_results.COLUMNS, simulate_results.rows(finished)))
-    screen.show(f"{simulate_results.MEANING}; all measures, and pictures: {summary}")
+    printer.show(printer.PrintedTable(results.COLUMNS, results.rows(finished)))
+    screen.show(f"{results.MEANING}; all measures, and pictures: {summary}")
 
 
 def _labels(prepared: Prepared) -> list[str]:

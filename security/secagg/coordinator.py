@@ -303,7 +303,7 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage, so that it need not wait for the others: ``AttemptDeadline`` ends it."""
+    """Whether too few can answer in this stage, so that it need not wait for others: ``AttemptDeadline`` ends it."""
     expected = _expected(state)
     if expected is None:
         return False

@@ -23,7 +23,7 @@ from ...security.dp.budget_records import MechanismSteps
 from ...security.dp.budget_view import BudgetView
 from ...security.dp.rdp import Event, shown
 from ...security.identity.keys import ENTRY_FILE, Keys, RosterEntry, load_entry
-from ...security.ledger import messages as ledger_view
+from ...security.ledger import messages
 from ...security.ledger.audit import LEDGER
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import PrivacyHead
@@ -163,7 +163,7 @@ def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
     ledger = config.directory / LEDGER
     if not ledger.is_dir():
         return {}
-    found = (record for _, record in ledger_view.records(ledger))
+    found = (record for _, record in messages.records(ledger))
     return {record.dataset: record for record in found if isinstance(record, PrivacyHead)}
 
 

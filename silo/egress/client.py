@@ -19,7 +19,7 @@ from ...proto.channel import (
     require_tls13,
     transfer_seconds,
 )
-from ...proto.convert import group_key as group_messages
+from ...proto.convert import group_key
 from ...proto.convert.secagg_received import read_told
 from ...proto.federation_pb2_grpc import FederationStub
 from ...proto.frames import Frame, decode, encode
@@ -72,7 +72,7 @@ class Client:
             SECURE_NEXT, secure_pb2.SecureAsked.SerializeToString, lambda data: read_told(data, silos)
         )
         self._group_key: Any = self._channel.unary_unary(
-            GROUP_KEY, secure_pb2.KeyAsked.SerializeToString, lambda data: group_messages.read_told(data, silos)
+            GROUP_KEY, secure_pb2.KeyAsked.SerializeToString, lambda data: group_key.read_told(data, silos)
         )
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 

@@ -40,7 +40,7 @@ from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
-from ...proto.convert import group_key as group_messages
+from ...proto.convert import group_key
 from ...proto.convert.group_key import Contributed, KeyAsked, contributed_to_wire
 from ...proto.convert.secagg_received import SecaggDelivery, told_from_wire
 from ...proto.convert.secagg_sent import Attempt, GivenBody, SecaggPoll, SecaggUpload, asked_to_wire, given_to_wire
@@ -543,9 +543,9 @@ class Gate:
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
         """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""
-        asked = group_messages.asked_to_wire(KeyAsked(self._session, job.name, bytes.fromhex(job.digest)))
+        asked = group_key.asked_to_wire(KeyAsked(self._session, job.name, bytes.fromhex(job.digest)))
         self._count(asked)
-        return group_messages.told_from_wire(await self._client.group_key(asked), len(job.silos))
+        return group_key.told_from_wire(await self._client.group_key(asked), len(job.silos))
 
     # The word on a padded upload.
 

@@ -62,7 +62,7 @@ from pydantic import BeforeValidator, Field
 from ...algorithms.job.job import Job, JobFile, JobSettings, MethodTable, Rounds, Seed, Silos
 from ...algorithms.job.security import SecurityTable
 from ...algorithms.models.build import ModelOptions, input_shape
-from ...algorithms.partition import options as partition_table
+from ...algorithms.partition import options
 from ...errors import LocalError
 from ...files.documents import Strict, read_toml, validate
 from .options import Count, Data, Partition, PartitionFromFile, Split, Synthetic, below
@@ -226,11 +226,11 @@ def _announced(file: ExperimentFile) -> int:
     match file.data, file.partition:
         case Synthetic(silos=count), _:
             return count
-        case _, partition_table.PartitionTable(keep=int(count)) | PartitionFromFile(keep=int(count)):
+        case _, options.PartitionTable(keep=int(count)) | PartitionFromFile(keep=int(count)):
             return count
-        case _, partition_table.BySource(silos=by_source):
+        case _, options.BySource(silos=by_source):
             return sum(by_source.values())
-        case _, partition_table.ByColumn() | PartitionFromFile() | None:
+        case _, options.ByColumn() | PartitionFromFile() | None:
             return max(file.min_cohort, FEWEST)
         case _, table:
             return table.silos

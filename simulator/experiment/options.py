@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pydantic
 from pydantic import Field, PlainValidator
 
-from ...algorithms.data import registry as sources
+from ...algorithms.data import registry
 from ...algorithms.data.options import Shared
 from ...algorithms.data.sources.synthetic import LARGEST, PUBLISHED_SILOS
 from ...algorithms.data.tagged import of_kind
 from ...algorithms.job.job import Seed
-from ...algorithms.partition import options as partition_table
+from ...algorithms.partition import options
 from ...algorithms.partition.split import Ratio
 from ...files.documents import Strict
 
@@ -66,8 +66,8 @@ class Apart(Strict):
     """Whether one in nine training records validates."""
 
 
-DATA: dict[str, type[Strict]] = {**sources.KINDS, "synthetic": Synthetic}
-PARTITIONS: dict[str, type[Strict]] = {**partition_table.KINDS, "file": PartitionFromFile}
+DATA: dict[str, type[Strict]] = {**registry.KINDS, "synthetic": Synthetic}
+PARTITIONS: dict[str, type[Strict]] = {**options.KINDS, "file": PartitionFromFile}
 SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 
 
@@ -88,15 +88,15 @@ def _split(value: Any) -> Strict:
     return of_kind(value, SPLITS, "merged")
 
 
-Data: TypeAlias = Annotated[sources.Source | Synthetic, PlainValidator(_data)]
-Partition: TypeAlias = Annotated[partition_table.Partition | PartitionFromFile, PlainValidator(_partition)]
+Data: TypeAlias = Annotated[registry.Source | Synthetic, PlainValidator(_data)]
+Partition: TypeAlias = Annotated[options.Partition | PartitionFromFile, PlainValidator(_partition)]
 Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 
 
 def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
     """The same, with paths that start at a folder."""
     if not isinstance(data, Synthetic):
-        data = sources.below(data, folder)
+        data = registry.below(data, folder)
     if isinstance(partition, PartitionFromFile):
         partition = partition.model_copy(update={"file": folder / partition.file})
     return data, partition

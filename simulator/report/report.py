@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from ...algorithms.job.job import Job
 from ...algorithms.partition import file as partition_file
-from ...algorithms.partition import picture as partition_picture
+from ...algorithms.partition import picture
 from ...algorithms.partition.file import PartitionFile
 from ...errors import LocalError
 from ...files.documents import write_atomic
@@ -88,9 +88,9 @@ def _partition(out: Path, population: Population | None) -> PartitionFile | None
 def _drawn(population: Population) -> bytes | None:
     """None where there are more silos and classes than a picture takes."""
     held = counts(population)
-    if held.size > partition_picture.MOST_CELLS:
+    if held.size > picture.MOST_CELLS:
         return None
-    return partition_picture.picture(held, tuple(population.records), population.class_names or ())
+    return picture.picture(held, tuple(population.records), population.class_names or ())
 
 
 def _heat_map(run: Recorded, population: Population | None) -> bytes | None:

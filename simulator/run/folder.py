@@ -27,8 +27,7 @@ from ...files.documents import unwritable, write_atomic
 from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
-from . import export as results
-from . import manifest as identity
+from . import export, manifest
 from .checkpoint import FinishedRun, Snapshots
 from .history import NOTHING, HistoryFile, Measured
 from .manifest import RUN, RunManifest
@@ -58,7 +57,7 @@ def opened(
             stack.enter_context(locked(path))
         except OSError as error:
             raise UnwritableError(f"{path}: cannot use it: {unwritable(error)}") from error
-        folder = RunFolder(path, run, identity.identity(run, population, schedule, device))
+        folder = RunFolder(path, run, manifest.identity(run, population, schedule, device))
         stack.callback(folder.close)
         yield folder
 
@@ -70,7 +69,7 @@ class RunFolder:
         self.path, self._run, self._identity = path, run, here
         there = _identity_there(path)
         if there is not None:
-            identity.check_same(path, there, here)
+            manifest.check_same(path, there, here)
         if there is None or (there != here and not (path / "checkpoint.json").exists()):
             write_atomic(path / RUN, here.to_bytes(), 0o644)
             there = here
@@ -119,7 +118,7 @@ class RunFolder:
         """
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
-        made = results.write(self.path, self._identity.silos, self.history, models, coordinator)
+        made = export.write(self.path, self._identity.silos, self.history, models, coordinator)
         names = tuple(path.relative_to(self.path).as_posix() for path in made)
         self._checkpoint.finish(FinishedRun(history=self._history.sync(), results=names))
         self.finished = True
@@ -133,7 +132,7 @@ class RunFolder:
 def _identity_there(path: Path) -> RunManifest | None:
     """Of the run whose folder this is; None where it is new. LocalError where it holds something else."""
     if (path / RUN).exists():
-        return identity.read(path)
+        return manifest.read(path)
     foreign = sorted(one.name for one in path.iterdir() if one.name != "LOCK" and not one.name.endswith(".tmp"))
     if foreign:
         raise LocalError(f"{path}: has no {RUN}, but {foreign[0]!r}; choose another --out, or move that away")

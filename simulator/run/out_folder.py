@@ -6,7 +6,7 @@ from pathlib import Path
 from ...errors import LocalError
 from ...security.log.lock import held
 from ..experiment.plan import Population, Run, Schedule
-from . import manifest as identity
+from . import manifest
 from .folder import folder_of
 from .manifest import RUN
 
@@ -18,14 +18,14 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is no folder; choose another --out")
-    begun = {path.parent: identity.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))}
+    begun = {path.parent: manifest.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))}
     for run in runs:
-        folder, here = folder_of(out, run), identity.identity(run, population, schedule)
+        folder, here = folder_of(out, run), manifest.identity(run, population, schedule)
         if held(folder):
             raise LocalError(f"{folder}: another process runs with this folder; stop it first")
         for path, there in begun.items():
             if there.label == run.label:  # all seeds of one label are one method
-                identity.check_same(path, there, here.with_seed(there.seed))
+                manifest.check_same(path, there, here.with_seed(there.seed))
     for path, there in begun.items():
         if there.job["name"] != runs[0].job.name:
             raise LocalError(

@@ -24,7 +24,7 @@ from staddle.security.secagg import dealing, masked_sum  # noqa: E402
 from staddle.security.secagg import silo as secagg_silo  # noqa: E402
 from staddle.silo import config as configs  # noqa: E402
 from staddle.silo import daemon  # noqa: E402
-from staddle.silo.egress import messages as outgoing  # noqa: E402
+from staddle.silo.egress import messages  # noqa: E402
 
 deal, split, open_portion = secagg_silo.deal, dealing.split, secagg_silo.open_portion
 
@@ -93,7 +93,7 @@ def once(number):
         masked_sum.quantise = shifted if len(spec.cohort) == int(number) else honest
         return chunks(spec, *given, **pads)
 
-    outgoing.masked_chunks = made
+    messages.masked_chunks = made
 
 
 def main(how, config):

@@ -17,7 +17,7 @@ from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
-from staddle.coordinator.blind import hidden_uploads as hidden
+from staddle.coordinator.blind import hidden_uploads
 from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.plan import uploaded
@@ -256,7 +256,7 @@ def test_until_it_is_signed_a_newer_version_takes_its_place(play):
 
 def test_versions_of_one_round_are_not_taken_without_end(play, monkeypatch):
     """Each is a record of the coordinator's ledger; the last that was taken may still be signed."""
-    monkeypatch.setattr(hidden, "MOST_VERSIONS", 3)
+    monkeypatch.setattr(hidden_uploads, "MOST_VERSIONS", 3)
 
     async def harm(bad):
         for _ in range(3):

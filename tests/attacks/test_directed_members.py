@@ -17,7 +17,7 @@ from staddle.security.blind import padded_mix as o
 from staddle.security.blind import sealing
 from staddle.security.blind.plan import row_name
 from staddle.security.identity.domains import SECAGG_SPEC
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.security.secagg import spec as round_spec
 from staddle.security.secagg.masked_sum import unpad
 from staddle.security.secagg.spec import RoundSpec, Terms, receive, specify
@@ -86,7 +86,9 @@ def test_of_one_upload_each_the_coordinator_with_a_silo_has_every_silo_s_part():
         read = lambda _, at, size, hidden=upload.hidden: memoryview(hidden)[at : at + size]  # noqa: E731
         for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
             opening.add(words.tobytes())
-        errors.append(np.abs(opening.finish(tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})) - own).max())
+        errors.append(
+            np.abs(opening.finish(linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})) - own).max()
+        )
     assert len(errors) == 4
     assert max(errors) < 1e-6
 

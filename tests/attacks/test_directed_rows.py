@@ -13,7 +13,7 @@ from staddle.security.arithmetic.masks import Term
 from staddle.security.blind import directed_mix as d
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind import sealing
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.security.secagg.linear_tags import PRIME, Tagger, decoded
 from staddle.security.secagg.masked_sum import unpad
 from staddle.security.secagg.spec import Terms, check_cohort, check_frame
@@ -41,7 +41,7 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]  # noqa: E731
     for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
         opening.add(words.tobytes())
-    tag = tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})
+    tag = linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})
     assert np.abs(opening.finish(tag) - values).max() < 1e-6
 
 

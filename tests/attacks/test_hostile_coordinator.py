@@ -36,7 +36,7 @@ from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.egress import client as clients
-from staddle.silo.egress import messages as outgoing
+from staddle.silo.egress import messages
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
@@ -327,7 +327,7 @@ def ended(code, status, frames_taken):
     ],
 )
 def test_an_upload_that_is_ended_early_harms_nobody(world, tmp_path, monkeypatch, code, status, frames_taken):
-    monkeypatch.setattr(outgoing, "chunks", functools.partial(stream.chunks, size=512))
+    monkeypatch.setattr(messages, "chunks", functools.partial(stream.chunks, size=512))
     script = [offer(world), *[round_of(world, 0)] * 6]
     hostile = Hostile(world, script, upload=[ended(code, status, frames_taken)] * 5)
     play(hostile, tmp_path)
@@ -387,7 +387,7 @@ async def cut_before_the_end(hostile, frames, context):
 
 def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_up(world, tmp_path, monkeypatch):
     """Whatever it claims to have, a round is begun so often and no more; restarts of the silo begin nothing anew."""
-    monkeypatch.setattr(outgoing, "chunks", functools.partial(stream.chunks, size=512))
+    monkeypatch.setattr(messages, "chunks", functools.partial(stream.chunks, size=512))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 512)
     most, rest = 5, world.size % 512
     policy = world.policy.replace("[limits]\n", f"[limits]\nmax_attempts_per_round = {most}\n")

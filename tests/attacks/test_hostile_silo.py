@@ -19,8 +19,7 @@ from staddle.algorithms.exchange.parts import WEIGHT
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
-from staddle.coordinator import job_run as jobrun
-from staddle.coordinator import server
+from staddle.coordinator import job_run, server
 from staddle.coordinator.rpc import guard, limits, service
 from staddle.files import tensor_file
 from staddle.proto import tensor_pb2 as tensor
@@ -455,7 +454,7 @@ def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_waited_for
         if len(kept) <= failures:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(jobrun.JobStore, "keep_result", keep)
+    monkeypatch.setattr(job_run.JobStore, "keep_result", keep)
 
     async def scenario():
         async with serving() as callers:

@@ -11,9 +11,8 @@ from support.secure_sums import names, signer
 from staddle.algorithms.exchange.count_sketch import count_sketch
 from staddle.algorithms.exchange.parts import Kind, integer_weights
 from staddle.errors import LocalError, RefusedError
-from staddle.security.blind import mix_row, rotation
+from staddle.security.blind import mix_row, rotated_sketch, rotation
 from staddle.security.blind import padded_mix as o
-from staddle.security.blind import rotated_sketch as sketch
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.secagg.spec import Terms
 
@@ -164,11 +163,11 @@ def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
     public = np.stack([count_sketch(torch.from_numpy(guess), size, seed).numpy() for guess in guesses])
     lengths = np.linalg.norm(public, axis=1)
     another = rotation.Use(0, "j1", 999, 0, "direction", 0).key(KEY)
-    seen = np.linalg.norm(sketch.sketched(guesses, size, another), axis=1)
+    seen = np.linalg.norm(rotated_sketch.sketched(guesses, size, another), axis=1)
     naive, ours, leaked = [], [], []
     for true in range(0, len(guesses), 5):
         key = rotation.Use(0, "j1", true, 0, "direction", 0).key(KEY)
-        secret = sketch.sketched(guesses[true : true + 1], size, key)
+        secret = rotated_sketch.sketched(guesses[true : true + 1], size, key)
         for places, sent, known in (
             # Naive: the map is that of the job's seed, which all know, and only the rotation after it is secret.
             (naive, rotation.rotate(public[true : true + 1], key), lengths),

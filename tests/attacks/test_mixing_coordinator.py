@@ -21,7 +21,7 @@ from staddle.security.identity.keys import load_keys
 from staddle.silo import agent as agents
 from staddle.silo import config as configs
 from staddle.silo.blind import group_keys
-from staddle.silo.ingress import mix_rows as rows
+from staddle.silo.ingress import mix_rows
 from staddle.silo.ingress.keyed_job import OWN, PrekeyFiles
 from staddle.silo.ingress.mix_rows import expected_rows
 
@@ -84,14 +84,14 @@ def versions(number, silos=OTHERS):
 @pytest.fixture
 def opened(monkeypatch):
     """The rows that the real silo opened, in turn, each in one vector."""
-    found, real = [], rows.IncomingRows.delivered
+    found, real = [], mix_rows.IncomingRows.delivered
 
     def delivered(self):
         made = real(self)
         found.extend(vector(part) for part in made.values())
         return made
 
-    monkeypatch.setattr(rows.IncomingRows, "delivered", delivered)
+    monkeypatch.setattr(mix_rows.IncomingRows, "delivered", delivered)
     return found
 
 

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from federation.conftest import job_document
 from federation.test_blind import records_of
-from support import leaky_models as traps
+from support import leaky_models
 from support.hostile_coordinator import SILO, delivery, offer, play, records, round_of
 from support.hostile_keyed_coordinator import Keyed, Tagged
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
@@ -35,13 +35,13 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 SECURITY = {"blind": {"secure_aggregation": "required", "weight_most": 2000, "tags": False}}
 TRAINING = {"epochs": 1, "batch_size": 64, "lr": 0.05}
 OTHERS_EACH = 12
-LAYER = traps.LAYERS["dense"]
+LAYER = leaky_models.LAYERS["dense"]
 BOUNDS = re.compile(r"^max_(step|parallel) = .*\n", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("leaking"), SECURITY, model=traps.MODEL, training=TRAINING)
+    return make_world(tmp_path_factory.mktemp("leaking"), SECURITY, model=leaky_models.MODEL, training=TRAINING)
 
 
 class Trapped(Attempted):
@@ -138,7 +138,7 @@ class Handed(Tagged):
 def test_a_coordinator_alone_hands_down_a_trap_where_sums_are_tagged(tmp_path):
     """The default. Without tags 40 of 95 records are read (above); here nothing is bounded either, and none is."""
     security = {"secure_aggregation": "required", "weight_most": 2000}
-    world = make_world(tmp_path / "leaking", {"first": security}, model=traps.MODEL, training=TRAINING)
+    world = make_world(tmp_path / "leaking", {"first": security}, model=leaky_models.MODEL, training=TRAINING)
     (tmp_path / "silo").mkdir()
     drafted = policy_text(list(world.jobs.values()))
     hostile = play(Keyed(world, kind=Handed), tmp_path / "silo", policy=BOUNDS.sub("", drafted))
@@ -172,7 +172,7 @@ def trapped(start, tmp_path):
         running.data = {silo: digits().take(np.arange(at, at + 16)) for silo, at in starts.items()}
         security = {"secure_aggregation": "required", "weight_most": 2000}
         document = job_document("job", (SILO, *OTHERS), rounds=rounds, min_cohort=3, security=security, seed=SEED)
-        job = running.job({**document, "model": traps.LAYERS[layer].model, "training": training})
+        job = running.job({**document, "model": leaky_models.LAYERS[layer].model, "training": training})
         assert job.keyed
         coordinator = running.start_coordinator()
         (folder := tmp_path / "read").mkdir()
@@ -227,14 +227,14 @@ AT_ONCE = {silo: [(2, "delivery")] for silo in OTHERS}
 
 @pytest.mark.timeout(300)
 @pytest.mark.actor("silo")
-@pytest.mark.parametrize("layer", traps.LAYERS)
+@pytest.mark.parametrize("layer", leaky_models.LAYERS)
 @pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.control), True])
 def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
     """Three rounds with tags, 37 records of three silos. Where nothing is bounded 15 are read, behind convolutions 5;
     else the others train on no trap. Of the honest model before it the same reading gives 2, and none.
     """
     outcome, denied, steps, every = trapped("bins", layer, 3, TRAINING, bounded)
-    read = [len(traps.LAYERS[layer].read(*step, every, bins=True)) for step in steps]
+    read = [len(leaky_models.LAYERS[layer].read(*step, every, bins=True)) for step in steps]
     if not bounded:
         assert (outcome, denied) == ("completed", NOBODY)
         least = {"dense": 8, "convolved": 2}[layer]

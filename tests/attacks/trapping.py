@@ -15,7 +15,7 @@ require_tls13()
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import safetensors.torch  # noqa: E402
-from support import leaky_models as traps  # noqa: E402
+from support import leaky_models  # noqa: E402
 
 from staddle.algorithms.exchange.parts import WEIGHT  # noqa: E402
 from staddle.commands.main import single  # noqa: E402
@@ -38,8 +38,8 @@ def length(part, tensors):
 def led(mean, own):
     """The next model on the way, a little farther than the others' own steps."""
     if kind == "bins":
-        return traps.LAYERS[layer].bins(mean)
-    wanted = traps.LAYERS[layer].rare(mean)
+        return leaky_models.LAYERS[layer].bins(mean)
+    wanted = leaky_models.LAYERS[layer].rare(mean)
     way = {name: value - mean[name] for name, value in wanted.items()}
     for part in PARTS:
         longest[part] = max(longest[part], length(part, {name: own[name] - mean[name] for name in mean}))

@@ -19,9 +19,8 @@ from support.ledgers import HASH, KEY, open_ledger, payload
 
 from staddle.commands import job as jobs
 from staddle.commands import main
-from staddle.commands.console import output as findings
-from staddle.commands.federation import local_federation
-from staddle.commands.federation import operator_client as operations
+from staddle.commands.console import output
+from staddle.commands.federation import local_federation, operator_client
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.store import JobStore
@@ -196,7 +195,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     def connected(_):
         yield Answering()
 
-    monkeypatch.setattr(operations, "connected", connected)
+    monkeypatch.setattr(operator_client, "connected", connected)
     (tmp_path / "job").write_text("{}")
     to = ("--operator", "operator.toml")
     assert call("job", "list", *to).count("\n") == 1
@@ -213,7 +212,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     def refused(_):
         raise PeerError(HOSTILE, HOSTILE)
 
-    monkeypatch.setattr(operations, "connected", refused)
+    monkeypatch.setattr(operator_client, "connected", refused)
     assert r"\x1b[2J" in call("job", "list", *to, code=1)
 
 
@@ -252,7 +251,7 @@ def test_what_a_check_found(capsys):
     report = PreflightReport()
     report.look(HOSTILE, lambda: (None, HOSTILE))
     for as_json in (False, True):
-        findings.show(report, as_json)
+        output.show(report, as_json)
         assert capsys.readouterr().out.replace("\n", "").isprintable()
 
 

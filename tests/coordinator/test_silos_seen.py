@@ -8,8 +8,7 @@ import pytest
 from support.coordinator_thread import coordinator
 from support.raw_silo import SECONDS, Caller
 
-from staddle.commands.federation import local_federation
-from staddle.commands.federation import operator_client as operations
+from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.job import status_fields
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
@@ -41,7 +40,7 @@ def world(tmp_path, monkeypatch):
     return SimpleNamespace(
         clock=clock,
         config=configs.load(federation.coordinator_config),
-        operator=lambda here: operations.connected(local_federation.write_operator(federation, here.address)),
+        operator=lambda here: operator_client.connected(local_federation.write_operator(federation, here.address)),
         caller=lambda here, silo: Caller(
             here.address, load_keys(federation.folder / silo / "keys"), roster, job
         ),

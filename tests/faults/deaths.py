@@ -5,7 +5,7 @@ from faults.disk import killed
 from faults.table import row
 from support.ledgers import open_log, stored
 
-from staddle.security.log import append_log as appendlog
+from staddle.security.log import append_log
 from staddle.security.log.checkpoint import TreeHead
 from staddle.silo.job_folder import JobFolder
 
@@ -26,8 +26,8 @@ def death_of_a_log_writer(folder, draw):
                     promise(TreeHead.parse(log.checkpoint().text).size)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appendlog, "EVERY", draw.randrange(1, 5))
-        patch.setattr(appendlog, "SEGMENT_BYTES", draw.randrange(300, 2000))
+        patch.setattr(append_log, "EVERY", draw.randrange(1, 5))
+        patch.setattr(append_log, "SEGMENT_BYTES", draw.randrange(300, 2000))
         promised = killed(path, draw.randrange(1, 80), draw.choice(HOW), work)
         with open_log(path) as log:
             log.append({"type": "after"})

@@ -14,7 +14,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import read_bytes, write_atomic
 from staddle.security.dp.budget import Budget
 from staddle.security.dp.budget_records import MechanismSteps
-from staddle.security.log import append_log as appendlog
+from staddle.security.log import append_log
 from staddle.silo.job_folder import JobFolder
 from staddle.silo.parts.gifts import Contributions
 
@@ -48,8 +48,8 @@ def disk_of_a_log(folder, draw):
                 acknowledged.append(number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appendlog, "EVERY", every)
-        patch.setattr(appendlog, "SEGMENT_BYTES", size)
+        patch.setattr(append_log, "EVERY", every)
+        patch.setattr(append_log, "SEGMENT_BYTES", size)
         kept = interrupted(draw, path, 60, work)
         with open_log(path) as log:
             log.append({"type": "after"})

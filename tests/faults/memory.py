@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 from faults.table import flip, refused, row
 
-from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import load_npz
 from staddle.errors import LocalError
 from staddle.files.documents import Strict, validate
@@ -22,7 +22,7 @@ CSV = {"kind": "csv", "file": "d.csv", "features": ["v"], "label": "y"}
 
 
 class File(Strict):
-    data: sources.Source
+    data: registry.Source
 
 
 def npy(shape, dtype="<f4", data=b"", version=b"\1\0", length=None):
@@ -100,8 +100,8 @@ def broken_archive(folder, draw):
 @row("a FIFO, a socket or a device is where records should be", "it is named, and nobody waits for it")
 def no_file(folder, draw):
     table = draw.choice(({"file": "d.npz"}, CSV))
-    source = sources.below(validate({"data": table}, File, "silo.toml").data, folder)
+    source = registry.below(validate({"data": table}, File, "silo.toml").data, folder)
     kind = draw.choice(("a FIFO", "a socket", "a device"))
     with irregular(source.file, kind):
-        why = refused(lambda: sources.check_present(source), source.file, LocalError, kind)
+        why = refused(lambda: registry.check_present(source), source.file, LocalError, kind)
     assert f"is {kind}, not a file" in why

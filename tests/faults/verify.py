@@ -9,7 +9,7 @@ from support.ledgers import first, open_ledger, public
 
 from staddle import staddle_verify
 from staddle.errors import LocalError
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 
 
 def edited(lines, draw):
@@ -47,10 +47,10 @@ def edited_ledger(folder, draw):
         with open_ledger(path) as ledger:
             ledger.start("staddle", "ab" * 32, "cd" * 32)
             ledger.stop("asked to stop")
-    assert ledger_audit.verify(path, key=public()).ok
+    assert audit.verify(path, key=public()).ok
     assert audited(path) == 0
     lines, made = edited(first(path).read_bytes().splitlines(), draw)
     first(path).write_bytes(b"".join(line + b"\n" for line in lines))
-    assert not ledger_audit.verify(path, key=public()).ok, made
+    assert not audit.verify(path, key=public()).ok, made
     assert audited(path) == 1, made
     refused(lambda: open_ledger(path).close(), path, LocalError, made)

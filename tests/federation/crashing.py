@@ -31,7 +31,7 @@ import time
 from pathlib import Path
 
 from staddle import log
-from staddle.files import documents as files
+from staddle.files import documents
 from staddle.proto.channel import require_tls13
 
 require_tls13()
@@ -41,12 +41,11 @@ import torch  # noqa: E402
 
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
-from staddle.coordinator import secure_sum_runner as gathering  # noqa: E402
-from staddle.coordinator import server  # noqa: E402
+from staddle.coordinator import secure_sum_runner, server  # noqa: E402
 from staddle.coordinator.storage import database, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
-from staddle.security.log import append_log as appendlog  # noqa: E402
+from staddle.security.log import append_log  # noqa: E402
 from staddle.silo import agent, daemon  # noqa: E402
 from staddle.silo import config as silo_configs  # noqa: E402
 from staddle.silo.blind import group_keys  # noqa: E402
@@ -162,7 +161,7 @@ class Full:
 
     def arm(self) -> None:
         """Watch every durable write of this process."""
-        append, exclusive, connect = appendlog.AppendLog._write, files._write_exclusive, database.sqlite3.connect
+        append, exclusive, connect = append_log.AppendLog._write, documents._write_exclusive, database.sqlite3.connect
         full = self
 
         def watched_append(log, line, *, durable):
@@ -197,7 +196,7 @@ class Full:
                     full.step(f"COMMIT of {self.changes}")
                 return super().execute(sql, *args)
 
-        appendlog.AppendLog._write, files._write_exclusive = watched_append, watched_exclusive
+        append_log.AppendLog._write, documents._write_exclusive = watched_append, watched_exclusive
         store.Spool.write = passing(store.Spool.write, lambda spool, _: f"upload {spool._path.name}")
         store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
         store.JobStore.write_aside = passing(store.JobStore.write_aside, lambda _, name, *__: f"aside {name}")
@@ -279,7 +278,7 @@ def run(role: str, config: Path) -> None:
     agent.PAUSE_SECONDS = blind.PAUSE_SECONDS = group_keys.PAUSE_SECONDS = 0.02
     client.RECONNECT_MS = (20, 100)
     coordinator_daemon.FOLD_WAITS = (0.05,) * 9
-    gathering.PAUSES = (0.05,)
+    secure_sum_runner.PAUSES = (0.05,)
     if role == "coordinator":
         loaded = coordinator_configs.load(config)
         log.setup(loaded.log)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from federation import test_blind_mixes_recorded as mixes
-from federation import test_blind_recorded as sums
+from federation import test_blind_recorded
 from federation.test_blind_recorded import LARGEST_CHI_SQUARE, Kept, chi_square, related, tapped, told
 from support.key_watch import keys_watched
 
@@ -90,7 +90,9 @@ class World:
         state = self.running.federation.state
         shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS}
         said = job.security
-        kept = Kept(sums.bounds(job), said.counts, row_terms(job), self.keys.get(job.name, bytes(32)), job.digest)
+        kept = Kept(
+            test_blind_recorded.bounds(job), said.counts, row_terms(job), self.keys.get(job.name, bytes(32)), job.digest
+        )
         simulate(job, shards, exchanges=kept)
         gave = iter(kept.gifts)
         for round_ in range(job.length):
@@ -110,7 +112,7 @@ class World:
     def unmasked(self, place):
         """Words of the sum as they would be without masks."""
         spec = self.specs[place.job, place.round, place.silo]
-        return b"".join(sums.unmasked(spec, place.silo, self.summed(place)))
+        return b"".join(test_blind_recorded.unmasked(spec, place.silo, self.summed(place)))
 
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
@@ -234,7 +236,7 @@ def check_table(world):
 
 def check_fields(calls):
     """The fields of all that silos said are those of the two tables of calls."""
-    found, blind = defaultdict(set), dict(sums.SEEN)
+    found, blind = defaultdict(set), dict(test_blind_recorded.SEEN)
     for call in itertools.chain.from_iterable(calls.values()):
         method = call.method.rpartition("/")[2]
         for data in call.sent:
@@ -248,8 +250,10 @@ def check_fields(calls):
             elif method == "Secure":
                 message = secure.SecureGiven.FromString(data)
                 found[f"Secure {message.WhichOneof('body')}"] |= set(mixes.paths(message)) | {"attempt.attempt"}
-            elif method not in sums.ELSEWHERE:
-                found[method] |= set(mixes.paths({**sums.REQUESTS, **mixes.REQUESTS}[method].FromString(data)))
+            elif method not in test_blind_recorded.ELSEWHERE:
+                found[method] |= set(
+                    mixes.paths({**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method].FromString(data))
+                )
     allowed = {**{call: set(fields.split()) for call, fields in blind.items()}, **mixes.table()}
     allowed["Secure header"].add("header.tags")  # of keyed jobs
     found["Beat"] |= {"session", "job", "round"}  # rounds may be over before the first heartbeat, or all but round 0
@@ -263,10 +267,10 @@ def check_sums(world, folder):
     for job, round_ in rounds:
         cohort, place = job.cohort(round_), (job.name, round_)
         gave = {(place, silo): world.summed(Place(*place, silo)) for silo in cohort}
-        digest = sums.check_sum(world.calls, gave, job, round_, folder, cohort)
+        digest = test_blind_recorded.check_sum(world.calls, gave, job, round_, folder, cohort)
         for silo in cohort:
             opened[silo][place] = digest
-    assert opened == {silo: sums.sums_of(world.running, silo) for silo in SILOS}
+    assert opened == {silo: test_blind_recorded.sums_of(world.running, silo) for silo in SILOS}
 
 
 # What it does not see.
@@ -363,9 +367,9 @@ def check_rows(world):
     assert opened.keys() - {("sup-directed", *place) for place in away} == {("sim-directed", 2, s) for s in SILOS}
     for (job, round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
-        accumulator = Accumulator(sums.readable(spec))
+        accumulator = Accumulator(test_blind_recorded.readable(spec))
         for other in spec.cohort:
-            accumulator.add(sums.unmasked(spec, other, world.summed(Place(job, round_, other))))
+            accumulator.add(test_blind_recorded.unmasked(spec, other, world.summed(Place(job, round_, other))))
         accumulator.open((), spec.cohort)
         plain = b"".join(each.tobytes() for at, each in accumulator.numbers() if at == index)
         assert len(plain) == len(words) > 2000
@@ -381,7 +385,7 @@ def check_plaintext(world, silo):
         if place.silo == silo:
             for value in itertools.chain.from_iterable(tensors.values() for _, tensors in parts):
                 pieces += [tensor_bytes(value.to(dtype)) for dtype in (torch.float32, torch.float64, torch.int64)]
-    looked = {bytes(window) for window in itertools.chain.from_iterable(map(sums.windows, pieces))}
+    looked = {bytes(window) for window in itertools.chain.from_iterable(map(test_blind_recorded.windows, pieces))}
     assert len(looked) > 5000
     near = beginnings(looked, seen)
     assert [window for window in looked if window[:8] in near and window in seen] == []

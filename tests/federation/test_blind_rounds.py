@@ -21,8 +21,8 @@ from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator import job_run as jobruns
-from staddle.coordinator import secure_sum_runner as gathering
-from staddle.coordinator.blind import unmask as opening
+from staddle.coordinator import secure_sum_runner
+from staddle.coordinator.blind import unmask
 from staddle.coordinator.rounds.events import OperatorStopped
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -343,9 +343,9 @@ def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world
 
     def slow(*args):
         assert stopping.wait(SECONDS)
-        return opening.open_sum(*args)
+        return unmask.open_sum(*args)
 
-    monkeypatch.setattr(gathering, "open_sum", slow)
+    monkeypatch.setattr(secure_sum_runner, "open_sum", slow)
     real = daemons.Daemon.stop
 
     async def stop(daemon):

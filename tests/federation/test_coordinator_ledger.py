@@ -6,7 +6,7 @@ import pytest
 
 from staddle.coordinator import check
 from staddle.errors import AbortedError
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 
 SILOS = ("north", "east")
 
@@ -46,4 +46,4 @@ def test_a_coordinator_without_its_ledger_says_how_to_restore_it(start, document
     (state / "newest").rename(ledger)
     assert problems(running) == []
     running.start_coordinator()
-    assert ledger_audit.verify(ledger).ok
+    assert audit.verify(ledger).ok

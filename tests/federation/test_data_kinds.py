@@ -4,7 +4,7 @@ import csv
 
 import torch
 
-from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import split
 from staddle.algorithms.data.sources.bundled import Bundled, read_bundled
 from staddle.algorithms.engines.simulation import simulate
@@ -45,7 +45,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
 
     shards = {}
     for silo in SILOS:
-        data = sources.load(configs.load(running.federation.silo_config(silo)).data, running.jobs[0].model)
+        data = registry.load(configs.load(running.federation.silo_config(silo)).data, running.jobs[0].model)
         assert torch.equal(data.x, running.data[silo].x)
         assert data.ids == running.data[silo].ids
         shards[silo] = split(data, split_key(running.federation.state(silo)), 0.25)

@@ -20,7 +20,7 @@ from staddle.coordinator import server
 from staddle.proto.channel import OPTIONS, SERVER_OPTIONS
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
@@ -98,7 +98,7 @@ class Network:
         for silo, task in tasks.items():
             self.agents[silo].stop()
             await task
-            found = ledger_audit.verify(self.ledger(silo))
+            found = audit.verify(self.ledger(silo))
             assert found.ok, found.problems
             assert found.open_intents == ()
 

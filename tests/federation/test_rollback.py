@@ -9,7 +9,7 @@ from staddle.commands.ledger.reconcile import compare
 from staddle.coordinator.storage.database import Database
 from staddle.errors import AbortedError
 from staddle.security.identity import roster as rosters
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 
 SILOS = ("north", "east", "south")
 
@@ -107,7 +107,7 @@ def test_another_silo_tells_where_the_coordinator_does_not(federation):
     federation.daemons["east"].wait_for("connected", 60)
     federation.start_silo("north")
     stopped(federation, "east")
-    ledger = ledger_audit.verify(federation.federation.state("north") / "ledger")
+    ledger = audit.verify(federation.federation.state("north") / "ledger")
     assert ledger.ok
     assert int(held.split("\n")[1]) > ledger.records
 

@@ -16,8 +16,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.security.blind.plan import uploaded
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, messages
 from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, OutcomeRecord, ProtocolMessage
 from staddle.security.secagg.spec import threshold
 
@@ -98,7 +97,7 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
 
     for silo in SILOS:
         path = running.federation.state(silo) / "ledger"
-        assert ledger_audit.verify(path).ok
+        assert audit.verify(path).ok
         ledger, calls = entries(path), tap.calls[silo]
         assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
         check_sums(path, ledger, calls)
@@ -166,7 +165,7 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
     for silo in SILOS:
         path = running.federation.state(silo) / "ledger"
         ledger, calls = entries(path), tap.calls[silo]
-        assert ledger_audit.verify(path).ok
+        assert audit.verify(path).ok
         assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
         check_sums(path, ledger, calls)
         kinds = Counter(entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage))
@@ -179,8 +178,8 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
 
 def check_sums(path, ledger, calls):
     """Payload bytes at the tap are those of the summary; of an upload without END, at most those that it declared."""
-    small = (ledger_view.CONTROL, ledger_view.PROTOCOL)
-    totals = [total for (_, part), total in ledger_view.summary(path).items() if part not in small]
+    small = (messages.CONTROL, messages.PROTOCOL)
+    totals = [total for (_, part), total in messages.summary(path).items() if part not in small]
     intents = {entry.seq: entry.record for entry in ledger if isinstance(entry.record, Intent)}
     digests = {entry.seq: entry.record.ref for entry in ledger if isinstance(entry.record, Digest)}
     declared = sum(intent.message.bytes for intent in intents.values())

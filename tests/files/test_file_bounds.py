@@ -17,10 +17,10 @@ import pytest
 from faults.memory import CSV, File, Y, archive, irregular, npy, refusal
 from PIL import Image
 
-from staddle.algorithms.data import registry as sources
-from staddle.algorithms.data.sources import csv_file as data_csv
+from staddle.algorithms.data import registry
+from staddle.algorithms.data.sources import csv_file
 from staddle.errors import LocalError
-from staddle.files import file_bounds as data_bounds
+from staddle.files import file_bounds
 from staddle.files.documents import validate
 
 X = np.zeros((4, 1, 8, 8), np.float32)
@@ -28,10 +28,10 @@ X = np.zeros((4, 1, 8, 8), np.float32)
 
 def read(base, make_job, **table):
     """Why a table's records are refused."""
-    source = sources.below(validate({"data": table}, File, "silo.toml").data, base)
+    source = registry.below(validate({"data": table}, File, "silo.toml").data, base)
     job = make_job(model={"name": "cnn-digits", "classes": 10})
     with pytest.raises(LocalError) as caught:
-        sources.load(source, job.model)
+        registry.load(source, job.model)
     return str(caught.value)
 
 
@@ -71,7 +71,7 @@ def test_a_member_that_says_it_inflates_beyond_what_zip_can(tmp_path):
 
 
 def test_a_bomb_of_zeros_is_measured_against_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_bounds, "available_memory", lambda: 10**8)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 10**8)
     squeezed = io.BytesIO()
     with zipfile.ZipFile(squeezed, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("y.npy", npy((4,), "<i8", Y.tobytes()))
@@ -89,7 +89,7 @@ def test_a_bomb_of_zeros_is_measured_against_the_memory(tmp_path, monkeypatch):
 
 
 def test_texts_count_as_what_is_made_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_bounds, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 10**6)
     path = archive(tmp_path / "d.npz", x=npy((4,), data=bytes(16)), ids=npy((20_000,), "<U1", bytes(80_000)))
     assert "x, y and ids of what its headers claim would take 2,080," in refusal(path)
 
@@ -129,7 +129,7 @@ def test_a_member_with_a_password(tmp_path):
 
 
 def test_an_archive_larger_than_the_memory_is_not_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_bounds, "available_memory", lambda: 2**20)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 2**20)
     path = tmp_path / "d.npz"
     with path.open("wb") as file:
         file.truncate(2**40)
@@ -145,8 +145,8 @@ def test_a_csv_file_larger_than_the_memory(tmp_path, make_job):
 
 def test_a_csv_file_whose_values_do_not_fit(tmp_path, make_job, monkeypatch):
     (tmp_path / "d.csv").write_text("v,y\n" + "1,0\n" * 100)
-    monkeypatch.setattr(data_csv, "ASKED_EVERY", 10)
-    monkeypatch.setattr(data_bounds, "available_memory", lambda: 500)
+    monkeypatch.setattr(csv_file, "ASKED_EVERY", 10)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 500)
     why = read(tmp_path, make_job, **CSV)
     assert f"{tmp_path / 'd.csv'}, holds 404 bytes: the values of its first 41 lines would take 640 bytes" in why
 
@@ -155,7 +155,7 @@ def test_more_images_than_fit(tmp_path, make_job, monkeypatch):
     (tmp_path / "scans" / "0").mkdir(parents=True)
     for number in range(4):
         Image.new("L", (8, 8)).save(tmp_path / "scans" / "0" / f"{number}.png")
-    monkeypatch.setattr(data_bounds, "available_memory", lambda: 2000)
+    monkeypatch.setattr(file_bounds, "available_memory", lambda: 2000)
     why = read(tmp_path, make_job, **PLACES["scans/0/1.png"])
     assert f"{tmp_path / 'scans'}: 4 images of 1 x 8 x 8 would take 2,048 bytes of memory" in why
 
@@ -192,7 +192,7 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
     def out_of_memory(path):
         raise MemoryError
 
-    monkeypatch.setattr(sources, "load_npz", out_of_memory)
+    monkeypatch.setattr(registry, "load_npz", out_of_memory)
     assert "d.npz: memory ran out while the records were read; give fewer" in read(tmp_path, make_job, file="d.npz")
 
 
@@ -206,9 +206,9 @@ def machine(folder, monkeypatch, groups, **files):
         (folder / name).write_text(text)
     (folder / "proc" / "self").mkdir()
     (folder / "proc" / "self" / "cgroup").write_text(groups)
-    monkeypatch.setattr(data_bounds, "PROC", folder / "proc")
-    monkeypatch.setattr(data_bounds, "CGROUPS", folder / "groups")
-    return data_bounds.available_memory()
+    monkeypatch.setattr(file_bounds, "PROC", folder / "proc")
+    monkeypatch.setattr(file_bounds, "CGROUPS", folder / "groups")
+    return file_bounds.available_memory()
 
 
 def group(most, used, cache, names=("memory.max", "memory.current", "inactive_file")):
@@ -238,11 +238,11 @@ def test_a_group_without_a_limit_or_beyond_it(tmp_path, monkeypatch):
     files |= {f"groups/a/{name}": text for name, text in group(1000, 1200, 0).items()}
     assert machine(tmp_path, monkeypatch, "0::/\n", **files) == 8_000_000 * 1024
     (tmp_path / "proc" / "self" / "cgroup").write_text("0::/a\n")
-    assert data_bounds.available_memory() == 0
+    assert file_bounds.available_memory() == 0
 
 
 def test_the_process_has_a_limit_of_its_own(monkeypatch):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     used = pages * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(data_bounds.resource, "getrlimit", lambda _: (used + 10**6, -1))
-    assert 0 <= data_bounds.available_memory() <= 2 * 10**6
+    monkeypatch.setattr(file_bounds.resource, "getrlimit", lambda _: (used + 10**6, -1))
+    assert 0 <= file_bounds.available_memory() <= 2 * 10**6

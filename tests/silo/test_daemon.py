@@ -13,7 +13,7 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.security.identity.keys import load_keys
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.log.checkpoint import TreeHead
 from staddle.security.policy.policy import MAX_FILE
@@ -71,7 +71,7 @@ def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, se
     config.policy.write_text(f"{text}# \u00e9\n")
     changed = serve()[-1]
     assert (changed["type"], changed["before"], changed["text"]) == ("policy.change", digest, f"{text}# \u00e9\n")
-    assert ledger_audit.verify(config.directory / "ledger").ok
+    assert audit.verify(config.directory / "ledger").ok
 
 
 def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve):

@@ -10,7 +10,7 @@ from staddle.security.blind import mix_row, sealing
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.mix_context import MixContext, Version, mix_group
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 
 KEY = b"what the coordinator lacks".ljust(32)
 PIECE = 1 << 10  # bytes of a row that come down at a time
@@ -81,7 +81,7 @@ class Mixing:
         weights = row.sent()
         read = lambda silo, at, size: memoryview(self.stored[silo].hidden)[at : at + size]  # noqa: E731
         made = b"".join(words.tobytes() for words in o.mixed_pieces(self.line, weights, read))
-        return made, tags.combine({silo: self.stored[silo].upload.tag for silo in weights}, 1, weights)
+        return made, linear_tags.combine({silo: self.stored[silo].upload.tag for silo in weights}, 1, weights)
 
     def opening(self, row, key=KEY, dtype=np.float64):
         uploads = [self.stored[share.version.silo].upload for share in row.shares]

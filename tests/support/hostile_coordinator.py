@@ -22,8 +22,7 @@ from staddle.proto.channel import SERVER_OPTIONS
 from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, messages
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.log.checkpoint import TreeHead
@@ -253,10 +252,10 @@ def records(folder, log="ledger"):
 def recorded(hostile, folder):
     """Every byte and every control message that arrived is in the ledger."""
     key = Signer.of(hostile.world.roster.federation, SILO, hostile.world.silo_keys.log).public
-    found = ledger_audit.verify(folder / "ledger", key=key)
+    found = audit.verify(folder / "ledger", key=key)
     assert found.ok, found.problems
     assert found.open_intents == ()
-    totals = ledger_view.summary(folder / "ledger")
+    totals = messages.summary(folder / "ledger")
     control = totals.pop(("(control)", "(control)"))
     assert sum(total.bytes for total in totals.values()) >= hostile.arrived
     assert control.messages >= sum(hostile.calls.values())

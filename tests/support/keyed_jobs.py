@@ -21,7 +21,7 @@ from staddle.security.blind.prekeys import Known, Prekey, Word
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.pairwise_keys import public_key
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.silo.ingress.keyed_job import Sharing
 from staddle.silo.parts.tensors import flat
 
@@ -139,7 +139,7 @@ class Coordinator:
         integers = {silo: weights[version] for silo, version in by_name.items()}
         read = lambda silo, at, size: memoryview(found[by_name[silo]].hidden)[at : at + size]  # noqa: E731
         words = b"".join(each.tobytes() for each in mixed_pieces(line, integers, read))
-        tag = tags.combine({silo: found[version].upload.tag for silo, version in by_name.items()}, 1, integers)
+        tag = linear_tags.combine({silo: found[version].upload.tag for silo, version in by_name.items()}, 1, integers)
         summands = changes.get("summands", lambda same: same)(summands)
         mixed = Mixed(self.part.name, document, signature, summands, tag, keep)
         return mixed_to_wire(mixed), changes.get("words", lambda same: same)(words)

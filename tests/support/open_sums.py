@@ -20,7 +20,7 @@ from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.keys import load_keys
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import specify
@@ -96,7 +96,7 @@ class Summed:
                 for part, group in zip(self.parts, self.spec.groups, strict=True)
             ]
             check_given(self.spec, gifts)
-            tagger = tags.Tagger(key, ctx, len(self.parts))
+            tagger = linear_tags.Tagger(key, ctx, len(self.parts))
             pads = silo_pads(self.spec, silo, key)
             accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
             without.add(words.tobytes() for words in masked_chunks(clear, silo, gifts, ()))
@@ -108,7 +108,7 @@ class Summed:
             }
             for opened in (without.open((), survivors), accumulator.open((), survivors))
         )
-        self.tags = tags.combine(given, len(self.parts))
+        self.tags = linear_tags.combine(given, len(self.parts))
         self.words = {
             part.name: b"".join(words.tobytes() for group, words in accumulator.numbers() if group == index)
             for index, part in enumerate(self.parts)

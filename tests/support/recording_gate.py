@@ -23,7 +23,7 @@ from staddle.proto.wire import tensor_bytes
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Keys, load_keys
 from staddle.security.identity.roster import Roster
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.log.checkpoint import TreeHead
@@ -312,6 +312,6 @@ class World:
         """Close the ledger and check that it holds."""
         asyncio.run(self.gate.close())
         self.ledger.close()
-        found = ledger_audit.verify(self.path)
+        found = audit.verify(self.path)
         assert found.ok, found.problems
         return found

@@ -54,8 +54,7 @@ from support.lone_verifier import (
 
 from staddle.errors import LocalError, ProofError
 from staddle.security.faults import Code
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, messages
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.records import Payload, Received
@@ -107,7 +106,7 @@ def same(tool, tmp_path):
             options += ["--checkpoint", path]
         try:
             notes = {str(number): note.parse(data) for number, data in enumerate(held)}
-            theirs = ledger_audit.verify(folder, key=key, witnessed=notes).ok
+            theirs = audit.verify(folder, key=key, witnessed=notes).ok
         except (LocalError, ProofError):
             theirs = False
         status, out = tool("ledger", folder, "--key", key, *options)
@@ -163,7 +162,7 @@ def test_what_left_is_what_the_package_counts(tool, tmp_path):
     _, found = tool.json("ledger", folder, "--key", PUBLIC)
     theirs = {
         (job, part, recipient): [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
-        for (job, part, recipient), totals in ledger_view.summary(folder, ("job", "part", "recipient")).items()
+        for (job, part, recipient), totals in messages.summary(folder, ("job", "part", "recipient")).items()
     }
     ours = {(row["job"], row["part"], row["recipient"]): list(row.values())[3:] for row in found["left"]}
     assert ours == theirs
@@ -194,7 +193,7 @@ def test_secure_sums_are_counted_as_the_package_counts_them(tool, tmp_path):
     ours = {(row["job"], row["part"]): list(row.values())[3:] for row in found["left"]}
     theirs = {
         key: [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
-        for key, totals in ledger_view.summary(tmp_path / "ledger").items()
+        for key, totals in messages.summary(tmp_path / "ledger").items()
     }
     assert ours == theirs
     assert ours["j1", "(protocol)"] == [8, 0, 0, 1113, 0]
@@ -208,7 +207,7 @@ def test_padded_and_rotated_parts_are_counted_as_the_package_counts_them(tool, t
     assert status == 0
     assert ours == {
         part: [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
-        for (_, part), totals in ledger_view.summary(tmp_path / "ledger").items()
+        for (_, part), totals in messages.summary(tmp_path / "ledger").items()
     }
     assert ours["extractor"] == [3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES]  # one broke, and has no digest
     assert ours["heads"] == [2, 2, 30, 2 * ROTATED_BYTES, 0]
@@ -222,7 +221,7 @@ def both(lone, tmp_path):
     arguments = lone.arguments().parse_args(["ledger", str(folder), "--key", str(PUBLIC)])
 
     def verdict():
-        theirs = ledger_audit.verify(folder, key=PUBLIC).ok
+        theirs = audit.verify(folder, key=PUBLIC).ok
         try:
             said = list(lone.run_ledger(arguments))
         except lone.FaultError:

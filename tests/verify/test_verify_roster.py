@@ -13,8 +13,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import ENTRY, ROSTER
 from staddle.security.identity.keys import Role, create_keys, entry_payload, load_keys
 from staddle.security.identity.roster import Pins
-from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger import receipt_checks as ledger_receipts
+from staddle.security.ledger import messages, receipt_checks
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.log.head import log_key
 from staddle.security.log.merkle import Tree
@@ -176,7 +175,7 @@ def world(tool, keys, roster, path, tmp_path):
             given = {name: [b for a, b in pairwise(options) if a == name] for name in ("--roster", "--founder")}
             try:
                 read = roster_files.read(given["--roster"], given["--founder"], None)
-                found = ledger_receipts.check(ledger_view.lines(folder), read.each)
+                found = receipt_checks.check(messages.lines(folder), read.each)
             except LocalError:
                 return False
             return not found.problems and not found.unchecked

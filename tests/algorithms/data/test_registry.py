@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from staddle.algorithms.data import registry as sources
+from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import save_npz, split
 from staddle.algorithms.training.record_checks import check_records
 from staddle.errors import LocalError
@@ -17,7 +17,7 @@ OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate.md"
 
 
 class File(Strict):
-    data: sources.Source
+    data: registry.Source
 
 
 def parsed(**table):
@@ -25,7 +25,7 @@ def parsed(**table):
 
 
 def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
-    assert parsed(file="a.npz") == sources.Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
+    assert parsed(file="a.npz") == registry.Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
     tables = {
         "images": {"folder": "a"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
@@ -36,9 +36,9 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     }
     for kind, table in tables.items():
         found = parsed(kind=kind, **table, test_fraction=0.5)
-        assert type(found) is sources.KINDS[kind]
+        assert type(found) is registry.KINDS[kind]
         assert (found.kind, found.test_fraction) == (kind, 0.5)
-    assert {"npz", *tables} == set(sources.KINDS)
+    assert {"npz", *tables} == set(registry.KINDS)
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ TABLES = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_records_of_every_kind_fit_a_job_and_split(folder, make_job, kind):
-    source = sources.below(parsed(kind=kind, **TABLES[kind]), folder)
-    sources.check_present(source)
+    source = registry.below(parsed(kind=kind, **TABLES[kind]), folder)
+    registry.check_present(source)
     job = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 30 if kind == "bundled" else 1]})
-    data = sources.load(source, job.model)
-    check_records(job, data, sources.where(source))
+    data = registry.load(source, job.model)
+    check_records(job, data, registry.where(source))
     train, test = split(data, b"key", 0.5)
     assert len(set(train.ids) | set(test.ids)) == len(data)
-    assert sources.where(source) == ("bundled breast-cancer" if kind == "bundled" else str(sources.place(source)))
+    assert registry.where(source) == ("bundled breast-cancer" if kind == "bundled" else str(registry.place(source)))
 
 
 def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 1]}).model
-    found = [sources.load(sources.below(parsed(kind=kind, **TABLES[kind]), folder), model) for kind in ("npz", "csv")]
+    found = [registry.load(registry.below(parsed(kind=kind, **TABLES[kind]), folder), model) for kind in ("npz", "csv")]
     assert torch.equal(found[0].x, found[1].x)
     assert torch.equal(found[0].y, found[1].y)
     assert split(found[0], b"key", 0.5)[1].ids == split(found[1], b"key", 0.5)[1].ids
@@ -127,22 +127,22 @@ def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job)
     ],
 )
 def test_what_is_not_there_is_said_before_any_job(folder, table, said):
-    source = sources.below(parsed(**table), folder)
+    source = registry.below(parsed(**table), folder)
     with pytest.raises(LocalError) as caught:
-        sources.check_present(source)
+        registry.check_present(source)
     assert str(caught.value).startswith(f"{folder}/{said}")
 
 
 @pytest.mark.parametrize("kind", ["images", "tiny-imagenet"])
 def test_images_are_read_in_the_size_of_a_jobs_model(folder, kind):
     with pytest.raises(LocalError, match="in the size that a job's model takes; give a job"):
-        sources.load(parsed(kind=kind, folder=str(folder)), None)
+        registry.load(parsed(kind=kind, folder=str(folder)), None)
 
 
 def test_what_is_saved_for_a_silo_is_loaded_by_its_table(tmp_path, make_data, make_job):
     data = make_data(9)
     save_npz(tmp_path / "d.npz", data)
-    assert torch.equal(sources.load(parsed(file=str(tmp_path / "d.npz")), make_job().model).x, data.x)
+    assert torch.equal(registry.load(parsed(file=str(tmp_path / "d.npz")), make_job().model).x, data.x)
 
 
 @pytest.mark.skipif(not OPERATE.exists(), reason="the tests run without docs/ beside them")
@@ -151,4 +151,4 @@ def test_the_examples_of_the_documentation_are_tables_of_every_kind():
     blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
     examples = [block for block in blocks if "[data]" in block]
     found = [parsed(**tomllib.loads("\n".join(line[4:] for line in e.split("\n")))["data"]) for e in examples]
-    assert [table.kind for table in found] == list(sources.KINDS)
+    assert [table.kind for table in found] == list(registry.KINDS)

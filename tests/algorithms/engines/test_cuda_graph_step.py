@@ -3,7 +3,7 @@ import torch
 from support.op_tape import Recorder
 from torch import nn
 
-from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import Graphs, Replaying, way_on
 from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation
@@ -59,7 +59,7 @@ def test_replayed_steps_have_the_bits_of_others(make, case):
 
 
 def test_large_models_are_not_recorded(make, monkeypatch):
-    monkeypatch.setattr(replaying, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(cuda_graphs, "SMALL_BYTES", 1000)
     job, records = make("fedavg")
     recorder = Recorder()
     ended(job, Serial(job, records, way=Replaying(recorder)))
@@ -91,7 +91,7 @@ def test_with_fewer_bits_convolutions_lie_channels_last():
 
 
 def test_a_cpu_trains_plainly(monkeypatch):
-    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
     assert way_on(CPU) is PLAIN
     way = way_on(torch.device("cuda:1"), "tf32")
     assert (type(way), way._recorder, way._precision) == (Replaying, "graphs on cuda:1", "tf32")

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from staddle.algorithms.course import Optimiser
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines import vmap_engine as stacked_round
+from staddle.algorithms.engines import vmap_engine
 from staddle.algorithms.engines import vmap_training as stacked
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Graphs
 from staddle.algorithms.engines.engine import Records, Serial, SiloWork
@@ -189,13 +189,13 @@ def check_same(job, records, tolerance, **options):
 @pytest.fixture
 def counted(monkeypatch):
     """How many silos went at once, stage by stage."""
-    seen, train = [], stacked_round.train
+    seen, train = [], vmap_engine.train
 
     def counting(silos, *rest):
         seen.append(silos.count)
         return train(silos, *rest)
 
-    monkeypatch.setattr(stacked_round, "train", counting)
+    monkeypatch.setattr(vmap_engine, "train", counting)
     return seen
 
 
@@ -387,7 +387,7 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("case", ["ppfl, as the code", "fedaims, clusters", "per-fedavg", "pfedme"])
 def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
     method, options, model, fields, _ = CASES[case]
-    job, train, waits = make(method, options, model, {**fields, "rounds": 1}), stacked_round.train, []
+    job, train, waits = make(method, options, model, {**fields, "rounds": 1}), vmap_engine.train, []
 
     def watched(*given):
         with Waits() as watch:
@@ -395,7 +395,7 @@ def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
         waits.append(watch.count)
         return losses
 
-    monkeypatch.setattr(stacked_round, "train", watched)
+    monkeypatch.setattr(vmap_engine, "train", watched)
     Simulation(job, Stacked(job, records_of(job, COUPLED))).step()
     assert waits
     assert set(waits) <= {0, 1}  # one at the end, where batches were filled up
@@ -438,9 +438,9 @@ def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
 
         return both
 
-    train = stacked_round.train
-    monkeypatch.setattr(stacked_round, "train", watched)
-    monkeypatch.setattr(stacked_round, "evaluate", looked(stacked_round.evaluate))
+    train = vmap_engine.train
+    monkeypatch.setattr(vmap_engine, "train", watched)
+    monkeypatch.setattr(vmap_engine, "evaluate", looked(vmap_engine.evaluate))
     simulation = Simulation(job, Stacked(job, records_of(job, COUPLED)))
     while simulation.round < job.length:
         simulation.step()
@@ -499,9 +499,9 @@ def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
     job = make("local", epochs=1)
     template = Stacked(job, records_of(job))._template("a")
     looked = 21  # all records of the largest side, more than two batches
-    each = stacked_round.COPIES * template.value_bytes + looked * template.record_bytes
+    each = vmap_engine.COPIES * template.value_bytes + looked * template.record_bytes
     for most, groups in ((2 * each, [2, 2]), (4 * each - 1, [3, 1]), (1, [1, 1, 1, 1])):
-        monkeypatch.setattr(stacked_round, "room", lambda _, most=most: most)
+        monkeypatch.setattr(vmap_engine, "room", lambda _, most=most: most)
         counted.clear()
         Simulation(job, Stacked(job, records_of(job))).step()
         assert counted == groups
@@ -509,7 +509,7 @@ def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
 
 def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
-    monkeypatch.setattr(stacked_round, "room", lambda _: room(torch.device("cuda")))
+    monkeypatch.setattr(vmap_engine, "room", lambda _: room(torch.device("cuda")))
     job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
     job = replace(job, batch_size=32)
     engine = Stacked(job, records_of(job, COUPLED, (3, 32, 32)))
@@ -531,8 +531,8 @@ def test_a_step_takes_no_more_memory_than_is_reckoned(make, method, model, recor
     job = make(method, model={**model, "classes": 10}, fields={"rounds": 1}, epochs=1)
     engine = Stacked(job, records_of(job, dict.fromkeys(SIZES, records), input_shape(job.model)))
     template = engine._template("a")
-    each = stacked_round.COPIES * template.value_bytes + looked * template.record_bytes
-    assert engine._fitting("a", ()) == stacked_round.room(torch.device("cpu")) // each
+    each = vmap_engine.COPIES * template.value_bytes + looked * template.record_bytes
+    assert engine._fitting("a", ()) == vmap_engine.room(torch.device("cpu")) // each
     work = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos]
     with Held() as held:
         engine.train(0, work, lambda: None)

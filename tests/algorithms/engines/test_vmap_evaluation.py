@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines import vmap_evaluation as stacked_looks
+from staddle.algorithms.engines import vmap_evaluation
 from staddle.algorithms.engines.vmap_evaluation import evaluate, measure, saved_bytes
 from staddle.algorithms.engines.vmap_training import Silos, couples
 from staddle.algorithms.training.loop import evaluate as evaluate_one
@@ -35,8 +35,8 @@ def parts(seed, tracked):
 @pytest.mark.parametrize("tracked", [True, False])
 def test_looks_are_those_of_one_silo(tracked, monkeypatch):
     """Chunks of 8 and 12 records; where statistics are of the batch, each chunk is as it is for one silo."""
-    monkeypatch.setattr(stacked_looks, "CHUNK", 8)
-    monkeypatch.setattr(stacked_looks, "EVALUATION_CHUNK", 12)
+    monkeypatch.setattr(vmap_evaluation, "CHUNK", 8)
+    monkeypatch.setattr(vmap_evaluation, "EVALUATION_CHUNK", 12)
     monkeypatch.setattr("staddle.algorithms.training.loop.EVALUATION_CHUNK", 12)
     rng, sizes = np.random.default_rng(0), [5, 0, 31, 24, 12]
     x, y = torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, 72))

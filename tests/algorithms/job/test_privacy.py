@@ -16,7 +16,7 @@ from staddle.algorithms.job.privacy import (
 from staddle.algorithms.job.privacy_table import LARGEST_SIGMA
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
-from staddle.security.dp import rdp as accounting
+from staddle.security.dp import rdp
 
 TEXT = """
 version = 1
@@ -110,7 +110,7 @@ def test_the_noise_of_a_whole_step_is_never_less_than_it_should_be():
 
 
 def test_what_is_written_can_be_reckoned():
-    assert (LARGEST_SIGMA, MOST_STEPS) == (accounting.LARGEST_SIGMA, accounting.MOST_STEPS)
+    assert (LARGEST_SIGMA, MOST_STEPS) == (rdp.LARGEST_SIGMA, rdp.MOST_STEPS)
 
 
 @pytest.mark.parametrize("sigma", ['"1.37"', '"100"'])

@@ -9,9 +9,8 @@ from staddle.algorithms.job.security import LARGEST_MIX_CLIP, LONGEST_COMPARED, 
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.arithmetic import fixedpoint
-from staddle.security.blind import mix_context as mix_line
-from staddle.security.blind import rotated_sketch as sketch
-from staddle.security.secagg import spec as round_spec
+from staddle.security.blind import mix_context, rotated_sketch
+from staddle.security.secagg import spec
 
 BLIND = {"secure_aggregation": "required"}
 COUNTS = {"a": 40, "b": 30, "c": 50, "d": 45}
@@ -424,9 +423,9 @@ def test_class_counts_of_a_method_that_compares_no_labels_are_refused(blind, met
 
 def test_bounds_are_those_of_the_sum():
     """Which algorithms must not import: security knows algorithms, not the other way round."""
-    assert MOST_SILOS == round_spec.MOST_SILOS
-    assert LARGEST_MIX_CLIP == mix_line.LARGEST_CLIP
-    assert LONGEST_COMPARED == sketch.LARGEST
+    assert MOST_SILOS == spec.MOST_SILOS
+    assert LARGEST_MIX_CLIP == mix_context.LARGEST_CLIP
+    assert LONGEST_COMPARED == rotated_sketch.LARGEST
     for value, bad in ((-64, -65), (62, 63)):
         SecurityTable.model_validate({**BLIND, "clip_exponent": value})
         fixedpoint.Group(name="g", elements=1, clip_exponent=value, weights="equal")

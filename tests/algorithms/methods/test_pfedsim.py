@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.data import dataset as data
+from staddle.algorithms.data import dataset
 from staddle.algorithms.delivery import Latest, Row
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
@@ -403,12 +403,12 @@ def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_j
     0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does not hold: FedPer has 0.936, so at four
     silos it is the private classifier that helps; whose extractors are mixed by which weights hardly matters.
     """
-    digits, silos, means = data.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
-    digits = data.Dataset(digits.x[:800], digits.y[:800])
+    digits, silos, means = dataset.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
+    digits = dataset.Dataset(digits.x[:800], digits.y[:800])
     training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
     for seed in (1, 2):
         parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
         for name in ("local", "fedavg", "pfedsim"):
             job = make_job(name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training)
             accuracy = simulate(job, shards).accuracy(job.method().product)

@@ -17,8 +17,7 @@ from support.coordinator_thread import coordinator
 from support.raw_silo import Caller
 from typer.testing import CliRunner
 
-from staddle.commands.federation import local_federation
-from staddle.commands.federation import operator_client as operations
+from staddle.commands.federation import local_federation, operator_client
 from staddle.commands.main import app
 from staddle.coordinator import config as configs
 from staddle.coordinator.rpc import operations as served
@@ -192,7 +191,7 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
     job, path = world.signed()
     world.call("submit", path)
     callers = world.silos(job)
-    with operations.connected(world.operator) as operator:
+    with operator_client.connected(world.operator) as operator:
         reports = operator.watch("one")
         told = [next(reports)]
         for caller in callers:
@@ -274,7 +273,7 @@ def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
 
 def test_a_watcher_is_told_when_the_coordinator_stops(world):
     world.call("submit", world.signed()[1])
-    with operations.connected(world.operator) as operator:
+    with operator_client.connected(world.operator) as operator:
         reports = operator.watch("one")
         next(reports)
         world.here.daemon.stopping = True
@@ -338,7 +337,7 @@ def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
 
 
 def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(operations, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(operator_client, "CALL_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()

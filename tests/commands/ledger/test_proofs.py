@@ -28,7 +28,7 @@ from staddle.files.documents import canonical_json
 from staddle.security.dp.budget import Budget, rekey_all
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger import export as ledger_export
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
@@ -362,7 +362,7 @@ def test_a_ledger_goes_on_under_new_keys(world):
     assert f"record 17 names the new key, {key}" in shown
     with open_ledger(world.ledger, key=new) as opened:
         opened.start("staddle", HASH, HASH)
-    assert ledger_audit.verify(world.ledger, key=key).records == 19
+    assert audit.verify(world.ledger, key=key).records == 19
     assert stored(world.ledger)[17]["old"] == str(world.vkey)
 
 

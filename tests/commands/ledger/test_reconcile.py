@@ -14,7 +14,7 @@ from staddle.errors import LocalError, StaddleError
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.receipt import Receipt
@@ -140,7 +140,7 @@ def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_s
     create_keys(tmp_path / "new", "coordinator", Role.COORDINATOR, "Org")
     run("rekey", folder, "--old", folder / "keys", "--new", tmp_path / "new")
     key = Signer.of("local", "coordinator", load_keys(tmp_path / "new").log).public
-    assert ledger_audit.verify(world.theirs, key=key).ok
+    assert audit.verify(world.theirs, key=key).ok
     with ReceivingLedger.open(world.theirs, "coordinator", "local", load_keys(tmp_path / "new").log):
         pass
 

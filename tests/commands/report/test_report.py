@@ -30,15 +30,13 @@ from typer.testing import CliRunner
 
 from staddle.commands.ledger import ledger as commands
 from staddle.commands.report import page as report_page
-from staddle.commands.report import report
-from staddle.commands.report import tables as report_tables
+from staddle.commands.report import report, tables
 from staddle.commands.report.page import RosterSources
 from staddle.errors import LocalError
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit, overview
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger import overview as ledger_overview
 from staddle.security.log.checkpoint import TreeHead
 from staddle.security.policy.release import Release
 
@@ -257,7 +255,7 @@ def test_characters_that_nobody_sees_are_shown(path):
 
 def test_problems_of_a_broken_ledger_are_escaped_too(path):
     ledgers.nasty(path)
-    verified = replace(ledger_audit.verify(path), problems=NASTY)
+    verified = replace(audit.verify(path), problems=NASTY)
     data = report.html(report_page.broken(verified, MADE, SCRIPT))
     page = Parsed(data)
     assert not page.all("script")
@@ -309,13 +307,13 @@ def test_the_pictures_add_up_to_the_messages(path):
 
 
 def test_a_ledger_of_several_days_has_a_picture_by_day(path):
-    verified = ledger_audit.verify(ledgers.full(path))
+    verified = audit.verify(ledgers.full(path))
 
     def dated(line):
         return replace(line, record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"})
 
     records = [(dated(line), record) for line, record in ledger_view.records(path)]
-    body = report_page.page(ledger_overview.view(verified, records), MADE, RosterSources()).body
+    body = report_page.page(overview.view(verified, records), MADE, RosterSources()).body
     expected = Counter()
     for message in ledger_view.messages(path):
         expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += message.intent.message.bytes
@@ -329,7 +327,7 @@ def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, mon
     with open_ledger(path, "silo-a") as ledger:
         for number in range(3):
             ledger.policy_deny(job="lung-3", round_number=number, purpose="x", policy=HASH, reasons=[f"no {number}"])
-    monkeypatch.setattr(report_tables, "MAX_ROWS", 2)
+    monkeypatch.setattr(tables, "MAX_ROWS", 2)
     monkeypatch.setattr(report_page, "MAX_CHARTS", 1)
     page = parsed(path)
     said = words(page)
@@ -361,7 +359,7 @@ def test_messages_are_listed_one_by_one(path):
 
 
 def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatch):
-    monkeypatch.setattr(report_tables, "MAX_ROWS", 4)
+    monkeypatch.setattr(tables, "MAX_ROWS", 4)
     page = parsed(ledgers.full(path))
     rows = page.section("10. Every message")[1:]
     assert [(row[2], row[3], row[5], row[8], row[9]) for row in rows] == [
@@ -399,7 +397,7 @@ def test_the_verification_in_words(path):
     with first(path).open("ab") as file:
         file.write(b'{"half')
     said = words(parsed(path))
-    head = ledger_audit.verify(path).head
+    head = audit.verify(path).head
     assert "The ledger holds" in said
     assert f"Head (SEQ:LEAF) 37:{head}" in said
     assert f"staddle ledger verify DIR --known 37:{head}" in said
@@ -565,7 +563,7 @@ def test_cohorts_by_size_and_by_name(path, monkeypatch):
     )
     assert five == "0cohorts of 1 silos, this one among them; changes: 0cohort silo-a: rounds 0"
     assert "is not recorded in this ledger" not in words(page)
-    monkeypatch.setattr(report_tables, "MAX_COHORTS", 1)
+    monkeypatch.setattr(tables, "MAX_COHORTS", 1)
     assert "rounds 2, 6other cohorts, not listed: 2" in parsed(path).section("6. Jobs")[4][2]
 
 
@@ -747,7 +745,7 @@ def test_the_command_writes_one_file(path, tmp_path, monkeypatch):
     out = tmp_path / "page.html"
     result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1")
     assert result.exit_code == 0, result.exception
-    assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{ledger_audit.verify(path).head}" in result.output
+    assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{audit.verify(path).head}" in result.output
     assert "this page is of job lung-1 only" in words(Parsed(out.read_bytes()))
     assert out.stat().st_mode & 0o077 == 0
     monkeypatch.chdir(tmp_path)

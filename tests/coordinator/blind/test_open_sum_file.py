@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from staddle.coordinator.blind import unmask as kept_words
+from staddle.coordinator.blind import unmask
 from staddle.coordinator.blind.unmask import kept_sum
 from staddle.errors import LocalError, RefusedError
 from staddle.security.blind.open_sum import Claim
@@ -18,12 +18,12 @@ WORDS = b"".join(piece.tobytes() for piece in PIECES)
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "0.model.words"
-    path.write_bytes(b"".join(kept_words.kept_words(CLAIM, PIECES)))
+    path.write_bytes(b"".join(unmask.kept_words(CLAIM, PIECES)))
     return path
 
 
 def test_what_was_kept_is_read_again(file, monkeypatch):
-    monkeypatch.setattr(kept_words, "CHUNK_BYTES", 12)  # more than one piece, the last one shorter
+    monkeypatch.setattr(unmask, "CHUNK_BYTES", 12)  # more than one piece, the last one shorter
     found = kept_sum("model", file, len(WORDS))
     assert (found.part, found.claim, found.nbytes) == ("model", CLAIM, len(WORDS))
     assert found.sha256 == hashlib.sha256(WORDS).digest()

@@ -20,8 +20,7 @@ from support.secure_sums import Run, attempt, frame, group, names, ones
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.channel import MAX_MESSAGE_BYTES
-from staddle.proto.convert import secagg_received as secure_told
-from staddle.proto.convert import secagg_sent as secure_given
+from staddle.proto.convert import secagg_received, secagg_sent
 from staddle.proto.convert.secagg_messages import (
     MOST_GROUPS,
     MOST_HASHES,
@@ -111,22 +110,22 @@ def bound(formula, n, g, d=0, m=None):
 def test_the_longest_that_a_silo_gives():
     found = {n: {body: given_to_wire(m).ByteSize() for body, m in longest_given(n).items()} for n in NS}
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
-        body: sizes for body, (_, sizes) in table(secure_given).items()
+        body: sizes for body, (_, sizes) in table(secagg_sent).items()
     }
-    assert f"at most {asked_to_wire(ASKED).ByteSize()}." in secure_given.__doc__
+    assert f"at most {asked_to_wire(ASKED).ByteSize()}." in secagg_sent.__doc__
 
 
 def test_the_longest_that_a_silo_is_told():
     found = {n: {body: told_to_wire(m).ByteSize() for body, m in longest_told(n).items()} for n in NS}
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
-        body: sizes for body, (_, sizes) in table(secure_told).items()
+        body: sizes for body, (_, sizes) in table(secagg_received).items()
     }
 
 
 @pytest.mark.parametrize("n", [2, 3, *NS])
 @pytest.mark.parametrize("g", [0, 1, 15, 16, 73, 496, MOST_GROUPS])
 def test_the_formulas_hold(n, g):
-    up, down = table(secure_given), table(secure_told)
+    up, down = table(secagg_sent), table(secagg_received)
     for body, message in longest_given(n, g).items():
         size, most = given_to_wire(message).ByteSize(), bound(up[body][0], n, g)
         assert most - 10 <= size <= most <= MAX_MESSAGE_BYTES
@@ -137,7 +136,7 @@ def test_the_formulas_hold(n, g):
 
 
 def test_the_limits_that_the_docstrings_name():
-    most = bound(table(secure_told)["survivors"][0], 1000, 496)
+    most = bound(table(secagg_received)["survivors"][0], 1000, 496)
     assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
     assert given_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
     assert given_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
@@ -160,7 +159,7 @@ def test_the_longest_specification_with_all_notes_fits():
     assert len(spec.payload()) <= MOST_SPEC_BYTES
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = told_to_wire(message).ByteSize()
-    assert size <= bound(table(secure_told)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
+    assert size <= bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
     assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
     with pytest.raises(ValueError, match="4096"):

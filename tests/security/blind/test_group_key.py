@@ -11,8 +11,7 @@ from support.secure_sums import Drawn, names, signer, signers
 from staddle.errors import LocalError, RefusedError
 from staddle.security.blind import group_key as g
 from staddle.security.blind import sealing
-from staddle.security.identity import keys as identity
-from staddle.security.identity import roster
+from staddle.security.identity import keys, roster
 from staddle.security.identity.domains import GROUP_KEY, GROUP_SEAL, framed
 from staddle.security.identity.pairwise_keys import public_key
 
@@ -276,13 +275,13 @@ def test_wrong_calls_are_told():
 
 def test_an_epoch_of_a_job_has_its_silos_alone(tmp_path):
     entries = [
-        identity.create_keys(tmp_path / name, name, role, "org")
+        keys.create_keys(tmp_path / name, name, role, "org")
         for name, role in (
-            ("founder", identity.Role.FOUNDER),
-            ("hub", identity.Role.COORDINATOR),
-            ("silo-a", identity.Role.SILO),
-            ("silo-b", identity.Role.SILO),
-            ("silo-c", identity.Role.SILO),
+            ("founder", keys.Role.FOUNDER),
+            ("hub", keys.Role.COORDINATOR),
+            ("silo-a", keys.Role.SILO),
+            ("silo-b", keys.Role.SILO),
+            ("silo-c", keys.Role.SILO),
         )
     ]
     made = roster.new("lung", entries[:1], 1)

@@ -12,7 +12,7 @@ from staddle.security.blind.open_sum import Claim, check_claim, open_group, tag_
 from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_SPEC
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_given, masked_chunks
 from staddle.security.secagg.spec import Terms, specify
 
@@ -42,14 +42,14 @@ class Sum:
         for number, silo in enumerate(survivors):
             gifts = [gift(each, number) for each in own.groups]
             check_given(self.spec, gifts)
-            tagger = tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
+            tagger = linear_tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
             pads = silo_pads(self.spec, silo, GROUP_KEY)
             accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
             clear.add(words.tobytes() for words in masked_chunks(plain, silo, gifts, ()))
             sent[silo] = tagger.padded(GROUP_KEY, ctx, silo)
         accumulator.open((), survivors)
         self.opened = clear.open((), survivors)
-        self.tags = tags.combine(sent, len(GROUPS))
+        self.tags = linear_tags.combine(sent, len(GROUPS))
         self.words = [
             np.concatenate([words for index, words in accumulator.numbers() if index == wanted])
             for wanted in range(len(GROUPS))
@@ -110,7 +110,7 @@ def test_any_word_changed_in_any_way_is_noticed(made, index, data):
     assert (caught.value.peer, caught.value.code) == (COORDINATOR_OR_SILO, "SUM")
 
 
-@pytest.mark.parametrize("modulus", [tags.PRIME, 2**61 - 1, 2**32, 2**63])
+@pytest.mark.parametrize("modulus", [linear_tags.PRIME, 2**61 - 1, 2**32, 2**63])
 @pytest.mark.parametrize("times", [1, 3, 5])
 def test_multiples_of_a_modulus_are_noticed(made, modulus, times):
     words = made.words[2].copy()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.security.identity import domains as labels
+from staddle.security.identity import domains
 from staddle.security.identity.domains import framed
 
 
@@ -24,7 +24,7 @@ def test_moving_a_border_changes_the_bytes():
 
 
 def test_labels_differ():
-    assert len(labels.SIGNED) == 17
-    assert len(labels.HASHED) == 28
-    assert len({*labels.SIGNED, *labels.HASHED}) == 45
-    assert all(label.startswith(b"staddle/") for label in (*labels.SIGNED, *labels.HASHED))
+    assert len(domains.SIGNED) == 17
+    assert len(domains.HASHED) == 28
+    assert len({*domains.SIGNED, *domains.HASHED}) == 45
+    assert all(label.startswith(b"staddle/") for label in (*domains.SIGNED, *domains.HASHED))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from staddle.errors import RefusedError
 from staddle.security.faults import Code
-from staddle.security.identity import pairwise_keys as pairwise
+from staddle.security.identity import pairwise_keys
 from staddle.security.identity.domains import framed
 
 CTX = b"c" * 32
@@ -24,9 +24,9 @@ LOW_ORDER = [  # the points of curve25519 with which every key gives zero; non-c
 def test_x25519_as_in_rfc_7748_section_6_1():
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-    assert pairwise.public_key(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    assert pairwise_keys.public_key(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
-    assert pairwise.agree(alice, pairwise.public_key(bob), "bob").hex() == shared
+    assert pairwise_keys.agree(alice, pairwise_keys.public_key(bob), "bob").hex() == shared
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_x25519_as_in_rfc_7748_section_6_1():
     ],
 )
 def test_x25519_as_in_rfc_7748_section_5_2(scalar, point, found):
-    assert pairwise.agree(bytes.fromhex(scalar), bytes.fromhex(point), "bob").hex() == found
+    assert pairwise_keys.agree(bytes.fromhex(scalar), bytes.fromhex(point), "bob").hex() == found
 
 
 def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
     scalar = point = bytes([9, *bytes(31)])
     for turn in range(1000):
-        scalar, point = pairwise.agree(scalar, point, "bob"), scalar
+        scalar, point = pairwise_keys.agree(scalar, point, "bob"), scalar
         if not turn:
             assert scalar.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
     assert scalar.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
@@ -77,7 +77,7 @@ def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
 )
 def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
     """The first 32 bytes: those that follow change none of them."""
-    assert pairwise.derive(secret, salt, info).hex() == found
+    assert pairwise_keys.derive(secret, salt, info).hex() == found
 
 
 def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
@@ -91,73 +91,75 @@ def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
         "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc"
         "3ff4def08e4b7a9de576d26586cec64b61161ae10b594f09e26a7e902ecbd0600691"
     )
-    cipher = pairwise.ChaCha20Poly1305(bytes(range(0x80, 0xA0)))
+    cipher = pairwise_keys.ChaCha20Poly1305(bytes(range(0x80, 0xA0)))
     assert cipher.encrypt(nonce, plain, more) == sealed
     assert cipher.decrypt(nonce, sealed, more) == plain
 
 
 def test_a_seal_is_that_of_the_docstring():
     more = framed(b"staddle/secagg/seal/1", CTX, b"a", b"b")
-    assert pairwise.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(bytes(12), b"share", more)
+    assert pairwise_keys.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(bytes(12), b"share", more)
 
 
 def test_both_sides_agree_and_nobody_else():
-    agreed = pairwise.agree(A, pairwise.public_key(B), "b")
-    assert agreed == pairwise.agree(B, pairwise.public_key(A), "a")
-    assert agreed != pairwise.agree(bytes(32), pairwise.public_key(A), "a")
+    agreed = pairwise_keys.agree(A, pairwise_keys.public_key(B), "b")
+    assert agreed == pairwise_keys.agree(B, pairwise_keys.public_key(A), "a")
+    assert agreed != pairwise_keys.agree(bytes(32), pairwise_keys.public_key(A), "a")
 
 
 @pytest.mark.parametrize("point", [*LOW_ORDER, "00" * 31, "00" * 33, ""])
 def test_a_key_that_gives_zero_or_is_none_is_refused(point):
     with pytest.raises(RefusedError) as caught:
-        pairwise.agree(A, bytes.fromhex(point), "hospital-b")
+        pairwise_keys.agree(A, bytes.fromhex(point), "hospital-b")
     assert (caught.value.peer, caught.value.code) == ("hospital-b", Code.KEYS)
 
 
 def test_each_use_and_each_field_gives_another_key():
     h = b"h" * 32
     keys = [
-        pairwise.seal_key(A, CTX, "a", "b"),
-        pairwise.seal_key(A, CTX, "b", "a"),
-        pairwise.seal_key(A, b"d" * 32, "a", "b"),
-        pairwise.seal_key(B, CTX, "a", "b"),
-        pairwise.pair_key(A, CTX, "a", "b", 1, h),
-        pairwise.pair_key(B, CTX, "a", "b", 1, h),
-        pairwise.pair_key(A, b"d" * 32, "a", "b", 1, h),
-        pairwise.pair_key(A, CTX, "a", "c", 1, h),
-        pairwise.pair_key(A, CTX, "a", "b", 2, h),
-        pairwise.pair_key(A, CTX, "a", "b", 1, b"i" * 32),
-        pairwise.self_key(A, CTX, "a", 1, h),
-        pairwise.self_key(B, CTX, "a", 1, h),
-        pairwise.self_key(A, b"d" * 32, "a", 1, h),
-        pairwise.self_key(A, CTX, "b", 1, h),
-        pairwise.self_key(A, CTX, "a", 2, h),
-        pairwise.self_key(A, CTX, "a", 1, b"i" * 32),
+        pairwise_keys.seal_key(A, CTX, "a", "b"),
+        pairwise_keys.seal_key(A, CTX, "b", "a"),
+        pairwise_keys.seal_key(A, b"d" * 32, "a", "b"),
+        pairwise_keys.seal_key(B, CTX, "a", "b"),
+        pairwise_keys.pair_key(A, CTX, "a", "b", 1, h),
+        pairwise_keys.pair_key(B, CTX, "a", "b", 1, h),
+        pairwise_keys.pair_key(A, b"d" * 32, "a", "b", 1, h),
+        pairwise_keys.pair_key(A, CTX, "a", "c", 1, h),
+        pairwise_keys.pair_key(A, CTX, "a", "b", 2, h),
+        pairwise_keys.pair_key(A, CTX, "a", "b", 1, b"i" * 32),
+        pairwise_keys.self_key(A, CTX, "a", 1, h),
+        pairwise_keys.self_key(B, CTX, "a", 1, h),
+        pairwise_keys.self_key(A, b"d" * 32, "a", 1, h),
+        pairwise_keys.self_key(A, CTX, "b", 1, h),
+        pairwise_keys.self_key(A, CTX, "a", 2, h),
+        pairwise_keys.self_key(A, CTX, "a", 1, b"i" * 32),
     ]
     assert len(set(keys)) == len(keys)
-    assert pairwise.pair_key(A, CTX, "b", "a", 1, h) == pairwise.pair_key(A, CTX, "a", "b", 1, h)
+    assert pairwise_keys.pair_key(A, CTX, "b", "a", 1, h) == pairwise_keys.pair_key(A, CTX, "a", "b", 1, h)
 
 
 def test_keys_are_those_of_the_docstring():
     h = b"h" * 32
     assert (
-        pairwise.seal_key(A, CTX, "a", "b").hex() == "07d1944e22e4f8f80e4c09bdb1dc00695fae13e0235abcd0892eac87f0ff9a56"
+        pairwise_keys.seal_key(A, CTX, "a", "b").hex()
+        == "07d1944e22e4f8f80e4c09bdb1dc00695fae13e0235abcd0892eac87f0ff9a56"
     )
     assert (
-        pairwise.pair_key(A, CTX, "a", "b", 1, h).hex()
+        pairwise_keys.pair_key(A, CTX, "a", "b", 1, h).hex()
         == "4aca540ce3f13a1311bc0aae493da603577d5fbdb7efa3abda16dc050f3a4a49"
     )
     assert (
-        pairwise.self_key(A, CTX, "a", 1, h).hex() == "e5e0cf9c772a905c0ec58d6b4d8611fc1362ef61d0de7cd9ceb316a8dca08c63"
+        pairwise_keys.self_key(A, CTX, "a", 1, h).hex()
+        == "e5e0cf9c772a905c0ec58d6b4d8611fc1362ef61d0de7cd9ceb316a8dca08c63"
     )
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_what_is_sealed_opens(plain):
-    sealed = pairwise.seal(A, CTX, "a", "b", plain)
-    assert len(sealed) == len(plain) + pairwise.TAG_BYTES
-    assert pairwise.unseal(A, CTX, "a", "b", sealed) == plain
+    sealed = pairwise_keys.seal(A, CTX, "a", "b", plain)
+    assert len(sealed) == len(plain) + pairwise_keys.TAG_BYTES
+    assert pairwise_keys.unseal(A, CTX, "a", "b", sealed) == plain
 
 
 @pytest.mark.parametrize(
@@ -165,18 +167,18 @@ def test_what_is_sealed_opens(plain):
     [(B, CTX, "a", "b"), (A, b"d" * 32, "a", "b"), (A, CTX, "c", "b"), (A, CTX, "a", "c"), (A, CTX, "b", "a")],
 )
 def test_what_is_sealed_opens_nowhere_else(key, ctx, sender, receiver):
-    sealed = pairwise.seal(A, CTX, "a", "b", b"share")
+    sealed = pairwise_keys.seal(A, CTX, "a", "b", b"share")
     with pytest.raises(RefusedError) as caught:
-        pairwise.unseal(key, ctx, sender, receiver, sealed)
+        pairwise_keys.unseal(key, ctx, sender, receiver, sealed)
     assert (caught.value.peer, caught.value.code) == (sender, Code.SHARES)
 
 
 def test_a_flipped_bit_does_not_open():
-    sealed = pairwise.seal(A, CTX, "a", "b", b"share")
+    sealed = pairwise_keys.seal(A, CTX, "a", "b", b"share")
     for bit in range(8 * len(sealed)):
         changed = bytearray(sealed)
         changed[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RefusedError):
-            pairwise.unseal(A, CTX, "a", "b", bytes(changed))
+            pairwise_keys.unseal(A, CTX, "a", "b", bytes(changed))
     with pytest.raises(RefusedError):
-        pairwise.unseal(A, CTX, "a", "b", b"")
+        pairwise_keys.unseal(A, CTX, "a", "b", b"")

@@ -4,7 +4,7 @@ import pytest
 
 from staddle.errors import LocalError, PeerError
 from staddle.files.documents import canonical_json, parse_json
-from staddle.security.identity import domains as labels
+from staddle.security.identity import domains
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.identity.signed_document import sign_document, verify_document
@@ -25,24 +25,24 @@ def fed(tmp_path_factory):
     return SimpleNamespace(keys=keys, roster=roster)
 
 
-def check(fed, signed, role=Role.OPERATOR, label=labels.JOB):
+def check(fed, signed, role=Role.OPERATOR, label=domains.JOB):
     return verify_document(signed, fed.roster, role, label)
 
 
 def test_signed_document_comes_back_through_bytes(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     assert check(fed, parse_json(canonical_json(signed), "wire")) == JOB
 
 
 def test_step_1_what_is_no_envelope(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     for bad in [None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"}, {**signed, "document": []}]:
         with pytest.raises(LocalError, match=r"^signed document: "):
             check(fed, bad)
 
 
 def test_step_2_stranger_and_wrong_role(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["s"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["s"], domains.JOB)
     with pytest.raises(PeerError, match=r"s: has role silo, and only a member of role operator"):
         check(fed, signed)
     with pytest.raises(PeerError, match="nobody: is no member"):
@@ -50,28 +50,28 @@ def test_step_2_stranger_and_wrong_role(fed):
 
 
 def test_step_3_another_roster(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     later = rosters.remove(fed.roster, "s")
     with pytest.raises(PeerError, match=r"op: signed under roster .* \(version 5\); bring both to one roster"):
-        verify_document(signed, later, Role.OPERATOR, labels.JOB)
+        verify_document(signed, later, Role.OPERATOR, domains.JOB)
     with pytest.raises(PeerError, match="does not fit"):  # and the digest cannot be put right afterwards
-        verify_document({**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, labels.JOB)
+        verify_document({**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, domains.JOB)
 
 
 def test_step_4_any_change_and_any_other_purpose(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     for document in ({**JOB, "rounds": 21}, {"method": "fedavg"}, {**JOB, "more": None}, {}):
         with pytest.raises(PeerError, match="op: its signature does not fit"):
             check(fed, {**signed, "document": document})
     with pytest.raises(PeerError, match="does not fit"):
-        check(fed, signed, label=labels.ROSTER)
-    other = sign_document(JOB, fed.roster, fed.keys["s"], labels.JOB)
+        check(fed, signed, label=domains.ROSTER)
+    other = sign_document(JOB, fed.roster, fed.keys["s"], domains.JOB)
     with pytest.raises(PeerError, match="does not fit"):  # another member's signature under this one's name
         check(fed, {**other, "signer": "op"})
 
 
 def test_each_flipped_bit_is_refused(fed):
-    data = canonical_json(sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB))
+    data = canonical_json(sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB))
     for at in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[at // 8] ^= 1 << (at % 8)
@@ -80,7 +80,7 @@ def test_each_flipped_bit_is_refused(fed):
 
 
 def test_hostile_nesting_is_a_local_error(fed):
-    signed = sign_document(JOB, fed.roster, fed.keys["op"], labels.JOB)
+    signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     deep = parse_json(b"[" * 800 + b"]" * 800, "wire")
     for document in ({"a": deep}, {"a": 1.5}, {"é": 1}, {"a": "\ud800"}):
         with pytest.raises(LocalError):
@@ -90,4 +90,4 @@ def test_hostile_nesting_is_a_local_error(fed):
 def test_signing_needs_keys_that_the_roster_knows(fed, tmp_path):
     create_keys(tmp_path / "op", "op", Role.OPERATOR, "o")
     with pytest.raises(LocalError, match="'op' with these keys is not in roster version 4"):
-        sign_document(JOB, fed.roster, load_keys(tmp_path / "op"), labels.JOB)
+        sign_document(JOB, fed.roster, load_keys(tmp_path / "op"), domains.JOB)

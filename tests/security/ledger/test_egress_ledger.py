@@ -29,7 +29,7 @@ from support.ledgers import (
 )
 
 from staddle.errors import LocalError
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger import messages as ledger_view
 from staddle.security.ledger.audit import ledger_folder
 from staddle.security.ledger.messages import CONTROL, MESSAGE
@@ -62,7 +62,7 @@ def body(record):
 
 def test_one_of_each_record_verifies(path):
     last = full(path)
-    found = ledger_audit.verify(path)
+    found = audit.verify(path)
     assert found.ok
     assert (found.records, found.head, found.torn_bytes) == (11, last.leaf, 0)
     assert (found.open_intents, found.undigested, found.open_control) == ((), (), None)
@@ -171,8 +171,8 @@ def test_writer_refuses_what_the_verifier_would(path):
         for messages, size in [(11, 0), (0, 101)]:
             with pytest.raises(LocalError, match="its cap is 10 and 100"):
                 ledger.control_close(control, messages, size)
-    assert ledger_audit.verify(path).ok
-    assert ledger_audit.verify(path).records == 4
+    assert audit.verify(path).ok
+    assert audit.verify(path).records == 4
 
 
 def test_verifier_finds_each_broken_rule(path):
@@ -204,7 +204,7 @@ def test_verifier_finds_each_broken_rule(path):
     for said, records in wrong.items():
         put_back(path, before)
         raw(path, *records)
-        found = ledger_audit.verify(path)
+        found = audit.verify(path)
         assert not found.ok, said
         assert len(found.problems) == 1, found.problems
         assert re.search(said, found.problems[0]), (said, found.problems)
@@ -229,7 +229,7 @@ def test_a_payload_goes_on_behind_its_offset(path):
         with pytest.raises(LocalError, match="with 13 of 14"):
             ledger.outcome(ref, "sent", 13)
         ledger.outcome(ref, "sent", 14, "5c1f")
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
     first, then = (message.intent for message in ledger_view.messages(path))
     assert [(tensor.name, size) for tensor, size in first.leaving] == [("w", 160), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
@@ -253,7 +253,7 @@ def test_heads_of_privacy_budgets_are_known_after_a_restart_too(path):
         spend(ledger, 9, "2")
         assert ledger.privacy_heads["data"].size == 9
         assert found["data"].size == 7
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
             ledger.put_in_force(digests[1], texts[0])
         assert ledger.put_in_force(digests[1], texts[1])
         intend(ledger, policy=applied[1])
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
     changes = [record for record in stored(path) if record["type"] == "policy.change"]
     assert [(c["before"], c["after"], c["text"]) for c in changes] == [
         (None, digests[0], texts[0]),
@@ -336,7 +336,7 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
     ]
     assert [change.text for _, _, change in ledger_view.policies(path)] == texts
     raw(path, body(changes[1]))
-    problems = ledger_audit.verify(path).problems
+    problems = audit.verify(path).problems
     assert len(problems) == 1
     assert f"goes from policy {digests[0]}, in force is {digests[1]}" in problems[0]
 
@@ -345,7 +345,7 @@ def test_a_ledger_without_offsets_cohorts_and_secure_sums_is_read(path):
     full(path)
     later = ("offset", "cohort", "secagg")
     raw(path, {key: value for key, value in body(stored(path)[5]).items() if key not in later})
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
     intent = ledger_view.messages(path)[-1].intent
     assert (intent.offset, intent.cohort, intent.secagg) == (0, (), None)
 
@@ -354,7 +354,7 @@ def test_broken_chain_is_a_problem_not_an_exception(path):
     full(path)
     data = first(path).read_bytes()
     first(path).write_bytes(data.replace(b"no rule", b"no rulf"))
-    found = ledger_audit.verify(path)
+    found = audit.verify(path)
     assert not found.ok
     assert "seg-00000001.jsonl: line 4 (seq 3" in found.problems[0]
     assert found.records == 3
@@ -364,15 +364,15 @@ def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(pa
     last = full(path)
     data = first(path).read_bytes()
     known = {last.seq: last.leaf, 5: stored(path)[6]["prev"]}
-    assert ledger_audit.verify(path, known).ok
+    assert audit.verify(path, known).ok
     first(path).write_bytes(data[: data[:-1].rindex(b"\n") + 1])
     reissued(path, 10)
-    assert ledger_audit.verify(path, key=public()).ok  # the folder alone cannot tell who has the log key: rule 29
-    assert ledger_audit.verify(path, known).problems == (
+    assert audit.verify(path, key=public()).ok  # the folder alone cannot tell who has the log key: rule 29
+    assert audit.verify(path, known).problems == (
         "ends before seq 10, which another party knows: records were cut off",
     )
     first(path).write_bytes(data.replace(b"asked to stop", b"asked to stay"))
-    assert "another party knows it as" in ledger_audit.verify(path, known).problems[0]
+    assert "another party knows it as" in audit.verify(path, known).problems[0]
 
 
 def test_unfinished_messages_are_reported_and_counted_as_left(path):
@@ -386,7 +386,7 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
         ledger.digest(half, DIGESTS, payload(BYTES + 30))
         ledger.control_open("s1", PEER, 100, 1000)
         assert ledger.open_intents == (cut, half)
-    found = ledger_audit.verify(path)
+    found = audit.verify(path)
     assert found.ok
     assert (found.open_intents, found.undigested) == ((cut, half), (cut, failed))
     assert found.open_control == found.records - 1
@@ -406,7 +406,7 @@ def test_control_sessions_count_with_their_totals_and_a_start_abandons_one(path)
     with open_ledger(path) as ledger:
         ledger.start("staddle", HASH, HASH)
         ledger.control_open("s3", PEER, 10, 100)
-    found = ledger_audit.verify(path)
+    found = audit.verify(path)
     assert found.ok
     totals = ledger_view.summary(path)[CONTROL, CONTROL]
     assert (totals.messages, totals.bytes, totals.assumed) == (8 + 20, 512 + 200, 200)
@@ -424,9 +424,9 @@ def test_state_survives_a_restart(path):
 def test_a_key_of_another_silo_than_the_records_name_is_a_problem(path):
     with open_ledger(path) as ledger:
         ledger.start("staddle 0.1.0", HASH, HASH)
-    assert ledger_audit.verify(path, key=public()).ok
+    assert audit.verify(path, key=public()).ok
     raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
-    problems = ledger_audit.verify(path, key=public()).problems
+    problems = audit.verify(path, key=public()).problems
     assert any("records of silo silo-b, and the key is of" in problem for problem in problems)
 
 
@@ -445,11 +445,11 @@ def test_torn_tail_is_reported_then_recovered(path):
     full(path)
     with first(path).open("ab") as file:
         file.write(b'{"half')
-    found = ledger_audit.verify(path)
+    found = audit.verify(path)
     assert (found.ok, found.torn_bytes, found.records) == (True, 6, 11)
     open_ledger(path).close()
     assert body(stored(path)[-1]) == {"type": "recovery", "dropped_bytes": 6, "last_good_seq": 10}
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
 
 
 def test_failed_disk_blocks_the_ledger(path, monkeypatch):
@@ -465,7 +465,7 @@ def test_failed_disk_blocks_the_ledger(path, monkeypatch):
     with pytest.raises(LocalError, match="takes no more records"):
         intend(ledger)
     ledger.close()
-    assert ledger_audit.verify(path).records == 0
+    assert audit.verify(path).records == 0
 
 
 def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
@@ -476,7 +476,7 @@ def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
     path.parent.rename(tmp_path / "state")  # as the demo lays a silo's folder out
     for place in (tmp_path, tmp_path / "state", tmp_path / "state" / "ledger"):
         assert ledger_folder(place) == tmp_path / "state" / "ledger"
-    found = ledger_audit.verify(tmp_path / "gone")
+    found = audit.verify(tmp_path / "gone")
     assert not found.ok
 
 

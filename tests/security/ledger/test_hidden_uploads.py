@@ -34,9 +34,7 @@ from support.ledgers import (
 
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import export as ledger_export
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, export, messages
 from staddle.security.ledger.messages import MESSAGE, PROTOCOL, Totals
 from staddle.security.ledger.overview import Flow, flows, view
 from staddle.security.ledger.records import HiddenBinding
@@ -88,7 +86,7 @@ def test_the_records_of_a_keyed_job_have_these_bytes(path):
     assert records[3] == {"type": "egress.digest", "ref": 2, "tensors": [], "message": whole}
     assert (records[5]["kind"], records[5]["ctx"]) == ("padded", records[2]["hidden"]["ctx"])
     assert records[7] == {"type": "egress.digest", "ref": 6, "tensors": [], "message": {**whole, "bytes": 60}}
-    found = ledger_audit.verify(path, key=public())
+    found = audit.verify(path, key=public())
     assert (found.problems, found.open_intents) == ((), ())
     assert found.undigested == (14,)  # the padded upload that broke
     with open_ledger(path) as ledger:
@@ -139,7 +137,7 @@ def test_the_writer_refuses_a_padded_intent_that_is_not_so(path, said):
         with pytest.raises(LocalError, match=said):
             intend_padded(ledger, **BROKEN[said])
         intend_padded(ledger)
-    assert ledger_audit.verify(path).records == 1
+    assert audit.verify(path).records == 1
 
 
 def test_the_writer_refuses_a_rotated_intent_that_is_not_so(path):
@@ -189,7 +187,7 @@ def test_bytes_before_an_offset_are_of_the_same_version_or_use(path):
             size = PADDED_BYTES if intent is intend_padded else ROTATED_BYTES
             with pytest.raises(LocalError, match=r"at byte 4, of which .* 0"):
                 intent(ledger, ctx, number, message_bytes=size - 4, offset=4)
-    last = [message.intent for message in ledger_view.messages(path)][-2:]
+    last = [message.intent for message in messages.messages(path)][-2:]
     assert [[(tensor.name, left) for tensor, left in intent.leaving] for intent in last] == [[("b", 8)], [("rows", 4)]]
 
 
@@ -202,7 +200,7 @@ def test_no_tensor_of_a_padded_or_rotated_message_has_a_hash(path):
             with pytest.raises(LocalError, match=f"has tensors {names}, the intent none"):
                 ledger.digest(ref, DIGESTS[: names.count("/")], payload(size))
             settle(ledger, ref, size)
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
 
 
 def test_the_verifier_finds_each_of_these_too(path):
@@ -235,14 +233,14 @@ def test_the_verifier_finds_each_of_these_too(path):
         with open_log(path) as log:
             for record in records:
                 log.append(record)
-        found = ledger_audit.verify(path)
+        found = audit.verify(path)
         assert len(found.problems) == 1, (said, found.problems)
         assert re.search(said, found.problems[0]), (said, found.problems)
 
 
 def test_parts_count_by_what_crosses(path):
     keyed(path)
-    totals = ledger_view.summary(path, ("part",))
+    totals = messages.summary(path, ("part",))
     assert totals == {
         ("extractor",): Totals(3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES),
         ("heads",): Totals(2, 2, 30, 2 * ROTATED_BYTES),
@@ -255,20 +253,20 @@ def test_parts_count_by_what_crosses(path):
 
 def test_the_view_tells_who_reads_which_part(path):
     keyed(path)
-    found = flows(view(ledger_audit.verify(path), ledger_view.records(path)))
+    found = flows(view(audit.verify(path), messages.records(path)))
     peer = "coordinator"
     assert found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "sent")].bytes == 2 * PADDED_BYTES - 64
     assert found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "unknown")].assumed == PADDED_BYTES
     assert found[Flow("j1", "heads", "classifier_rows", peer, ("gram",), "rotated", "sent")].messages == 2
     assert found[Flow("j1", PROTOCOL, "contribution", peer, (peer,), "plain", "no outcome")].bytes == 300
-    assert sum(totals.bytes for totals in found.values()) == sum(t.bytes for t in ledger_view.summary(path).values())
+    assert sum(totals.bytes for totals in found.values()) == sum(t.bytes for t in messages.summary(path).values())
 
 
 @pytest.mark.parametrize("redact", [False, True])
 def test_an_export_of_the_job_has_all_of_them(path, redact):
     keyed(path)
-    data = b"".join(ledger_export.export(path, redact=redact, job="j1"))
-    found = ledger_export.verify(data, public())
+    data = b"".join(export.export(path, redact=redact, job="j1"))
+    found = export.verify(data, public())
     assert found.seqs == tuple(range(1, len(stored(path)) - 1))
     exported = [json.loads(line).get("record", {}) for line in data.splitlines()[1:]]
     assert [r["hidden"]["number"] for r in exported if r.get("hidden")] == ([] if redact else [0, 0, 1, 1, 0])
@@ -283,14 +281,14 @@ def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
                 ledger.put_in_force(hashlib.sha256(said.encode()).hexdigest(), said)
 
     def names(job):
-        lines = b"".join(ledger_export.export(path, redact=False, job=job)).splitlines()[1:]
+        lines = b"".join(export.export(path, redact=False, job=job)).splitlines()[1:]
         exported = [json.loads(line)["record"] for line in lines]
         return [record.get("text", record.get("job")) for record in exported]
 
     assert names("j1") == ["in force", "j1", "tightened", "widened", "j1"]
     assert names("j2") == ["in force", "j2", "tightened", "widened", "later", "j2"]
     assert names("j3") == []
-    assert ledger_export.verify(b"".join(ledger_export.export(path, redact=True, job="j1")), public()).seqs[0] == 1
+    assert export.verify(b"".join(export.export(path, redact=True, job="j1")), public()).seqs[0] == 1
 
 
 def test_an_older_ledger_has_no_such_field_and_may_go_on(path):
@@ -304,4 +302,4 @@ def test_an_older_ledger_has_no_such_field_and_may_go_on(path):
         assert ledger.attempts(HASH, 3, "") == 1
         intend_padded(ledger, hidden=HiddenBinding(ctx=USE, number=0))
         assert intend(ledger, releases=RELEASES) == 2
-    assert ledger_audit.verify(path.parent / "older").ok
+    assert audit.verify(path.parent / "older").ok

@@ -4,7 +4,7 @@ import pytest
 from support.ledgers import FEDERATION, HASH, KEY, OTHER_KEY, payload, signer, stored
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.records import Received
 from staddle.security.log import consistency
@@ -41,7 +41,7 @@ def test_records_of_two_lives_are_one_verified_ledger(tmp_path):
             ledger.stop("asked to stop")
     kinds = ["serving", "received", "delivered", "head.refused", "stop"]
     assert [record["type"] for record in stored(tmp_path)] == kinds * 2
-    found = ledger_audit.verify(tmp_path, key=PUBLIC)
+    found = audit.verify(tmp_path, key=PUBLIC)
     assert found.ok, found.problems
     assert found.signed
 

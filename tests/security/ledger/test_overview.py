@@ -6,14 +6,13 @@ from support import report_ledgers as ledgers
 from support.ledgers import WORDS, first, intend_masked, open_ledger, private, stored
 
 from staddle.errors import LocalError
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, messages
 from staddle.security.ledger.messages import CONTROL, MESSAGE, Totals
 from staddle.security.ledger.overview import Flow, flows, parts, view
 
 
 def seen(path):
-    return view(ledger_audit.verify(path), ledger_view.records(path))
+    return view(audit.verify(path), messages.records(path))
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_flows_add_up_to_the_summary(path, make):
     found: dict = {}
     for flow, totals in flows(seen(path)).items():
         found.setdefault((flow.job, flow.part), Totals()).add(totals)
-    for key, totals in ledger_view.summary(path).items():
+    for key, totals in messages.summary(path).items():
         assert found.pop(key) == totals
     assert found == {}
 
@@ -71,7 +70,7 @@ def test_a_tensor_has_no_reader_that_its_message_has_not(path):
 
 def test_the_view_has_what_every_record_says(path):
     found = seen(ledgers.full(path))
-    assert found.messages == list(ledger_view.messages(path))
+    assert found.messages == list(messages.messages(path))
     assert (found.silo, found.jobs) == ("silo-a", ("lung-1", "lung-2", "lung-3"))
     assert [start.record.software for start in found.starts] == ["staddle 0.1.0", "staddle 0.2.0"]
     assert [event.record.type for event in found.events] == ["start", "stop", "start"]
@@ -100,32 +99,32 @@ def test_of_one_job_keeps_what_is_of_all(path):
 
 def test_what_is_written_after_the_check_is_not_in_the_view(path):
     ledgers.full(path)
-    verified, before = ledger_audit.verify(path), ledger_view.messages(path)
+    verified, before = audit.verify(path), messages.messages(path)
     cut = next(message for message in before if not message.digested)
     with open_ledger(path, "silo-a") as ledger:
         ledger.outcome(cut.seq, "unknown", 0)
         ledgers.give(ledger, "later")
-    found = view(verified, ledger_view.records(path))
+    found = view(verified, messages.records(path))
     assert found.messages == list(before)
     assert "later" not in found.jobs
 
 
 def test_another_ledger_than_the_verified_one_is_refused(path, tmp_path):
-    verified = ledger_audit.verify(ledgers.full(path))
+    verified = audit.verify(ledgers.full(path))
     other = ledgers.full(tmp_path / "other" / "ledger")
     with pytest.raises(LocalError, match="exchanged while it was read"):
-        view(verified, ledger_view.records(other))
+        view(verified, messages.records(other))
     lines = first(path).read_bytes().splitlines(keepends=True)
     first(path).write_bytes(b"".join(lines[:-1]))
     with pytest.raises(LocalError, match="exchanged"):
-        view(verified, ledger_view.records(path))
+        view(verified, messages.records(path))
 
 
 def test_records_end_with_an_error_where_the_ledger_breaks(path):
     ledgers.full(path)
     first(path).write_bytes(first(path).read_bytes().replace(b"too large", b"too small"))
     with pytest.raises(LocalError, match="does not follow the line before"):
-        list(ledger_view.records(path))
+        list(messages.records(path))
 
 
 def test_an_empty_ledger_has_an_empty_view(path):

@@ -6,8 +6,7 @@ from support.report_ledgers import give
 
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
-from staddle.security.ledger import messages as ledger_view
-from staddle.security.ledger import receipt_checks as ledger_receipts
+from staddle.security.ledger import messages, receipt_checks
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
 
@@ -63,7 +62,7 @@ def world(keys, tmp_path):
 
         def check(self, *given):
             self.ledger.close()
-            return ledger_receipts.check(ledger_view.lines(self.folder), given)
+            return receipt_checks.check(messages.lines(self.folder), given)
 
     made = World()
     yield made

@@ -32,9 +32,7 @@ from support.ledgers import (
 
 from staddle.errors import LocalError
 from staddle.security.faults import Code
-from staddle.security.ledger import audit as ledger_audit
-from staddle.security.ledger import export as ledger_export
-from staddle.security.ledger import messages as ledger_view
+from staddle.security.ledger import audit, export, messages
 from staddle.security.ledger.messages import MESSAGE, PROTOCOL, Totals
 from staddle.security.ledger.overview import Flow, flows, view
 from staddle.security.ledger.records import MOST_WHY
@@ -102,7 +100,7 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
         "blame": "coordinator",
         "why": "U3 has 2 members",
     }
-    assert ledger_audit.verify(path, key=public()).ok
+    assert audit.verify(path, key=public()).ok
     with open_ledger(path) as ledger:
         assert ledger.open_intents == ()
         told = sum(
@@ -131,7 +129,7 @@ def test_a_long_reason_is_cut_and_fits(path):
         end_sum(ledger, "ø" * 10_000)
         end_sum(ledger, "", code=Code.STOPPED, blame="")
     assert [record["why"] for record in stored(path)] == ["ø" * MOST_WHY, ""]
-    assert ledger_audit.verify(path).ok
+    assert audit.verify(path).ok
 
 
 BROKEN_SECAGG = {
@@ -154,7 +152,7 @@ def test_the_writer_refuses_a_masked_intent_that_is_not_so(path, said):
         with pytest.raises(LocalError, match=said):
             intend_masked(ledger, **BROKEN_SECAGG[said])
         intend_masked(ledger)
-    assert ledger_audit.verify(path).records == 1
+    assert audit.verify(path).records == 1
 
 
 def test_bytes_before_an_offset_are_of_the_same_attempt(path):
@@ -212,7 +210,7 @@ def test_the_verifier_finds_each_of_these_too(path):
         with open_log(path) as log:
             for record in records:
                 log.append(record)
-        found = ledger_audit.verify(path)
+        found = audit.verify(path)
         assert len(found.problems) == 1, (said, found.problems)
         assert re.search(said, found.problems[0]), (said, found.problems)
 
@@ -221,8 +219,8 @@ def test_survivors_are_those_of_the_silo_whose_key_signed(path):
     """No record names the silo: the key does."""
     with open_log(path) as log:
         log.append({**_opened(), "survivors": ["silo-b"]})
-    assert ledger_audit.verify(path).ok
-    (problem,) = ledger_audit.verify(path, key=public()).problems
+    assert audit.verify(path).ok
+    (problem,) = audit.verify(path, key=public()).problems
     assert "survivors silo-b, which" in problem
 
 
@@ -233,7 +231,7 @@ def _opened():
 
 def test_masked_tensors_count_by_part_and_the_protocol_by_itself(path):
     summed(path)
-    totals = ledger_view.summary(path, ("job", "method", "part", "recipient"))
+    totals = messages.summary(path, ("job", "method", "part", "recipient"))
     assert totals == {
         ("j1", "fedavg", "model", "coordinator"): Totals(1, 2, 44, 176),
         ("j1", "fedavg", "metric", "coordinator"): Totals(1, 1, 1, 8),
@@ -248,10 +246,10 @@ def test_behind_an_offset_tensors_count_in_full_where_canaries_may_lie(path):
         intend_masked(ledger)
         intend_masked(ledger, message_bytes=MASKED_BYTES - 60, offset=60)
         intend_masked(ledger, message_bytes=20, offset=MASKED_BYTES - 20)
-    _, then, last = (message.intent for message in ledger_view.messages(path))
+    _, then, last = (message.intent for message in messages.messages(path))
     assert [(tensor.name, size) for tensor, size in then.leaving] == [("w", 140), ("b", 16), ("correct", 8)]
     assert [(tensor.name, size) for tensor, size in last.leaving] == [("b", 12), ("correct", 8)]
-    totals = ledger_view.summary(path)
+    totals = messages.summary(path)
     assert totals["j1", MESSAGE].bytes == CANARIES
     assert sum(total.bytes for total in totals.values()) == MASKED_BYTES + MASKED_BYTES - 60 + 20
 
@@ -261,7 +259,7 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
     with open_ledger(path) as ledger:
         give_blindly(ledger, job="j2")
         protocol(ledger, "keys", 7, job="j3")
-    found = view(ledger_audit.verify(path), ledger_view.records(path))
+    found = view(audit.verify(path), messages.records(path))
     assert found.jobs == ("j1", "j2", "j3")
     assert [(at.seq, at.record.type, at.record.round) for at in found.sums] == [
         (9, "secagg.sum", 3),
@@ -278,7 +276,7 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
     added: dict = {}
     for flow, more in totals.items():
         added.setdefault((flow.job, flow.part), Totals()).add(more)
-    assert added == ledger_view.summary(path)
+    assert added == messages.summary(path)
     only = found.of("j3")
     assert ([at.seq for at in only.protocol], only.sums, only.messages) == ([24], [], [])
 
@@ -286,7 +284,7 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
 @pytest.mark.parametrize("redact", [False, True])
 def test_an_export_of_the_job_has_all_of_them(path, redact):
     summed(path)
-    data = b"".join(ledger_export.export(path, redact=redact, job="j1"))
-    found = ledger_export.verify(data, public())
+    data = b"".join(export.export(path, redact=redact, job="j1"))
+    found = export.verify(data, public())
     assert found.seqs == tuple(range(1, 14))
     assert (b"survivors" in data) == (not redact)

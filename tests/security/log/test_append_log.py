@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from support.ledgers import KEY, OTHER_KEY, copied, first, open_log, put_back, signer, stored
 
 from staddle.errors import LocalError
-from staddle.security.log import append_log as appendlog
-from staddle.security.log import head
+from staddle.security.log import append_log, head
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import FIRST_PREV, MAX_LINE, leaf_hash
 from staddle.security.log.checkpoint import TreeHead
@@ -114,7 +113,7 @@ def test_after_a_change_of_keys_records_are_of_the_new_one(path):
 
 def test_a_host_that_has_run_for_a_century_writes_records(path, monkeypatch):
     century = 100 * 366 * 86400 * 10**9
-    monkeypatch.setattr(appendlog.time, "monotonic_ns", lambda: century + 1234)
+    monkeypatch.setattr(append_log.time, "monotonic_ns", lambda: century + 1234)
     with open_log(path) as log:
         log.append({"type": "a"})
     assert stored(path)[0]["mono_us"] == century // 1000 + 1

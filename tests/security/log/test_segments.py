@@ -8,8 +8,7 @@ from support.ledgers import KEY, OTHER_KEY, copied, open_ledger, open_log, publi
 
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import verify
-from staddle.security.log import append_log as appendlog
-from staddle.security.log import head
+from staddle.security.log import append_log, head
 from staddle.security.log.checkpoint import TreeHead, issue
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading, segment, segments
@@ -36,14 +35,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock("2026-11-20T10:00:00")
-    monkeypatch.setattr(appendlog, "dt", made)
+    monkeypatch.setattr(append_log, "dt", made)
     return made
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """For segments of three or four records."""
-    monkeypatch.setattr(appendlog, "SEGMENT_BYTES", 1000)
+    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 1000)
     return tmp_path / "ledger"
 
 
@@ -209,7 +208,7 @@ def test_any_edit_deletion_insertion_or_reordering_in_any_segment_is_found(folde
 
 
 def test_every_flipped_bit_is_found(folder, monkeypatch):
-    monkeypatch.setattr(appendlog, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 100)
     with open_ledger(folder) as ledger:
         ledger.stop("a")
         ledger.stop("")
@@ -250,8 +249,8 @@ def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_
 def test_records_are_durable_before_their_checkpoint(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr("os.fdatasync", lambda _: done.append("records"))
-    real = appendlog.write_atomic
-    monkeypatch.setattr(appendlog, "write_atomic", lambda path, data: [done.append("checkpoint"), real(path, data)])
+    real = append_log.write_atomic
+    monkeypatch.setattr(append_log, "write_atomic", lambda path, data: [done.append("checkpoint"), real(path, data)])
     with open_log(tmp_path) as log:
         done.clear()
         log.append({"type": "x"}, durable=False)

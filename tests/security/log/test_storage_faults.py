@@ -9,8 +9,7 @@ from faults.disk import Calls, failing, killed, short
 from support.ledgers import open_log, public
 
 from staddle.errors import LocalError
-from staddle.security.log import append_log as appendlog
-from staddle.security.log import head
+from staddle.security.log import append_log, head
 from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.segments import Reading, segments
 
@@ -20,8 +19,8 @@ RECORDS = 9
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """For segments of three records and a checkpoint every three."""
-    monkeypatch.setattr(appendlog, "SEGMENT_BYTES", 700)
-    monkeypatch.setattr(appendlog, "EVERY", 3)
+    monkeypatch.setattr(append_log, "SEGMENT_BYTES", 700)
+    monkeypatch.setattr(append_log, "EVERY", 3)
     return tmp_path / "ledger"
 
 

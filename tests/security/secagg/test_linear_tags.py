@@ -10,8 +10,7 @@ from staddle.security.arithmetic.masks import Keystream, Term
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_TAG, framed
 from staddle.security.identity.pairwise_keys import derive
-from staddle.security.secagg import linear_tags as tags
-from staddle.security.secagg import masked_sum
+from staddle.security.secagg import linear_tags, masked_sum
 from staddle.security.secagg.linear_tags import PRIME, Tagger, TagPads, combine, decoded
 from staddle.security.secagg.spec import specify
 
@@ -21,7 +20,7 @@ KEY, CTX = b"k" * 32, b"c" * 32
 
 def slow(words, index, key=KEY, ctx=CTX):
     """Σ β_r α_c q_rc in Python's own integers."""
-    stream, side = Keystream(derive(key, ctx, framed(SECAGG_TAG)), index), tags.SIDE
+    stream, side = Keystream(derive(key, ctx, framed(SECAGG_TAG)), index), linear_tags.SIDE
 
     def drawn():
         low, high = bytearray(8 * side), bytearray(4 * side)
@@ -92,7 +91,7 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     edge = [0, 1, 2**ring - 1, 2 ** (ring - 1), 2 ** (ring - 1) - 1]
     edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]  # ends of what fits 32 bits
     numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
-    words = np.resize(np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * tags.SIDE)))
+    words = np.resize(np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * linear_tags.SIDE)))
     cuts = sorted(data.draw(st.lists(st.integers(0, words.size), max_size=3)))
     tagger = Tagger(KEY, CTX, 2)
     for start, stop in zip((0, *cuts), (*cuts, words.size), strict=True):
@@ -103,7 +102,7 @@ def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
 @pytest.mark.parametrize("ring", [32, 64])
 def test_long_vectors_at_their_limits(ring):
     """More than a page; cut between two words of a row."""
-    n = tags.SIDE**2 + 1100
+    n = linear_tags.SIDE**2 + 1100
     for value in (2 ** (ring - 1), 2 ** (ring - 1) - 1, 2**ring - 1, 2**31 - 1, 2**ring - 2**31):
         words = np.full(n, value, WORD[ring])
         tagger = Tagger(KEY, CTX, 1)
@@ -116,20 +115,20 @@ def test_long_vectors_at_their_limits(ring):
 @pytest.mark.parametrize("signs", ["negative", "positive", "in turn", "half by half", "at random"])
 def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, signs, monkeypatch):
     """Coefficients and numbers at their limits: floats hold the sums of a page and of its rows without rounding."""
-    n, random = tags.SIDE * (tags.SIDE + 2) + 5, np.random.default_rng(3)
+    n, random = linear_tags.SIDE * (linear_tags.SIDE + 2) + 5, np.random.default_rng(3)
     most = largest - (0 if signs == "negative" else 1)
     sign = {
         "negative": np.full(n, -1),
         "positive": np.full(n, 1),
         "in turn": np.resize([1, -1], n),
-        "half by half": np.where(np.arange(n) % tags.SIDE < tags.SIDE // 2, 1, -1),
+        "half by half": np.where(np.arange(n) % linear_tags.SIDE < linear_tags.SIDE // 2, 1, -1),
         "at random": random.choice([1, -1], n),
     }[signs]
     for lost in (0, random.integers(0, 2**31, n)):
         numbers = [int(s) * (most - int(o)) for s, o in zip(sign, np.broadcast_to(lost, n), strict=True)]
         words = np.array(numbers, "<i4" if largest == 2**31 else "<i8")
         for coefficient in (2**64 - 1, 2**64 - 2**13):
-            monkeypatch.setattr(tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8"))
+            monkeypatch.setattr(linear_tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8"))
             exact = coefficient**2 * sum(numbers)
             assert tagged(words.view(f"<u{words.itemsize}")).sums == [exact % PRIME]
 
@@ -143,7 +142,7 @@ def test_coefficients_are_those_of_the_96_bits_that_they_are_made_of():
         def fill(self, into):
             into[:] = next(bits).data.cast("B")
 
-    found = tags._field(Given(), low.size)
+    found = linear_tags._field(Given(), low.size)
     whole = [a + 2**64 * b for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     assert [value % PRIME for value in found.tolist()] == [value % PRIME for value in whole]
 

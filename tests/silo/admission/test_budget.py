@@ -11,7 +11,7 @@ from support.recording_gate import World, records
 from staddle.algorithms.job.privacy import Spend, job_spends
 from staddle.errors import ExhaustedError, LocalError
 from staddle.security.dp.budget import Ceiling
-from staddle.security.ledger import audit as ledger_audit
+from staddle.security.ledger import audit
 
 SPEND = (Spend("training", "2", "0.25", 4),)
 CEILING = Ceiling("100", "0.00001")
@@ -45,7 +45,7 @@ def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, j
     assert first["size"] == one.seq + 1 < second["size"]
     assert Decimal(0) < Decimal(first["epsilon"]) < Decimal(second["epsilon"]) < 8
     world.ledger.close()
-    assert ledger_audit.verify(world.path).ok
+    assert audit.verify(world.path).ok
 
 
 def test_a_restart_resets_nothing_and_a_crash_is_no_rollback(world, job):

@@ -20,7 +20,7 @@ from staddle.security.identity.keys import load_keys
 from staddle.security.policy import policy as policies
 from staddle.security.policy.release import Release, nothing_paid, unpaid
 from staddle.security.secagg.spec import specify
-from staddle.silo.egress import messages as outgoing
+from staddle.silo.egress import messages
 from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import Masking
 from staddle.silo.parts.declared import Declared
@@ -325,7 +325,7 @@ def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_reco
     for records_, may in ((10, True), (11, False), (None, True)):
         masking = Masking(spec, FOUR[3], (), FOUR, records_)
         if may:
-            assert outgoing.masked(PARTS, ITEMS, values, masking).form == "masked"
+            assert messages.masked(PARTS, ITEMS, values, masking).form == "masked"
         else:
             with pytest.raises(LocalError, match="weights it by 10, not by the 11 training records"):
-                outgoing.masked(PARTS, ITEMS, values, masking)
+                messages.masked(PARTS, ITEMS, values, masking)

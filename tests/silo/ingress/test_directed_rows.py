@@ -41,7 +41,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
-from staddle.security.secagg import linear_tags as tags
+from staddle.security.secagg import linear_tags
 from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
 from staddle.security.secagg.spec import Terms, kept, specify
 from staddle.silo.ingress import delivery
@@ -89,12 +89,12 @@ class Sum:
                 for part, group in zip(of, self.spec.groups, strict=True)
             ]
             check_given(self.spec, gifts)
-            keys, tagger = job_keys(job, silo), tags.Tagger(KEY, ctx, len(of))
+            keys, tagger = job_keys(job, silo), linear_tags.Tagger(KEY, ctx, len(of))
             pads = sender_pads(self.spec, silo, first_prekey(silo), keys.others)
             accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
             given[silo] = tagger.padded(KEY, ctx, silo, {index: pad.key for index, pad in pads.items()})
         accumulator.open((), self.survivors)
-        self.tags = tags.combine(given, len(of))
+        self.tags = linear_tags.combine(given, len(of))
         self.numbers = list(accumulator.numbers())
 
     @property

@@ -18,8 +18,7 @@ from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
 from staddle.security.secagg.spec import Terms
-from staddle.silo.ingress import delivery
-from staddle.silo.ingress import mix_rows as rows
+from staddle.silo.ingress import delivery, mix_rows
 from staddle.silo.ingress.mix_memory import OpenedRows
 from staddle.silo.parts.tensors import flat
 
@@ -40,7 +39,7 @@ def givers(keyed, tmp_path_factory):
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
         job = keyed.jobs[name]
-        part = next(iter(rows.expected_rows(job, round_).values())).part
+        part = next(iter(mix_rows.expected_rows(job, round_).values())).part
         found[name] = Coordinator(keyed, job, part, tmp_path_factory.mktemp(name))
         for number in range(4):
             for silo in job.silos:
@@ -75,7 +74,7 @@ class Recipient:
                 for frame in frames:
                     yield decode(frame.SerializeToString())
 
-            opener = rows.IncomingRows(self.sharing, round_, self.terms, self.own)
+            opener = mix_rows.IncomingRows(self.sharing, round_, self.terms, self.own)
             return await delivery.take(self.ledger, self.peer, self.coordinator.job, round_, coming(), opener)
 
         return asyncio.run(scenario())
@@ -141,7 +140,7 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     """As behind tensors whose bytes are no multiple of eight."""
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
-    opener = rows.IncomingRows(recipient.sharing, 1, TERMS, recipient.own)
+    opener = mix_rows.IncomingRows(recipient.sharing, 1, TERMS, recipient.own)
     assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
@@ -262,7 +261,7 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
 
 
 def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_again(keyed, tmp_path):
-    part = next(iter(rows.expected_rows(keyed.jobs["mail"], 2).values())).part
+    part = next(iter(mix_rows.expected_rows(keyed.jobs["mail"], 2).values())).part
     made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
     own = made.silos[ME]
     for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
@@ -272,7 +271,7 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
             prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
 
     def fetch(numbers):
-        opener = rows.IncomingRows(own, 4, TERMS, None)
+        opener = mix_rows.IncomingRows(own, 4, TERMS, None)
         told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
         opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
         opener.admit()
@@ -524,8 +523,8 @@ def test_a_row_that_was_refused_half_way_counts_as_opened(recipient):
 
 def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
     made, opened = recipient.coordinator, []
-    real = rows.open_seed
-    monkeypatch.setattr(rows, "open_seed", lambda *given: opened.append(1) or real(*given))
+    real = mix_rows.open_seed
+    monkeypatch.setattr(mix_rows, "open_seed", lambda *given: opened.append(1) or real(*given))
 
     def full(path, data, mode=0o600):
         raise UnwritableError(f"{path}: no space left on device")

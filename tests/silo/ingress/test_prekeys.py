@@ -7,8 +7,7 @@ from support.blind_mixes import line
 from support.secure_sums import names, signer, signers
 
 from staddle.errors import LocalError
-from staddle.files import checked_file
-from staddle.files import documents as files
+from staddle.files import checked_file, documents
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.prekeys import Known
 from staddle.security.identity.pairwise_keys import public_key
@@ -72,7 +71,7 @@ def dying_at(patch, step):
 
         return run
 
-    for owner, name in ((os, "fsync"), (files.Path, "replace"), (files, "sync_directory")):
+    for owner, name in ((os, "fsync"), (documents.Path, "replace"), (documents, "sync_directory")):
         patch.setattr(owner, name, dying(getattr(owner, name)))
 
 

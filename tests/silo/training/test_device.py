@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import Replaying
 from staddle.algorithms.numerics.devices import CPU
 from staddle.algorithms.training.loop import PLAIN, PlainStepper
@@ -28,7 +28,7 @@ def gpu(monkeypatch):
     """One GPU with memory for so many sides; what was taken to it."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
     taken, room = [], [100]
 
     def to(data, device):

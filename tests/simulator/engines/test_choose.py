@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from staddle.algorithms.engines import cuda_graphs as replaying
+from staddle.algorithms.engines import cuda_graphs
 from staddle.algorithms.engines.cuda_graphs import AsItIs, Replaying
 from staddle.algorithms.training.loop import PlainStepper
 from staddle.errors import LocalError
@@ -46,7 +46,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(engines, "Crew", Crew)
     monkeypatch.setattr(engines, "Stacked", Stacked)
     monkeypatch.setattr(engines, "Graphs", lambda device: f"graphs on {device}")
-    monkeypatch.setattr(replaying, "Graphs", lambda device: f"graphs on {device}")
+    monkeypatch.setattr(cuda_graphs, "Graphs", lambda device: f"graphs on {device}")
     monkeypatch.setattr(engines, "usable_cores", lambda: 4)
 
     def gpus(count):

@@ -4,14 +4,14 @@ from support.simulated_jobs import SCHEDULE, make_population, make_run
 
 from staddle.errors import LocalError
 from staddle.simulator.experiment.plan import Run, Schedule
-from staddle.simulator.run import manifest as identity
+from staddle.simulator.run import manifest
 from staddle.simulator.run.manifest import RunManifest, differences
 
 POPULATION = make_population()
 
 
 def made(run=None, population=POPULATION, schedule=SCHEDULE):
-    return identity.identity(run or make_run(), population, schedule)
+    return manifest.identity(run or make_run(), population, schedule)
 
 
 def told(**changed):
@@ -31,29 +31,29 @@ def test_it_says_what_run_this_is():
 
 def test_it_is_read_as_it_was_written(tmp_path):
     (tmp_path / "run.json").write_bytes(made().to_bytes())
-    assert identity.read(tmp_path) == made()
+    assert manifest.read(tmp_path) == made()
 
 
 def test_it_cannot_be_edited_unseen(tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(made().to_bytes().replace(b'"seed":7', b'"seed":8 '))
     with pytest.raises(LocalError, match=r"run\.json: is not canonical JSON, so it was edited"):
-        identity.read(tmp_path)
+        manifest.read(tmp_path)
     path.write_bytes(b"{}")
     with pytest.raises(
         LocalError, match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove"
     ):
-        identity.read(tmp_path)
+        manifest.read(tmp_path)
     path.write_bytes(made().to_bytes()[:99])
     with pytest.raises(LocalError, match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's"):
-        identity.read(tmp_path)
+        manifest.read(tmp_path)
 
 
 def test_the_same_run_differs_in_nothing():
     assert told() == []
     assert told(schedule=Schedule(2, 99)) == []  # how often a checkpoint is written changes no result
     other = made().model_copy(
-        update={"made_with": identity.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")}
+        update={"made_with": manifest.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")}
     )
     assert differences(made(), other) == []
 
@@ -119,7 +119,7 @@ def test_another_release_of_the_method_is_told():
 def test_what_trains(device, fits):
     said = {"device": device, "staddle": "1", "torch": "2"}
     if fits:
-        assert identity.MadeWith.model_validate(said).device == device
+        assert manifest.MadeWith.model_validate(said).device == device
     else:
         with pytest.raises(ValidationError):
-            identity.MadeWith.model_validate(said)
+            manifest.MadeWith.model_validate(said)

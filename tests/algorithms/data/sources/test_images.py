@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from staddle.algorithms.data.sources import images as data_images
+from staddle.algorithms.data.sources import images
 from staddle.algorithms.data.sources.images import Images, read_images
 from staddle.errors import LocalError
 
@@ -142,15 +142,15 @@ def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(tmp_path,
     path = tmp_path / "a" / "bomb.png"
     write(path, np.zeros((40, 50), np.uint8))
     if most == "ours":
-        monkeypatch.setattr(data_images, "MOST_PIXELS", 1999)
+        monkeypatch.setattr(images, "MOST_PIXELS", 1999)
     else:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 999)
-    monkeypatch.setattr(data_images.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(images.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
     assert refused((1, 40, 50)).startswith(f"{path}, holds {path.stat().st_size:,} bytes: claims more than ")
 
 
 def test_the_limit_lies_below_pillows_warning(tmp_path, read):
-    assert Image.MAX_IMAGE_PIXELS > data_images.MOST_PIXELS
+    assert Image.MAX_IMAGE_PIXELS > images.MOST_PIXELS
     write(tmp_path / "a" / "1.png", pixels(4, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

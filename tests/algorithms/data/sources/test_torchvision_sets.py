@@ -8,7 +8,7 @@ import pydantic
 import pytest
 import torch
 
-from staddle.algorithms.data.sources import torchvision_sets as data_torchvision
+from staddle.algorithms.data.sources import torchvision_sets
 from staddle.algorithms.data.sources.torchvision_sets import SETS, Torchvision, read_torchvision
 from staddle.errors import LocalError
 
@@ -79,7 +79,7 @@ def test_letters_count_from_0_and_stay_as_they_are_stored(tmp_path):
 
 
 def test_cifar_from_its_binary_layout_without_torchvision(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_torchvision, "torchvision", lambda *_: pytest.fail("torchvision was asked for"))
+    monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_: pytest.fail("torchvision was asked for"))
     rows = cifar(tmp_path / "cifar-10-batches-bin", [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"])
     data = read(tmp_path, "CIFAR10")
     stacked = np.concatenate(list(rows.values()))
@@ -123,7 +123,7 @@ def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
     x = rng.integers(0, 256, (2, 3, 32, 32), np.uint8)
     svhn, pickled = Fake(data=x, labels=np.array([1, 0])), Fake(data=x.transpose(0, 2, 3, 1), targets=[1, 0])
     for name, fake, asked in [("SVHN", svhn, {"split": "test"}), ("CIFAR100", pickled, {"train": False})]:
-        monkeypatch.setattr(data_torchvision, "torchvision", lambda *_, fake=fake: fake)
+        monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_, fake=fake: fake)
         data = read(tmp_path, name, part="test")
         assert torch.equal(data.x, torch.from_numpy(x / np.float32(255)))
         assert data.y.tolist() == [1, 0]
@@ -139,7 +139,7 @@ def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
     ],
 )
 def test_records_of_another_shape_are_refused(tmp_path, monkeypatch, found):
-    monkeypatch.setattr(data_torchvision, "torchvision", lambda *_: Fake(**found, targets=[1, 0]))
+    monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_: Fake(**found, targets=[1, 0]))
     with pytest.raises(LocalError, match=r"MNIST, part 'train': 2 labels for .* not uint8 \[N, 1, 28, 28\]; fetch"):
         read(tmp_path, "MNIST")
 

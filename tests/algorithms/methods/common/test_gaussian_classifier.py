@@ -5,7 +5,7 @@ import torch
 from torch.distributions import MultivariateNormal
 from torch.nn.functional import cross_entropy
 
-from staddle.algorithms.methods.common import gaussian_classifier as discriminant
+from staddle.algorithms.methods.common import gaussian_classifier
 from staddle.algorithms.methods.common.gaussian_classifier import (
     GRID,
     best_beta,
@@ -85,7 +85,7 @@ def slowly(z, y, common, priors, ridge):
 
 @pytest.mark.parametrize("room", [1, 300, 10**6])
 def test_eq_5_is_that_of_a_slow_search(monkeypatch, room):
-    monkeypatch.setattr(discriminant, "NUMBERS_AT_ONCE", room)
+    monkeypatch.setattr(gaussian_classifier, "NUMBERS_AT_ONCE", room)
     z, y, means = drawn(24)
     common = (means + 0.7, 3 * torch.eye(4).double())
     priors = priors_of(torch.bincount(y, minlength=3))

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.functional import cross_entropy
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.data import dataset as data
+from staddle.algorithms.data import dataset
 from staddle.algorithms.delivery import Latest, Value
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
@@ -687,12 +687,12 @@ def test_on_very_uneven_digits_it_beats_training_alone_and_a_light_alignment_bea
     first prototypes are those of an untrained backbone, in which classes hardly differ, and R pulls towards them.
     Leaving R out in rounds 1 to 4 gave .829 with μ = 1. The paper's jobs have 300 rounds.
     """
-    digits, silos, mean = data.digits(), [f"silo-{i}" for i in range(6)], {}
-    digits = data.Dataset(digits.x[:600], digits.y[:600])
+    digits, silos, mean = dataset.digits(), [f"silo-{i}" for i in range(6)], {}
+    digits = dataset.Dataset(digits.x[:600], digits.y[:600])
     training = {"epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
     model = {"name": "convnet-digits", "classes": 10, "norm": "group"}
     parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.1, 1)
-    shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+    shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
     for label, name, options in [
         ("local", "local", {}),
         ("fedavg", "fedavg", {}),

@@ -12,7 +12,7 @@ from torch import nn
 
 from staddle.algorithms.catalog import method_options
 from staddle.algorithms.course import Facts, Optimiser
-from staddle.algorithms.data import dataset as data
+from staddle.algorithms.data import dataset
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Each, Kind, Mix
@@ -246,7 +246,7 @@ def test_alpha_is_a_share_that_only_falls(rounds, total, own, givers, draw):
 def test_the_census_by_hand(make, make_data):
     job = make()
     method = job.method()
-    train = data.Dataset(torch.rand(8, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2, 1, 0]))
+    train = dataset.Dataset(torch.rand(8, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2, 1, 0]))
     before = initial_state(method, "a")
     outcome = local_round(method, job, before, 0, {}, train, make_data(4), "a")
     assert outcome.gifts["census"].tensors["proportions"].tolist() == [5 / 8, 1 / 8, 2 / 8]
@@ -301,7 +301,7 @@ def test_three_points_by_hand(make):
     parts = {"extractor": nn.Flatten(), **{name: nn.Linear(1, 2, bias=False) for name in ("classifier", "supervisor")}}
     for part in ("classifier", "supervisor"):
         nn.init.zeros_(parts[part].weight)
-    records = data.Dataset(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
+    records = dataset.Dataset(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
     stages = method.stages(None, Facts("a", 1, 3, torch.tensor([1, 2, 0])))
     for number, stage in enumerate(stages):
         train(parts, replace(stage, optimiser=Optimiser(0.3)), records, 3, stream(0, "a", 1, f"train/{number}"))
@@ -489,12 +489,12 @@ def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_j
     cohort, while a silo here moves only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is
     the gain robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637 to 0.674.
     """
-    digits, silos, means = data.digits(), [f"s{i}" for i in range(8)], {}
-    digits = data.Dataset(digits.x[:600], digits.y[:600])
+    digits, silos, means = dataset.digits(), [f"s{i}" for i in range(8)], {}
+    digits = dataset.Dataset(digits.x[:600], digits.y[:600])
     training = {"epochs": 6, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
     for seed in (7, 1, 2):
         parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
         for name in ("local", "fedavg", "fedsimsup"):
             job = make_job(
                 name, silos=silos, rounds=8, seed=seed, participation=0.5, model={"classes": 10}, training=training

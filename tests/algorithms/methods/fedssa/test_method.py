@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.algorithms.course import Facts, SiloState
-from staddle.algorithms.data import dataset as data
+from staddle.algorithms.data import dataset
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Kind
@@ -175,7 +175,7 @@ def test_three_points_by_hand():
     """
     x, y = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [0, 1, 1]
     job = new_job({"mu_0": 0.5, "t_stable": 4}, model={"name": "glm", "input": [1, 1, 2]}, training={"lr": 0.3})
-    method, records = job.method(), data.Dataset(torch.tensor(x)[:, None, None], torch.tensor(y))
+    method, records = job.method(), dataset.Dataset(torch.tensor(x)[:, None, None], torch.tensor(y))
     local, common = np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]]), np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]])
     start = initial_state(method, "a")
     classifier = {"weight": torch.tensor(local[:, :2]).float(), "bias": torch.tensor(local[:, 2]).float()}
@@ -503,10 +503,10 @@ def test_reruns_are_bit_identical(make_shards, options):
 
 def uneven_digits(records, silos, seed):
     """The first digits, Dirichlet 0.3 over the silos, 30% of each silo's for testing."""
-    digits = data.digits()
-    digits = data.Dataset(digits.x[:records], digits.y[:records])
+    digits = dataset.digits()
+    digits = dataset.Dataset(digits.x[:records], digits.y[:records])
     parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-    return {s: data.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+    return {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
 
 
 def mean_accuracy(method, options, silos, shards, **fields):

@@ -13,7 +13,7 @@ from torch import nn
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.course import Facts, Optimiser, SiloState
-from staddle.algorithms.data import dataset as data
+from staddle.algorithms.data import dataset
 from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.data.sources.synthetic import population
 from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, deliver
@@ -608,7 +608,7 @@ def test_the_glm_learns_the_synthetic_population_and_its_mixtures(make_job):
 
 def digits_of(silos, cuts, train, relabel=lambda _, y: y):
     """The first ``train`` records of each silo's share to train on, the rest to test on, one at least."""
-    whole = data.digits()
+    whole = dataset.digits()
     cuts = [(cut[: min(train, len(cut) - 1)], cut[min(train, len(cut) - 1) :]) for cut in cuts]
     take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))  # noqa: E731
     return {s: (take(i, own), take(i, test)) for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))}
@@ -643,7 +643,7 @@ def test_digits_under_label_skew(make_job):
     """
     silos = [f"silo-{i}" for i in range(8)]
     cuts = [
-        np.concatenate([cut[::2][:40], cut[1::2]]) for cut in partition.dirichlet(data.digits().y.numpy(), 8, 0.1, 0)
+        np.concatenate([cut[::2][:40], cut[1::2]]) for cut in partition.dirichlet(dataset.digits().y.numpy(), 8, 0.1, 0)
     ]
     shards = digits_of(silos, cuts, 40)
     training = {"epochs": 2, "batch_size": 16, "lr": 1.2}
