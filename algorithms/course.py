@@ -67,7 +67,7 @@ class SiloState:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the silo half knows of itself and its data in one round; it stays there unless a gift carries it."""
+    """What the silo half knows of itself and its data in one round; it stays there unless a contribution carries it."""
 
     silo: str
     round: int

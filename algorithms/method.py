@@ -1,15 +1,15 @@
 """The method contract: deliver, train, give.
 
 A method is one file with one class. Its wire list says which parts cross and by which exchange; its silo half turns
-what came down into stages of local training and one bundle of gifts; its coordinator half sees only the results that
-its exchanges grant. Loops, batches, clocks, devices, files and sockets belong to the runner, so one method file runs
-in the simulator and over the network.
+what came down into stages of local training and one bundle of contributions; its coordinator half sees only the results
+that its exchanges grant. Loops, batches, clocks, devices, files and sockets belong to the runner, so one method file
+runs in the simulator and over the network.
 
 A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``give``. A round at the coordinator:
-``deliveries`` per silo → collect the gifts → ``combine``. Results are delivered at the start of a silo's next round,
-and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo takes
-part and nothing trains. One that ``tunes`` has one round more at the end, in which every silo takes part, trains what
-came down for itself, and gives nothing.
+``deliveries`` per silo → collect the contributions → ``combine``. Results are delivered at the start of a silo's next
+round, and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo
+takes part and nothing trains. One that ``tunes`` has one round more at the end, in which every silo takes part, trains
+what came down for itself, and gives nothing.
 
 A job with [privacy] runs the same method file, and its runner (algorithms/training/private_round.py) sees to the rest
 if the file keeps to this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages``
@@ -200,7 +200,7 @@ class Method(ABC):
 
     @abstractmethod
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """One gift for each part of ``up(facts.round)``, from the state after training."""
+        """One contribution for each part of ``up(facts.round)``, from the state after training."""
 
     # The coordinator half.
 

@@ -14,7 +14,7 @@ from clock import Clock, extra_memory
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.algorithms.exchange.parts import WEIGHT, Kind, Part, Sum, TensorSpec
-from staddle.proto.convert.secagg_sent import Attempt, GivenBody, SecaggUpload, given_to_wire
+from staddle.proto.convert.secagg_sent import Attempt, SecaggUpload, UploadBody, secagg_upload_to_wire
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.sum import Bounds, folded, given, group
 from staddle.security.identity.domains import framed
@@ -24,7 +24,7 @@ from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.linear_tags import Tagger
-from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks, upload_bytes
+from staddle.security.secagg.masked_sum import Accumulator, check_group_values, masked_chunks, upload_bytes
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Frame, RoundSpec, Terms, specify
 
@@ -84,10 +84,10 @@ def mask(
     tagger: Tagger | None = None,
 ) -> bytes:
     """What a silo does between its training and its header: the digest of what it sent."""
-    gifts = [given(part_of(spec.groups[0].elements), spec.groups[0], tensors)]
-    check_given(spec, gifts)
+    contributions = [given(part_of(spec.groups[0].elements), spec.groups[0], tensors)]
+    check_group_values(spec, contributions)
     digest, clock = hashlib.sha256(), hashing or Clock()
-    for words in masked_chunks(spec, silo, gifts, tuple(terms), tagger):
+    for words in masked_chunks(spec, silo, contributions, tuple(terms), tagger):
         with clock.of("SHA-256"):
             digest.update(words)
     return digest.digest()
@@ -120,7 +120,7 @@ class OurRound:
         """The bytes that one silo sends."""
         state, dealt = self._setup()
         whole, without = Accumulator(self.spec), Accumulator(self.spec)
-        gifts = [given(part_of(self.spec.groups[0].elements), self.spec.groups[0], tensors)]
+        contributions = [given(part_of(self.spec.groups[0].elements), self.spec.groups[0], tensors)]
         told = {each.silo: s.SharesReceived(each.deliveries) for each in dealt}
         given_headers: list[c.Event] = []
         for silo in self.spec.cohort:
@@ -134,7 +134,7 @@ class OurRound:
                     other = specify(frame_of(self.spec.groups[0].elements, len(self.spec.cohort), mode), told, 0)
                     with self.clock.of(f"mask, {mode}"):
                         mask(other, silo, tensors, upload.terms)
-            crossed = [words.tobytes() for words in masked_chunks(self.spec, silo, gifts, upload.terms)]
+            crossed = [words.tobytes() for words in masked_chunks(self.spec, silo, contributions, upload.terms)]
             digest = hashlib.sha256()
             for chunk in crossed:
                 digest.update(chunk)
@@ -155,7 +155,7 @@ class OurRound:
     def _setup(self) -> tuple[coordinator.CoordinatorState, list[c.DeliverShares]]:
         """Steps 0 and 1, up to what the silos are told of one another's shares."""
         signers, terms, sign = self.members.signers, Terms(), self.members.sign
-        self.given: list[GivenBody] = []
+        self.given: list[UploadBody] = []
         state, effects = coordinator.begin(self.spec, signers, terms, sign("coordinator"))
         ask: Any = effects[0]
         events: list[c.Event] = []
@@ -218,7 +218,7 @@ class OurRound:
     def _bytes_sent(self) -> int:
         attempt = Attempt(self.frame.job, bytes(32), self.frame.round, 0, self.spec.context())
         kinds = {type(body): body for body in self.given}  # the branch with a dropout gave two of them again
-        messages = [given_to_wire(SecaggUpload(bytes(32), attempt, body)).ByteSize() for body in kinds.values()]
+        messages = [secagg_upload_to_wire(SecaggUpload(bytes(32), attempt, body)).ByteSize() for body in kinds.values()]
         return self.sent + sum(messages)
 
 

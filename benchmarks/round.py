@@ -63,8 +63,8 @@ from staddle.silo.egress.gate import Gate, open_client  # noqa: E402
 from staddle.silo.egress.witness import Witness  # noqa: E402
 from staddle.silo.ingress.delivery import ReceivedDelivery  # noqa: E402
 from staddle.silo.ingress.mix_memory import MixMemory  # noqa: E402
+from staddle.silo.parts.contributions import Contributions  # noqa: E402
 from staddle.silo.parts.declared import Declared, RecordCount  # noqa: E402
-from staddle.silo.parts.gifts import Contributions  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
 TIMING = {

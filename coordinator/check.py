@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from ..algorithms.exchange.parts import given_items
+from ..algorithms.exchange.parts import upload_items
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import parse_json, read_bytes
@@ -96,7 +96,7 @@ def largest_round(job: Job) -> int:
     if job.security.required:
         given = [masked_bytes(job, start) + sum(map(part_bytes, uploaded(job.up(start)))) for start in job.phase_starts]
     else:
-        given = [sum(item.spec.nbytes for item in given_items(job.up(start))) for start in job.phase_starts]
+        given = [sum(item.spec.nbytes for item in upload_items(job.up(start))) for start in job.phase_starts]
     return max(given) * len(job.silos)
 
 

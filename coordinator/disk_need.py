@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithms.delivery import KEEP
-from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, given_items, walk_tensors
+from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, upload_items, walk_tensors
 from ..algorithms.job.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError
@@ -63,7 +63,7 @@ def room(job: Job) -> Room:
     mail: dict[str, int] = {}
     for start in job.phase_starts:
         up = job.up(start)
-        upload = sum(item.spec.nbytes for item in given_items(up))
+        upload = sum(item.spec.nbytes for item in upload_items(up))
         if job.security.required:
             parts = silos * sum(part_bytes(part) for part in uploaded(up))
             products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in shared(up))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algorithms.delivery import CoordinatorState, Latest
 from ..algorithms.engines import aggregation
-from ..algorithms.exchange.parts import Exchanges, Gram, Item, Part, given_items
+from ..algorithms.exchange.parts import Exchanges, Gram, Item, Part, upload_items
 from ..algorithms.exchange.plain import PLAIN
 from ..algorithms.job.job import Job
 from ..errors import LateError, LocalError, RefusedError
@@ -60,7 +60,7 @@ class JobRun:
         self.job = job
         self.signed = stored.signed
         self.state = stored.state
-        self.store = JobStore(folder, lambda round_: given_items(job.up(round_)), stored.files, stored.given)
+        self.store = JobStore(folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given)
         self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
         words = _words(job, stored.state.round) if stored.state.round < job.length else ()
         self.store.clean(_kept(stored, words), self.mixing.needed if self.mixing is not None else ())
@@ -91,7 +91,7 @@ class JobRun:
             return payload_bytes(self.summing.spec)  # its cohort may have fewer silos than the job draws
         if self.state.blind:
             return masked_bytes(self.job, round_)
-        return sum(item.spec.nbytes for item in given_items(self.job.up(round_)))
+        return sum(item.spec.nbytes for item in upload_items(self.job.up(round_)))
 
     def _parts(self, round_: int) -> dict[str, int]:
         parts = uploaded(self.job.up(round_)) if self.job.keyed else ()
@@ -230,7 +230,7 @@ class JobRun:
         """
         path = await asyncio.to_thread(spool.finished)
         if isinstance(part.exchange, Gram):
-            await asyncio.to_thread(SpooledUpload(path, given_items([part])).check_values, silo)
+            await asyncio.to_thread(SpooledUpload(path, upload_items([part])).check_values, silo)
         self.check_open(silo, round_, context, part.name)
         name = name_of(part, round_, silo)
         if self.mixing is not None and self.mixing.hidden.has(round_, part.name, silo):
@@ -247,7 +247,7 @@ class JobRun:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.make_room()
         given = {silo: digest for silo in members if (digest := self.state.given.get(silo, ""))}  # one by one
-        self.store.check_given(given, round_)
+        self.store.check_group_values(given, round_)
         up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)

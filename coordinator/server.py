@@ -32,8 +32,8 @@ from ..security.identity.keys import Keys, Role, load_keys
 from ..security.ledger.audit import LEDGER
 from ..security.ledger.ingress_ledger import ReceivingLedger
 from ..security.log import note as notes
-from ..security.log.checkpoint import TreeHead
 from ..security.log.lock import locked
+from ..security.log.tree_head import TreeHead
 from . import config as configs
 from . import heap
 from .daemon import Daemon

@@ -24,7 +24,7 @@ class LastRound:
 
 @dataclass(frozen=True)
 class CoordinatorJobStatus:
-    """One job. Silos stand under what the present stage waits for: answers, gifts, or confirmations of the end."""
+    """One job. Silos stand under what the stage waits for: answers, contributions, or confirmations of the end."""
 
     job: str
     stage: str

@@ -79,13 +79,13 @@ class FederationStub:
                 _registered_method=True)
         self.Secure = channel.unary_unary(
                 '/staddle.v1.Federation/Secure',
-                request_serializer=staddle_dot_proto_dot_secure__pb2.SecureGiven.SerializeToString,
+                request_serializer=staddle_dot_proto_dot_secure__pb2.SecureUpload.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
                 _registered_method=True)
         self.SecureNext = channel.unary_unary(
                 '/staddle.v1.Federation/SecureNext',
-                request_serializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
-                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
+                request_serializer=staddle_dot_proto_dot_secure__pb2.SecurePoll.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureDelivery.FromString,
                 _registered_method=True)
         self.Contribute = channel.unary_unary(
                 '/staddle.v1.Federation/Contribute',
@@ -94,12 +94,12 @@ class FederationStub:
                 _registered_method=True)
         self.GroupKey = channel.unary_unary(
                 '/staddle.v1.Federation/GroupKey',
-                request_serializer=staddle_dot_proto_dot_secure__pb2.KeyAsked.SerializeToString,
-                response_deserializer=staddle_dot_proto_dot_secure__pb2.KeyTold.FromString,
+                request_serializer=staddle_dot_proto_dot_secure__pb2.KeyPoll.SerializeToString,
+                response_deserializer=staddle_dot_proto_dot_secure__pb2.KeyReply.FromString,
                 _registered_method=True)
         self.Padded = channel.unary_unary(
                 '/staddle.v1.Federation/Padded',
-                request_serializer=staddle_dot_proto_dot_secure__pb2.PaddedGiven.SerializeToString,
+                request_serializer=staddle_dot_proto_dot_secure__pb2.PaddedWordUpload.SerializeToString,
                 response_deserializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
                 _registered_method=True)
 
@@ -243,13 +243,13 @@ def add_FederationServicer_to_server(servicer, server):
             ),
             'Secure': grpc.unary_unary_rpc_method_handler(
                     servicer.Secure,
-                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureGiven.FromString,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureUpload.FromString,
                     response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.SerializeToString,
             ),
             'SecureNext': grpc.unary_unary_rpc_method_handler(
                     servicer.SecureNext,
-                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecureAsked.FromString,
-                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTold.SerializeToString,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.SecurePoll.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.SecureDelivery.SerializeToString,
             ),
             'Contribute': grpc.unary_unary_rpc_method_handler(
                     servicer.Contribute,
@@ -258,12 +258,12 @@ def add_FederationServicer_to_server(servicer, server):
             ),
             'GroupKey': grpc.unary_unary_rpc_method_handler(
                     servicer.GroupKey,
-                    request_deserializer=staddle_dot_proto_dot_secure__pb2.KeyAsked.FromString,
-                    response_serializer=staddle_dot_proto_dot_secure__pb2.KeyTold.SerializeToString,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.KeyPoll.FromString,
+                    response_serializer=staddle_dot_proto_dot_secure__pb2.KeyReply.SerializeToString,
             ),
             'Padded': grpc.unary_unary_rpc_method_handler(
                     servicer.Padded,
-                    request_deserializer=staddle_dot_proto_dot_secure__pb2.PaddedGiven.FromString,
+                    request_deserializer=staddle_dot_proto_dot_secure__pb2.PaddedWordUpload.FromString,
                     response_serializer=staddle_dot_proto_dot_secure__pb2.SecureTaken.SerializeToString,
             ),
     }
@@ -508,7 +508,7 @@ class Federation:
             request,
             target,
             '/staddle.v1.Federation/Secure',
-            staddle_dot_proto_dot_secure__pb2.SecureGiven.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureUpload.SerializeToString,
             staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
             options,
             channel_credentials,
@@ -535,8 +535,8 @@ class Federation:
             request,
             target,
             '/staddle.v1.Federation/SecureNext',
-            staddle_dot_proto_dot_secure__pb2.SecureAsked.SerializeToString,
-            staddle_dot_proto_dot_secure__pb2.SecureTold.FromString,
+            staddle_dot_proto_dot_secure__pb2.SecurePoll.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.SecureDelivery.FromString,
             options,
             channel_credentials,
             insecure,
@@ -589,8 +589,8 @@ class Federation:
             request,
             target,
             '/staddle.v1.Federation/GroupKey',
-            staddle_dot_proto_dot_secure__pb2.KeyAsked.SerializeToString,
-            staddle_dot_proto_dot_secure__pb2.KeyTold.FromString,
+            staddle_dot_proto_dot_secure__pb2.KeyPoll.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.KeyReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -616,7 +616,7 @@ class Federation:
             request,
             target,
             '/staddle.v1.Federation/Padded',
-            staddle_dot_proto_dot_secure__pb2.PaddedGiven.SerializeToString,
+            staddle_dot_proto_dot_secure__pb2.PaddedWordUpload.SerializeToString,
             staddle_dot_proto_dot_secure__pb2.SecureTaken.FromString,
             options,
             channel_credentials,

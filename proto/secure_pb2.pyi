@@ -70,7 +70,7 @@ class SecureAttempt(_message.Message):
     context: bytes
     def __init__(self, job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., context: _Optional[bytes] = ...) -> None: ...
 
-class SecureGiven(_message.Message):
+class SecureUpload(_message.Message):
     __slots__ = ("session", "attempt", "keys", "shares", "header", "survival", "reveal", "abandon", "end", "complaint")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -84,7 +84,7 @@ class SecureGiven(_message.Message):
     COMPLAINT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     attempt: SecureAttempt
-    keys: GivenKeys
+    keys: UploadedKeys
     shares: Dealt
     header: Header
     survival: Survival
@@ -92,13 +92,13 @@ class SecureGiven(_message.Message):
     abandon: Abandon
     end: SecureEnd
     complaint: Complaint
-    def __init__(self, session: _Optional[bytes] = ..., attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., keys: _Optional[_Union[GivenKeys, _Mapping]] = ..., shares: _Optional[_Union[Dealt, _Mapping]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., survival: _Optional[_Union[Survival, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., keys: _Optional[_Union[UploadedKeys, _Mapping]] = ..., shares: _Optional[_Union[Dealt, _Mapping]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., survival: _Optional[_Union[Survival, _Mapping]] = ..., reveal: _Optional[_Union[Reveal, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ...) -> None: ...
 
 class SecureTaken(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class SecureAsked(_message.Message):
+class SecurePoll(_message.Message):
     __slots__ = ("session", "job", "job_digest", "round", "had")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -112,7 +112,7 @@ class SecureAsked(_message.Message):
     had: int
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., had: _Optional[int] = ...) -> None: ...
 
-class SecureTold(_message.Message):
+class SecureDelivery(_message.Message):
     __slots__ = ("attempt", "nothing", "spec", "keys", "shares", "survivors", "notes", "result", "abandon", "end")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NOTHING_FIELD_NUMBER: _ClassVar[int]
@@ -127,14 +127,14 @@ class SecureTold(_message.Message):
     attempt: SecureAttempt
     nothing: SecureNothing
     spec: SignedSpec
-    keys: KeysTold
-    shares: SharesTold
-    survivors: SurvivorsTold
-    notes: NotesTold
-    result: ResultTold
+    keys: DeliveredKeys
+    shares: DeliveredShares
+    survivors: DeliveredSurvivors
+    notes: DeliveredNotes
+    result: DeliveredResult
     abandon: AbandonAsked
     end: SecureEnd
-    def __init__(self, attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., nothing: _Optional[_Union[SecureNothing, _Mapping]] = ..., spec: _Optional[_Union[SignedSpec, _Mapping]] = ..., keys: _Optional[_Union[KeysTold, _Mapping]] = ..., shares: _Optional[_Union[SharesTold, _Mapping]] = ..., survivors: _Optional[_Union[SurvivorsTold, _Mapping]] = ..., notes: _Optional[_Union[NotesTold, _Mapping]] = ..., result: _Optional[_Union[ResultTold, _Mapping]] = ..., abandon: _Optional[_Union[AbandonAsked, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, attempt: _Optional[_Union[SecureAttempt, _Mapping]] = ..., nothing: _Optional[_Union[SecureNothing, _Mapping]] = ..., spec: _Optional[_Union[SignedSpec, _Mapping]] = ..., keys: _Optional[_Union[DeliveredKeys, _Mapping]] = ..., shares: _Optional[_Union[DeliveredShares, _Mapping]] = ..., survivors: _Optional[_Union[DeliveredSurvivors, _Mapping]] = ..., notes: _Optional[_Union[DeliveredNotes, _Mapping]] = ..., result: _Optional[_Union[DeliveredResult, _Mapping]] = ..., abandon: _Optional[_Union[AbandonAsked, _Mapping]] = ..., end: _Optional[_Union[SecureEnd, _Mapping]] = ...) -> None: ...
 
 class SecureNothing(_message.Message):
     __slots__ = ()
@@ -222,7 +222,7 @@ class Contributed(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[Sealed]
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ..., pieces: _Optional[_Iterable[_Union[Sealed, _Mapping]]] = ...) -> None: ...
 
-class KeyAsked(_message.Message):
+class KeyPoll(_message.Message):
     __slots__ = ("session", "job", "job_digest")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -232,7 +232,7 @@ class KeyAsked(_message.Message):
     job_digest: bytes
     def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ...) -> None: ...
 
-class KeyTold(_message.Message):
+class KeyReply(_message.Message):
     __slots__ = ("relayed",)
     RELAYED_FIELD_NUMBER: _ClassVar[int]
     relayed: _containers.RepeatedCompositeFieldContainer[Relayed]
@@ -266,7 +266,7 @@ class PaddedUpload(_message.Message):
     signature: bytes
     def __init__(self, silo: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., number: _Optional[int] = ..., sha256: _Optional[bytes] = ..., tag: _Optional[bytes] = ..., sealing: _Optional[_Union[Sealing, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class PaddedGiven(_message.Message):
+class PaddedWordUpload(_message.Message):
     __slots__ = ("session", "job", "job_digest", "part", "upload", "pieces", "prekey")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -294,7 +294,7 @@ class Prekey(_message.Message):
     signature: bytes
     def __init__(self, generation: _Optional[int] = ..., key: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class PrekeyTold(_message.Message):
+class DeliveredPrekey(_message.Message):
     __slots__ = ("part", "silo", "round", "attempt", "number", "root", "prekey", "letter")
     PART_FIELD_NUMBER: _ClassVar[int]
     SILO_FIELD_NUMBER: _ClassVar[int]
@@ -376,7 +376,7 @@ class ReceivingKey(_message.Message):
     public: bytes
     def __init__(self, dealer: _Optional[str] = ..., public: _Optional[bytes] = ...) -> None: ...
 
-class GivenKeys(_message.Message):
+class UploadedKeys(_message.Message):
     __slots__ = ("bundle", "keys")
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -394,7 +394,7 @@ class KeyDelivery(_message.Message):
     proof: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, silo: _Optional[str] = ..., key: _Optional[_Union[ReceivingKey, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class KeysTold(_message.Message):
+class DeliveredKeys(_message.Message):
     __slots__ = ("bundles", "keys")
     BUNDLES_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +448,7 @@ class Delivery(_message.Message):
     proof: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, dealing: _Optional[_Union[Dealing, _Mapping]] = ..., portion: _Optional[_Union[Portion, _Mapping]] = ..., proof: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class SharesTold(_message.Message):
+class DeliveredShares(_message.Message):
     __slots__ = ("deliveries",)
     DELIVERIES_FIELD_NUMBER: _ClassVar[int]
     deliveries: _containers.RepeatedCompositeFieldContainer[Delivery]
@@ -482,7 +482,7 @@ class Header(_message.Message):
     signature: bytes
     def __init__(self, silo: _Optional[str] = ..., h_u2: _Optional[bytes] = ..., length: _Optional[int] = ..., sha256: _Optional[bytes] = ..., tags: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class SurvivorsTold(_message.Message):
+class DeliveredSurvivors(_message.Message):
     __slots__ = ("headers", "shares")
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
@@ -506,7 +506,7 @@ class Survival(_message.Message):
     signature: bytes
     def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class NotesTold(_message.Message):
+class DeliveredNotes(_message.Message):
     __slots__ = ("survivals",)
     SURVIVALS_FIELD_NUMBER: _ClassVar[int]
     survivals: _containers.RepeatedCompositeFieldContainer[Survival]
@@ -566,7 +566,7 @@ class Misdealing(_message.Message):
     key: bytes
     def __init__(self, bundle: _Optional[_Union[KeyBundle, _Mapping]] = ..., dealing: _Optional[_Union[Dealing, _Mapping]] = ..., portions: _Optional[_Iterable[_Union[Portion, _Mapping]]] = ..., kind: _Optional[_Union[ShareKind, str]] = ..., shares: _Optional[_Iterable[_Union[HolderShare, _Mapping]]] = ..., document: _Optional[bytes] = ..., holder: _Optional[str] = ..., key: _Optional[bytes] = ...) -> None: ...
 
-class ResultTold(_message.Message):
+class DeliveredResult(_message.Message):
     __slots__ = ("sha256", "tags")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]

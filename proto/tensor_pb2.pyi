@@ -93,9 +93,9 @@ class Manifest(_message.Message):
     part: str
     rows: _containers.RepeatedCompositeFieldContainer[_secure_pb2.MixedRow]
     sums: _containers.RepeatedCompositeFieldContainer[_secure_pb2.OpenSum]
-    prekeys: _containers.RepeatedCompositeFieldContainer[_secure_pb2.PrekeyTold]
+    prekeys: _containers.RepeatedCompositeFieldContainer[_secure_pb2.DeliveredPrekey]
     proofs: _containers.RepeatedCompositeFieldContainer[_secure_pb2.Misdealing]
-    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ..., prekeys: _Optional[_Iterable[_Union[_secure_pb2.PrekeyTold, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[_secure_pb2.Misdealing, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., job: _Optional[str] = ..., job_digest: _Optional[bytes] = ..., round: _Optional[int] = ..., size: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorHeader, _Mapping]]] = ..., offset: _Optional[int] = ..., context: _Optional[bytes] = ..., part: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[_secure_pb2.MixedRow, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[_secure_pb2.OpenSum, _Mapping]]] = ..., prekeys: _Optional[_Iterable[_Union[_secure_pb2.DeliveredPrekey, _Mapping]]] = ..., proofs: _Optional[_Iterable[_Union[_secure_pb2.Misdealing, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("sha256", "tensor_sha256", "ledger_seq", "ledger_leaf", "head", "inclusion", "holds")

@@ -38,7 +38,7 @@ from .egress.gate import DeniedError, Gate, TurnedAwayError, UnreachableError
 from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .job_folder import JobFolder, split_key
-from .parts.gifts import UNSAID, Contributions
+from .parts.contributions import UNSAID, Contributions
 from .session import (
     Barred,
     Conclude,

@@ -9,7 +9,7 @@ from ..algorithms.data.dataset import Dataset
 from ..algorithms.data.registry import check_present, load, where
 from ..algorithms.data.sources.images import Images
 from ..algorithms.data.sources.tiny_imagenet import TinyImageNet
-from ..algorithms.exchange.parts import gift_items, given_items
+from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
 from ..errors import ExhaustedError, LocalError, RefusedError
@@ -161,6 +161,6 @@ def footprint(job: Job, silo: str) -> int:
     modules = job.method().modules(silo).values()
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     state = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    items = gift_items if job.security.required else given_items
+    items = contribution_items if job.security.required else upload_items
     given = max(sum(item.spec.nbytes for item in items(job.up(start))) for start in job.phase_starts)
     return STATES * state + 2 * given  # the outbox is written before the one of the round before it goes

@@ -7,7 +7,7 @@
                                                     here, and of the one before it that counted
     <directory>/jobs/<job>/counted                  the most rounds that the coordinator ever said to count
     <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
-                                                    (silo/parts/gifts.py)
+                                                    (silo/parts/contributions.py)
     <directory>/jobs/<job>/counts.json              of a private job: silo/admission/accountant.py
     <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
     <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
@@ -39,8 +39,8 @@ from ..algorithms.training.silo_round import RoundReport, state_from_bytes, stat
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
 from ..files.documents import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
-from .parts import gifts
-from .parts.gifts import Contributions
+from .parts import contributions
+from .parts.contributions import Contributions
 
 
 class LastCountedRound(Strict):
@@ -109,7 +109,7 @@ class JobFolder:
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
-        write_atomic(outbox, gifts.to_bytes(replace(given, start=counted)))
+        write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
         for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
             if path not in (outbox, kept, self._state(counted)):
@@ -152,7 +152,7 @@ class JobFolder:
         path = self._outbox(round_ + 1)
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
-        return gifts.read(path)
+        return contributions.read(path)
 
     def forget(self, round_: int) -> None:
         """Let the round be trained again from the state before it; nothing of it has left."""

@@ -30,7 +30,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.identity.domains import GROUP_CONTEXT, framed
 from staddle.security.ledger.records import Digest, Payload, TensorDigest
-from staddle.security.log.checkpoint import TreeHead
+from staddle.security.log.tree_head import TreeHead
 
 AGENT = (("user-agent", "grpc-python-asyncio/1.76.0 grpc-c/51.0.0 (linux; chttp2)"),)
 SESSION = b"session-of-16-by"
@@ -80,14 +80,14 @@ class Recording:
     def give(self, kind, body, **changes):
         """One protocol message, with a record of its bytes."""
         attempt = secure.SecureAttempt(**OF, context=bytes.fromhex(CTX))
-        given = secure.SecureGiven(**{"session": SESSION, "attempt": attempt, kind: body, **changes})
+        given = secure.SecureUpload(**{"session": SESSION, "attempt": attempt, kind: body, **changes})
         data = given.SerializeToString(deterministic=True)
         protocol(self.ledger, kind, message=Payload(bytes=len(data), sha256=sha256(data).hexdigest()))
         self.unary("Secure", given, secure.SecureTaken())
 
     def ask(self, had):
-        told = secure.SecureTold(attempt=secure.SecureAttempt(**OF), keys=secure.KeysTold())
-        self.unary("SecureNext", secure.SecureAsked(session=SESSION, **OF, had=had), told)
+        told = secure.SecureDelivery(attempt=secure.SecureAttempt(**OF), keys=secure.DeliveredKeys())
+        self.unary("SecureNext", secure.SecurePoll(session=SESSION, **OF, had=had), told)
 
     def upload(self, offset, sent):
         """Bytes from an offset on; all of them with their END."""
@@ -122,7 +122,7 @@ class Recording:
             session=SESSION, **JOB, contribution=contribution, pieces=[secure.Sealed(recipient=r) for r in recipients]
         )
         self.recorded("Contribute", "contribution", given, **{"ctx": EPOCH, "round_number": 0, **changes})
-        self.unary("GroupKey", secure.KeyAsked(session=SESSION, **JOB), secure.KeyTold())
+        self.unary("GroupKey", secure.KeyPoll(session=SESSION, **JOB), secure.KeyReply())
 
     def own(self, intend, ctx, part, words, cut=0, headers=()):
         """The upload of one part; what is left of it behind a cut, too."""
@@ -146,7 +146,7 @@ class Recording:
         """The word on the padded upload."""
         upload = secure.PaddedUpload(silo=silo, round=round_, number=number, sealing=secure.Sealing(sender=silo))
         upload.sha256 = digest or sha256(WORDS).digest()
-        given = secure.PaddedGiven(session=SESSION, **JOB, part=part, upload=upload)
+        given = secure.PaddedWordUpload(session=SESSION, **JOB, part=part, upload=upload)
         given.pieces.add(recipient="silo-b")
         self.recorded("Padded", "padded", given, ctx)
 
@@ -193,7 +193,7 @@ class Recording:
 def recorded(tmp_path_factory):
     made = Recording(tmp_path_factory.mktemp("ledger"))
     made.begin()
-    made.give("keys", secure.GivenKeys(bundle=secure.KeyBundle(silo="silo-a", seal=b"s" * 32)))
+    made.give("keys", secure.UploadedKeys(bundle=secure.KeyBundle(silo="silo-a", seal=b"s" * 32)))
     made.ask(0)
     made.ask(1)
     made.give("shares", secure.Dealt())
@@ -236,16 +236,16 @@ DOCTORED = {
         "no record is of this message",
     ),
     "another message": (
-        lambda c: rewrite(of(c, "Secure"), 0, secure.SecureGiven, lambda m: setattr(m.keys.bundle, "mask", b"secret")),
+        lambda c: rewrite(of(c, "Secure"), 0, secure.SecureUpload, lambda m: setattr(m.keys.bundle, "mask", b"secret")),
         "no record is of this message of",
     ),
     "a second message in a call": (lambda c: of(c, "Secure").sent.append(b""), "2 messages in a call that has one"),
     "an unknown field": (
         lambda c: of(c, "Secure").sent.__setitem__(0, of(c, "Secure").sent[0] + b"\xfa\x01\x06secret"),
-        "SecureGiven has unknown fields [31]",
+        "SecureUpload has unknown fields [31]",
     ),
     "more messages had than came": (
-        lambda c: rewrite(of(c, "SecureNext", 1), 0, secure.SecureAsked, lambda m: setattr(m, "had", 7)),
+        lambda c: rewrite(of(c, "SecureNext", 1), 0, secure.SecurePoll, lambda m: setattr(m, "had", 7)),
         "field had is 7, which nothing explains",
     ),
     "an upload of another attempt": (
@@ -290,7 +290,7 @@ def test_what_no_record_explains_is_found(recorded, name):
 def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wrong):
     made = Recording(tmp_path)
     made.begin()
-    given = secure.SecureGiven(session=SESSION, attempt=secure.SecureAttempt(**OF, context=bytes.fromhex(CTX)))
+    given = secure.SecureUpload(session=SESSION, attempt=secure.SecureAttempt(**OF, context=bytes.fromhex(CTX)))
     given.keys.bundle.silo = "silo-a"
     data = given.SerializeToString(deterministic=True)
     message = Payload(bytes=len(data), sha256=sha256(data).hexdigest())
@@ -303,7 +303,7 @@ def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wr
 def test_a_message_of_another_session_is_found(tmp_path):
     made = Recording(tmp_path)
     made.begin()
-    made.give("keys", secure.GivenKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another")
+    made.give("keys", secure.UploadedKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another")
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("the message names another session")
 
@@ -371,15 +371,15 @@ SPOILT = {
         "'Contributed'",
     ),
     "another word on an upload": (
-        lambda c: rewrite(of(c, "Padded"), 0, secure.PaddedGiven, lambda m: setattr(m.upload, "tag", b"secret")),
-        "'PaddedGiven'",
+        lambda c: rewrite(of(c, "Padded"), 0, secure.PaddedWordUpload, lambda m: setattr(m.upload, "tag", b"secret")),
+        "'PaddedWordUpload'",
     ),
     "an unknown field in a sealed piece": (
         lambda c: of(c, "Padded").sent.__setitem__(0, of(c, "Padded").sent[0] + b"\x32\x09\xfa\x01\x06secret"),
-        "PaddedGiven has unknown fields [31]",
+        "PaddedWordUpload has unknown fields [31]",
     ),
     "a word too many for the key": (
-        lambda c: rewrite(of(c, "GroupKey"), 0, secure.KeyAsked, lambda m: setattr(m, "job", "secret")),
+        lambda c: rewrite(of(c, "GroupKey"), 0, secure.KeyPoll, lambda m: setattr(m, "job", "secret")),
         "field job is 'secret'",
     ),
     "another part asked after": (

@@ -128,12 +128,12 @@ class ClusteredFL(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, and how far it is from the one before."""
-        gifts = {"model": Contribution(self.flat(state, *MODEL))}
+        contributions = {"model": Contribution(self.flat(state, *MODEL))}
         if facts.round >= self.options.start:
             (spec,) = self.update.tensors
             update = self.vector(state).double() - state.extra["received"].double()  # (1)
-            gifts["update"] = Contribution({spec.name: update.to(DTYPES[spec.dtype])[None]})
-        return gifts
+            contributions["update"] = Contribution({spec.name: update.to(DTYPES[spec.dtype])[None]})
+        return contributions
 
     def vector(self, state: SiloState) -> Tensor:
         """The model's parameters in one row [|θ|]."""

@@ -181,14 +181,14 @@ class FedPAC(Method):
             variance = Contribution(
                 {"v": spread / self.width}, float(n)
             )  # a number of the size of one feature's variance
-        gifts = {
+        contributions = {
             "extractor": Contribution(self.flat(state, "extractor"), float(n)),
             "prototypes": Contribution({rows.name: means.to(DTYPES[rows.dtype])}, counts),
             "classifier": Contribution(self.flat(state, "classifier")),
             "vectors": Contribution({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
             "variance": variance,
         }
-        return {part.name: gifts[part.name] for part in self.up(facts.round)}
+        return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
     # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros before the first.
 

@@ -141,11 +141,11 @@ class PFedMe(FedAvg):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """w, mixed with w^t by β."""
-        gift, beta = super().give(state, facts)["model"], self.options.beta
+        contribution, beta = super().give(state, facts)["model"], self.options.beta
         if beta == 1:
-            return {"model": gift}
+            return {"model": contribution}
         mixed = {
             name: (1 - beta) * state.extra[START + name] + beta * value if name in self.parameters else value
-            for name, value in gift.tensors.items()
+            for name, value in contribution.tensors.items()
         }
-        return {"model": replace(gift, tensors=mixed)}  # (4)
+        return {"model": replace(contribution, tensors=mixed)}  # (4)

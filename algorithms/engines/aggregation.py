@@ -1,4 +1,4 @@
-"""The coordinator's half of a round: what comes down to a silo, and what the gifts become.
+"""The coordinator's half of a round: what comes down to a silo, and what the contributions become.
 
 The same two functions run in the simulator and in the coordinator; what differs is where the tensors lie (``Archive``,
 ``Read``) and how the exchanges run (``Exchanges``, in the clear or blind).

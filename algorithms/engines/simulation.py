@@ -105,7 +105,7 @@ class Simulation:
         cohort, up = self._job.cohort(round_), self._job.up(round_)
         outcomes = self._engine.train(round_, [self._work(silo) for silo in cohort], done)
         spool = {
-            (part.name, silo): self._spooled(part, exchanges.give(part, outcomes[silo].gifts[part.name]))
+            (part.name, silo): self._spooled(part, exchanges.give(part, outcomes[silo].contributions[part.name]))
             for silo in cohort
             for part in up
         }

@@ -1,7 +1,7 @@
 """The engine that trains silos at once: ``local_round`` of each, with its values along a first axis (vmap_training.py).
 
-States and gifts lie on the host, where the method's own functions work on them silo by silo. Records lie on the device,
-and for the time of a call the values of as many silos as go at once.
+States and contributions lie on the host, where the method's own functions work on them silo by silo. Records lie on the
+device, and for the time of a call the values of as many silos as go at once.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -123,8 +123,8 @@ class Stacked:
                 own, state = self._records[silo], SiloState(parts, states[silo].extra)
                 counts = (len(own.train), len(own.test), before[silo], after[silo])
                 report = RoundReport(round_, *counts, loss.get(silo))
-                gifts = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
-                outcomes[silo] = RoundOutcome(state, gifts, report)
+                contributions = {**method.give(state, facts[silo]), METRICS.name: metrics(report)}
+                outcomes[silo] = RoundOutcome(state, contributions, report)
                 done()
         return {one.silo: outcomes[one.silo] for one in work}
 

@@ -182,7 +182,7 @@ class Contribution:
 class Exchanges(Protocol):
     """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
 
-    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
+    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order; blind, ``part.given`` (laid_out)."""
         ...
 
@@ -198,16 +198,16 @@ class Exchanges(Protocol):
         ...
 
 
-def laid_out(part: Part, gift: Contribution) -> dict[str, Tensor]:
-    """A gift checked against its part, exactly ``part.given`` in its order; LocalError names what does not fit."""
-    given = dict(gift.tensors)
+def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
+    """A contribution checked against its part, exactly ``part.given`` in its order; else LocalError."""
+    given = dict(contribution.tensors)
     if part.given != part.tensors:
-        if gift.weight is None:
+        if contribution.weight is None:
             raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
-        given[WEIGHT] = torch.as_tensor(gift.weight, dtype=torch.float64)
+        given[WEIGHT] = torch.as_tensor(contribution.weight, dtype=torch.float64)
         if fault := value_fault(part.given[-1], given[WEIGHT]):
             raise LocalError(f"part {part.name!r}: its weight {fault}")
-    elif gift.weight is not None:
+    elif contribution.weight is not None:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
     if set(given) != {spec.name for spec in part.given}:
         raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.given]}")
@@ -309,12 +309,12 @@ class Item:
     spec: TensorSpec
 
 
-def given_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All that a silo sends for these parts, in wire order, weights included."""
     return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
 
 
-def gift_items(parts: Sequence[Part]) -> tuple[Item, ...]:
+def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All that a method gives for these parts, in wire order, weights included; vectors are whole."""
     return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
 

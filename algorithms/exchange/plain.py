@@ -45,9 +45,9 @@ class PlainExchange:
     def __init__(self, device: torch.device = CPU) -> None:
         self._device = device
 
-    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
-        """What leaves of a gift; LocalError names what does not fit."""
-        given = laid_out(part, gift)
+    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
+        """What leaves of a contribution; LocalError names what does not fit."""
+        given = laid_out(part, contribution)
         match part.exchange:
             case Gram(sketch, seed) if sketch:
                 (spec,), (vectors,) = part.wire, given.values()

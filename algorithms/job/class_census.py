@@ -137,10 +137,10 @@ class ClassCensus(Method):
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         holders, held = state.extra[TOLD], facts.class_counts > 0
-        gifts = self._inner.give(_own(state), _earlier(facts))
+        contributions = self._inner.give(_own(state), _earlier(facts))
         shown = shown_rows(holders, self._fewest)
-        return gifts | {
-            name: hide_rows(name, gifts[name], held, shown) for name in by_class(self._inner, facts.round - 1)
+        return contributions | {
+            name: hide_rows(name, contributions[name], held, shown) for name in by_class(self._inner, facts.round - 1)
         }
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
@@ -201,18 +201,18 @@ def shown_rows(holders: Tensor, fewest: int) -> Tensor:
     return holders >= fewest
 
 
-def hide_rows(name: str, gift: Contribution, held: Tensor, shown: Tensor) -> Contribution:
-    """A gift with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
+def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor) -> Contribution:
+    """A contribution with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
 
     LocalError where it has a row of a class that this silo does not hold: it was not counted among the holders.
     """
-    weight = gift.weight
-    rows = list(gift.tensors.values()) if weight is None else [torch.as_tensor(weight)]
+    weight = contribution.weight
+    rows = list(contribution.tensors.values()) if weight is None else [torch.as_tensor(weight)]
     if any(each.shape[:1] == held.shape and bool(each[~held].any()) for each in rows):
         raise LocalError(
             f"part {name!r} has rows of other classes than this silo has records of; this is a bug in the method"
         )
-    tensors = {key: _only(shown, value) for key, value in gift.tensors.items()}
+    tensors = {key: _only(shown, value) for key, value in contribution.tensors.items()}
     return Contribution(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
 
 

@@ -115,7 +115,7 @@ class JobSettings(Strict):
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
     """Seconds after which a round goes on without those who have not given; together with min_cohort: "cut off"."""
     quorum: Annotated[Real, Field(gt=0, le=1)] = 1.0
-    """Share of a cohort whose gifts close a round at once; 1 waits for all that are there."""
+    """Share of a cohort whose contributions close a round at once; 1 waits for all that are there."""
     model: ModelOptions
     training: TrainingTable
     security: SecurityTable = SecurityTable()

@@ -1,7 +1,8 @@
 """What a tensor was computed from: nothing of a silo's records, what was paid for, or records themselves.
 
-A private job's state tensors and gifts each have a taint, and what is computed from several has the worst of theirs.
-Only a mechanism that adds noise and is paid for (algorithms/job/privacy.py) makes what is DP of what is private.
+A private job's state tensors and contributions each have a taint, and what is computed from several has the worst of
+theirs. Only a mechanism that adds noise and is paid for (algorithms/job/privacy.py) makes what is DP of what is
+private.
 
 ``Tracker`` follows a method's own code, ``deliver`` and ``give``: every call of torch inside it is seen, and what comes
 of it has the worst taint of what went in. Taints lie by storage, so a view has that of its tensor, and a tensor that is

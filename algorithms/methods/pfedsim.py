@@ -183,11 +183,11 @@ class PFedSim(Method):
         if self.options.similarity == "mean":
             unit = (unit / len(unit) ** 0.5).reshape(1, -1)  # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
         (spec,) = self.rows.tensors
-        gifts = {
+        contributions = {
             "extractor": Contribution(self.flat(state, "extractor")),
             "rows": Contribution({spec.name: unit.to(state.parts["classifier"]["weight"].dtype)}),
         }
-        return {part.name: gifts[part.name] for part in self.up(facts.round)}
+        return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
     # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for "per_class", 0 for pairs
     # that never trained in the same round; ``gave`` marks the silos that have trained in the personalisation phase.

@@ -64,7 +64,7 @@ class Side(Protocol):
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's gifts, and the taint of each tensor of them, ``@weight`` included."""
+        """The method's contributions, and the taint of each tensor of them, ``@weight`` included."""
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:

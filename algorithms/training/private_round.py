@@ -104,7 +104,7 @@ def take_private_delivery(
 
 
 class PrivateRound:
-    """One round at one silo, from the reservation to the gifts."""
+    """One round at one silo, from the reservation to the contributions."""
 
     def __init__(self, method: Method, job: Job, silo: str, round_: int, data: Dataset, private: PrivateSilo) -> None:
         self._method, self._table, self._fresh = method, job.private, private.fresh
@@ -210,18 +210,20 @@ class PrivateRound:
         return replace(state, taints={name: self._taints.get(name, PRIVATE) for name in state.flat})
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's gifts, and the taint of each tensor of them."""
+        """The method's contributions, and the taint of each tensor of them."""
         tracker = Tracker()
         held, facts = _entered(tracker, state), _facts_entered(tracker, self.facts, self._known, self._measured)
         with tracker:
-            gifts = self._method.give(held, facts)
-        return gifts, {part: self._taints_of(tracker, gift) for part, gift in gifts.items()}
+            contributions = self._method.give(held, facts)
+        return contributions, {
+            part: self._taints_of(tracker, contribution) for part, contribution in contributions.items()
+        }
 
-    def _taints_of(self, tracker: Tracker, gift: Contribution) -> dict[str, Taint]:
+    def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
         """Numbers among the facts leave no trace, so all that is given has their taint."""
-        everything = dict(gift.tensors)
-        if gift.weight is not None:
-            everything[WEIGHT] = torch.as_tensor(gift.weight)
+        everything = dict(contribution.tensors)
+        if contribution.weight is not None:
+            everything[WEIGHT] = torch.as_tensor(contribution.weight)
         return {name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()}
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:

@@ -45,14 +45,14 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """The silo's next state, its gifts by part (METRICS included) and its report.
+    """The silo's next state, its contributions by part (METRICS included) and its report.
 
-    In a private job also the taint of each tensor of each gift, ``@weight`` included, and what the round took out of
-    the account: the caller commits it once all this is kept.
+    In a private job also the taint of each tensor of each contribution, ``@weight`` included, and what the round took
+    out of the account: the caller commits it once all this is kept.
     """
 
     state: SiloState
-    gifts: Mapping[str, Contribution]
+    contributions: Mapping[str, Contribution]
     report: RoundReport
     taints: Mapping[str, Mapping[str, Taint]] = field(default_factory=dict)
     spending: ReservedSteps | None = None
@@ -92,9 +92,9 @@ def local_round(
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
 
     ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model is trained on the
-    ``device``, records are taken there batch by batch where they are not there; states and gifts stay on the host.
-    With ``caution`` TrapError says what of a delivery may be made to leak (algorithms/leaks/traps.py), before anything
-    is trained.
+    ``device``, records are taken there batch by batch where they are not there; states and contributions stay on the
+    host. With ``caution`` TrapError says what of a delivery may be made to leak (algorithms/leaks/traps.py), before
+    anything is trained.
     """
     check_private(job, private, device)
     check_delivered(job, round_, delivered)
@@ -137,9 +137,9 @@ def local_round(
     correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
     report = RoundReport(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
-    gifts, taints = side.give(trained)
+    contributions, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
-    return RoundOutcome(trained, {**gifts, METRICS.name: seen}, report, taints | of_seen, side.spending)
+    return RoundOutcome(trained, {**contributions, METRICS.name: seen}, report, taints | of_seen, side.spending)
 
 
 def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
@@ -287,7 +287,7 @@ def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
 
 
 def metrics(report: RoundReport) -> Contribution:
-    """The METRICS gift of a report."""
+    """The METRICS contribution of a report."""
     counts = {
         "correct.delivered": report.correct_delivered,
         "correct.trained": report.correct_trained,

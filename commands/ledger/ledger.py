@@ -17,11 +17,11 @@ from ...security.identity.roster import Roster
 from ...security.ledger import audit, messages, receipt_checks
 from ...security.ledger.audit import AuditResult
 from ...security.ledger.egress_ledger import Ledger
-from ...security.log.checkpoint import TreeHead, owner
 from ...security.log.head import log_key, roster_log_key, stored
 from ...security.log.lock import held
 from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
+from ...security.log.tree_head import TreeHead, owner
 from ..console import printer
 from . import (
     proofs,

@@ -12,11 +12,11 @@ from ...security.ledger.audit import ledger_folder
 from ...security.log import consistency as growth
 from ...security.log import note as notes
 from ...security.log import proof as proofs
-from ...security.log.checkpoint import TreeHead
 from ...security.log.head import roster_log_key
 from ...security.log.merkle import leaf_hash
 from ...security.log.note import Note, VerifierKey
 from ...security.log.proof import Proof
+from ...security.log.tree_head import TreeHead
 from ..console import printer
 from . import roster_files
 from .roster_files import Founders, Rosters, Threshold

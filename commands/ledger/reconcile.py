@@ -13,12 +13,12 @@ from ...security.ledger import audit
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.reconcile import Reconciled
 from ...security.ledger.reconcile import reconcile as compared
-from ...security.log import checkpoint as checkpoints
 from ...security.log import note as notes
-from ...security.log.checkpoint import TreeHead
+from ...security.log import tree_head as checkpoints
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
+from ...security.log.tree_head import TreeHead
 from ...silo.egress.witness import HEADS, MemberHeads
 from ..console import printer
 from . import roster_files

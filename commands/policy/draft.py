@@ -7,14 +7,14 @@ from typing import Any
 
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
-from ...proto.convert.secagg_sent import most_given
+from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import bounds, shared, sum_groups
 from ...security.policy.file import SecureAggregation
 from ...security.policy.policy import DATASET
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
-from ...silo.parts.releases import given_releases
+from ...silo.parts.releases import upload_releases
 from ..console.output import number
 from ..console.toml import to_toml
 from ..privacy import budget_text
@@ -93,12 +93,12 @@ def draft(
     largest = 0
     for job in jobs:
         for start in job.phase_starts:
-            releases = given_releases(job, start)
+            releases = upload_releases(job, start)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
                 groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
                 products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in shared(job.up(start)))
-                given = TIMES_BLIND * (given + most_given(len(job.silos), groups, products))
+                given = TIMES_BLIND * (given + most_contributed(len(job.silos), groups, products))
             else:
                 given *= TIMES
             largest = max(largest, given)

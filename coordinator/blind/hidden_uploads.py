@@ -180,21 +180,21 @@ class HiddenUploadStore:
         return {here.file for place, here in self._here.items() if round_ in (None, place[0])}
 
 
-def dumped(message: pb.PaddedGiven) -> bytes:
+def dumped(message: pb.PaddedWordUpload) -> bytes:
     """A silo's word on its upload, as it is kept: without its session."""
-    kept = pb.PaddedGiven.FromString(message.SerializeToString())
+    kept = pb.PaddedWordUpload.FromString(message.SerializeToString())
     kept.ClearField("session")
     return kept.SerializeToString(deterministic=True)
 
 
 def loaded(silo: str, body: bytes) -> PaddedWord:
     """What ``dumped`` made of a silo's word; RefusedError for bytes that something else did."""
-    message = pb.PaddedGiven.FromString(body)
+    message = pb.PaddedWordUpload.FromString(body)
     message.session = NO_SESSION
     return padded_from_wire(silo, message)
 
 
-def received(silo: str, message: pb.PaddedGiven) -> PaddedWord:
+def received(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     """A silo's word on its upload, well formed; RefusedError MANIFEST or SECURE."""
     try:
         return padded_from_wire(silo, message)

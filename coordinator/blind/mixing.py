@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ... import log
 from ...algorithms.delivery import Delivery, Mail, Post, Row
-from ...algorithms.exchange.parts import Mix, Part, given_items
+from ...algorithms.exchange.parts import Mix, Part, upload_items
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto.convert.mix import MOST_TOLD
@@ -184,7 +184,7 @@ def part_bytes(part: Part) -> int:
     """How long the upload of a part is that crosses by itself: padded words, or vectors of the dtype that they have."""
     if isinstance(part.exchange, Mix):
         return WORD_BYTES * sum(spec.elements for spec in part.tensors)
-    return sum(item.spec.nbytes for item in given_items([part]))
+    return sum(item.spec.nbytes for item in upload_items([part]))
 
 
 def name_of(part: Part, round_: int, silo: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from ...proto.convert.secagg_sent import GivenBody, Over
+from ...proto.convert.secagg_sent import Over, UploadBody
 from ...security.secagg import coordinator_events as c
 from ...security.secagg import silo_events as s
 from ...security.secagg.coordinator import CoordinatorState
@@ -36,7 +36,7 @@ def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
             return c.SiloDropped(entry.silo, code)
 
 
-def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
     """Whether the attempt has exactly this message of a silo."""
     match body:
         case s.SendKeys(bundle, keys):
@@ -57,7 +57,7 @@ def taken(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
             return False
 
 
-def unneeded(state: CoordinatorState, silo: str, body: GivenBody) -> bool:
+def unneeded(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
     """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for being the last."""
     if isinstance(body, s.SendComplaint) and state.complaints:
         return True

@@ -28,8 +28,8 @@ from typing import Any
 from ... import log
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_received import SecaggDelivery, SignedSpec, ToldBody
-from ...proto.convert.secagg_sent import ENVELOPE, Attempt, Over, given_from_wire
+from ...proto.convert.secagg_received import DeliveryBody, SecaggDelivery, SignedSpec
+from ...proto.convert.secagg_sent import ENVELOPE, Attempt, Over, secagg_upload_from_wire
 from ...security.faults import Code
 from ...security.secagg import coordinator as machine
 from ...security.secagg import coordinator_events as c
@@ -130,7 +130,7 @@ class SecureSum:
         self._shell.keep(spec.attempt, Begun(spec), nothing)
         self._enter(*step)
 
-    def give(self, silo: str, message: pb.SecureGiven) -> None:
+    def give(self, silo: str, message: pb.SecureUpload) -> None:
         """Take what a silo gave; the steps run in order. RefusedError says why not."""
         # (1) It is of an attempt of this sum.
         number = next((n for n, state in enumerate(self._states) if state.ctx == message.attempt.context), None)
@@ -139,7 +139,7 @@ class SecureSum:
         current = number == self.attempt
         # (2) It is well formed; else who sent it drops out.
         try:
-            given = given_from_wire(silo, message)
+            given = secagg_upload_from_wire(silo, message)
         except RefusedError as error:
             if error.code == ENVELOPE:
                 raise
@@ -319,7 +319,7 @@ class SecureSum:
         if self._live and effects:
             self._shell.told()
 
-    def _tell(self, silos: Sequence[str], body: ToldBody) -> None:
+    def _tell(self, silos: Sequence[str], body: DeliveryBody) -> None:
         told = SecaggDelivery(self._named(self.attempt), body)
         for silo in silos:
             self._lists[silo].append(told)

@@ -231,7 +231,7 @@ class OpenedSums:
         self._round = round_
         self._bounds = bounds
 
-    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
+    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """Silos mask what they give themselves."""
         raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
 

@@ -96,7 +96,7 @@ class JobState:
     silos: tuple[str, ...]  # job order
     rounds: int
     min_cohort: int
-    quorum: float = 1.0  # share of a cohort whose gifts close a round
+    quorum: float = 1.0  # share of a cohort whose contributions close a round
     stage: Stage = "queued"
     round: int = 0
     answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
@@ -135,7 +135,7 @@ class JobState:
 
     @property
     def complete(self) -> bool:
-        """Whether the open round has all the gifts that it waits for."""
+        """Whether the open round has all the contributions that it waits for."""
         enough = max(self.min_cohort, ceil(self.quorum * len(self.cohort)))
         return not self.open or len(self.given) >= enough
 

@@ -21,7 +21,7 @@ from ...proto import secure_pb2
 from ...proto.channel import CONTRIBUTE, ERROR_METADATA, FETCH, PADDED, SECURE, UPLOAD
 from ...proto.convert.group_key import read_contributed
 from ...proto.convert.mix import read_padded
-from ...proto.convert.secagg_sent import read_given
+from ...proto.convert.secagg_sent import read_contribution
 from ...proto.frames import decode, encode
 from ...security.identity.certificate import UNREADABLE, subject_key
 from ...security.identity.keys import Role, RosterEntry
@@ -64,7 +64,7 @@ def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any]
     return {
         FETCH: (pb.FetchRequest.FromString, encode),
         UPLOAD: (decode, pb.Receipt.SerializeToString),
-        SECURE: (lambda data: read_given(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        SECURE: (lambda data: read_contribution(data, silos), secure_pb2.SecureTaken.SerializeToString),
         CONTRIBUTE: (lambda data: read_contributed(data, silos), secure_pb2.SecureTaken.SerializeToString),
         PADDED: (lambda data: read_padded(data, silos), secure_pb2.SecureTaken.SerializeToString),
     }

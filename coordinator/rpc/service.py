@@ -16,13 +16,13 @@ from ...proto import federation_pb2 as pb
 from ...proto import secure_pb2 as secure
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, transfer_seconds
-from ...proto.convert.group_key import asked_from_wire as key_asked_from_wire
-from ...proto.convert.group_key import told_to_wire as key_told_to_wire
+from ...proto.convert.group_key import poll_from_wire as key_poll_from_wire
+from ...proto.convert.group_key import secagg_delivery_to_wire as key_reply_to_wire
 from ...proto.convert.mix import mixed_to_wire, words_to_wire
 from ...proto.convert.open_sum import sum_to_wire
 from ...proto.convert.secagg_messages import proofs_to_wire
-from ...proto.convert.secagg_received import told_to_wire
-from ...proto.convert.secagg_sent import asked_from_wire
+from ...proto.convert.secagg_received import secagg_delivery_to_wire
+from ...proto.convert.secagg_sent import poll_from_wire
 from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digester, chunks, recut
 from ...proto.wire import tensor_bytes, to_wire
@@ -130,7 +130,7 @@ class Service:
         match request.kind:
             case pb.ANSWER_KIND_ACCEPT:
                 if run.job.keyed:
-                    self._daemon.contributions.check_given(run.job, silo)
+                    self._daemon.contributions.check_group_values(run.job, silo)
                 self._daemon.apply(run, Answered(silo, None))
             case pb.ANSWER_KIND_DECLINE:
                 self._daemon.apply(run, Answered(silo, code))
@@ -204,33 +204,33 @@ class Service:
         run = self._run(silo, request.job, request.job_digest)
         return await self._uploads.standing(silo, run, request.round, request.part)
 
-    async def Padded(self, request: secure.PaddedGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+    async def Padded(self, request: secure.PaddedWordUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take a silo's word on its upload of a Mix."""
         silo = self._silo(request.session, context)
         given = received(silo, request)
         self._daemon.padded(self._run(silo, given.job, given.job_digest), silo, given, dumped(request))
         return secure.SecureTaken()
 
-    async def Secure(self, request: secure.SecureGiven, context: Context) -> secure.SecureTaken:  # noqa: N802
+    async def Secure(self, request: secure.SecureUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take a message into a round's secure sum."""
         silo = self._silo(request.session, context)
         run = self._run(silo, request.attempt.job, request.attempt.job_digest)
         run.sum_of(silo, request.attempt.round).give(silo, request)
         return secure.SecureTaken()
 
-    async def SecureNext(self, request: secure.SecureAsked, context: Context) -> secure.SecureTold:  # noqa: N802
+    async def SecureNext(self, request: secure.SecurePoll, context: Context) -> secure.SecureDelivery:  # noqa: N802
         """Wait for the next message of a round's secure sum."""
         silo = self._silo(request.session, context)
-        asked = asked_from_wire(silo, request)
+        asked = poll_from_wire(silo, request)
         run = self._run(silo, asked.job, asked.job_digest)
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
             self._check_session(silo, asked.session)
             if (told := run.told(silo, asked.round, asked.had)) is not None:
-                return told_to_wire(told)
+                return secagg_delivery_to_wire(told)
             if not await self._daemon.woken(silo, changed, until):
-                return told_to_wire(None)
+                return secagg_delivery_to_wire(None)
 
     async def Contribute(self, request: secure.Contributed, context: Context) -> secure.SecureTaken:  # noqa: N802
         """Take what a silo gives to the key of a job."""
@@ -238,12 +238,12 @@ class Service:
         self._daemon.contribute(self._run(silo, request.job, request.job_digest), silo, request)
         return secure.SecureTaken()
 
-    async def GroupKey(self, request: secure.KeyAsked, context: Context) -> secure.KeyTold:  # noqa: N802
+    async def GroupKey(self, request: secure.KeyPoll, context: Context) -> secure.KeyReply:  # noqa: N802
         """Pass on what the other silos gave to the key of a job, once all of them did."""
         silo = self._silo(request.session, context)
-        asked = key_asked_from_wire(silo, request)
+        asked = key_poll_from_wire(silo, request)
         bodies = self._daemon.contributions.bodies(self._run(silo, asked.job, asked.job_digest).job)
-        return key_told_to_wire(await asyncio.to_thread(relayed, bodies, silo))
+        return key_reply_to_wire(await asyncio.to_thread(relayed, bodies, silo))
 
     def _admit(self, silo: str, manifest: tensor.Manifest) -> JobRun:
         self._check_session(silo, manifest.session)
@@ -292,7 +292,7 @@ def _wired(rows: list[tuple[PlannedRow, dict[str, bytes]]]) -> list[secure.Mixed
     return [mixed_to_wire(mixed(planned, signed)) for planned, signed in rows]
 
 
-def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.PrekeyTold]:
+def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.DeliveredPrekey]:
     return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
 
 

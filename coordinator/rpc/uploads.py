@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...algorithms.exchange.parts import Item, Mix, Part, given_items
+from ...algorithms.exchange.parts import Item, Mix, Part, upload_items
 from ...errors import RefusedError
 from ...files.documents import MAX_SAFE_INTEGER
 from ...proto import federation_pb2 as pb
@@ -167,7 +167,7 @@ class Uploads:
         elif manifest.context:
             sizes = [_words(silo, manifest, run.upload_bytes(manifest.round), "masked")]
         else:
-            arriving.items = given_items(run.job.up(manifest.round))
+            arriving.items = upload_items(run.job.up(manifest.round))
             check_manifest(silo, manifest, arriving.items)
             sizes = [item.spec.nbytes for item in arriving.items]
         run.store.check_space(silo, manifest.size - manifest.offset)
@@ -191,7 +191,7 @@ def _part(silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Ma
     hidden.check_context(silo, manifest.round, part, manifest.context)
     if isinstance(part.exchange, Mix):
         return part, [_words(silo, manifest, run.upload_bytes(manifest.round, part.name), "padded")]
-    items = given_items([part])
+    items = upload_items([part])
     check_manifest(silo, manifest, items)
     return part, [item.spec.nbytes for item in items]
 

@@ -69,7 +69,7 @@ CREATE TABLE jobs (
 CREATE TABLE rounds (
   job TEXT NOT NULL REFERENCES jobs(name),
   round INTEGER NOT NULL,
-  members TEXT NOT NULL,                -- JSON list: silos whose gifts counted
+  members TEXT NOT NULL,                -- JSON list: silos whose contributions counted
   metrics TEXT NOT NULL,                -- JSON object: sums over the members
   PRIMARY KEY (job, round)
 ) STRICT;
@@ -116,7 +116,7 @@ CREATE TABLE hidden (                   -- padded and rotated uploads: of the op
   file TEXT NOT NULL,
   size INTEGER NOT NULL,
   sha256 TEXT NOT NULL,
-  signed BLOB NOT NULL,                 -- PaddedGiven, without its session; empty: not signed yet, or rotated
+  signed BLOB NOT NULL,                 -- PaddedWordUpload, without its session; empty: not signed yet, or rotated
   PRIMARY KEY (job, round, part, silo)
 ) STRICT;
 CREATE TABLE mixed (                    -- what each recipient's rows were made of: RowMemory of blind/mix_row.py
@@ -161,7 +161,7 @@ class StoredHidden:
     file: str
     size: int
     sha256: bytes
-    signed: bytes = b""  # PaddedGiven without its session, once the silo has signed it; of a rotated one never
+    signed: bytes = b""  # PaddedWordUpload without its session, once the silo has signed it; of a rotated one never
 
 
 @dataclass(frozen=True)

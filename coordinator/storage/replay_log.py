@@ -4,7 +4,7 @@
 
     kind      body
     begun     the specification of an attempt: canonical JSON, as it is signed
-    given     what a silo gave: SecureGiven of proto/secure.proto, without its session
+    given     what a silo gave: SecureUpload of proto/secure.proto, without its session
     spooled   {"sha256":"9a0b…","silo":"a","size":248200}, an upload that is here whole
     failed    {"code":"lost","silo":"a"}
     deadline  {"stage":"keys"}
@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ...files.documents import canonical_json, parse_canonical, parse_json
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_sent import SecaggUpload, given_from_wire, given_to_wire
+from ...proto.convert.secagg_sent import SecaggUpload, secagg_upload_from_wire, secagg_upload_to_wire
 from ...security.secagg.coordinator_events import AttemptDeadline, OpenFailed, SiloDropped, SumPublished
 from ...security.secagg.spec import RoundSpec
 
@@ -75,7 +75,7 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
         case Begun(spec):
             return ReplayEntry(attempt, "begun", "", spec.payload())
         case Said(silo, given):
-            message = given_to_wire(given)
+            message = secagg_upload_to_wire(given)
             message.ClearField("session")
             return ReplayEntry(attempt, "given", silo, message.SerializeToString(deterministic=True))
         case Spooled(silo, size, sha256):
@@ -96,9 +96,9 @@ def loaded(row: ReplayEntry) -> Entry:
     if row.kind == "begun":
         return Begun(parse_canonical(row.body, RoundSpec, origin))
     if row.kind == "given":
-        message = pb.SecureGiven.FromString(row.body)
+        message = pb.SecureUpload.FromString(row.body)
         message.session = NO_SESSION
-        return Said(row.silo, given_from_wire(row.silo, message))
+        return Said(row.silo, secagg_upload_from_wire(row.silo, message))
     kept = parse_json(row.body, origin)
     match row.kind:
         case "spooled":

@@ -14,10 +14,10 @@ from ...proto import tensor_pb2 as tensor
 from ...security.identity.roster import Roster
 from ...security.log import consistency
 from ...security.log import note as notes
-from ...security.log.checkpoint import TreeHead
 from ...security.log.head import log_key
 from ...security.log.merkle import verify_inclusion
 from ...security.log.note import Note
+from ...security.log.tree_head import TreeHead
 from .database import StoredHead
 
 MAX_HEAD_BYTES = 4096  # of a checkpoint: an origin, two numbers and one signature

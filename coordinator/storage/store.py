@@ -47,7 +47,7 @@ from torch import Tensor
 
 from ...algorithms.delivery import CoordinatorState, Post
 from ...algorithms.engines.aggregation import SILOS
-from ...algorithms.exchange.parts import Item, Part, Read, given_items
+from ...algorithms.exchange.parts import Item, Part, Read, upload_items
 from ...errors import LocalError, RefusedError
 from ...files import tensor_file
 from ...files.documents import remove, sync_directory, unwritable
@@ -133,7 +133,7 @@ class JobStore:
         sync_directory(self._folder)
         return name
 
-    def check_given(self, given: Mapping[str, str], round_: int) -> None:
+    def check_group_values(self, given: Mapping[str, str], round_: int) -> None:
         """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
         items = self._items(round_)
         uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given}
@@ -173,7 +173,7 @@ class JobStore:
         """``read(part, silo, name)`` over the rotated vectors of these silos."""
         uploads = {
             (part.name, silo): SpooledUpload(
-                self._folder / rotated_vectors(round_, silo, part.name), given_items([part])
+                self._folder / rotated_vectors(round_, silo, part.name), upload_items([part])
             )
             for part in parts
             for silo in members

@@ -1,8 +1,8 @@
 """The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
 
 They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures, proofs and seals are
-for security/blind/group_key.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n bytes, a ``KeyAsked``
-166, fit for a control message (silo/egress/control.py), and a ``KeyTold`` 738 (n - 1): below the 4 MiB of a message
+for security/blind/group_key.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n bytes, a ``KeyPoll``
+166, fit for a control message (silo/egress/control.py), and a ``KeyReply`` 738 (n - 1): below the 4 MiB of a message
 (proto/channel.py).
 
 Sealed secrets in protobuf: of the group key and of a Mix, as security/blind/sealing.py has them.
@@ -95,7 +95,7 @@ class Contributed:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyAsked:
+class KeyPoll:
     """A silo asks for what the others gave."""
 
     session: bytes = field(repr=False)
@@ -109,11 +109,11 @@ def read_contributed(data: bytes, silos: int) -> pb.Contributed:
     return pb.Contributed.FromString(data)
 
 
-def read_told(data: bytes, silos: int) -> pb.KeyTold:
+def read_told(data: bytes, silos: int) -> pb.KeyReply:
     """The same."""
     letter = FieldLimit(MOST_HASHES + MOST_FIELDS, MOST_BYTES)
     check_fields(data, silos, {1: FieldLimit(MOST_FIELDS, MOST_BYTES, {2: letter})})
-    return pb.KeyTold.FromString(data)
+    return pb.KeyReply.FromString(data)
 
 
 def contribution_to_wire(contribution: KeyContribution) -> pb.Contribution:
@@ -157,22 +157,22 @@ def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
     return made
 
 
-def asked_to_wire(asked: KeyAsked) -> pb.KeyAsked:
+def poll_to_wire(asked: KeyPoll) -> pb.KeyPoll:
     """At the silo."""
-    return pb.KeyAsked(session=asked.session, job=asked.job, job_digest=asked.job_digest)
+    return pb.KeyPoll(session=asked.session, job=asked.job, job_digest=asked.job_digest)
 
 
-def asked_from_wire(silo: str, message: pb.KeyAsked) -> KeyAsked:
+def poll_from_wire(silo: str, message: pb.KeyPoll) -> KeyPoll:
     """At the coordinator; RefusedError blames the silo."""
     sent = Sender(silo, ENVELOPE)
-    asked = KeyAsked(message.session, *_named(sent, message))
-    sent.check(message == asked_to_wire(asked), "has fields that its protocol version does not know")
+    asked = KeyPoll(message.session, *_named(sent, message))
+    sent.check(message == poll_to_wire(asked), "has fields that its protocol version does not know")
     return asked
 
 
-def told_to_wire(relayed: Sequence[Relayed]) -> pb.KeyTold:
+def secagg_delivery_to_wire(relayed: Sequence[Relayed]) -> pb.KeyReply:
     """At the coordinator, ascending by silo; empty while some are missing."""
-    return pb.KeyTold(
+    return pb.KeyReply(
         relayed=[
             pb.Relayed(contribution=contribution_to_wire(each.contribution), letter=letter_to_wire(each.letter))
             for each in relayed
@@ -180,13 +180,13 @@ def told_to_wire(relayed: Sequence[Relayed]) -> pb.KeyTold:
     )
 
 
-def told_from_wire(message: pb.KeyTold, most: int = MOST_SILOS) -> tuple[Relayed, ...]:
+def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> tuple[Relayed, ...]:
     """At the silo: no more than ``most``, each silo once; RefusedError blames the coordinator."""
     sent = Sender(COORDINATOR, Code.KEYS)
     relayed = sent.every(
         message.relayed, _relayed_from_wire, lambda each: each.contribution.sealing.sender, "contributions", most
     )
-    sent.check(message == told_to_wire(relayed), "has fields that its protocol version does not know")
+    sent.check(message == secagg_delivery_to_wire(relayed), "has fields that its protocol version does not know")
     return relayed
 
 
@@ -194,7 +194,7 @@ def _relayed_from_wire(peer: str, message: pb.Relayed) -> Relayed:
     return Relayed(contribution_from_wire(peer, message.contribution), letter_from_wire(peer, message.letter))
 
 
-def _named(sent: Sender, message: pb.Contributed | pb.KeyAsked) -> tuple[str, bytes]:
+def _named(sent: Sender, message: pb.Contributed | pb.KeyPoll) -> tuple[str, bytes]:
     size = len(message.session)
     sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
     job = sent.member(message.job, "the job")

@@ -1,13 +1,13 @@
 """A Mix in protobuf: what a silo signs of its one upload, and the rows that come down, of uploads or directed.
 
-``PaddedGiven`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest. They
-are written and refused as the messages of a secure sum are (secagg_messages.py). A ``PaddedGiven`` among n silos has at
-most 901 + 130 n bytes. Prekeys as they are handed down stand in mix.py.
+``PaddedWordUpload`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest.
+They are written and refused as the messages of a secure sum are (secagg_messages.py). A ``PaddedWordUpload`` among n
+silos has at most 901 + 130 n bytes. Prekeys as they are handed down stand in mix.py.
 
 Prekeys of a Mix in protobuf: beside the word on an upload, and as they are handed down with a delivery.
 
 They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures and proofs are for
-security/blind/prekeys.py to check. A ``PrekeyTold`` among n silos has at most 493 + 34 ceil(log2 n) bytes.
+security/blind/prekeys.py to check. A ``DeliveredPrekey`` among n silos has at most 493 + 34 ceil(log2 n) bytes.
 """
 
 import math
@@ -43,7 +43,7 @@ from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 
 MOST_TOLD = MOST_SILOS  # in one delivery
 MOST_PART_NAME = 128
-BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})  # of a PrekeyTold, with a letter in it
+BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})  # of a DeliveredPrekey, with a letter in it
 
 
 def prekey_to_wire(prekey: Prekey) -> pb.Prekey:
@@ -60,14 +60,14 @@ def prekey_from_wire(peer: str, silo: str, message: pb.Prekey) -> Prekey:
     return Prekey(message.generation, key, sent.sized(message.signature, SIGNATURE_BYTES, "the signature over it"))
 
 
-def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.PrekeyTold]:
+def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.DeliveredPrekey]:
     """At the coordinator, by part."""
     return [_word_to_wire(part, word) for part, word in words]
 
 
-def _word_to_wire(part: str, word: Word) -> pb.PrekeyTold:
+def _word_to_wire(part: str, word: Word) -> pb.DeliveredPrekey:
     version = word.version
-    return pb.PrekeyTold(
+    return pb.DeliveredPrekey(
         part=part,
         silo=version.silo,
         round=version.round,
@@ -79,7 +79,7 @@ def _word_to_wire(part: str, word: Word) -> pb.PrekeyTold:
     )
 
 
-def words_from_wire(peer: str, messages: Sequence[pb.PrekeyTold]) -> tuple[tuple[str, Word], ...]:
+def words_from_wire(peer: str, messages: Sequence[pb.DeliveredPrekey]) -> tuple[tuple[str, Word], ...]:
     """At the silo: each silo's once a part; RefusedError blames ``peer``."""
     sent = Sender(peer, Code.KEYS)
     sent.few(messages, MOST_TOLD, "prekeys")
@@ -89,7 +89,7 @@ def words_from_wire(peer: str, messages: Sequence[pb.PrekeyTold]) -> tuple[tuple
     return words
 
 
-def _word_from_wire(peer: str, message: pb.PrekeyTold) -> tuple[str, Word]:
+def _word_from_wire(peer: str, message: pb.DeliveredPrekey) -> tuple[str, Word]:
     sent = Sender(peer, Code.KEYS)
     sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a prekey beside no part")
     silo = sent.member(message.silo, "a prekey of")
@@ -183,9 +183,9 @@ def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
     )
 
 
-def padded_to_wire(padded: PaddedWord) -> pb.PaddedGiven:
+def padded_to_wire(padded: PaddedWord) -> pb.PaddedWordUpload:
     """At the silo."""
-    return pb.PaddedGiven(
+    return pb.PaddedWordUpload(
         session=padded.session,
         job=padded.job,
         job_digest=padded.job_digest,
@@ -196,13 +196,13 @@ def padded_to_wire(padded: PaddedWord) -> pb.PaddedGiven:
     )
 
 
-def read_padded(data: bytes, silos: int) -> pb.PaddedGiven:
+def read_padded(data: bytes, silos: int) -> pb.PaddedWordUpload:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     check_fields(data, silos + MOST_FIELDS, {})
-    return pb.PaddedGiven.FromString(data)
+    return pb.PaddedWordUpload.FromString(data)
 
 
-def padded_from_wire(silo: str, message: pb.PaddedGiven) -> PaddedWord:
+def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     """At the coordinator, from the silo whose session it is; RefusedError blames it."""
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session, a job and a part.

@@ -1,4 +1,4 @@
-"""What a silo is told in a secure sum: ``SecureTold``.
+"""What a silo is told in a secure sum: ``SecureDelivery``.
 
 It is told the events of its machine, the signed specification before, or that the attempt is over: a code. The longest
 each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
@@ -79,7 +79,7 @@ from .secagg_sent import (
     over_to_wire,
 )
 
-BODIES = range(1, 11)  # fields of SecureTold that are messages
+BODIES = range(1, 11)  # fields of SecureDelivery that are messages
 SPEC, KEYS, SHARES, SURVIVORS = 3, 4, 5, 6
 PROOFS, SHOWN = 4, 5  # of a SignedSpec
 MOST_DELIVERY_BYTES = 560 + 34 * MOST_HASHES  # with its proof
@@ -103,7 +103,7 @@ class SignedSpec:
     shown: tuple[SurvivorsShown, ...] = ()
 
 
-ToldBody: TypeAlias = (
+DeliveryBody: TypeAlias = (
     SignedSpec
     | KeysReceived
     | SharesReceived
@@ -120,29 +120,31 @@ class SecaggDelivery:
     """What one silo is told."""
 
     attempt: Attempt
-    body: ToldBody
+    body: DeliveryBody
 
 
-def told_to_wire(told: SecaggDelivery | None) -> pb.SecureTold:
+def secagg_delivery_to_wire(told: SecaggDelivery | None) -> pb.SecureDelivery:
     """At the coordinator; None where nothing came before the hold time was over."""
     if told is None:
-        return pb.SecureTold(nothing=pb.SecureNothing())
-    made = pb.SecureTold(attempt=attempt_to_wire(told.attempt))
+        return pb.SecureDelivery(nothing=pb.SecureNothing())
+    made = pb.SecureDelivery(attempt=attempt_to_wire(told.attempt))
     match told.body:
         case SignedSpec():
             made.spec.CopyFrom(spec_to_wire(told.body))
         case KeysReceived(bundles, keys):
             given = [key_delivery_to_wire(key) for key in keys]
-            made.keys.CopyFrom(pb.KeysTold(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
+            made.keys.CopyFrom(pb.DeliveredKeys(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
         case SharesReceived(deliveries):
-            made.shares.CopyFrom(pb.SharesTold(deliveries=[delivery_to_wire(each) for each in deliveries]))
+            made.shares.CopyFrom(pb.DeliveredShares(deliveries=[delivery_to_wire(each) for each in deliveries]))
         case SurvivorsReceived(headers, shares):
             sealed = [sealed_share_to_wire(share) for share in shares]
-            made.survivors.CopyFrom(pb.SurvivorsTold(headers=[header_to_wire(each) for each in headers], shares=sealed))
+            made.survivors.CopyFrom(
+                pb.DeliveredSurvivors(headers=[header_to_wire(each) for each in headers], shares=sealed)
+            )
         case NotesReceived(survivals):
-            made.notes.CopyFrom(pb.NotesTold(survivals=[survival_to_wire(each) for each in survivals]))
+            made.notes.CopyFrom(pb.DeliveredNotes(survivals=[survival_to_wire(each) for each in survivals]))
         case ResultReceived(sha256, tags):
-            made.result.CopyFrom(pb.ResultTold(sha256=sha256, tags=tags))
+            made.result.CopyFrom(pb.DeliveredResult(sha256=sha256, tags=tags))
         case AbandonAsked():
             made.abandon.SetInParent()
         case Over():
@@ -161,7 +163,7 @@ def spec_to_wire(told: SignedSpec) -> pb.SignedSpec:
     )
 
 
-def read_told(data: bytes, silos: int) -> pb.SecureTold:
+def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     bounds = {
         **dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)),
@@ -178,20 +180,20 @@ def read_told(data: bytes, silos: int) -> pb.SecureTold:
         SURVIVORS: FieldLimit(2 * silos + MOST_FIELDS, MAX_MESSAGE_BYTES),
     }
     check_fields(data, MOST_FIELDS, bounds)
-    return pb.SecureTold.FromString(data)
+    return pb.SecureDelivery.FromString(data)
 
 
-def told_from_wire(message: pb.SecureTold) -> SecaggDelivery | None:
+def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | None:
     """At a silo; RefusedError blames the coordinator, also for what it passed on and could have seen itself."""
     sent = Sender(COORDINATOR, ENVELOPE)
     told = None
     if message.WhichOneof("body") != "nothing":
         told = SecaggDelivery(attempt_from_wire(sent, message.attempt), _told_body(message))
-    sent.check(message == told_to_wire(told), "has fields that its protocol version does not know")
+    sent.check(message == secagg_delivery_to_wire(told), "has fields that its protocol version does not know")
     return told
 
 
-def _told_body(message: pb.SecureTold) -> ToldBody:
+def _told_body(message: pb.SecureDelivery) -> DeliveryBody:
     match message.WhichOneof("body"):
         case "spec":
             return spec_from_wire(message.spec)

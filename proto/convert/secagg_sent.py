@@ -1,8 +1,8 @@
-"""What a silo gives in a secure sum, and how it asks for more: ``SecureGiven`` and ``SecureAsked``.
+"""What a silo gives in a secure sum, and how it asks for more: ``SecureUpload`` and ``SecurePoll``.
 
 It gives the effects of its machine (security/secagg/silo_events.py), or that the attempt is over for it: a code, never
-a text. The longest each ``SecureGiven`` gets, in bytes, among n silos: ids of 64 characters, a session of 64 bytes, the
-largest numbers, g tagged groups (0 in the columns, where there are no tags), p bytes of inner products (none in the
+a text. The longest each ``SecureUpload`` gets, in bytes, among n silos: ids of 64 characters, a session of 64 bytes,
+the largest numbers, g tagged groups (0 in the columns, where there are no tags), p bytes of inner products (none in the
 columns: there are none where nothing is compared by shares)::
 
     body       at most          n = 4       10      100     1000
@@ -16,7 +16,7 @@ columns: there are none where nothing is compared by shares)::
     abandon    350                350      350      350      350
     end        219                219      219      219      219
 
-``SecureAsked`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more than 73 tags are
+``SecurePoll`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more than 73 tags are
 longer than a control message may be (1024 bytes, silo/egress/control.py); all are below the 4 MiB of a message
 (proto/channel.py). Of a message with more entries than there are silos nothing is made (proto/field_limits.py).
 """
@@ -61,8 +61,8 @@ from .secagg_messages import (
     survival_to_wire,
 )
 
-BODIES = range(2, 11)  # fields of SecureGiven that are messages
-MOST_FIELDS = 8  # of SecureGiven, which has three; and of what is in a body beside its entries
+BODIES = range(2, 11)  # fields of SecureUpload that are messages
+MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body beside its entries
 ENVELOPE = "MANIFEST"  # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
 MOST_SESSION_BYTES = 64
 
@@ -87,7 +87,7 @@ class Over:
     code: Code
 
 
-GivenBody: TypeAlias = (
+UploadBody: TypeAlias = (
     SendKeys | SendShares | SendComplaint | SendHeader | SendSurvival | SendReveal | SendAbandon | Over
 )
 
@@ -98,7 +98,7 @@ class SecaggUpload:
 
     session: bytes = field(repr=False)
     attempt: Attempt
-    body: GivenBody
+    body: UploadBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class SecaggPoll:
     had: int
 
 
-def most_given(silos: int, groups: int, products: int = 0) -> int:
+def most_contributed(silos: int, groups: int, products: int = 0) -> int:
     """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
@@ -152,13 +152,13 @@ def over_from_wire(peer: str, message: pb.SecureEnd) -> Over:
     return Over(code)
 
 
-def given_to_wire(given: SecaggUpload) -> pb.SecureGiven:
+def secagg_upload_to_wire(given: SecaggUpload) -> pb.SecureUpload:
     """At the silo."""
-    made = pb.SecureGiven(session=given.session, attempt=attempt_to_wire(given.attempt))
+    made = pb.SecureUpload(session=given.session, attempt=attempt_to_wire(given.attempt))
     match given.body:
         case SendKeys(bundle, keys):
             receiving = [receiving_to_wire(key) for key in keys]
-            made.keys.CopyFrom(pb.GivenKeys(bundle=bundle_to_wire(bundle), keys=receiving))
+            made.keys.CopyFrom(pb.UploadedKeys(bundle=bundle_to_wire(bundle), keys=receiving))
         case SendShares(dealing, portions):
             dealt = [portion_to_wire(portion) for portion in portions]
             made.shares.CopyFrom(pb.Dealt(dealing=dealing_to_wire(dealing), portions=dealt))
@@ -177,13 +177,13 @@ def given_to_wire(given: SecaggUpload) -> pb.SecureGiven:
     return made
 
 
-def read_given(data: bytes, silos: int) -> pb.SecureGiven:
+def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
     check_fields(data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)))
-    return pb.SecureGiven.FromString(data)
+    return pb.SecureUpload.FromString(data)
 
 
-def given_from_wire(silo: str, message: pb.SecureGiven) -> SecaggUpload:
+def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload:
     """At the coordinator, from the silo whose session it is; RefusedError blames it."""
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session and an attempt.
@@ -193,11 +193,11 @@ def given_from_wire(silo: str, message: pb.SecureGiven) -> SecaggUpload:
     body = _given_body(silo, message)
     given = SecaggUpload(message.session, attempt, body)
     # (3) It holds nothing else.
-    sent.check(message == given_to_wire(given), "has fields that its protocol version does not know")
+    sent.check(message == secagg_upload_to_wire(given), "has fields that its protocol version does not know")
     return given
 
 
-def _given_body(silo: str, message: pb.SecureGiven) -> GivenBody:
+def _given_body(silo: str, message: pb.SecureUpload) -> UploadBody:
     match message.WhichOneof("body"):
         case "keys":
             bundle = bundle_from_wire(silo, message.keys.bundle)
@@ -239,21 +239,21 @@ def _given_body(silo: str, message: pb.SecureGiven) -> GivenBody:
             raise RefusedError(silo, ENVELOPE, "gives nothing in its message of a secure sum")
 
 
-def asked_to_wire(asked: SecaggPoll) -> pb.SecureAsked:
+def poll_to_wire(asked: SecaggPoll) -> pb.SecurePoll:
     """At the silo."""
-    return pb.SecureAsked(
+    return pb.SecurePoll(
         session=asked.session, job=asked.job, job_digest=asked.job_digest, round=asked.round, had=asked.had
     )
 
 
-def asked_from_wire(silo: str, message: pb.SecureAsked) -> SecaggPoll:
+def poll_from_wire(silo: str, message: pb.SecurePoll) -> SecaggPoll:
     """At the coordinator; RefusedError blames the silo."""
     sent = Sender(silo, ENVELOPE)
     _check_session(sent, message.session)
     job = sent.member(message.job, "the job")
     digest = sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")
     asked = SecaggPoll(message.session, job, digest, message.round, message.had)
-    sent.check(message == asked_to_wire(asked), "has fields that its protocol version does not know")
+    sent.check(message == poll_to_wire(asked), "has fields that its protocol version does not know")
     return asked
 
 

@@ -48,7 +48,7 @@ from ..arithmetic.fixedpoint import (
     error_bound,
     weight_exponent,
 )
-from ..secagg.masked_sum import Accumulator, GroupValues, OpenedGroup, check_given, masked_chunks
+from ..secagg.masked_sum import Accumulator, GroupValues, OpenedGroup, check_group_values, masked_chunks
 from ..secagg.spec import Frame, RoundSpec, Terms, specify
 from .mix_and_gram import MixRows, compared, compared_by_shares
 
@@ -184,9 +184,9 @@ class Quantised:
         self._group_key, self._job = group_key, job
         self._round = 0
 
-    def give(self, part: Part, gift: Contribution) -> dict[str, Tensor]:
+    def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """All of it: it is quantised where it is summed or mixed, and sketched where it is compared."""
-        return laid_out(part, gift)
+        return laid_out(part, contribution)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """The result; ``members`` are at least two. LocalError for values beyond the bounds.
@@ -230,9 +230,9 @@ class Quantised:
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
         for silo in spec.cohort:
-            gift = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
-            check_given(spec, [gift])
-            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [gift], ()))
+            contribution = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
+            check_group_values(spec, [contribution])
+            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [contribution], ()))
         return accumulator.open((), spec.cohort)[0]
 
     def _frame(self, own: Group) -> Frame:

@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ...errors import ExhaustedError, LocalError
 from ..log.append_log import AppendLog
 from ..log.chain import VerifiedLine
-from ..log.checkpoint import TreeHead
 from ..log.head import HeldHead, Signer, stored
 from ..log.segments import segments
+from ..log.tree_head import TreeHead
 from .budget_records import BudgetOpened, BudgetRecovery, Commit, Limit, MechanismSteps, Reserve, parse
 from .rdp import Event, covers, epsilon, shown, spent
 

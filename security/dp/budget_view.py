@@ -5,10 +5,10 @@ from decimal import Decimal
 from pathlib import Path
 
 from ...errors import LocalError
-from ..log.checkpoint import TreeHead
 from ..log.head import Agreement, HeldHead, stored_by
 from ..log.note import SignatureKind, VerifierKey
 from ..log.segments import CHECKPOINT, Reading
+from ..log.tree_head import TreeHead
 from .budget import ORIGIN, Budget, JobSpending
 from .budget_records import Limit
 from .rdp import Event, shown

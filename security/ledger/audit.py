@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import LocalError, ProofError
-from ..log import checkpoint as checkpoints
+from ..log import tree_head as checkpoints
 from ..log.chain import VerifiedLine
-from ..log.checkpoint import TreeHead
 from ..log.head import Agreement, HeldHead, stored, stored_by
 from ..log.note import Note, VerifierKey
 from ..log.segments import CHECKPOINT, SINGLE, Reading, segment
+from ..log.tree_head import TreeHead
 from .fast_decoder import checked, well_formed
 from .rules import Rules
 

@@ -24,11 +24,11 @@ from ...errors import LocalError
 from ..faults import Code
 from ..log.append_log import Appended, AppendLog, SignedRecord
 from ..log.chain import VerifiedLine
-from ..log.checkpoint import TreeHead
 from ..log.consistency import Consistency
 from ..log.head import HeldHead, Signer
 from ..log.merkle import Hashes
 from ..log.note import Note, VerifierKey
+from ..log.tree_head import TreeHead
 from ..policy.release import Release
 from .fast_decoder import Record, checked, parse_record, well_formed
 from .records import (

@@ -23,16 +23,16 @@ from pydantic import Field
 from ...errors import LocalError, ProofError
 from ...files.documents import ModelT, Strict, canonical_json, parse_canonical
 from ..identity.keys import Hex32
-from ..log import checkpoint as checkpoints
 from ..log import note as notes
 from ..log import proof as proofs
+from ..log import tree_head as checkpoints
 from ..log.chain import VerifiedLine, leaf_hash
-from ..log.checkpoint import TreeHead
 from ..log.head import stored
 from ..log.merkle import Tree
 from ..log.note import Note, VerifierKey, base64_bytes, base64_text
 from ..log.proof import Proof
 from ..log.segments import CHECKPOINT
+from ..log.tree_head import TreeHead
 from .messages import lines
 from .records import Count
 

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ...errors import LocalError
 from ..log.append_log import Appended, AppendLog, SignedRecord
-from ..log.checkpoint import TreeHead
 from ..log.head import HeldHead, Signer
 from ..log.note import Note
 from ..log.segments import CHECKPOINT
+from ..log.tree_head import TreeHead
 from .fast_decoder import well_formed
 from .records import DeliveredRecord, HeadRefused, Payload, Received, Serving, StopRecord
 

@@ -33,12 +33,12 @@ from pathlib import Path
 from ...errors import LocalError, PeerError, ProofError
 from ..identity import roster as rosters
 from ..identity.roster import Roster
-from ..log import checkpoint as checkpoints
 from ..log import note as notes
-from ..log.checkpoint import TreeHead
+from ..log import tree_head as checkpoints
 from ..log.head import HeldHead, disagreement, log_key
 from ..log.merkle import Tree
 from ..log.note import VerifierKey
+from ..log.tree_head import TreeHead
 from .messages import records
 from .receipt import Receipt
 from .records import (

@@ -24,13 +24,13 @@ from typing import Any, Self
 from ...errors import LocalError, UnwritableError
 from ...files.documents import canonical_json, sync_directory, unwritable, write_atomic
 from .chain import FIRST_PREV, FRAME, MAX_LINE, Form, VerifiedLine, leaf_hash, nonce_of
-from .checkpoint import TreeHead
 from .consistency import Consistency
 from .head import EVERY, Agreement, HeldHead, Signer, disagreement, stored_by
 from .lock import hold
 from .merkle import Hashes, Tree
 from .note import Note
 from .segments import CHECKPOINT, LOCK, MAX_SEGMENTS, Reading, segment, torn
+from .tree_head import TreeHead
 
 RECOVERY = "recovery"
 SEGMENT_BYTES = 64 * 1024 * 1024  # a longer segment takes no more records

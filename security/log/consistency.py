@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from ...errors import LocalError, ProofError
-from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import TreeHead, decimal, verify_growth
+from . import tree_head as checkpoints
 from .merkle import EMPTY_ROOT, HASH_BYTES, Tree
 from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
+from .tree_head import TreeHead, decimal, verify_growth
 
 MAX_HASHES = 63  # of the largest tree, and what a witness takes
 MAX_FILE = MAX_NOTE + 4096

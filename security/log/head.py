@@ -1,6 +1,6 @@
 """The signed head of a ledger: who signs it, and whether records agree with heads that were signed earlier.
 
-``<ledger>/checkpoint`` is a checkpoint (checkpoint.py) of all records, or of all but the last few: the log signs one of
+``<ledger>/checkpoint`` is a checkpoint (tree_head.py) of all records, or of all but the last few: the log signs one of
 no records before it takes the first, then one every 64 records and whenever it is asked to. So records without a
 checkpoint, and fewer records than the checkpoint has, are never what a crash leaves: somebody put them there, or put
 an old copy back. Records behind the checkpoint, which a crash does leave, show by their nonces that the log key wrote
@@ -19,12 +19,12 @@ from ..identity.domains import LEDGER_RECORD, framed
 from ..identity.keys import ENTRY_FILE, load_entry
 from ..identity.pairwise_keys import derive
 from ..identity.roster import Roster
-from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import TreeHead
+from . import tree_head as checkpoints
 from .merkle import Tree
 from .note import Note, SignatureKind, VerifierKey
 from .segments import CHECKPOINT
+from .tree_head import TreeHead
 
 EVERY = 64  # records from one checkpoint to the next
 

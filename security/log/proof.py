@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Self
 
 from ...errors import LocalError, ProofError
-from . import checkpoint as checkpoints
 from . import note as notes
-from .checkpoint import TreeHead, WitnessedHead, decimal
+from . import tree_head as checkpoints
 from .merkle import HASH_BYTES, Tree, verify_inclusion
 from .note import MAX_NOTE, Note, VerifierKey, base64_bytes, base64_text
+from .tree_head import TreeHead, WitnessedHead, decimal
 
 HEADER = "c2sp.org/tlog-proof@v1"
 MAX_HASHES = 63  # of the largest tree

@@ -142,7 +142,7 @@ def canaries(ctx: bytes, chunk: GroupChunk, ring: int) -> Words:
     return np.frombuffer(digest, WORD[ring])[: chunk.canaries]
 
 
-def check_given(spec: RoundSpec, given: Sequence[GroupValues], *, saturate: bool = False) -> tuple[int, ...]:
+def check_group_values(spec: RoundSpec, given: Sequence[GroupValues], *, saturate: bool = False) -> tuple[int, ...]:
     """How many values of each group are cut to its clip; LocalError for what cannot be sent, before anything is."""
     if len(given) != len(spec.groups):
         raise LocalError(f"values for {len(given)} groups, the specification has {len(spec.groups)}")
@@ -162,7 +162,9 @@ def masked_chunks(
     tagger: Tagger | None = None,
     pads: Mapping[int, Term] | None = None,
 ) -> Iterator[Words]:
-    """The chunks that a silo sends, each valid until the next is asked for; ``given`` has passed ``check_given``.
+    """The chunks that a silo sends, each valid until the next is asked for.
+
+    ``given`` has passed ``check_group_values``.
 
     ``tagger`` takes in the numbers before they are masked. ``pads``, by group, hide the numbers of groups that the
     coordinator is not to read from the open sum too; canaries have none. LocalError unless each such group has one.

@@ -7,14 +7,14 @@ what follows it leaves) and brings back what came of them.
 
     stage      event                      next       effects
     -          begin(...)                 keys       Remember, SendKeys
-    keys       KeysTold(U1)               shares     SendShares
-    shares     SharesTold(U2)             uploading  Remember, Upload(terms)
+    keys       DeliveredKeys(U1)               shares     SendShares
+    shares     DeliveredShares(U2)             uploading  Remember, Upload(terms)
     shares     the same, not all opens    ended      SendComplaint, End: the dealer is to blame
     uploading  Streamed(length, sha256)   uploaded   SendHeader
     uploaded   Streamed, the same         uploaded   SendHeader: a lost connection was resumed
-    uploaded   SurvivorsTold(U3)          signed     Remember, SendSurvival
-    signed     NotesTold(≥ t of U3)       revealed   SendReveal
-    signed, revealed  ResultTold          done       Finish
+    uploaded   DeliveredSurvivors(U3)          signed     Remember, SendSurvival
+    signed     DeliveredNotes(≥ t of U3)       revealed   SendReveal
+    signed, revealed  DeliveredResult          done       Finish
     up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
     any        a check fails, or Stopped  ended      End(code, blame, why)
 

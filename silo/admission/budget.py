@@ -27,9 +27,9 @@ from ...security.ledger import messages
 from ...security.ledger.audit import LEDGER
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import PrivacyHead
-from ...security.log.checkpoint import TreeHead
 from ...security.log.head import HeldHead
 from ...security.log.segments import segments
+from ...security.log.tree_head import TreeHead
 from ...security.policy import policy as policies
 from ...security.policy.file import BudgetTable
 from ...security.policy.policy import Policy

@@ -25,7 +25,7 @@ from ...security.policy.release import Release
 from ...security.secagg.spec import Terms
 from ..config import SiloConfig
 from ..parts.declared import Declared, RecordCount
-from ..parts.releases import given_releases, readers_of_message
+from ..parts.releases import readers_of_message, upload_releases
 from .private_jobs import check_signed, privacy_objections
 
 SUMS_ALONE = "for a method that only sums"  # what to ask for in place of a job that takes trust
@@ -111,7 +111,7 @@ def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:
     """What the policy says to all that the job's rounds give; rounds in a row that give the same are one."""
     found: dict[int, tuple[Release, ...]] = {}
     for start in job.phase_starts:
-        releases = given_releases(job, start)
+        releases = upload_releases(job, start)
         if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
             found[start] = releases
     return [

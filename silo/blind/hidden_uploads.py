@@ -31,27 +31,27 @@ from ...security.identity.pairwise_keys import KEY_BYTES
 from ..egress.hidden_messages import Padding, Rotating, Sent, sent_of
 from ..ingress.keyed_job import Sharing
 from ..ingress.mix_memory import Rotations
+from ..parts.contributions import Contributions
 from ..parts.declared import Declared
-from ..parts.gifts import Contributions
 from ..parts.tensors import exactly, vectors_of
 
 
 class HiddenUploadGate(Protocol):
     """What these uploads want of the gate."""
 
-    async def give_padded(
+    async def upload_padded(
         self, declared: Declared, round_: int, bundle: Contributions, padding: Padding, cohort: Sequence[str]
     ) -> Sent:
         """Give the padded words of a part."""
         ...
 
-    async def give_rotated(
+    async def upload_rotated(
         self, declared: Declared, round_: int, bundle: Contributions, rotating: Rotating, cohort: Sequence[str]
     ) -> None:
         """Give the rotated vectors of a part."""
         ...
 
-    async def padded(self, ctx: bytes, message: pb.PaddedGiven) -> None:
+    async def padded(self, ctx: bytes, message: pb.PaddedWordUpload) -> None:
         """Give the word on a padded upload."""
         ...
 
@@ -107,7 +107,7 @@ class HiddenUploads:
         version = upload_from_wire(self._sharing.silo, message.upload).version
         await self._door.padded(version.context(self._sharing.line(part)), message)
 
-    def _signed(self, part: Part) -> pb.PaddedGiven | None:
+    def _signed(self, part: Part) -> pb.PaddedWordUpload | None:
         """The word that was signed in this round, if one was; LocalError where it was and its file is lost."""
         memory = self._sharing.memory
         message, versions = memory.signed(part.name), memory.versions(part.name)
@@ -138,7 +138,7 @@ class HiddenUploads:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
             return await asyncio.to_thread(self._sent, part, bundle, padding)
-        sent = await self._door.give_padded(self._declared, self._round, bundle, padding, self._cohort)
+        sent = await self._door.upload_padded(self._declared, self._round, bundle, padding, self._cohort)
         self._accepted.add(ctx)
         return sent
 
@@ -146,7 +146,7 @@ class HiddenUploads:
         items = tuple(item for item in self._declared.items(self._round) if item.part == part.name)
         return sent_of(part, exactly(items, {part.name: bundle.tensors[part.name]}), padding)
 
-    def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedGiven:
+    def _sign(self, part: Part, padding: Padding, sent: Sent) -> pb.PaddedWordUpload:
         sharing, line, version = self._sharing, padding.line, padding.version
         known, ephemeral = sharing.prekeys.known(), sharing.draw(KEY_BYTES)
         sealed = padding.seed, ephemeral, known.keys(), sharing.sign, known.generations()
@@ -177,7 +177,7 @@ class HiddenUploads:
         if ctx not in self._accepted:
             use = use_of(self._sharing.job, part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
-            await self._door.give_rotated(self._declared, self._round, bundle, rotating, self._cohort)
+            await self._door.upload_rotated(self._declared, self._round, bundle, rotating, self._cohort)
         await asyncio.to_thread(self._accept, part, ctx)
 
     def _remember(self, part: Part, bundle: Contributions, ctx: bytes) -> bool:

@@ -18,7 +18,7 @@ from ... import log
 from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto.convert.secagg_received import SecaggDelivery, SignedSpec
-from ...proto.convert.secagg_sent import Attempt, GivenBody, Over
+from ...proto.convert.secagg_sent import Attempt, Over, UploadBody
 from ...security.arithmetic.masks import Term
 from ...security.faults import COORDINATOR, Code, check
 from ...security.secagg.memory import MemoryStore
@@ -48,8 +48,8 @@ from ..admission.signed_sets import SignedSets
 from ..egress.gate import DeniedError, TurnedAwayError
 from ..egress.messages import Masking, streamed_of
 from ..egress.protocol_records import SecureRecords
+from ..parts.contributions import Contributions
 from ..parts.declared import Declared
-from ..parts.gifts import Contributions
 
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
 PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
@@ -70,11 +70,11 @@ class RoundGate(Protocol):
         """The next message; None where none came."""
         ...
 
-    async def secure(self, attempt: Attempt, body: GivenBody) -> None:
+    async def secure(self, attempt: Attempt, body: UploadBody) -> None:
         """Give a message."""
         ...
 
-    async def give_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
+    async def upload_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
         """Give the masked upload."""
         ...
 
@@ -325,7 +325,7 @@ class BlindRound:
         )
         await self._door.secure_records.ended(attempt, ended)
 
-    async def _give(self, attempt: Attempt, body: GivenBody) -> None:
+    async def _give(self, attempt: Attempt, body: UploadBody) -> None:
         """Give a message; where it is refused, the attempt is over for us.
 
         One that comes too late for its round is not: t silos open a sum, and who is slow asks what came of it.
@@ -356,7 +356,7 @@ class BlindRound:
             streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, bundle, masking)
         else:
             try:
-                streamed = await self._door.give_masked(self._declared, self.round, bundle, masking)
+                streamed = await self._door.upload_masked(self._declared, self.round, bundle, masking)
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):
                     raise

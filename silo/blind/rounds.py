@@ -44,7 +44,7 @@ from ..ingress.directed_rows import AnyRows, DirectedRows
 from ..ingress.keyed_job import Sharing
 from ..ingress.mix_rows import IncomingRows, Own, expected_rows
 from ..ingress.open_sums import IncomingSums, Refusal
-from ..parts.gifts import Contributions
+from ..parts.contributions import Contributions
 from .group_keys import GroupKeys
 from .hidden_uploads import HiddenUploads
 from .round import BlindRound, Pads, no_pads

@@ -69,10 +69,10 @@ class Client:
         # With codecs of their own in place of the stub's.
         self._fetch: Any = self._channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, decode)
         self._secure_next: Any = self._channel.unary_unary(
-            SECURE_NEXT, secure_pb2.SecureAsked.SerializeToString, lambda data: read_told(data, silos)
+            SECURE_NEXT, secure_pb2.SecurePoll.SerializeToString, lambda data: read_told(data, silos)
         )
         self._group_key: Any = self._channel.unary_unary(
-            GROUP_KEY, secure_pb2.KeyAsked.SerializeToString, lambda data: group_key.read_told(data, silos)
+            GROUP_KEY, secure_pb2.KeyPoll.SerializeToString, lambda data: group_key.read_told(data, silos)
         )
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
@@ -100,23 +100,23 @@ class Client:
         """Say what we hold of another silo's ledger."""
         await self._unary(self._stub.Attest, said, CALL_SECONDS)
 
-    async def secure(self, given: secure_pb2.SecureGiven) -> None:
+    async def secure(self, given: secure_pb2.SecureUpload) -> None:
         """Give a message of a secure sum."""
         await self._unary(self._stub.Secure, given, CALL_SECONDS)
 
-    async def secure_next(self, asked: secure_pb2.SecureAsked, hold: float) -> secure_pb2.SecureTold:
+    async def secure_next(self, asked: secure_pb2.SecurePoll, hold: float) -> secure_pb2.SecureDelivery:
         """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
-        return cast("secure_pb2.SecureTold", await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS))
+        return cast("secure_pb2.SecureDelivery", await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS))
 
     async def contribute(self, given: secure_pb2.Contributed) -> None:
         """Give what this silo has for the key of a job."""
         await self._unary(self._stub.Contribute, given, CALL_SECONDS)
 
-    async def group_key(self, asked: secure_pb2.KeyAsked) -> secure_pb2.KeyTold:
+    async def group_key(self, asked: secure_pb2.KeyPoll) -> secure_pb2.KeyReply:
         """What the other silos gave to the key of a job."""
-        return cast("secure_pb2.KeyTold", await self._unary(self._group_key, asked, CALL_SECONDS))
+        return cast("secure_pb2.KeyReply", await self._unary(self._group_key, asked, CALL_SECONDS))
 
-    async def padded(self, given: secure_pb2.PaddedGiven) -> None:
+    async def padded(self, given: secure_pb2.PaddedWordUpload) -> None:
         """Give the word on a padded upload."""
         await self._unary(self._stub.Padded, given, CALL_SECONDS)
 

@@ -41,9 +41,16 @@ from ...proto import secure_pb2
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import PROTOCOL_MAX, PROTOCOL_MIN, UPLOAD, checked_address
 from ...proto.convert import group_key
-from ...proto.convert.group_key import Contributed, KeyAsked, contributed_to_wire
-from ...proto.convert.secagg_received import SecaggDelivery, told_from_wire
-from ...proto.convert.secagg_sent import Attempt, GivenBody, SecaggPoll, SecaggUpload, asked_to_wire, given_to_wire
+from ...proto.convert.group_key import Contributed, KeyPoll, contributed_to_wire
+from ...proto.convert.secagg_received import SecaggDelivery, secagg_delivery_from_wire
+from ...proto.convert.secagg_sent import (
+    Attempt,
+    SecaggPoll,
+    SecaggUpload,
+    UploadBody,
+    poll_to_wire,
+    secagg_upload_to_wire,
+)
 from ...proto.frames import Frame
 from ...proto.stream import Digester, Digests
 from ...security.arithmetic.fixedpoint import unscaled
@@ -62,8 +69,8 @@ from ..admission.signed_sets import SignedSets
 from ..ingress import delivery
 from ..ingress.directed_rows import AnyRows
 from ..ingress.open_sums import IncomingSums
+from ..parts.contributions import Contributions, tainted
 from ..parts.declared import Declared
-from ..parts.gifts import Contributions, tainted
 from ..parts.releases import bytes_by_kind, readers_of
 from ..parts.tensors import exactly, miscounted, norms
 from .client import Client, TurnedAwayError, UnreachableError, handshake_hint
@@ -256,7 +263,7 @@ class Gate:
         outgoing = plain(items, values, readers_of(self._roster))
         await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
-    async def give_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
+    async def upload_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
         """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
         spec = masking.spec
         for group in (each for each in spec.groups if is_row(each) and each.reader in spec.cohort):
@@ -275,7 +282,7 @@ class Gate:
         digests = await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
         return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
 
-    async def give_padded(
+    async def upload_padded(
         self,
         declared: Declared,
         round_: int,
@@ -295,7 +302,7 @@ class Gate:
         made = await asyncio.to_thread(PaddedPart, part, values, padding)
         return made.sent(await self._send(declared, round_, bundle, made.outgoing, self._norms(items, values), cohort))
 
-    async def give_rotated(
+    async def upload_rotated(
         self,
         declared: Declared,
         round_: int,
@@ -502,13 +509,13 @@ class Gate:
 
     async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
         """Wait for the next message of the round's secure sums; None where none came within the hold time."""
-        asked = asked_to_wire(SecaggPoll(self._session, job.name, bytes.fromhex(job.digest), round_, had))
+        asked = poll_to_wire(SecaggPoll(self._session, job.name, bytes.fromhex(job.digest), round_, had))
         self._count(asked)
-        return told_from_wire(await self._client.secure_next(asked, self._hold))
+        return secagg_delivery_from_wire(await self._client.secure_next(asked, self._hold))
 
-    async def secure(self, attempt: Attempt, body: GivenBody) -> None:
+    async def secure(self, attempt: Attempt, body: UploadBody) -> None:
         """Give a message of a secure sum, recorded before it leaves; DeniedError over the policy's bytes of a round."""
-        given = given_to_wire(SecaggUpload(self._session, attempt, body))
+        given = secagg_upload_to_wire(SecaggUpload(self._session, attempt, body))
         job, digest, round_, size = attempt.job, attempt.job_digest.hex(), attempt.round, given.ByteSize()
         total, most = self._ledger.sent(digest, round_) + size, self._policy.file.limits.max_bytes_per_round
         if total > most:
@@ -543,18 +550,18 @@ class Gate:
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
         """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""
-        asked = group_key.asked_to_wire(KeyAsked(self._session, job.name, bytes.fromhex(job.digest)))
+        asked = group_key.poll_to_wire(KeyPoll(self._session, job.name, bytes.fromhex(job.digest)))
         self._count(asked)
-        return group_key.told_from_wire(await self._client.group_key(asked), len(job.silos))
+        return group_key.secagg_delivery_from_wire(await self._client.group_key(asked), len(job.silos))
 
     # The word on a padded upload.
 
-    async def padded(self, ctx: bytes, message: secure_pb2.PaddedGiven) -> None:
+    async def padded(self, ctx: bytes, message: secure_pb2.PaddedWordUpload) -> None:
         """Give the signed word on an upload that the coordinator has, recorded before it leaves; ctx is its version's.
 
         ``message`` lacks the session, as it is kept on disk.
         """
-        given = secure_pb2.PaddedGiven()
+        given = secure_pb2.PaddedWordUpload()
         given.CopyFrom(message)
         given.session = self._session
         await self.secure_records.padded(ctx, given)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ...algorithms.exchange.parts import DTYPES, Part, all_finite, given_items
+from ...algorithms.exchange.parts import DTYPES, Part, all_finite, upload_items
 from ...errors import LocalError
 from ...proto.frames import ChunkFrame
 from ...proto.stream import Digester, Digests, chunks, recut
@@ -97,7 +97,7 @@ class Rotating:
 
 def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
     """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in the wire's dtype."""
-    (item,), (value,) = given_items((part,)), values
+    (item,), (value,) = upload_items((part,)), values
     vectors, size = vectors_of(part, value), part.sketch
     keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
     given = torch.from_numpy(hidden_each(vectors, size, keys)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)

@@ -36,12 +36,12 @@ from ...security.ledger.records import HiddenBinding, Secagg, TensorDigest
 from ...security.policy.release import Release
 from ...security.secagg.gram_pieces import GramKeys, deal_sealed, payload_bytes
 from ...security.secagg.linear_tags import Tagger
-from ...security.secagg.masked_sum import GroupValues, check_given, masked_chunks
+from ...security.secagg.masked_sum import GroupValues, check_group_values, masked_chunks
 from ...security.secagg.shared_gram import quantise
 from ...security.secagg.silo_events import Streamed
 from ...security.secagg.spec import RoundSpec
+from ..parts.contributions import Contributions
 from ..parts.declared import Declared
-from ..parts.gifts import Contributions
 from ..parts.releases import masked_releases, readers_of_each, release_of, shared_releases
 from ..parts.tensors import exactly, vectors_of
 
@@ -128,18 +128,18 @@ class _Tagging:
         self._masking = masking
         self._padded = b""
 
-    def chunks(self, gifts: Sequence[GroupValues]) -> Iterator[Words]:
+    def chunks(self, contributions: Sequence[GroupValues]) -> Iterator[Words]:
         """The masked words; once the last is taken, ``tags`` has what they add up to."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
-            yield from masked_chunks(spec, masking.silo, gifts, masking.terms, pads=masking.pads)
+            yield from masked_chunks(spec, masking.silo, contributions, masking.terms, pads=masking.pads)
             return
         if not masking.key:
             raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
         ctx = spec.context()
         tagger = Tagger(masking.key, ctx, len(spec.groups))
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
-        yield from masked_chunks(spec, masking.silo, gifts, masking.terms, tagger, pads)
+        yield from masked_chunks(spec, masking.silo, contributions, masking.terms, tagger, pads)
         own = {index: pad.key for index, pad in masking.pads.items()}
         self._padded = tagger.padded(masking.key, ctx, masking.silo, own, masking.terms)
 
@@ -154,18 +154,18 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
     """The values as a secure sum takes them; LocalError for one beyond the bounds that the job declares."""
     spec = masking.spec
     by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
-    gifts: list[GroupValues] = []
+    contributions: list[GroupValues] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
         if own.weights == "public" and not is_row(own) and masking.records is not None:
             _check_declared(part.name, float(tensors[WEIGHT]), masking.records)
-        gifts.append(given(part, own, tensors))
-    clipped = check_given(spec, gifts)
+        contributions.append(given(part, own, tensors))
+    clipped = check_group_values(spec, contributions)
     tagging = _Tagging(masking)
     sealed, kept, releases = _dealt(items, values, masking)
 
     def pieces() -> Iterator[ChunkFrame]:
-        words = (words.data.cast("B") for words in tagging.chunks(gifts))
+        words = (words.data.cast("B") for words in tagging.chunks(contributions))
         return recut(chain(words, map(memoryview, sealed)))
 
     secagg = Secagg(

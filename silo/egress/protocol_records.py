@@ -20,7 +20,7 @@ class SecureRecords:
         self._ledger = ledger
         self._recipient = recipient
 
-    async def leaving(self, attempt: Attempt, given: pb.SecureGiven) -> None:
+    async def leaving(self, attempt: Attempt, given: pb.SecureUpload) -> None:
         """A protocol message is about to leave; it counts as left, whatever becomes of it."""
         message = given.SerializeToString(deterministic=True)
         await asyncio.to_thread(
@@ -49,7 +49,7 @@ class SecureRecords:
             message=_payload(given.SerializeToString(deterministic=True)),
         )
 
-    async def padded(self, ctx: bytes, given: pb.PaddedGiven) -> None:
+    async def padded(self, ctx: bytes, given: pb.PaddedWordUpload) -> None:
         """The word on a padded upload is about to leave; ``ctx`` is that of its version."""
         await asyncio.to_thread(
             self._ledger.protocol_message,

@@ -26,14 +26,14 @@ from ...proto import federation_pb2 as pb
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Id, Keys, Role
 from ...security.ledger.egress_ledger import Ledger
-from ...security.log import checkpoint as checkpoints
 from ...security.log import consistency
 from ...security.log import note as notes
+from ...security.log import tree_head as checkpoints
 from ...security.log.append_log import SignedRecord
 from ...security.log.attestation import CHALLENGE_BYTES, Attestation
-from ...security.log.checkpoint import TreeHead
 from ...security.log.head import HeldHead, log_key
 from ...security.log.note import Note, VerifierKey
+from ...security.log.tree_head import TreeHead
 
 HEADS = "heads.json"  # in the silo's state
 MAX_HEAD_BYTES = 4096  # of a checkpoint that somebody passes on: an origin, two numbers and one signature

@@ -70,7 +70,7 @@ class DirectedRows:
         self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
-    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
+    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]) -> list[int]:
         """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be."""
         check(not prekeys, COORDINATOR, Code.KEYS, "brings later prekeys, a directed job has the first ones alone")
         self._mixed = announced_rows(peer, messages, self._expected)

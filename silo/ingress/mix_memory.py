@@ -115,13 +115,13 @@ class MixMemory:
         """Before the first byte of the newest leaves, and before the word on it does."""
         self._save(f"mix-{part}.versions.json", memory)
 
-    def signed(self, part: str) -> pb.PaddedGiven | None:
+    def signed(self, part: str) -> pb.PaddedWordUpload | None:
         """The last word on an upload of a part, without its session."""
         path = self.word(part)
         if not path.exists():
             return None
         try:
-            return pb.PaddedGiven.FromString(checked_file.read_bytes(path))
+            return pb.PaddedWordUpload.FromString(checked_file.read_bytes(path))
         except DecodeError as error:
             raise LocalError(f"{path}: no message that this silo kept; restore the folder from a backup") from error
 
@@ -129,7 +129,7 @@ class MixMemory:
         """Where the last word on an upload of a part lies."""
         return self._folder / f"mix-{part}.signed"
 
-    def save_signed(self, part: str, message: pb.PaddedGiven) -> None:
+    def save_signed(self, part: str, message: pb.PaddedWordUpload) -> None:
         """In place of the last one."""
         checked_file.write_bytes(self.word(part), message.SerializeToString(deterministic=True))
 

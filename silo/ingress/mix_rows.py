@@ -114,7 +114,7 @@ class IncomingRows:
         self._rest = bytearray()  # of a word that is cut in two by the chunks
         self._made: dict[str, dict[str, Tensor]] = {}
 
-    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.PrekeyTold]) -> list[int]:
+    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]) -> list[int]:
         """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be.
 
         ``prekeys`` are those of the other silos that come beside them.

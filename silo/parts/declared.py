@@ -9,7 +9,18 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Self
 
-from ...algorithms.exchange.parts import WEIGHT, Exchange, Gram, Item, Kind, Mix, Part, Sum, TensorSpec, gift_items
+from ...algorithms.exchange.parts import (
+    WEIGHT,
+    Exchange,
+    Gram,
+    Item,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    TensorSpec,
+    contribution_items,
+)
 from ...algorithms.job.security import for_silos
 from ...errors import LocalError
 from ...files.documents import canonical_json
@@ -51,7 +62,7 @@ class Declared:
         if said["secure_aggregation"] == "off":
             return cls(name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), own)
         parts = [tuple(map(_blind, up)) for up in given]
-        phases = tuple(zip(starts, map(gift_items, parts), strict=True))
+        phases = tuple(zip(starts, map(contribution_items, parts), strict=True))
         hidden = for_silos(said["audience"], document["schema"])
         limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"], hidden)
         return cls(

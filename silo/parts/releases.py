@@ -10,7 +10,7 @@ from ...algorithms.exchange.parts import (
     Mix,
     Part,
     TensorSpec,
-    given_items,
+    upload_items,
 )
 from ...algorithms.job.job import Job
 from ...security.arithmetic.fixedpoint import COORDINATOR_READS, SILOS_READ, Group
@@ -80,7 +80,7 @@ def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) ->
     return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
 
 
-def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
+def upload_releases(job: Job, round_: int) -> tuple[Release, ...]:
     """All that a silo gives in a round, in the form and the order in which it leaves.
 
     Who gets rows is another matter in each round: they are for any of the job's silos. Of a private job it is as it is
@@ -93,7 +93,7 @@ def given_releases(job: Job, round_: int) -> tuple[Release, ...]:
 def _given(job: Job, round_: int) -> tuple[Release, ...]:
     parts = job.up(round_)
     if not job.security.required:
-        return tuple(release_of(item) for item in given_items(parts))
+        return tuple(release_of(item) for item in upload_items(parts))
     hidden = [
         release
         for part in uploaded(parts)

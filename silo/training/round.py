@@ -21,7 +21,7 @@ from ...errors import LocalError
 from ...security.arithmetic.fixedpoint import Flat
 from ..admission.checks import Admitted
 from ..job_folder import JobFolder
-from ..parts.gifts import Contributions
+from ..parts.contributions import Contributions
 from ..parts.tensors import flat
 from .trainer import TrainingDevice
 
@@ -63,7 +63,7 @@ class JobTraining:
         )
         parts = {part.name: part for part in job.up(round_)}
         give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
-        given = {name: give(parts[name], gift) for name, gift in outcome.gifts.items()}
+        given = {name: give(parts[name], contribution) for name, contribution in outcome.contributions.items()}
         bundle = Contributions(given, outcome.taints)
         if self.private is None:
             self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, it is trained again

@@ -13,11 +13,11 @@ from ...errors import LocalError
 from ...files import tensor_file
 from ..run import history as history_file
 from ..run import manifest as identity
-from ..run.checkpoint import read_index
 from ..run.export import COORDINATOR, model_file
 from ..run.folder import HISTORY
 from ..run.history import BEGIN_ANEW, Measured
 from ..run.manifest import RUN, RunManifest, SiloRecords
+from ..run.snapshot import read_index
 
 
 @dataclass(frozen=True)

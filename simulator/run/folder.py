@@ -4,7 +4,7 @@
 
     <out>/<label>/seed-<seed>/run.json                  what run this is (manifest.py)
                               history.jsonl             what was measured, line by line (history.py)
-                              checkpoint.json, checkpoint/    where it is (checkpoint.py)
+                              checkpoint.json, checkpoint/    where it is (snapshot.py)
                               rounds.csv, silos.csv, models/, coordinator.safetensors    at the end (export.py)
                               LOCK                      held by the one process that runs it
 
@@ -28,9 +28,9 @@ from ...security.log.lock import locked
 from ..engines.device import Device
 from ..experiment.plan import Population, Run, Schedule
 from . import export, manifest
-from .checkpoint import FinishedRun, Snapshots
 from .history import NOTHING, HistoryFile, Measured
 from .manifest import RUN, RunManifest
+from .snapshot import FinishedRun, Snapshots
 
 HISTORY = "history.jsonl"
 

@@ -33,8 +33,8 @@ LEAST = 3  # min_difference, left out: min_honest and assumed_colluders together
 class Counted(Attempted):
     """The other silos give their numbers of records; without the real one they wait for nobody."""
 
-    def gift(self, group, silo):
-        given, (train, test) = super().gift(group, silo), COUNTS[silo]
+    def contribution(self, group, silo):
+        given, (train, test) = super().contribution(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return GroupValues(np.array([0.0, 0.0, test]))
         return GroupValues(given.values, None if given.weights is None else np.full(group.rows, float(train)))

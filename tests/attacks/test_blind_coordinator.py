@@ -14,7 +14,7 @@ from support.hostile_coordinator import GARBAGE, SILO, attacked, delivery, offer
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.proto import secure_pb2 as secure
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
 from staddle.proto.convert.secagg_sent import Over, attempt_to_wire
 from staddle.security.faults import Code
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -246,15 +246,17 @@ def malformed(world):
     other = Attempted(world, "private").told[0]
     bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
     return {
-        "specification of 3.9 MB": secure.SecureTold(
+        "specification of 3.9 MB": secure.SecureDelivery(
             attempt=spec.attempt, spec=secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64))
         ),
         "another job": other,
-        "no attempt": secure.SecureTold(spec=spec.spec),
-        "keys twice": secure.SecureTold(attempt=spec.attempt, keys=secure.KeysTold(bundles=[bundle] * 2)),
-        "keys of four bytes": secure.SecureTold(attempt=spec.attempt, keys=secure.KeysTold(bundles=[KEY_OF_FOUR])),
-        "unknown code": secure.SecureTold(attempt=spec.attempt, end=secure.SecureEnd(code=99)),
-        "nothing said": secure.SecureTold(attempt=spec.attempt),
+        "no attempt": secure.SecureDelivery(spec=spec.spec),
+        "keys twice": secure.SecureDelivery(attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[bundle] * 2)),
+        "keys of four bytes": secure.SecureDelivery(
+            attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[KEY_OF_FOUR])
+        ),
+        "unknown code": secure.SecureDelivery(attempt=spec.attempt, end=secure.SecureEnd(code=99)),
+        "nothing said": secure.SecureDelivery(attempt=spec.attempt),
     }
 
 
@@ -281,8 +283,10 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
 
 NO_MESSAGES = {
     "garbage": GARBAGE,
-    "more than a message may have": secure.SecureTold(spec=secure.SignedSpec(document=bytes(5_000_000))),
-    "more keys than there are members": secure.SecureTold(keys=secure.KeysTold(bundles=[secure.KeyBundle()] * 40)),
+    "more than a message may have": secure.SecureDelivery(spec=secure.SignedSpec(document=bytes(5_000_000))),
+    "more keys than there are members": secure.SecureDelivery(
+        keys=secure.DeliveredKeys(bundles=[secure.KeyBundle()] * 40)
+    ),
 }
 
 
@@ -326,7 +330,9 @@ def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, t
 def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
     bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
     twice = lambda attempted, _: [  # noqa: E731
-        secure.SecureTold(attempt=attempt_to_wire(attempted.attempt), keys=secure.KeysTold(bundles=[bundle] * 2))
+        secure.SecureDelivery(
+            attempt=attempt_to_wire(attempted.attempt), keys=secure.DeliveredKeys(bundles=[bundle] * 2)
+        )
     ]
     hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, twice))])
     assert kinds(hostile) == Counter(["keys"])
@@ -380,12 +386,12 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
 def flooding(attempted, number):
     """Replies to SecureNext by name, each a flood."""
     world = attempted.world
-    told = lambda body, to=attempted.attempt: told_to_wire(SecaggDelivery(to, body))  # noqa: E731
+    told = lambda body, to=attempted.attempt: secagg_delivery_to_wire(SecaggDelivery(to, body))  # noqa: E731
     unknown = replace(attempted.attempt, ctx=bytes(32), attempt=number)
     later = attempted.spec.model_copy(update={"attempt": number})
     signed = SignedSpec(later.payload(), world.keys.sign(SECAGG_SPEC, later.payload()))
     return {
-        "nothing": secure.SecureTold(nothing=secure.SecureNothing()),
+        "nothing": secure.SecureDelivery(nothing=secure.SecureNothing()),
         "good specifications": told(signed, replace(attempted.attempt, attempt=number, ctx=later.context())),
         "unsigned specifications": told(replace(signed, signature=bytes(64))),
         "the same specification": told(attempted.signed()),

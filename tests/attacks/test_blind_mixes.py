@@ -12,7 +12,7 @@ from support.coordinator_thread import coordinator
 from support.raw_mixing_silo import MixSilo, in_turn
 from support.raw_silo import SECONDS, arrived, refused
 
-from staddle.algorithms.exchange.parts import Contribution, given_items
+from staddle.algorithms.exchange.parts import Contribution, upload_items
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -60,7 +60,7 @@ def world(tmp_path_factory):
     )  # fmt: skip
 
 
-def gifts(world):
+def contributions(world):
     rng = torch.Generator().manual_seed(3)
     extractor, rows = uploaded(world.job.up(0))
     (spec,) = rows.tensors
@@ -83,7 +83,7 @@ def play(world, tmp_path):
 
     def run(harm, whole=False):
         async def scenario():
-            silos = [MixSilo(here.address, world.keys[n], world.roster, world.job, gifts(world)) for n in SILOS]
+            silos = [MixSilo(here.address, world.keys[n], world.roster, world.job, contributions(world)) for n in SILOS]
             for each in silos:
                 await each.accept()
             for each in silos:
@@ -148,7 +148,7 @@ def test_a_manifest_that_does_not_fit_is_refused(play, wrong):
         extractor, _ = parts(bad)
         payload, context, _ = bad.padded(extractor, 0)
         if "tensors" in changes:
-            changes["tensors"] = to_wire(given_items([extractor]))
+            changes["tensors"] = to_wire(upload_items([extractor]))
         status = FAILED if code == "ROUND_CLOSED" else INVALID
         frames = bad.part_frames(extractor, 0, payload, context, **changes)
         await refused(bad.upload(frames[:1] + frames[-1:], wary=True), code, status, words)

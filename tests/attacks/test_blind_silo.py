@@ -23,8 +23,8 @@ from staddle.coordinator.storage.database import Database
 from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import SECURE
-from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
-from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggUpload, given_to_wire
+from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
+from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.arithmetic.shamir import split
 from staddle.security.blind.plan import model_digest, round_frame, round_terms
 from staddle.security.faults import Code
@@ -101,14 +101,14 @@ class BlindCaller(Caller):
         return Attempt(self.job.name, self.digest, 0, self.state.spec.attempt, self.state.ctx)
 
     def message(self, body, **changes):
-        return given_to_wire(SecaggUpload(self.session, replace(self.attempt, **changes), body))
+        return secagg_upload_to_wire(SecaggUpload(self.session, replace(self.attempt, **changes), body))
 
     def secure(self, message):
         return self.stub.Secure(message, timeout=SECONDS)
 
     def asked(self, **changes):
         fields = {"session": self.session, "job": self.job.name, "job_digest": self.digest, "round": 0, "had": self.had}
-        return self.stub.SecureNext(secure.SecureAsked(**{**fields, **changes}), timeout=SECONDS)
+        return self.stub.SecureNext(secure.SecurePoll(**{**fields, **changes}), timeout=SECONDS)
 
     async def run(self, harm=None, at=None):
         """Until the sum is open; ``await harm(self, effect)`` before each effect of the type ``at``.
@@ -116,7 +116,7 @@ class BlindCaller(Caller):
         It says whether the effect is still done; where not, this silo is silent from then on.
         """
         while self.survivors is None:
-            told = told_from_wire(await self.asked())
+            told = secagg_delivery_from_wire(await self.asked())
             if told is None:
                 continue
             self.had += 1
@@ -314,13 +314,13 @@ LIES = {
     "another context": (s.SendKeys, late(lambda b, e: b.message(e, ctx=bytes(32))), "SECURE", EVERYBODY),
     "another session": (
         s.SendKeys,
-        late(lambda b, e: secure.SecureGiven(session=b"x" * 16, attempt=b.message(e).attempt)),
+        late(lambda b, e: secure.SecureUpload(session=b"x" * 16, attempt=b.message(e).attempt)),
         "SESSION",
         EVERYBODY,
     ),
     "no body": (
         s.SendKeys,
-        late(lambda b, e: secure.SecureGiven(session=b.session, attempt=b.message(e).attempt)),
+        late(lambda b, e: secure.SecureUpload(session=b.session, attempt=b.message(e).attempt)),
         "MANIFEST",
         EVERYBODY,
     ),
@@ -440,7 +440,7 @@ def test_bytes_that_are_no_message_are_refused(serving):
             assert caught.value.code() is not grpc.StatusCode.UNKNOWN, caught.value.details()
         empty = secure.Dealt(portions=[secure.Portion()] * 100)
         with pytest.raises(grpc.aio.AioRpcError, match="fields in field 4") as caught:
-            await bad.secure(secure.SecureGiven(session=bad.session, shares=empty))
+            await bad.secure(secure.SecureUpload(session=bad.session, shares=empty))
         assert code_of(caught.value) == "MANIFEST"
         return True
 
@@ -453,7 +453,7 @@ def test_many_questions_at_once_hold_nobody_up(serving):
         refused = {answer.code() for answer in asked if isinstance(answer, grpc.aio.AioRpcError)}
         assert grpc.StatusCode.RESOURCE_EXHAUSTED in refused  # LIMIT; others are above what one connection may have
         assert refused <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
-        assert sum(isinstance(answer, secure.SecureTold) for answer in asked) <= 2
+        assert sum(isinstance(answer, secure.SecureDelivery) for answer in asked) <= 2
         return True
 
     assert play(serving, harm, s.SendShares) == EVERYBODY

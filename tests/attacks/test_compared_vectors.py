@@ -43,7 +43,7 @@ def rows(silo):
     return drawn / drawn.norm()
 
 
-def gift(part, silo):
+def contribution(part, silo):
     if part.name == METRICS.name:
         tensors = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
     elif isinstance(part.exchange, Gram):
@@ -94,11 +94,11 @@ def play(folder, compare):
     local_federation.write_coordinator(federation, ["job"], timing)
     roster, config = rosters.load(federation.folder / "roster.json"), configs.load(federation.coordinator_config)
     keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SILOS}
-    gifts = lambda silo: lambda round_: {part.name: gift(part, silo) for part in job.up(round_)}  # noqa: E731
+    contributions = lambda silo: lambda round_: {part.name: contribution(part, silo) for part in job.up(round_)}  # noqa: E731
     opened = []
 
     async def scenario():
-        silos = [Watched(here.address, keys[name], roster, job, gifts(name)) for name in SILOS]
+        silos = [Watched(here.address, keys[name], roster, job, contributions(name)) for name in SILOS]
         for each in silos:
             await each.accept()
         for each in silos:

@@ -123,7 +123,7 @@ def test_a_silo_s_own_part_is_in_its_row_with_no_weight_and_hidden_like_the_othe
 
 
 def test_rows_are_over_who_survived_and_so_is_what_a_reader_keeps():
-    made = Members(drops={FIVE[4]: "Upload"})
+    made = Members(drops={FIVE[4]: "UploadWords"})
     assert made.survivors == FIVE[:4]
     for index, reader in enumerate(FIVE[:4], 1):
         assert np.abs(made.open(index).mean(np.float64) - made.row(index)).max() < 1e-6
@@ -247,7 +247,7 @@ def check_row(world, spec, silo, mailed):
     keep = row.own_weight / WHOLE
     assert 0.2 < keep < 0.9
     assert float(mailed["@keep"]) == keep
-    gave = {other: world.gifts(other)(1)["extractor"] for other in FIVE}
+    gave = {other: world.contributions(other)(1)["extractor"] for other in FIVE}
     for name in gave[silo]:
         others = sum(
             count / WHOLE * gave[other][name].double() for other, count in zip(spec.cohort, row.counts, strict=True)
@@ -257,7 +257,7 @@ def check_row(world, spec, silo, mailed):
 
 def check_noise(world, spec, friend):
     """What the coordinator has kept, with the keys of one member."""
-    gave = {silo: world.gifts(silo)(1)["extractor"] for silo in FIVE}
+    gave = {silo: world.contributions(silo)(1)["extractor"] for silo in FIVE}
     flat = {silo: torch.cat([each.double().reshape(-1) for each in own.values()]).numpy() for silo, own in gave.items()}
     for index, row in enumerate(spec.groups):
         if not d.is_row(row) or row.reader == friend.silo:

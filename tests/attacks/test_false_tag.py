@@ -51,7 +51,7 @@ def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
     made = play(Keyed(world, flip=False), tmp_path).tagged
     spec, ctx, at = made.spec, made.spec.context(), 1  # the metrics
     group, key, groups = spec.groups[at], made.key(), len(spec.groups)
-    others = sum(made.gift(group, silo).values for silo in OTHERS)
+    others = sum(made.contribution(group, silo).values for silo in OTHERS)
     true = tuple(int(number) for number in np.rint(made.opened[at].total - others))
     most = 30
     assert all(0 <= number <= most for number in true)

@@ -11,8 +11,8 @@ from support.hostile_sum_coordinator import Blind, make_world
 from support.ledgers import first, forge, stored
 
 from staddle.errors import LocalError
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import stored as stored_note
+from staddle.security.log.tree_head import TreeHead
 
 pytestmark = [pytest.mark.actor("disk thief"), pytest.mark.usefixtures("hurried")]
 

@@ -48,7 +48,7 @@ REQUESTS = {
     "Fetch": pb.FetchRequest,
     "Upload": tensor.Frame,
     "Contribute": secure.Contributed,
-    "GroupKey": secure.KeyAsked,
+    "GroupKey": secure.KeyPoll,
 }
 
 

@@ -24,7 +24,7 @@ from support.hostile_coordinator import (
 )
 
 from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.exchange.parts import given_items
+from staddle.algorithms.exchange.parts import upload_items
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.commands.federation import local_federation
 from staddle.proto import federation_pb2 as pb
@@ -74,7 +74,7 @@ def world(tmp_path_factory):
         silo_keys=load_keys(folder / SILO / "keys"),
         config=configs.load(federation.silo_config(SILO)),
         policy=policy_for(list(jobs.values())),
-        size=sum(item.spec.nbytes for item in given_items(jobs["first"].up(0))),
+        size=sum(item.spec.nbytes for item in upload_items(jobs["first"].up(0))),
     )
 
 
@@ -539,7 +539,7 @@ def test_a_delivery_that_never_comes_is_given_up(world, tmp_path, monkeypatch):
 def test_what_crosses_is_what_the_ledger_says(world, tmp_path):
     hostile = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
     digests = [record for record in records(tmp_path) if record["type"] == "egress.digest"]
-    items = given_items(world.jobs["first"].up(0))
+    items = upload_items(world.jobs["first"].up(0))
     for (_, _, payload), record in zip(hostile.uploads, digests, strict=True):
         offset = 0
         for item, told in zip(items, record["tensors"], strict=True):

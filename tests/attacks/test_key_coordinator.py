@@ -106,7 +106,7 @@ class Keying(Hostile):
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
         found = self.bring.pop(0)(self) if self.bring else self.relayed()
-        return found if isinstance(found, bytes) else messages.told_to_wire(found)
+        return found if isinstance(found, bytes) else messages.secagg_delivery_to_wire(found)
 
     def relayed(self, epoch=None, to=SILO):
         made = (self.give(silo, epoch or self.world.epoch) for silo in OTHERS)

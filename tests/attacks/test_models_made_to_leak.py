@@ -69,9 +69,9 @@ class Trapped(Attempted):
         model = model_digest(self.job, round_, items, list(end.tensor_sha256))
         return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
 
-    def gift(self, group, silo):
+    def contribution(self, group, silo):
         if group.name != "model":
-            return super().gift(group, silo)
+            return super().contribution(group, silo)
         method, own = self.job.method(), self.data[silo]
         began = initial_state(method, silo)
         trained = local_round(method, self.job, began, 1, {"model": self.trap}, own, own, silo).state

@@ -101,7 +101,7 @@ def against_an_honest_dealer(first):
 
 def recovered(first, second):
     """Largest error of the victim's model, as the difference of the two sums has it."""
-    true = first.gift(first.spec.groups[0], VICTIM).values
+    true = first.contribution(first.spec.groups[0], VICTIM).values
     return float(np.abs((first.sum - second.opened[0].total) / COUNT - true).max())
 
 
@@ -146,7 +146,7 @@ def test_a_second_sum_without_the_dealer_is_made(world, tmp_path):
     """The difference of the two is what the dealer gave, which it knows."""
     first, second = played(world, tmp_path, lambda first: first.state.evidence, DEALER)
     assert second.state.u3 == tuple(silo for silo in sorted(SILOS) if silo != DEALER)
-    own = first.gift(first.spec.groups[0], DEALER).values
+    own = first.contribution(first.spec.groups[0], DEALER).values
     assert np.abs((first.sum - second.opened[0].total) / COUNT - own).max() < 1e-6
     assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [list(second.state.u3)]
 

@@ -90,7 +90,7 @@ def test_static_counts_are_summed_over_all_or_not_at_all():
     assert (run.opened, run.ends["coordinator"].code) == (None, "TOO_FEW")
     lenient = Run(specify(own, FIVE, 0), given_counts(), own=own, drops={VICTIM: "SendHeader"}).finish()
     for silo in FIVE[:4]:
-        state, event = lenient.before[silo, "SurvivorsTold"]
+        state, event = lenient.before[silo, "SurvivorsReceived"]
         _, (end,) = machine.advance(replace(state, party=replace(state.party, terms=terms)), event)
         assert (end.code, end.blame) == ("SURVIVORS", "coordinator")
 
@@ -102,7 +102,7 @@ def test_public_weights_tell_the_declared_counts_and_nothing_else():
     run = Run(spec, SECRETS, own=own).finish()
     assert run.opened[0].weight.tolist() == [250.0]
     with pytest.raises(LocalError, match="weights are public"):
-        masked_sum.check_given(spec, [GroupValues(np.zeros(20), np.array([57.0]))])
+        masked_sum.check_group_values(spec, [GroupValues(np.zeros(20), np.array([57.0]))])
 
 
 # Rule 17: one sum of one set of values. What two sums of them differ by is a silo's own vector.
@@ -137,10 +137,10 @@ def test_an_upload_that_may_still_be_opened_is_no_reason_for_another():
     run = Run(attempt(5), SECRETS).finish()
     smaller = specify(frame(), FIVE[:4], 1)
     for silo in FIVE[:4]:
-        uploaded = run.before[silo, "SurvivorsTold"][0]
+        uploaded = run.before[silo, "SurvivorsReceived"][0]
         assert (uploaded.stage, uploaded.memory.signed_round) == ("uploaded", -1)
         assert refused(silo, smaller, frame(), memory=uploaded.memory) == "ABANDON"
-        told = run.before[silo, "SharesTold"][0]  # nothing masked has left before this
+        told = run.before[silo, "SharesReceived"][0]  # nothing masked has left before this
         entered, _ = asked(silo, smaller, frame(), memory=told.memory)
         assert entered.stage == "keys"
 
@@ -194,7 +194,7 @@ def unmasked(run, shares):
 
 def test_both_shares_of_a_silo_open_its_upload_and_silos_give_one():
     run = Run(attempt(5), SECRETS).finish()
-    holders = [run.before[silo, "NotesTold"][0].held[VICTIM] for silo in FIVE[:4]]
+    holders = [run.before[silo, "NotesReceived"][0].held[VICTIM] for silo in FIVE[:4]]
     shares = [(i + 1, held.own.share, held.pair.share) for i, held in enumerate(holders)]
     assert np.abs(unmasked(run, shares) - SECRETS[VICTIM][0].values).max() < STEP
 
@@ -235,9 +235,9 @@ def test_clipping_the_product_overflows_under_intact_canaries():
 
     values = {silo: [GroupValues(np.full(20, beyond if silo in FIVE[:3] else 0.0))] for silo in FIVE}
     with pytest.raises(LocalError, match="largest magnitude is 35, above its clip 8"):
-        masked_sum.check_given(spec, values[FIVE[0]])
+        masked_sum.check_group_values(spec, values[FIVE[0]])
     accumulator = Accumulator(spec)
     for silo in FIVE:
-        assert masked_sum.check_given(spec, values[silo], saturate=True) == (20 if silo in FIVE[:3] else 0,)
+        assert masked_sum.check_group_values(spec, values[silo], saturate=True) == (20 if silo in FIVE[:3] else 0,)
         accumulator.add([words.tobytes() for words in masked_sum.masked_chunks(spec, silo, values[silo], [])])
     assert accumulator.open([], FIVE)[0].mean().tolist() == pytest.approx([8.0 * 3 / 5] * 20)

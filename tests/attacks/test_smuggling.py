@@ -87,9 +87,9 @@ class Coordinator(FakeClient):
 
 
 class Hostile(FedPer):
-    """FedPer, whose gifts go through ``trick`` before they are handed over."""
+    """FedPer, whose contributions go through ``trick`` before they are handed over."""
 
-    trick = staticmethod(lambda gifts: gifts)
+    trick = staticmethod(lambda contributions: contributions)
 
     def give(self, state, facts):
         return self.trick(super().give(state, facts))
@@ -148,17 +148,17 @@ def explained(world, client):
 
 
 def changed(name, value):
-    """The gifts with one tensor of the extractor set: added, or in place of the right one."""
+    """The contributions with one tensor of the extractor set: added, or in place of the right one."""
 
-    def trick(gifts):
-        tensors = {**gifts["extractor"].tensors, name: value}
-        return {"extractor": Contribution(tensors, gifts["extractor"].weight)}
+    def trick(contributions):
+        tensors = {**contributions["extractor"].tensors, name: value}
+        return {"extractor": Contribution(tensors, contributions["extractor"].weight)}
 
     return trick
 
 
 def weighted(weight):
-    return lambda gifts: {"extractor": Contribution(gifts["extractor"].tensors, weight)}
+    return lambda contributions: {"extractor": Contribution(contributions["extractor"].tensors, weight)}
 
 
 class Changing(Tensor):
@@ -198,7 +198,7 @@ class Name(str):
 
 
 TRICKS = {
-    "an extra part": lambda gifts: {**gifts, "secret": Contribution({"x": secret()})},
+    "an extra part": lambda contributions: {**contributions, "secret": Contribution({"x": secret()})},
     "an extra tensor": changed("extractor.secret", secret()),
     "a longer tensor": changed(BIAS, torch.cat([torch.zeros(16), secret()])),
     "another dtype of the same size": changed(BIAS, secret(torch.int32)[:16]),
@@ -228,7 +228,7 @@ def test_what_the_job_does_not_declare_stays(world, attack, trick):
 
 @pytest.mark.control
 def test_an_honest_method_gives_what_it_declares(world, attack):
-    client = attack(lambda gifts: gifts)
+    client = attack(lambda contributions: contributions)
     assert client.uploads == 1
     assert client.codes == [("ANSWER_KIND_ACCEPT", "ERROR_CODE_UNSPECIFIED")]
     explained(world, client)
@@ -260,7 +260,7 @@ def test_negative_zeros_and_denormals_are_numbers_and_cross_bit_by_bit(world, at
 
 def test_metrics_are_the_runners_and_not_the_methods(world, attack):
     fake = Contribution({name: torch.tensor(2**40) for name in ("correct.delivered", "correct.trained", "tested")})
-    client = attack(lambda gifts: {**gifts, METRICS.name: fake})
+    client = attack(lambda contributions: {**contributions, METRICS.name: fake})
     assert client.uploads == 1
     payload = b"".join(frame.chunk for frame in client.frames)
     tested, right = np.frombuffer(payload[-8:], "<i8")[0], np.frombuffer(payload[-24:-8], "<i8")
@@ -328,7 +328,7 @@ def test_memory_that_runs_out_in_the_gate_costs_the_round_and_not_the_agent(
         raise MemoryError("no room for 3 GiB")
 
     monkeypatch.setattr(f"staddle.silo.egress.gate.{place}", full)
-    client = attack(lambda gifts: gifts)
+    client = attack(lambda contributions: contributions)
     assert client.codes[1:] == [("ANSWER_KIND_FAILED", TRAINING)]
     (failed,) = [r.fields for r in caplog.records if r.getMessage() == "round.failed"]
     assert failed["why"] == "memory ran out: no room for 3 GiB"
@@ -345,10 +345,10 @@ def test_memory_that_runs_out_in_the_gate_costs_the_round_and_not_the_agent(
 def test_a_schema_that_grows_after_the_job_was_accepted_is_not_the_signed_one(world, attack, monkeypatch):
     more = Part("secret", Kind.WHOLE_MODEL, Sum("total"), (TensorSpec("x", "float32", (16,)),))
 
-    def trick(gifts):
+    def trick(contributions):
         real = Job.up
         monkeypatch.setattr(Job, "up", lambda job, round_: (*real(job, round_), more))
-        return {**gifts, "secret": Contribution({"x": secret()})}
+        return {**contributions, "secret": Contribution({"x": secret()})}
 
     client = attack(trick)
     nothing_left(world, client)
@@ -356,12 +356,12 @@ def test_a_schema_that_grows_after_the_job_was_accepted_is_not_the_signed_one(wo
 
 
 def test_a_job_that_is_renamed_gives_under_the_signed_name_and_digest(world, attack, monkeypatch):
-    def trick(gifts):
+    def trick(contributions):
         for job in [found for found in gc.get_objects() if type(found) is Job]:
             if job is not world.job and job.name == world.job.name:
                 object.__setattr__(job, "name", SECRET.decode())
                 job.__dict__["digest"] = SECRET.hex()[:64]
-        return gifts
+        return contributions
 
     name, digest = world.job.name, world.job.digest
     client = attack(trick)

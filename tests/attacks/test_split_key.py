@@ -11,8 +11,8 @@ from support.hostile_keyed_coordinator import LIAR, Keyed
 from support.hostile_sum_coordinator import OTHERS, make_world
 
 from staddle.proto.convert import group_key as messages
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
-from staddle.proto.convert.secagg_sent import given_from_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_sent import secagg_upload_from_wire
 from staddle.security.blind import group_key as g
 from staddle.security.blind.sealing import letters
 from staddle.security.faults import COORDINATOR
@@ -45,7 +45,9 @@ class Split(Keyed):
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
         brought = self.second().values()
-        return messages.told_to_wire(tuple(g.Relayed(given, letters(pieces)[SILO]) for given, pieces in brought))
+        return messages.secagg_delivery_to_wire(
+            tuple(g.Relayed(given, letters(pieces)[SILO]) for given, pieces in brought)
+        )
 
     async def contribute(self, request, context):
         taken = await super().contribute(request, context)
@@ -56,17 +58,17 @@ class Split(Keyed):
             spec = self.tagged.spec.model_copy(update={"key_parts": parts.hex()})
             self.own = self.tagged.named(spec)
             signed = SignedSpec(spec.payload(), self.world.keys.sign(SECAGG_SPEC, spec.payload()), ())
-            self.tagged.told[0] = told_to_wire(SecaggDelivery(self.own, signed))
+            self.tagged.told[0] = secagg_delivery_to_wire(SecaggDelivery(self.own, signed))
         return taken
 
     async def secure(self, request, context):
         """The real silo's keys are told on beside those of the others, which are for another attempt."""
-        given, made = given_from_wire(SILO, request), self.tagged.state
+        given, made = secagg_upload_from_wire(SILO, request), self.tagged.state
         if self.fitting and isinstance(given.body, s.SendKeys):
             bundles = {SILO: given.body.bundle, **made.bundles}
             keys = tuple(deliver_keys(silo, made.keys[silo])[SILO] for silo in OTHERS)
             told = s.KeysReceived(tuple(bundles[silo] for silo in sorted(bundles)), keys)
-            self.tagged.told.append(told_to_wire(SecaggDelivery(self.own, told)))
+            self.tagged.told.append(secagg_delivery_to_wire(SecaggDelivery(self.own, told)))
         return await super().secure(request, context)
 
 

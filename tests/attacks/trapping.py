@@ -20,7 +20,7 @@ from support import leaky_models  # noqa: E402
 from staddle.algorithms.exchange.parts import WEIGHT  # noqa: E402
 from staddle.commands.main import single  # noqa: E402
 from staddle.commands.silo import run  # noqa: E402
-from staddle.silo.parts.gifts import Contributions  # noqa: E402
+from staddle.silo.parts.contributions import Contributions  # noqa: E402
 from staddle.silo.training import round as work  # noqa: E402
 
 OTHERS = 3

@@ -23,10 +23,10 @@ from staddle.files.documents import canonical_json
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.lock import locked
+from staddle.security.log.tree_head import TreeHead
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 
 SILOS = ("a", "b", "c")
 METRICS = {"correct.delivered": 40, "correct.trained": 45, "tested": 50}

@@ -9,7 +9,7 @@ from staddle.algorithms.catalog import method_options
 from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.engines import simulation
 from staddle.algorithms.engines.aggregation import close_round
-from staddle.algorithms.exchange.parts import given_items
+from staddle.algorithms.exchange.parts import upload_items
 from staddle.algorithms.job.job import Job, JobFile, SecurityTable
 from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.disk_need import check_room, room
@@ -58,7 +58,7 @@ def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path
     """The bound is of a worst case, so what is taken must come near it, or the bound would refuse what fits."""
     job, taken = made(method), []
     folder = tmp_path / "job"
-    store = JobStore(folder, lambda round_: given_items(job.up(round_)), {})
+    store = JobStore(folder, lambda round_: upload_items(job.up(round_)), {})
     write = JobStore.write
 
     def writing(*args):
@@ -68,7 +68,7 @@ def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path
     def on_files(method, exchanges, state, round_, members, up, read, archive):
         for silo in members:
             spool = Spool(tmp_path / "part", silo)
-            for item in given_items(up):
+            for item in upload_items(up):
                 spool.write(tensor_bytes(read(item.part, silo, item.spec.name)))
             store.keep(silo, round_, spool.finished())
         taken.append(bytes_in(folder))
@@ -93,7 +93,7 @@ def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path
 
 def test_the_room_grows_with_the_silos_and_names_what_it_is_for():
     job = made("fedavg")
-    upload = sum(item.spec.nbytes for item in given_items(job.up(0)))
+    upload = sum(item.spec.nbytes for item in upload_items(job.up(0)))
     found = room(job)
     assert (found.uploads, found.versions, found.mail) == (4 * upload, 0, 0)
     assert upload * 3 <= found.published <= upload * 3.5
@@ -110,7 +110,7 @@ def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
     job = dataclasses.replace(
         made("fedavg"), min_cohort=3, participation=1.0, security=SecurityTable(secure_aggregation="required")
     )
-    words, values = masked_bytes(job, 0), sum(item.spec.elements for item in given_items(job.up(0)))
+    words, values = masked_bytes(job, 0), sum(item.spec.elements for item in upload_items(job.up(0)))
     assert 4 * values < words < 9 * values  # a word of 4 or 8 bytes each, and canaries
     assert 4 * words + 8 * values < room(job).uploads < 4 * words + 8 * values + 20_000
 
@@ -152,7 +152,7 @@ def test_the_words_of_sums_that_come_down_are_counted():
         dataclasses.replace(made("fedavg"), **plain, security=SecurityTable(secure_aggregation="required", tags=tags))
         for tags in (False, True)
     ]
-    (untagged, tagged), values = map(room, jobs), sum(item.spec.elements for item in given_items(jobs[0].up(0)))
+    (untagged, tagged), values = map(room, jobs), sum(item.spec.elements for item in upload_items(jobs[0].up(0)))
     assert (tagged.uploads, tagged.versions) == (untagged.uploads, 0)
     words = (
         tagged.published - untagged.published

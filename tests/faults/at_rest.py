@@ -13,7 +13,7 @@ from staddle.errors import LocalError
 from staddle.files import tensor_file
 from staddle.security.dp.budget import Budget
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 
 
 def tensors(draw):

@@ -8,8 +8,8 @@ from support.ledgers import FEDERATION, HASH, OTHER_KEY
 from staddle.errors import LocalError
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import stored
+from staddle.security.log.tree_head import TreeHead
 
 
 def opened(folder, known=None):

@@ -6,7 +6,7 @@ from faults.table import row
 from support.ledgers import open_log, stored
 
 from staddle.security.log import append_log
-from staddle.security.log.checkpoint import TreeHead
+from staddle.security.log.tree_head import TreeHead
 from staddle.silo.job_folder import JobFolder
 
 HOW = ("before", "torn", "after")

@@ -16,7 +16,7 @@ from staddle.security.dp.budget import Budget
 from staddle.security.dp.budget_records import MechanismSteps
 from staddle.security.log import append_log
 from staddle.silo.job_folder import JobFolder
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 
 NUMBERS = (errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT)
 

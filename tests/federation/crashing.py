@@ -219,7 +219,7 @@ def changed(sql: str, args: tuple, before: str) -> str:
         return f"{job} word on padded {round_}: {part}"
     if sql.startswith("INSERT INTO secure"):
         job, round_, _, kind, _, body, *_ = args[0]
-        what = pb.SecureGiven.FromString(body).WhichOneof("body") if kind == "given" else ""
+        what = pb.SecureUpload.FromString(body).WhichOneof("body") if kind == "given" else ""
         return f"{job} sum {round_}: {kind} {what}".rstrip()
     return before
 

@@ -65,8 +65,8 @@ class Announced(Quantised):
         spec = specify(self._frame(group(part, self._bounds)), SILOS, 0)
         accumulator = Accumulator(spec)
         for silo in members:
-            gift = given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})
-            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [gift], ()))
+            contribution = given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})
+            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [contribution], ()))
         return spec, accumulator.open((), members)[0]
 
 

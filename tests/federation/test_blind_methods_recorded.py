@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 class World:
-    """What the tap has of all jobs, and what each silo had: ``gifts`` and ``clear`` by place."""
+    """What the tap has of all jobs, and what each silo had: ``contributions`` and ``clear`` by place."""
 
     def __init__(self, running, calls, keys):
         self.running, self.calls, self.keys = running, calls, keys
@@ -81,7 +81,7 @@ class World:
             for silo in SILOS
             for place, spec in told(calls[silo], "spec").items()
         }
-        self.gifts = defaultdict(list)  # (part, tensors), by place of a sum
+        self.contributions = defaultdict(list)  # (part, tensors), by place of a sum
         for job in running.jobs:
             self._simulate(job)
 
@@ -94,14 +94,14 @@ class World:
             test_blind_recorded.bounds(job), said.counts, row_terms(job), self.keys.get(job.name, bytes(32)), job.digest
         )
         simulate(job, shards, exchanges=kept)
-        gave = iter(kept.gifts)
+        gave = iter(kept.contributions)
         for round_ in range(job.length):
             for silo, _ in itertools.product(job.cohort(round_), job.up(round_)):
-                self.gifts[Place(job.name, round_, silo)].append(next(gave))
+                self.contributions[Place(job.name, round_, silo)].append(next(gave))
         assert next(gave, None) is None
 
     def parts(self, place, exchange):
-        return [(part, tensors) for part, tensors in self.gifts[place] if isinstance(part.exchange, exchange)]
+        return [(part, tensors) for part, tensors in self.contributions[place] if isinstance(part.exchange, exchange)]
 
     def summed(self, place):
         """What a silo gave for each group of a sum, one for each silo that gets a row of it included."""
@@ -126,7 +126,7 @@ class World:
     def clear(self):
         """By place, what masked and padded words hide."""
         found = {}
-        for place in list(self.gifts):
+        for place in list(self.contributions):
             found[place] = self.unmasked(place)
             for part, tensors in self.parts(place, Mix):
                 if part.exchange.directed:
@@ -136,7 +136,7 @@ class World:
 
     def vectors(self):
         """By place, vectors as they were before they were rotated, [rows, d] float64."""
-        for place in list(self.gifts):
+        for place in list(self.contributions):
             for part, tensors in self.parts(place, Gram):
                 (spec,) = part.tensors
                 yield place._replace(part=part.name), part, tensors[spec.name].double().numpy()
@@ -248,7 +248,7 @@ def check_fields(calls):
                     name += ", rotated" if frame.manifest.tensors else ", padded"
                 found[name] |= set() if body == "chunk" else set(mixes.paths(getattr(frame, body)))
             elif method == "Secure":
-                message = secure.SecureGiven.FromString(data)
+                message = secure.SecureUpload.FromString(data)
                 found[f"Secure {message.WhichOneof('body')}"] |= set(mixes.paths(message)) | {"attempt.attempt"}
             elif method not in test_blind_recorded.ELSEWHERE:
                 found[method] |= set(
@@ -381,7 +381,7 @@ def check_plaintext(world, silo):
     """No piece of a tensor, no weight and no count stands in any message, in whatever number format."""
     seen = b"\0".join(data for call in world.calls[silo] for data in call.sent)
     pieces = [data for place, data in world.clear.items() if place.silo == silo]
-    for place, parts in world.gifts.items():
+    for place, parts in world.contributions.items():
         if place.silo == silo:
             for value in itertools.chain.from_iterable(tensors.values() for _, tensors in parts):
                 pieces += [tensor_bytes(value.to(dtype)) for dtype in (torch.float32, torch.float64, torch.int64)]

@@ -72,12 +72,13 @@ def world(tmp_path):
         timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
         local_federation.write_coordinator(federation, ["job"], timing)
         roster = rosters.load(federation.folder / "roster.json")
-        gifts = lambda silo: lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}  # noqa: E731
+        contributions = lambda silo: lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}  # noqa: E731
         keys = {silo: load_keys(federation.folder / silo / "keys") for silo in silos}
         config = configs.load(federation.coordinator_config)
         return SimpleNamespace(
-            job=job, roster=roster, gifts=gifts, config=config, folder=config.directory / "jobs" / "job",
-            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job, gifts(name)),
+            job=job, roster=roster, contributions=contributions, config=config,
+            folder=config.directory / "jobs" / "job",
+            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job, contributions(name)),
         )  # fmt: skip
 
     return build
@@ -99,7 +100,7 @@ class Oracle:
         return deliver(self.method, self.exchanges, self.state, round_, silo, self.archive)
 
     def close(self, round_, members):
-        read = lambda part, silo, name: self.world.gifts(silo)(round_)[part][name]  # noqa: E731
+        read = lambda part, silo, name: self.world.contributions(silo)(round_)[part][name]  # noqa: E731
         up = self.world.job.up(round_)
         self.state, _ = close_round(self.method, self.exchanges, self.state, round_, members, up, read, self.archive)
 

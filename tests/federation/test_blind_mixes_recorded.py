@@ -19,7 +19,7 @@ SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required"}
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 TITLE = "## What the coordinator sees of a part that is mixed or compared blind"
-REQUESTS = {"Contribute": secure.Contributed, "GroupKey": secure.KeyAsked, "Padded": secure.PaddedGiven}
+REQUESTS = {"Contribute": secure.Contributed, "GroupKey": secure.KeyPoll, "Padded": secure.PaddedWordUpload}
 OF_TENSORS = {"part", "kind", "name", "dtype", "shape", "size"}
 LARGEST_CHI_SQUARE = 420  # of 256 values, 255 degrees of freedom: exceeded once in 10^10 uploads
 

@@ -57,7 +57,7 @@ SEEN = {  # all that silos say in blind rounds; the same table stands in docs/wi
     "Secure reveal": f"session {ATTEMPT} reveal.silo reveal.shares.dealer reveal.shares.kind reveal.shares.share "
     "reveal.shares.salt reveal.signature",
 }
-REQUESTS = {"Fetch": pb.FetchRequest, "Beat": pb.BeatRequest, "SecureNext": secure.SecureAsked}
+REQUESTS = {"Fetch": pb.FetchRequest, "Beat": pb.BeatRequest, "SecureNext": secure.SecurePoll}
 ELSEWHERE = {"Hello", "Poll", "Answer", "Attest"}  # of greetings and offers; the reader of explained.py knows them
 WINDOW = 16  # bytes of a tensor that are looked for
 LARGEST_CHI_SQUARE = 420  # of 256 values, 255 degrees of freedom: exceeded once in 10^10 uploads
@@ -68,11 +68,11 @@ class Kept(Quantised):
 
     def __init__(self, *given):
         super().__init__(*given)
-        self.gifts = []
+        self.contributions = []
 
-    def give(self, part, gift):
-        self.gifts.append((part, super().give(part, gift)))
-        return self.gifts[-1][1]
+    def give(self, part, contribution):
+        self.contributions.append((part, super().give(part, contribution)))
+        return self.contributions[-1][1]
 
 
 @pytest.mark.timeout(240)
@@ -83,7 +83,7 @@ def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
         ledger = entries(ledger_folder(running.federation.state(silo)))
         assert unexplained(calls[silo], ledger, roster) == []
     check_fields(calls)
-    given_by = gifts(running)
+    given_by = contributions(running)
     opened = {
         (job.name, round_): check_sum(calls, given_by, job, round_, tmp_path)
         for job in running.jobs
@@ -133,7 +133,7 @@ def tapped(running, silos):
     return tap.calls
 
 
-def gifts(running):
+def contributions(running):
     """What each silo gave, before masks: (job, round), silo → [(part, its tensors in the clear)]."""
     torch.set_num_threads(1)
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
@@ -141,7 +141,7 @@ def gifts(running):
     for job in running.jobs:
         kept = Kept(bounds(job))
         simulate(job, shards, exchanges=kept)
-        told = iter(kept.gifts)
+        told = iter(kept.contributions)
         for round_ in range(job.length):
             for silo, _ in itertools.product(job.cohort(round_), job.up(round_)):
                 found[(job.name, round_), silo].append(next(told))
@@ -168,7 +168,7 @@ def told(calls, body):
     found = {}
     for call in calls:
         for data in call.received if call.method.endswith("/SecureNext") else ():
-            message = secure.SecureTold.FromString(data)
+            message = secure.SecureDelivery.FromString(data)
             if message.WhichOneof("body") == body:
                 found[message.attempt.job, message.attempt.round] = getattr(message, body)
     return found
@@ -225,7 +225,7 @@ def check_fields(calls):
                 body = frame.WhichOneof("body")
                 found[f"Upload {body}"] |= set() if body == "chunk" else set(paths(getattr(frame, body)))
             elif call.method == SECURE:
-                message = secure.SecureGiven.FromString(data)
+                message = secure.SecureUpload.FromString(data)
                 found[f"Secure {message.WhichOneof('body')}"] |= set(paths(message))
             elif method not in ELSEWHERE:
                 found[method] |= set(paths(REQUESTS[method].FromString(data)))

@@ -58,7 +58,7 @@ def world(tmp_path):
     local_federation.write_coordinator(federation, ["job"], {"beat_seconds": 5, "hold_seconds": 1})
     roster = rosters.load(federation.folder / "roster.json")
 
-    def gifts(silo):
+    def contributions(silo):
         def given(round_):
             rng = torch.Generator().manual_seed(100 * round_ + SILOS.index(silo))
             made = {}
@@ -77,18 +77,18 @@ def world(tmp_path):
         return given
 
     def silo(here, name):
-        return BlindSilo(here.address, load_keys(federation.folder / name / "keys"), roster, job, gifts(name))
+        return BlindSilo(here.address, load_keys(federation.folder / name / "keys"), roster, job, contributions(name))
 
     return SimpleNamespace(
-        job=job, config=configs.load(federation.coordinator_config), silo=silo, gifts=gifts,
+        job=job, config=configs.load(federation.coordinator_config), silo=silo, contributions=contributions,
         folder=tmp_path / "federation" / "coordinator" / "state",
     )  # fmt: skip
 
 
 def published(world, round_, members=SILOS):
-    """What the members' gifts of a round become, summed without masks."""
+    """What the members' contributions of a round become, summed without masks."""
     (part,) = (part for part in world.job.up(round_) if part.name != METRICS.name)
-    exchanges, gave = Quantised(bounds(world.job)), {silo: world.gifts(silo)(round_) for silo in members}
+    exchanges, gave = Quantised(bounds(world.job)), {silo: world.contributions(silo)(round_) for silo in members}
     fold = exchanges.collect(part, members, lambda silo, name: gave[silo][part.name][name])
     return b"".join(bytes(tensor_bytes(fold[spec.name])) for spec in part.tensors)
 

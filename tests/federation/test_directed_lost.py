@@ -83,8 +83,12 @@ def test_rows_that_do_not_lean_are_over_the_others_who_survived(played):
         whole = CODE_SELF_WEIGHT + sum(raw[each] for each in came if each != silo)
         row = next(row for row in specs[silo].groups if row.reader == silo)
         assert float(mailed["@keep"]) == kept(specs[silo], row, tuple(came)) == pytest.approx(CODE_SELF_WEIGHT / whole)
-        for name in world.gifts(silo)(1)["extractor"]:
-            gave = {each: raw[each] * world.gifts(each)(1)["extractor"][name].double() for each in came if each != silo}
+        for name in world.contributions(silo)(1)["extractor"]:
+            gave = {
+                each: raw[each] * world.contributions(each)(1)["extractor"][name].double()
+                for each in came
+                if each != silo
+            }
             assert torch.allclose(mailed[name].double(), sum(gave.values()) / whole, rtol=0, atol=1e-6)
 
 
@@ -100,8 +104,8 @@ def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made
     for silo, mailed in came.items():
         others = [each for each in again.cohort if each != silo]
         assert float(mailed["@keep"]) == pytest.approx(2 / 5, abs=2**-31)
-        for name in world.gifts(silo)(1)["extractor"]:
-            wanted = sum(world.gifts(each)(1)["extractor"][name].double() for each in others) / 5
+        for name in world.contributions(silo)(1)["extractor"]:
+            wanted = sum(world.contributions(each)(1)["extractor"][name].double() for each in others) / 5
             assert torch.allclose(mailed[name].double(), wanted, rtol=0, atol=1e-6)
 
 

@@ -69,7 +69,7 @@ def world(tmp_path):
     keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SIX}
     config = configs.load(federation.coordinator_config)
 
-    def gifts(silo):
+    def contributions(silo):
         def of(round_):
             rng = torch.Generator().manual_seed(100 * round_ + SIX.index(silo))
             found = {}
@@ -82,9 +82,9 @@ def world(tmp_path):
         return of
 
     return SimpleNamespace(
-        job=job, config=config, gifts=gifts, folder=config.directory / "jobs" / "job",
+        job=job, config=config, contributions=contributions, folder=config.directory / "jobs" / "job",
         silo=lambda here, name: DirectedSilo(
-            here.address, keys[name], roster, job, gifts(name), tmp_path / "silos" / name
+            here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name
         ),
     )  # fmt: skip
 
@@ -108,7 +108,7 @@ class Expected:
     def row(self, round_, survivors, reader):
         drawn = self.method.row_weights(round_, reader)
         weights = {silo: weight for silo, weight in drawn.items() if silo in survivors}
-        gave = {silo: self.world.gifts(silo)(round_)["theta"] for silo in weights}
+        gave = {silo: self.world.contributions(silo)(round_)["theta"] for silo in weights}
         names = next(iter(gave.values()))
         return {
             name: sum(weight * gave[silo][name].double() for silo, weight in weights.items()) / sum(weights.values())

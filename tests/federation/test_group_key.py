@@ -95,8 +95,8 @@ class Keyed(Caller):
         await self.stub.Contribute(self.message(*made), timeout=SECONDS)
 
     async def asked(self):
-        request = messages.asked_to_wire(messages.KeyAsked(self.session, self.job.name, self.digest))
-        return messages.told_from_wire(await self.stub.GroupKey(request, timeout=SECONDS))
+        request = messages.poll_to_wire(messages.KeyPoll(self.session, self.job.name, self.digest))
+        return messages.secagg_delivery_from_wire(await self.stub.GroupKey(request, timeout=SECONDS))
 
     async def key(self):
         seed, signers = self.keys.exchange.private_bytes_raw(), Signers.of(self.world.roster, SILOS)

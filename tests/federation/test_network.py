@@ -11,7 +11,7 @@ from federation.proxy import Proxy
 
 from staddle.algorithms.data.dataset import Dataset, split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import given_items
+from staddle.algorithms.exchange.parts import upload_items
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as coordinator_configs
@@ -61,7 +61,7 @@ class Network:
     @property
     def size(self):
         """Payload bytes of a round."""
-        return sum(item.spec.nbytes for item in given_items(self.job.up(0)))
+        return sum(item.spec.nbytes for item in upload_items(self.job.up(0)))
 
     def ledger(self, silo):
         return self.running.federation.state(silo) / "ledger"

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.raw_silo import SECONDS, Caller, code_of, frames_of, refused
 
-from staddle.algorithms.exchange.parts import given_items
+from staddle.algorithms.exchange.parts import upload_items
 from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.coordinator.server import running
@@ -365,7 +365,7 @@ def test_values_that_are_not_finite_are_refused(setup, value):
     async def scenario():
         async with in_round_zero(setup) as (north, east, south):
             frames = frames_of(north)
-            items = given_items(setup.job.up(0))
+            items = upload_items(setup.job.up(0))
             payload = bytearray(frames[1].chunk)
             payload[4:8] = struct.pack("<f", value)
             frames[1].chunk = bytes(payload)

@@ -14,8 +14,8 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import MAX_MESSAGE_BYTES
 from staddle.proto.convert.mix import MOST_TOLD
 from staddle.proto.convert.secagg_messages import MOST_GROUPS, MOST_HASHES, MOST_SPEC_BYTES
-from staddle.proto.convert.secagg_received import MOST_NOTES, read_told, told_to_wire
-from staddle.proto.convert.secagg_sent import given_to_wire, read_given
+from staddle.proto.convert.secagg_received import MOST_NOTES, read_told, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_sent import read_contribution, secagg_upload_to_wire
 from staddle.proto.field_limits import check_fields
 from staddle.proto.frames import MOST_TENSORS, decode
 from staddle.security.secagg.spec import MOST_SILOS
@@ -24,7 +24,7 @@ from staddle.security.secagg.spec import MOST_SILOS
 def empties(body, field, number):
     """A message that is ``number`` empty entries of a field in a body."""
     content = bytes((field << 3 | 2, 0)) * number
-    return pb.SecureGiven(session=content).SerializeToString().replace(b"\x0a", bytes((body << 3 | 2,)), 1)
+    return pb.SecureUpload(session=content).SerializeToString().replace(b"\x0a", bytes((body << 3 | 2,)), 1)
 
 
 # Honest messages.
@@ -33,14 +33,14 @@ def empties(body, field, number):
 @pytest.mark.parametrize("n", [2, 4, 100, 1000])
 @pytest.mark.parametrize("groups", [0, 3, MOST_GROUPS])
 def test_the_longest_that_silos_say_are_read(n, groups):
-    for message in map(given_to_wire, longest_given(n, groups).values()):
-        assert read_given(message.SerializeToString(), n) == message
-    for message in map(told_to_wire, longest_told(n, groups).values()):
+    for message in map(secagg_upload_to_wire, longest_given(n, groups).values()):
+        assert read_contribution(message.SerializeToString(), n) == message
+    for message in map(secagg_delivery_to_wire, longest_told(n, groups).values()):
         assert read_told(message.SerializeToString(), n) == message
 
 
 def test_the_longest_specification_with_all_notes_is_read():
-    message = told_to_wire(longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"])
+    message = secagg_delivery_to_wire(longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"])
     assert read_told(message.SerializeToString(), 4) == message
 
 
@@ -65,7 +65,7 @@ def test_the_most_rows_that_are_put_aside_are_read():
     summand = pb.RowSummand(upload=upload, letter=pb.Letter(sealed=piece, proof=[bytes(32)] * MOST_HASHES))
     rows = [pb.MixedRow(part="p" * 64, document=bytes(200 * 5), summands=[summand] * 5)] * (MOST_SUMMANDS // 5)
     prekey = pb.Prekey(generation=2**53 - 1, key=bytes(32), signature=bytes(64))
-    told = pb.PrekeyTold(part="p" * 64, silo="s" * 64, round=2**31, number=2**53, root=bytes(32), prekey=prekey)
+    told = pb.DeliveredPrekey(part="p" * 64, silo="s" * 64, round=2**31, number=2**53, root=bytes(32), prekey=prekey)
     told.letter.CopyFrom(summand.letter)
     frame = tensor.Frame(manifest=tensor.Manifest(rows=rows, prekeys=[told] * MOST_TOLD))
     assert len(data := frame.SerializeToString()) < MAX_MESSAGE_BYTES
@@ -78,9 +78,9 @@ def test_the_most_rows_that_are_put_aside_are_read():
 @pytest.mark.parametrize("field", [1, 2, 3, 15])
 @pytest.mark.parametrize("body", range(2, 11))
 def test_more_entries_than_silos_are_refused(body, field):
-    read_given(empties(body, field, 12), 4)
+    read_contribution(empties(body, field, 12), 4)
     with pytest.raises(DecodeError, match=f"more than 12 fields in field {body}"):
-        read_given(empties(body, field, 13), 4)
+        read_contribution(empties(body, field, 13), 4)
     if body in (4, 6):  # keys and survivors have two entries of each silo
         read_told(empties(body, field, 16), 4)
         with pytest.raises(DecodeError, match=f"more than 16 fields in field {body}"):
@@ -91,7 +91,7 @@ def test_more_entries_than_silos_are_refused(body, field):
 
 
 def test_entries_that_are_too_long_are_refused():
-    deliveries = pb.SecureTold(shares=pb.SharesTold(deliveries=[pb.Delivery(proof=[b""] * 1000)]))
+    deliveries = pb.SecureDelivery(shares=pb.DeliveredShares(deliveries=[pb.Delivery(proof=[b""] * 1000)]))
     with pytest.raises(DecodeError, match="a field of 2000 bytes in field 5, at most 900 it can have"):
         read_told(deliveries.SerializeToString(), 4)
     headers = tensor.Frame(manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)]))
@@ -100,10 +100,10 @@ def test_entries_that_are_too_long_are_refused():
 
 
 def test_a_body_again_and_again_is_refused():
-    once = pb.SecureGiven(survival=pb.Survival(silo="a")).SerializeToString()
-    assert read_given(once * 8, 4).survival.silo == "a"
+    once = pb.SecureUpload(survival=pb.Survival(silo="a")).SerializeToString()
+    assert read_contribution(once * 8, 4).survival.silo == "a"
     with pytest.raises(DecodeError, match="more than 8 fields"):
-        read_given(once * 9, 4)
+        read_contribution(once * 9, 4)
 
 
 @pytest.mark.parametrize("data", [b"\x0b\x0c", b"\x0a\x05abc", b"\x08\xff", b"\xff" * 11, b"\x0d\1\2", b"\x09\1"])
@@ -112,19 +112,19 @@ def test_what_protobuf_does_not_read_either_is_refused(data):
         check_fields(data, 10, {})
     if data != b"\x0b\x0c":  # a group, which proto3 has not
         with pytest.raises(DecodeError):
-            pb.SecureGiven.FromString(data)
+            pb.SecureUpload.FromString(data)
 
 
 @given(st.binary(max_size=60))
 def test_what_protobuf_reads_is_walked_to_its_end(data):
     try:
-        wanted = pb.SecureGiven.FromString(data)
+        wanted = pb.SecureUpload.FromString(data)
     except DecodeError:
         with pytest.raises(DecodeError):
-            read_given(data, 100)
+            read_contribution(data, 100)
         return
     try:
-        assert read_given(data, 100) == wanted
+        assert read_contribution(data, 100) == wanted
     except DecodeError as error:
         assert "wire type" in str(error) or "more than 8 fields" in str(error), error  # noqa: PT017
 
@@ -136,13 +136,13 @@ import sys
 from pathlib import Path
 from google.protobuf.message import DecodeError
 from staddle.proto.frames import decode
-from staddle.proto.convert.secagg_sent import read_given
+from staddle.proto.convert.secagg_sent import read_contribution
 from staddle.proto.convert.secagg_received import read_told
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
-reads = {"given": lambda data: read_given(data, 4), "told": lambda data: read_told(data, 4), "frame": decode}
+reads = {"given": lambda data: read_contribution(data, 4), "told": lambda data: read_told(data, 4), "frame": decode}
 for kind in sys.argv[1:]:
     data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now

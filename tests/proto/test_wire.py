@@ -15,7 +15,7 @@ from staddle.algorithms.exchange.parts import (
     Sum,
     TensorSpec,
     delivered_items,
-    given_items,
+    upload_items,
 )
 from staddle.errors import RefusedError
 from staddle.proto import tensor_pb2 as pb
@@ -37,7 +37,7 @@ PARTS = (
     ),
     Part("counts", Kind.COUNTS, Mix(), (TensorSpec("n", "int64", ()),)),
 )
-ITEMS = given_items(PARTS)
+ITEMS = upload_items(PARTS)
 SIZE = 24 + 0 + 16 + 8 + 8
 VALUES = {
     "float32": [0.0, -0.0, 1.5, float("inf"), float("-inf"), 1e-45, 3.4028234663852886e38],

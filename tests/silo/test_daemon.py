@@ -15,7 +15,7 @@ from staddle.errors import LocalError
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
-from staddle.security.log.checkpoint import TreeHead
+from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy.policy import MAX_FILE
 from staddle.silo import config as configs
 from staddle.silo import daemon

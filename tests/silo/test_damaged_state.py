@@ -31,7 +31,7 @@ from staddle.silo.egress.witness import HEADS
 from staddle.silo.ingress.keyed_job import PrekeyFiles
 from staddle.silo.ingress.mix_memory import MixMemory, OpenedDirected, OpenedRows, Rotations
 from staddle.silo.job_folder import JobFolder, split_key
-from staddle.silo.parts.gifts import UNSAID, Contributions
+from staddle.silo.parts.contributions import UNSAID, Contributions
 
 STATE = SiloState({"membership": {"c": torch.tensor([0.25, 0.75])}}, {"momentum": torch.ones(2)})
 GIVEN = Contributions({"model": {"w": torch.arange(6.0)}})
@@ -91,7 +91,7 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         lambda p: MixMemory(p).versions("x"),
     ),
     "mix-x.signed": (
-        lambda p: MixMemory(p).save_signed("x", pb.PaddedGiven(job="job", part="x")),
+        lambda p: MixMemory(p).save_signed("x", pb.PaddedWordUpload(job="job", part="x")),
         lambda p: MixMemory(p).signed("x"),
     ),
     "gram-x.json": (

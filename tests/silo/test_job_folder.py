@@ -10,7 +10,7 @@ from staddle.algorithms.leaks.taint import PUBLIC, paid
 from staddle.algorithms.training.silo_round import RoundReport
 from staddle.errors import LocalError
 from staddle.silo.job_folder import JobFolder, split_key
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 
 
 def state(value=0.0):

@@ -37,7 +37,7 @@ def make_world(tmp_path, **security):
     roster = rosters.load(federation.folder / "roster.json")
     keys = {silo: load_keys(federation.folder / silo / "keys") for silo in FIVE}
 
-    def gifts(silo):
+    def contributions(silo):
         def of(round_):
             rng, found = torch.Generator().manual_seed(100 * round_ + FIVE.index(silo)), {}
             for part in job.up(round_):
@@ -51,10 +51,10 @@ def make_world(tmp_path, **security):
         return of
 
     return SimpleNamespace(
-        job=job, config=configs.load(federation.coordinator_config), gifts=gifts, keys=keys,
+        job=job, config=configs.load(federation.coordinator_config), contributions=contributions, keys=keys,
         folder=configs.load(federation.coordinator_config).directory / "jobs" / "job",
         silo=lambda here, name: DirectedSilo(
-            here.address, keys[name], roster, job, gifts(name), tmp_path / "silos" / name
+            here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name
         ),
     )  # fmt: skip
 

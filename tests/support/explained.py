@@ -34,13 +34,13 @@ from staddle.security.ledger.records import (
     ProtocolMessage,
     Start,
 )
-from staddle.security.log import checkpoint as checkpoints
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import TreeHead
+from staddle.security.log import tree_head as checkpoints
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import log_key
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading
+from staddle.security.log.tree_head import TreeHead
 from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 UPLOAD, FETCH, SECURE, CONTRIBUTE, PADDED = (
@@ -240,7 +240,7 @@ class _Reader:
                 if message.head:
                     proof = Consistency.parse(message.head)
                     self.ours.add(TreeHead.parse(proof.checkpoint.text).size)
-            case secure.SecureTold() if message.WhichOneof("body") != "nothing":
+            case secure.SecureDelivery() if message.WhichOneof("body") != "nothing":
                 self.told[message.attempt.job, message.attempt.round] += 1
             case pb.StandingReply() if message.HasField("receipt"):
                 self.receipts.add(message.receipt.signature.hex())
@@ -293,7 +293,7 @@ class _Reader:
     def _records_of(self, method: str, message) -> Iterator[tuple]:
         """What a record of this message says, its bytes left out."""
         match message:
-            case secure.SecureGiven(attempt=attempt):
+            case secure.SecureUpload(attempt=attempt):
                 of = (attempt.job, attempt.job_digest.hex(), attempt.round, attempt.context.hex())
                 yield (method, message.WhichOneof("body"), *of)
             case secure.Contributed():
@@ -303,7 +303,7 @@ class _Reader:
                     context = sha256(framed(GROUP_CONTEXT, federation, digest, job, bytes(8))).hexdigest()
                     if message.contribution.sealing.sender == self.silo and self._to_others(message.pieces):
                         yield (method, "contribution", message.job, message.job_digest.hex(), 0, context)
-            case secure.PaddedGiven():
+            case secure.PaddedWordUpload():
                 # Of the upload that left: its version, its part, and the digest of its bytes.
                 upload = message.upload
                 for entry in self.padded:

@@ -25,9 +25,9 @@ from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit, messages
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
+from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy import policy as policies
 from staddle.security.policy.release import nothing_paid
 from staddle.silo import daemon
@@ -191,11 +191,11 @@ async def listening(hostile):
         "Upload": grpc.stream_unary_rpc_method_handler(hostile.upload, tensor.Frame.FromString, encode),
     }
     if hasattr(hostile, "secure"):
-        handlers["Secure"] = unary(hostile.secure, secure.SecureGiven.FromString, encode)
-        handlers["SecureNext"] = unary(hostile.secure_next, secure.SecureAsked.FromString, encode)
+        handlers["Secure"] = unary(hostile.secure, secure.SecureUpload.FromString, encode)
+        handlers["SecureNext"] = unary(hostile.secure_next, secure.SecurePoll.FromString, encode)
     if hasattr(hostile, "contribute"):
         handlers["Contribute"] = unary(hostile.contribute, secure.Contributed.FromString, encode)
-        handlers["GroupKey"] = unary(hostile.group_key, secure.KeyAsked.FromString, encode)
+        handlers["GroupKey"] = unary(hostile.group_key, secure.KeyPoll.FromString, encode)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),))
     keys = hostile.world.keys
     pair = (keys.tls_key, keys.entry.certificate.encode())

@@ -34,7 +34,7 @@ class Tagged(Attempted):
             case s.UploadWords(terms):
                 ctx, groups = self.spec.context(), self.spec.groups
                 tagger = Tagger(self.key(), ctx, len(groups))
-                made = [self.gift(group, who) for group in groups]
+                made = [self.contribution(group, who) for group in groups]
                 words = masked_chunks(self.spec, who, made, terms, tagger)
                 self.uploads[who] = upload = b"".join(each.tobytes() for each in words)
                 tags = bytearray(tagger.padded(self.key(), ctx, who, terms=terms))
@@ -97,6 +97,6 @@ class Keyed(Blind):
 
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
-        return messages.told_to_wire(
+        return messages.secagg_delivery_to_wire(
             tuple(g.Relayed(contribution, letters(pieces)[SILO]) for contribution, pieces in self.parts().values())
         )

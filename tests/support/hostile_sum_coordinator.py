@@ -17,8 +17,8 @@ from staddle.commands.federation import local_federation
 from staddle.files.documents import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, told_to_wire
-from staddle.proto.convert.secagg_sent import Attempt, Over, given_from_wire
+from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_sent import Attempt, Over, secagg_upload_from_wire
 from staddle.security.blind.plan import model_digest, round_frame, round_terms
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -151,7 +151,9 @@ class Attempted:
         for silo in silos:
             if silo == SILO:
                 self.told += [
-                    each if isinstance(each, secure.SecureTold | bytes) else told_to_wire(self.addressed(each))
+                    each
+                    if isinstance(each, secure.SecureDelivery | bytes)
+                    else secagg_delivery_to_wire(self.addressed(each))
                     for each in self.alter(self, body)
                 ]
             else:
@@ -187,13 +189,13 @@ class Attempted:
                 self.queue.append(("coordinator", c.SiloDropped(who, "lost")))
             case s.UploadWords(terms):
                 self.held[who] = self.states[who].held
-                made = [self.gift(group, who) for group in self.spec.groups]
+                made = [self.contribution(group, who) for group in self.spec.groups]
                 self.uploads[who] = b"".join(w.tobytes() for w in masked_chunks(self.spec, who, made, terms))
                 self.queue.append((who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who]))))
             case s.SendKeys() | s.SendShares() | s.SendHeader() | s.SendSurvival() | s.SendReveal():
                 self.queue.append(("coordinator", self.event(who, effect)))
 
-    def gift(self, group, silo):
+    def contribution(self, group, silo):
         """Other numbers of each silo, the same in all rounds."""
         rng = np.random.default_rng([*group.name.encode(), *silo.encode()])
         return GroupValues(
@@ -244,7 +246,7 @@ class Blind(Hostile):
         self.flood = None  # number → a message, for ever after all others
 
     async def secure(self, request, context):
-        given = given_from_wire(SILO, request)
+        given = secagg_upload_from_wire(SILO, request)
         self.given.append((given.attempt.round, given.attempt.ctx, request.WhichOneof("body")))
         if request.WhichOneof("body") == "reveal" and self.hasty:
             await self.closed(context)

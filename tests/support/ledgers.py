@@ -10,9 +10,9 @@ from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Applied, HiddenBinding, Payload, Peer, Secagg, TensorDigest
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import leaf_hash
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import Signer
 from staddle.security.log.segments import segment
+from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy.release import Release
 
 FEDERATION = "lung"

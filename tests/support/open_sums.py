@@ -21,7 +21,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.keys import load_keys
 from staddle.security.secagg import linear_tags
-from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
+from staddle.security.secagg.masked_sum import Accumulator, check_group_values, masked_chunks
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import specify
 from staddle.silo.ingress.open_sums import IncomingSums
@@ -91,15 +91,17 @@ class Summed:
         )
         without = Accumulator(clear)
         for silo in survivors:
-            gifts = [
+            contributions = [
                 blind_sum.given(part, group, self.values(part, silo))
                 for part, group in zip(self.parts, self.spec.groups, strict=True)
             ]
-            check_given(self.spec, gifts)
+            check_group_values(self.spec, contributions)
             tagger = linear_tags.Tagger(key, ctx, len(self.parts))
             pads = silo_pads(self.spec, silo, key)
-            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
-            without.add(words.tobytes() for words in masked_chunks(clear, silo, gifts, ()))
+            accumulator.add(
+                words.tobytes() for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+            )
+            without.add(words.tobytes() for words in masked_chunks(clear, silo, contributions, ()))
             given[silo] = tagger.padded(key, ctx, silo)
         self.folds, self.seen = (
             {

@@ -9,8 +9,8 @@ from support.raw_silo import SECONDS, Caller
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto import tensor_pb2 as tensor
-from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire
-from staddle.proto.convert.secagg_sent import Over, SecaggPoll, SecaggUpload, asked_to_wire, given_to_wire
+from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggPoll, SecaggUpload, poll_to_wire, secagg_upload_to_wire
 from staddle.security.blind.plan import model_digest, round_frame, round_terms, sums_metrics_alone
 from staddle.security.blind.sum import given
 from staddle.security.identity import roster as rosters
@@ -26,13 +26,13 @@ MIB = 1 << 20
 
 
 class BlindSilo(Caller):
-    """``gifts(round)`` are its tensors by part. ``hear(effect)`` may change what it does, or be None for silence."""
+    """``contributions(round)``: its tensors by part. ``hear(effect)`` may change an effect, or be None for silence."""
 
-    def __init__(self, address, keys, roster, job, gifts):
+    def __init__(self, address, keys, roster, job, contributions):
         super().__init__(address, keys, roster, job)
         terms = round_terms(job, Terms(colluders=job.security.colluders))
         self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
-        self.whole_roster, self.gifts, self.memory = roster, gifts, Memory()
+        self.whole_roster, self.contributions, self.memory = roster, contributions, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None
 
@@ -49,7 +49,7 @@ class BlindSilo(Caller):
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""
         asked = SecaggPoll(self.session, self.job.name, self.digest, round_, self.had)
-        told = told_from_wire(await self.stub.SecureNext(asked_to_wire(asked), timeout=SECONDS))
+        told = secagg_delivery_from_wire(await self.stub.SecureNext(poll_to_wire(asked), timeout=SECONDS))
         self.had += told is not None
         return told
 
@@ -101,7 +101,7 @@ class BlindSilo(Caller):
                     await self.say(effect)
 
     async def say(self, body):
-        await self.stub.Secure(given_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS)
+        await self.stub.Secure(secagg_upload_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS)
 
     tags = b""  # of masked words, padded; where the job's silos share a key
     kept = b""  # its own share of what is compared by shares
@@ -109,7 +109,7 @@ class BlindSilo(Caller):
     def masked(self, terms):
         spec = self.state.spec
         parts = zip(self.job.up(spec.round), spec.groups, strict=True)
-        values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
+        values = [given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts]
         return b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms))
 
     def masked_frames(self, **changes):

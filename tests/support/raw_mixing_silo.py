@@ -10,7 +10,7 @@ import torch
 from support.raw_blind_silo import MIB, BlindSilo
 from support.raw_silo import SECONDS
 
-from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix, given_items
+from staddle.algorithms.exchange.parts import DTYPES, Gram, Mix, upload_items
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.group_key import Contributed, contributed_to_wire
@@ -56,10 +56,10 @@ def cut(part, values):
 
 
 class MixSilo(BlindSilo):
-    """``gifts(round)`` are its tensors by part; ``rows`` what it opened in its last fetch, by part."""
+    """``contributions(round)`` are its tensors by part; ``rows`` what it opened in its last fetch, by part."""
 
-    def __init__(self, address, keys, roster, job, gifts):
-        super().__init__(address, keys, roster, job, gifts)
+    def __init__(self, address, keys, roster, job, contributions):
+        super().__init__(address, keys, roster, job, contributions)
         self.keys, self.number, self.memories, self.rows, self.parts_of = keys, 0, {}, {}, {}
         self.prekeys = {}  # in its last delivery, by part and silo
         self.signers = Signers.of(roster, job.silos)
@@ -100,7 +100,7 @@ class MixSilo(BlindSilo):
         line, version = self.line(part), self.version(round_)
         self.number += 1
         seed, tagger = os.urandom(32), o.tagger_of(line, KEY)
-        values = flat(part, self.gifts(round_)[part.name])
+        values = flat(part, self.contributions(round_)[part.name])
         words = b"".join(w.tobytes() for w in o.hidden_pieces(line, version, seed, values, tagger))
         tag = tagger.padded(KEY, version.context(line), self.silo)
         sha256 = hashlib.sha256(words).digest()
@@ -121,7 +121,7 @@ class MixSilo(BlindSilo):
     def rotated(self, part, round_):
         """The bytes of an upload of a Gram, and what it is bound to."""
         (spec,) = part.tensors
-        vectors = self.gifts(round_)[part.name][spec.name].double().numpy()
+        vectors = self.contributions(round_)[part.name][spec.name].double().numpy()
         turned = [
             rotate(vectors[row : row + 1].copy(), use_of(self.job, part, round_, row).key(KEY))[0]
             for row in range(len(vectors))
@@ -132,7 +132,7 @@ class MixSilo(BlindSilo):
 
     def part_frames(self, part, round_, payload, context, /, **changes):
         """The upload of a part, right in all that ``changes`` of the manifest leave."""
-        headers = to_wire(given_items([part])) if isinstance(part.exchange, Gram) else ()
+        headers = to_wire(upload_items([part])) if isinstance(part.exchange, Gram) else ()
         manifest = {
             "session": self.session,
             "job": self.job.name,
@@ -176,14 +176,14 @@ class MixSilo(BlindSilo):
     def masked(self, terms):
         spec = self.state.spec
         parts = zip(summed(self.job.up(spec.round)), spec.groups, strict=True)
-        values = [given(part, group, self.gifts(spec.round)[part.name]) for part, group in parts]
+        values = [given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts]
         tagger = Tagger(KEY, spec.context(), len(spec.groups))
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger))
         self.tags = tagger.padded(KEY, spec.context(), self.silo, terms=terms)
         if spec.compared is None:
             return made
         (part,) = shared(self.job.up(spec.round))
-        vectors = self.gifts(spec.round)[part.name][part.tensors[0].name].double().numpy()
+        vectors = self.contributions(spec.round)[part.name][part.tensors[0].name].double().numpy()
         sealed, self.kept = deal_sealed(spec, self.silo, quantise(spec.compared, vectors), self.hiding)
         return made + b"".join(sealed)
 
@@ -239,10 +239,10 @@ class MixSilo(BlindSilo):
         return self.memories.get(part.name, mix_row.RowMemory())
 
     def counted(self, round_):
-        """Its gifts of a round counted: they are its versions."""
+        """Its contributions of a round counted: they are its versions."""
         for part in uploaded(self.job.up(round_)):
             if isinstance(part.exchange, Mix):
-                self.own[part.name] = flat(part, self.gifts(round_)[part.name])
+                self.own[part.name] = flat(part, self.contributions(round_)[part.name])
 
 
 async def in_turn(silos, work):
@@ -254,8 +254,8 @@ async def in_turn(silos, work):
 class DirectedSilo(MixSilo):
     """The same where the job mixes by directed sums; ``folder`` is for what it remembers."""
 
-    def __init__(self, address, keys, roster, job, gifts, folder):
-        super().__init__(address, keys, roster, job, gifts)
+    def __init__(self, address, keys, roster, job, contributions, folder):
+        super().__init__(address, keys, roster, job, contributions)
         folder.mkdir(parents=True, exist_ok=True)
         self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, PARTS, self.others), folder)
         self.sharing.memory.begin(job)
@@ -265,8 +265,8 @@ class DirectedSilo(MixSilo):
     def masked(self, terms):
         spec = self.state.spec
         of, _ = sum_groups(self.job.up(spec.round), bounds(self.job), self.job.row_readers(spec.round))
-        gifts = self.gifts(spec.round)
-        values = [given(part, group, gifts[part.name]) for part, group in zip(of, spec.groups, strict=True)]
+        contributions = self.contributions(spec.round)
+        values = [given(part, group, contributions[part.name]) for part, group in zip(of, spec.groups, strict=True)]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
         made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads))
         own = {index: pad.key for index, pad in pads.items()}

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import torch
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, given_items
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
 from staddle.algorithms.method import METRICS
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import tensor_pb2 as tensor
@@ -17,10 +17,10 @@ from staddle.proto.stream import Digester, chunks
 from staddle.proto.wire import to_wire
 from staddle.security.identity import roster as rosters
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree
+from staddle.security.log.tree_head import TreeHead
 
 SECONDS = 20
 
@@ -137,7 +137,7 @@ class NoLedger:
 
 def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):
     """An upload with correct digests; ``named`` tensors hold a value of their own."""
-    items = given_items(caller.job.up(round_))
+    items = upload_items(caller.job.up(round_))
     counts = min(max(fill, 0), 2**40)  # of right answers: what any silo may say
     values = [
         torch.full(

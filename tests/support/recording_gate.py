@@ -9,7 +9,7 @@ import torch
 from support.explained import UPLOAD, Call
 from support.ledgers import stored
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, given_items
+from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, upload_items
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS
 from staddle.commands.federation import local_federation
@@ -26,13 +26,13 @@ from staddle.security.identity.roster import Roster
 from staddle.security.ledger import audit
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.receipt import Receipt
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
+from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy import policy as policies
 from staddle.silo.egress.gate import Gate, UnreachableError
 from staddle.silo.egress.witness import HEADS, Witness
+from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
-from staddle.silo.parts.gifts import Contributions
 
 SESSION = b"0123456789abcdef"
 SILOS = ("silo-a", "silo-b", "silo-c")
@@ -230,7 +230,7 @@ class World:
         return self.declares or Declared.of(self.job.document(), RECORDS)
 
     def items(self, round_=0):
-        return self.declares.items(round_) if self.declares else given_items(self.job.up(round_))
+        return self.declares.items(round_) if self.declares else upload_items(self.job.up(round_))
 
     def payload(self, round_=0, **changes):
         """What the job's round gives: random numbers, plausible counts; ``changes`` replaces tensors by name."""

@@ -197,7 +197,7 @@ tolds = st.builds(SecaggDelivery, attempts, told_bodies)
 askeds = st.builds(SecaggPoll, sessions, ids, hashes, small, small)
 
 
-def giver(given):
+def contributor(given):
     """Who gives it: the silo that it names itself."""
     match given.body:
         case s.SendShares(dealing):

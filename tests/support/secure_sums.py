@@ -80,7 +80,7 @@ def frame(**fields):
 class Run:
     """One attempt: a coordinator, silos and their shells in this process, messages delivered in a drawn order.
 
-    ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "Upload", ...); it is silent from then
+    ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "UploadWords", ...); it is silent from then
     on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None. ``pads(silo)``
     are those of groups that the coordinator is not to read. ``vectors``, by silo, are what is compared by shares, and
     ``cut(silo, share)`` may give another sealed share in the place of one that a silo is told. ``before[silo, event
@@ -176,7 +176,7 @@ class Run:
             case s.Remember(memory):
                 self.memories[who] = memory
             case s.UploadWords(terms, hiding):
-                masked_sum.check_given(self.spec, self.given[who])
+                masked_sum.check_group_values(self.spec, self.given[who])
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
                 pads = self.pads(who)

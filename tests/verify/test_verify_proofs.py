@@ -8,9 +8,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.lone_verifier import load
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log import checkpoint, consistency, merkle, note, proof
-from staddle.security.log.checkpoint import TreeHead, issue
+from staddle.security.log import consistency, merkle, note, proof
+from staddle.security.log import tree_head as checkpoint
 from staddle.security.log.note import Note, SignatureKind, VerifierKey, cosign, sign
+from staddle.security.log.tree_head import TreeHead, issue
 
 HERE = Path(__file__).parent.parent / "security" / "log"
 NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "checkpoint", "proof"))

@@ -291,7 +291,7 @@ class FedAIMS(Method):
         mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)  # (3); sums may have noise
         weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
         (spec,) = self.prototypes.tensors
-        gifts = {
+        contributions = {
             "backbone": Contribution(self.flat(state, "extractor"), float(facts.samples)),
             "prototypes": Contribution({spec.name: mean.to(DTYPES[spec.dtype])}, weight.double()),
         }
@@ -301,8 +301,8 @@ class FedAIMS(Method):
                 vector = vector - state.extra["received"].double()  # φ_i^{t+1} - φ^t
             unit = vector / vector.norm().clamp(min=SMALLEST_NORM)
             (spec,) = self.direction.tensors
-            gifts["direction"] = Contribution({spec.name: unit.to(DTYPES[spec.dtype])[None]})
-        return gifts
+            contributions["direction"] = Contribution({spec.name: unit.to(DTYPES[spec.dtype])[None]})
+        return contributions
 
     def vector(self, state: SiloState) -> Tensor:
         """The backbone's parameters in one row [|φ|]."""

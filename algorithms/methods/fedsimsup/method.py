@@ -204,7 +204,7 @@ class FedSimSup(Method):
         return Effort(epochs=self.options.tau_s + self.options.tau_theta) if round_ else Effort()
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The census, or θ; the supervisor is in no gift."""
+        """The census, or θ; the supervisor is in no contribution."""
         if facts.round:
             return {"theta": Contribution(self.flat(state, "extractor", "classifier"))}
         if self.declared:
@@ -234,18 +234,18 @@ class FedSimSup(Method):
         if round_ == 0:
             return Combined(state if self.declared else self._censused(state, cohort, results["census"]))
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
-        givers = [silo for silo in cohort if samples[silo] > 0]
-        total = sum(samples[silo] for silo in givers)  # M
+        contributors = [silo for silo in cohort if samples[silo] > 0]
+        total = sum(samples[silo] for silo in contributors)  # M
         posts, unmatched = [], state["unmatched"].clone()
         for here, silo in enumerate(self.setting.silos):
             if silo in cohort:
                 continue  # Eq. 6
-            able = samples[silo] > 0 and len(givers) >= FEWEST
-            weights = self._alike(state, silo, givers) if able else {}
+            able = samples[silo] > 0 and len(contributors) >= FEWEST
+            weights = self._alike(state, silo, contributors) if able else {}
             if not weights:
                 unmatched[here] += 1
                 continue
-            alpha = share_of_others(total, len(givers), samples[silo]) * self.decay(round_)  # Eq. 8
+            alpha = share_of_others(total, len(contributors), samples[silo]) * self.decay(round_)  # Eq. 8
             posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
         return Combined({**state, "unmatched": unmatched}, posts=tuple(posts))
 
@@ -260,32 +260,43 @@ class FedSimSup(Method):
         """What was posted to this silo."""
         return (Mail("theta"),) if self.down(round_) else ()
 
-    def similarities(self, state: CoordinatorState, silo: str, givers: list[str]) -> dict[str, float]:
+    def similarities(self, state: CoordinatorState, silo: str, contributors: list[str]) -> dict[str, float]:
         """The positive s_ij of one silo i over the participants j."""
-        here, *there = (self.setting.silos.index(name) for name in (silo, *givers))
+        here, *there = (self.setting.silos.index(name) for name in (silo, *contributors))
         if self.labels:
             unit = nn.functional.normalize(state["proportions"], dim=1)  # [n, C]
             row = unit[there] @ unit[here]  # cosines
         else:
             row = state["samples"][there].double()
-        return {giver: value for giver, value in zip(givers, row.tolist(), strict=True) if value > 0}
+        return {contributor: value for contributor, value in zip(contributors, row.tolist(), strict=True) if value > 0}
 
-    def declared_similarities(self, silo: str, givers: Sequence[str]) -> dict[str, float]:
+    def declared_similarities(self, silo: str, contributors: Sequence[str]) -> dict[str, float]:
         """The same of what the job declares: of whole numbers and one root, so alike on every machine."""
         counts, by_class = self.setting.counts, self.setting.class_counts
         if not self.labels:
-            return {giver: float(counts[giver]) for giver in givers}
-        products = {giver: sum(map(mul, by_class[silo], by_class[giver])) for giver in givers}
+            return {contributor: float(counts[contributor]) for contributor in contributors}
+        products = {contributor: sum(map(mul, by_class[silo], by_class[contributor])) for contributor in contributors}
         own = sum(count * count for count in by_class[silo])
-        lengths = {giver: sqrt(own * sum(count * count for count in by_class[giver])) for giver in givers}
-        return {giver: products[giver] / lengths[giver] for giver in givers if products[giver]}
+        lengths = {
+            contributor: sqrt(own * sum(count * count for count in by_class[contributor]))
+            for contributor in contributors
+        }
+        return {
+            contributor: products[contributor] / lengths[contributor]
+            for contributor in contributors
+            if products[contributor]
+        }
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
         """s_ij over the silos that are drawn for the round."""
         return self.declared_similarities(recipient, self.setting.drawn(round_)) if self.declared and round_ else {}
 
-    def _alike(self, state: CoordinatorState, silo: str, givers: list[str]) -> dict[str, float]:
-        return self.declared_similarities(silo, givers) if self.declared else self.similarities(state, silo, givers)
+    def _alike(self, state: CoordinatorState, silo: str, contributors: list[str]) -> dict[str, float]:
+        return (
+            self.declared_similarities(silo, contributors)
+            if self.declared
+            else self.similarities(state, silo, contributors)
+        )
 
     def decay(self, round_: int) -> float:
         """β^t of the job's schedule."""
@@ -304,15 +315,14 @@ class FedSimSup(Method):
         alike = self.declared_similarities(silo, [other for other in self.setting.silos if other != silo])
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
-        whole = sum(alike[giver] for giver in shares)
-        for giver, share in shares.items():
-            if abs(share - alike[giver] / whole) > SHARE_TOLERANCE:
-                return (
-                    f"gives {giver!r} a share of {share:.6f}, by the declared counts it has {alike[giver] / whole:.6f}"
-                )
+        whole = sum(alike[contributor] for contributor in shares)
+        for contributor, share in shares.items():
+            if abs(share - alike[contributor] / whole) > SHARE_TOLERANCE:
+                expected = alike[contributor] / whole
+                return f"gives {contributor!r} a share of {share:.6f}, by the declared counts it has {expected:.6f}"
         counts = self.setting.counts
         unlike = [count for other, count in counts.items() if other != silo and other not in alike]
-        means = mean_range([counts[giver] for giver in shares], unlike)
+        means = mean_range([counts[contributor] for contributor in shares], unlike)
         most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)  # Eq. 8, 9
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
@@ -357,9 +367,9 @@ def beta(round_: int, rounds: int, c: float, gamma: float) -> float:
     return 1.0 if round_ < threshold else (threshold / round_) ** 2  # Eq. 10
 
 
-def share_of_others(total: int, givers: int, own: int) -> float:
+def share_of_others(total: int, contributors: int, own: int) -> float:
     """λ_i^t from M, K and m_i."""
-    return total / (total + givers * own)  # Eq. 9
+    return total / (total + contributors * own)  # Eq. 9
 
 
 def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:

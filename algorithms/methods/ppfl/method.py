@@ -264,12 +264,12 @@ class PPFL(Method):
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
         sums = {"b": h, "m": torch.outer(h, c.double()), "silos": torch.ones((), dtype=torch.float64)}
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
-        gifts = {
+        contributions = {
             "model": Contribution(self.flat(state, *self.theta), weight),  # Eq. 12
             "coupling": Contribution(sums),
             "membership": Contribution({"c": c}),
         }
-        return {part.name: gifts[part.name] for part in self.up(facts.round)}
+        return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
     # The coordinator half: ``memberships`` [N, K] holds what was released, rows of zeros for silos that gave none.
 

@@ -41,11 +41,11 @@ def test_eq_1_by_hand(make_job):
     down = {"model": {"classifier.weight": torch.zeros(2, 1), "classifier.bias": torch.zeros(2)}}
     held = SiloState({**state.parts, "classifier": away}, state.extra)
     outcome = local_round(job.method(), job, held, 1, down, ONE, ONE, "a")
-    update = outcome.gifts["update"].tensors["update"]
+    update = outcome.contributions["update"].tensors["update"]
     assert update.tolist() == [pytest.approx([-0.1, 0.1, -0.1, 0.1])]
-    assert outcome.gifts["model"].tensors["classifier.bias"].tolist() == pytest.approx([-0.1, 0.1])
+    assert outcome.contributions["model"].tensors["classifier.bias"].tolist() == pytest.approx([-0.1, 0.1])
     first = local_round(job.method(), job, held, 0, {}, ONE, ONE, "a")  # from where the silo is
-    assert first.gifts["update"].tensors["update"][0, :2].tolist() == pytest.approx([-0.1, 0.1], abs=1e-6)
+    assert first.contributions["update"].tensors["update"][0, :2].tolist() == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
 def test_eq_2_by_hand(make):

@@ -48,7 +48,7 @@ def test_eqs_1_to_3_by_hand(make_job, eta, weight):
     assert aggregation(outcome) == pytest.approx([weight, 1.0])  # 1 - 0.25 · 1.761594; 1 - 1.761594 is cut to 0
     mixed = outcome.state.parts["classifier"]["weight"].flatten().tolist()
     assert mixed == pytest.approx([2 * weight, 0.0], abs=1e-6)
-    assert outcome.gifts["model"].tensors["classifier.weight"].flatten().tolist() == pytest.approx(mixed)
+    assert outcome.contributions["model"].tensors["classifier.weight"].flatten().tolist() == pytest.approx(mixed)
     assert outcome.state.extra == {"learned": torch.tensor(1)}  # what was mixed is gone
 
 

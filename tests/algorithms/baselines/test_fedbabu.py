@@ -68,11 +68,13 @@ def test_a_silos_gift_is_its_extractor_with_its_samples_and_nothing_where_it_tun
     job = make_job("fedbabu", rounds=1)
     method, data = job.method(), (make_data(20), make_data(5, 1))
     first = local_round(method, job, initial_state(method, "a"), 0, {}, *data, "a")
-    gift, body = first.gifts["extractor"], first.state.parts["extractor"]
-    assert gift.weight == 20.0
-    assert all(torch.equal(value, body[name.removeprefix("extractor.")]) for name, value in gift.tensors.items())
-    assert len(gift.tensors) == len(body)
-    assert local_round(method, job, first.state, 1, {}, *data, "a").gifts.keys() == {METRICS.name}
+    contribution, body = first.contributions["extractor"], first.state.parts["extractor"]
+    assert contribution.weight == 20.0
+    assert all(
+        torch.equal(value, body[name.removeprefix("extractor.")]) for name, value in contribution.tensors.items()
+    )
+    assert len(contribution.tensors) == len(body)
+    assert local_round(method, job, first.state, 1, {}, *data, "a").contributions.keys() == {METRICS.name}
 
 
 def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shards):

@@ -122,12 +122,15 @@ def test_classifiers_are_averaged_by_samples(make_job):
     result = simulate(job, shards)
     own = [result.states[silo].parts["classifier"]["weight"] for silo in job.silos]
     method = job.method()
-    gifts = [
+    contributions = [
         method.give(result.states[silo], Facts(silo, 0, n, torch.tensor([n, 0, 0])))["classifier"]
         for silo, n in (("a", 8), ("b", 24), ("c", 24))
     ]
-    assert [gift.weight for gift in gifts] == [8.0, 24.0, 24.0]
-    assert all(torch.equal(gift.tensors["classifier.weight"], weight) for gift, weight in zip(gifts, own, strict=True))
+    assert [contribution.weight for contribution in contributions] == [8.0, 24.0, 24.0]
+    assert all(
+        torch.equal(contribution.tensors["classifier.weight"], weight)
+        for contribution, weight in zip(contributions, own, strict=True)
+    )
 
 
 def test_it_learns_with_models_that_differ(make_job):

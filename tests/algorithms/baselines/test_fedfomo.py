@@ -38,7 +38,7 @@ def played(make_job, own, others, known, start=ZERO):
 
 def mixture(outcome):
     """The model that was trained by nothing, and the weights given."""
-    weights = outcome.gifts["weights"].tensors["weights"].tolist()
+    weights = outcome.contributions["weights"].tensors["weights"].tolist()
     return outcome.state.parts["classifier"]["weight"].flatten().tolist(), weights
 
 
@@ -52,7 +52,7 @@ def test_eqs_1_to_4_by_hand(make_job):
     mixed, weights = mixture(outcome)
     assert mixed == pytest.approx([0.0, 0.572983 + 2 * 0.427017], abs=1e-5)
     assert weights == pytest.approx([0.283110 / 1.448142, -0.785147 / 1.448142], abs=1e-5)
-    assert torch.equal(outcome.gifts["model"].tensors["classifier.weight"].flatten(), torch.tensor(mixed))
+    assert torch.equal(outcome.contributions["model"].tensors["classifier.weight"].flatten(), torch.tensor(mixed))
     began = outcome.state.parts["start_classifier"]["weight"].flatten().tolist()
     assert began == pytest.approx(mixed)  # the next round compares with this
 

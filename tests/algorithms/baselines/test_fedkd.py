@@ -92,15 +92,15 @@ def test_the_mentee_crosses_after_its_truncated_update_and_the_rest_stays(make_j
     start = initial_state(method, "a")
     down = {name: tensor + 0.5 for name, tensor in method.flat(start, "extractor", "classifier").items()}
     outcome = local_round(method, job, start, 1, {"mentee": down}, points, points, "a")
-    gift = outcome.gifts["mentee"]
-    assert gift.tensors.keys() == {spec.name for spec in mentee.tensors}
-    assert gift.weight == 20
+    contribution = outcome.contributions["mentee"]
+    assert contribution.tensors.keys() == {spec.name for spec in mentee.tensors}
+    assert contribution.weight == 20
     fewer = 0
     for name, value in method.flat(outcome.state, "extractor", "classifier").items():
         if value.ndim < 2:
-            assert torch.allclose(gift.tensors[name], value, atol=1e-6)
+            assert torch.allclose(contribution.tensors[name], value, atol=1e-6)
             continue
-        own, given = ((tensor - down[name]).flatten(1) for tensor in (value, gift.tensors[name]))
+        own, given = ((tensor - down[name]).flatten(1) for tensor in (value, contribution.tensors[name]))
         fewer += int(torch.linalg.matrix_rank(given, 1e-4) < torch.linalg.matrix_rank(own, 1e-4))
         assert 0.6 - 1e-4 <= given.square().sum() / own.square().sum() <= 1
     assert fewer >= 3
@@ -115,7 +115,7 @@ def test_with_all_of_an_update_a_mentee_crosses_as_it_is(make_job, make_data):
     method = job.method()
     outcome = local_round(method, job, initial_state(method, "a"), 0, {}, points, points, "a")
     for name, value in method.flat(outcome.state, "extractor", "classifier").items():
-        assert torch.allclose(outcome.gifts["mentee"].tensors[name], value, atol=1e-5)
+        assert torch.allclose(outcome.contributions["mentee"].tensors[name], value, atol=1e-5)
 
 
 def test_mentor_and_map_have_the_widths_of_both(make_job, make_shards):

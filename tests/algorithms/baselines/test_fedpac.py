@@ -40,15 +40,15 @@ def test_eqs_1_and_4_by_hand(make):
     method = make()
     state = initial_state(method, "a")
     state = replace(state, extra={"prototypes": wide([[3.0, 0.0], [0.0, 0.0], [0.0, 1.5]])})
-    gifts = method.give(state, surveyed(method))
+    contributions = method.give(state, surveyed(method))
     # h_0 = 2/3 · (2, 1), h_2 = 1/3 · (0, 4); a third of the prototypes is (1, 0) and (0, 0.5)
-    h = gifts["vectors"].tensors["h"].reshape(3, 64)[:, :2]
+    h = contributions["vectors"].tensors["h"].reshape(3, 64)[:, :2]
     assert torch.allclose(h, torch.tensor([[4 / 3 - 1, 2 / 3], [0.0, 0.0], [0.0, 4 / 3 - 0.5]]))
     # squares: 5 + 9 + 16 = 30; ‖h‖² = 16/9 + 4/9 + 16/9 = 4; V = (30/3 - 4) / 3
-    assert gifts["variance"].tensors["v"].item() == pytest.approx(2.0)
-    assert torch.equal(gifts["prototypes"].tensors["mean"], wide([[4.0, 2.0], [0.0, 0.0], [0.0, 8.0]]))
-    assert gifts["prototypes"].weight.tolist() == [2, 0, 1]
-    assert gifts["extractor"].weight == 3
+    assert contributions["variance"].tensors["v"].item() == pytest.approx(2.0)
+    assert torch.equal(contributions["prototypes"].tensors["mean"], wide([[4.0, 2.0], [0.0, 0.0], [0.0, 8.0]]))
+    assert contributions["prototypes"].weight.tolist() == [2, 0, 1]
+    assert contributions["extractor"].weight == 3
     pooled = make(POOLED).give(state, surveyed(method))["variance"]
     assert (pooled.tensors["v"].item(), pooled.weight) == (pytest.approx(6 / 64), 3)
 

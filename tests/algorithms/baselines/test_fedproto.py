@@ -70,9 +70,9 @@ def test_eq_3_by_hand(method):
     features = torch.tensor([[1.0, 2.0], [5.0, 6.0], [3.0, 4.0]])
     sums = method.sums({"extractor": lambda _: features}, torch.zeros(3, 1), torch.tensor([0, 2, 0]))
     assert sums["sums"].tolist() == [[4, 6], [0, 0], [5, 6]]
-    gift = method.give(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))["prototypes"]
-    assert gift.tensors["mean"].tolist() == [[2, 3], [0, 0], [5, 6]]
-    assert gift.weight.tolist() == [2, 0, 1]
+    contribution = method.give(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))["prototypes"]
+    assert contribution.tensors["mean"].tolist() == [[2, 3], [0, 0], [5, 6]]
+    assert contribution.weight.tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_eq_6_by_hand(make_job, weights, mean, total, most):
     given = {}
     for silo, counts, values in (("a", (2, 0, 1), (2.0, 0.0, 7.0)), ("b", (4, 0, 0), (8.0, 0.0, 0.0))):
         sums = torch.tensor(counts)[:, None] * filled(method, values)["prototypes"]["mean"]
-        gift = method.give(initial_state(method, silo), facts(counts, sums.tolist()))["prototypes"]
-        given[silo] = PLAIN.give(part, gift)
+        contribution = method.give(initial_state(method, silo), facts(counts, sums.tolist()))["prototypes"]
+        given[silo] = PLAIN.give(part, contribution)
     result = PLAIN.collect(part, ("a", "b"), lambda silo, name: given[silo][name])
     assert result["mean"][:, 0].tolist() == pytest.approx([mean, 0, 7])
     assert result[WEIGHT].tolist() == [total, 0, 1]
@@ -110,10 +110,10 @@ def test_what_is_given_are_the_features_of_the_trained_extractor(make_job):
     extractor.load_state_dict(made.state.parts["extractor"])
     features = extractor(data.x).detach()
     means = [features[data.y == label].mean(0) for label in (0, 2)]
-    gift = made.gifts["prototypes"]
-    assert torch.allclose(gift.tensors["mean"][[0, 2]], torch.stack(means), atol=1e-6)
-    assert gift.weight.tolist() == [7, 0, 2]
-    assert not gift.tensors["mean"][1].any()
+    contribution = made.contributions["prototypes"]
+    assert torch.allclose(contribution.tensors["mean"][[0, 2]], torch.stack(means), atol=1e-6)
+    assert contribution.weight.tolist() == [7, 0, 2]
+    assert not contribution.tensors["mean"][1].any()
 
 
 def test_stages_train_then_measure(method):

@@ -68,11 +68,11 @@ def test_a_silos_gift_is_its_extractor_with_its_samples(make_job, make_data):
     outcome = local_round(
         job.method(), job, initial_state(job.method(), "a"), 0, {}, make_data(20), make_data(5, 1), "a"
     )
-    gift = outcome.gifts["extractor"]
-    assert gift.weight == 20.0
-    assert gift.tensors.keys() == {f"extractor.{name}" for name in outcome.state.parts["extractor"]}
+    contribution = outcome.contributions["extractor"]
+    assert contribution.weight == 20.0
+    assert contribution.tensors.keys() == {f"extractor.{name}" for name in outcome.state.parts["extractor"]}
     assert all(
-        torch.equal(gift.tensors[f"extractor.{name}"], value)
+        torch.equal(contribution.tensors[f"extractor.{name}"], value)
         for name, value in outcome.state.parts["extractor"].items()
     )
 

@@ -62,8 +62,8 @@ def test_what_crosses_and_what_stays(make_job, make_data):
     assert not torch.equal(state.parts["classifier"]["weight"], state.parts[OWN[1]]["weight"])
     down = {name: tensor + 1 for name, tensor in method.flat(state, "extractor", "classifier").items()}
     outcome = local_round(method, job, state, 1, {"meme": down}, points, points, "a")
-    assert outcome.gifts["meme"].tensors.keys() == {spec.name for spec in meme.tensors}
-    assert outcome.gifts["meme"].weight == 20
+    assert outcome.contributions["meme"].tensors.keys() == {spec.name for spec in meme.tensors}
+    assert outcome.contributions["meme"].weight == 20
     taken = method.deliver(state, {"meme": down}, None)
     assert torch.equal(taken.parts["classifier"]["bias"], state.parts["classifier"]["bias"] + 1)
     assert all(torch.equal(taken.parts[part][name], t) for part in OWN for name, t in state.parts[part].items())

@@ -59,11 +59,13 @@ def test_the_last_layers_are_weighted_means_and_the_others_stay(make_job, make_d
     method.modules = own
     shards = {silo: (make_data(n, n), make_data(6, 1)) for silo, n in sizes.items()}
     given = {
-        silo: local_round(method, job, initial_state(method, silo), 0, {}, *shards[silo], silo).gifts["layers"]
+        silo: local_round(method, job, initial_state(method, silo), 0, {}, *shards[silo], silo).contributions["layers"]
         for silo in sizes
     }
-    assert {silo: gift.weight for silo, gift in given.items()} == {"a": 10.0, "b": 30.0, "c": 20.0}
-    assert all(gift.tensors.keys() == {"classifier.weight", "classifier.bias"} for gift in given.values())
+    assert {silo: contribution.weight for silo, contribution in given.items()} == {"a": 10.0, "b": 30.0, "c": 20.0}
+    assert all(
+        contribution.tensors.keys() == {"classifier.weight", "classifier.bias"} for contribution in given.values()
+    )
     result = simulate(job, shards)
     method.product = "delivered"
     delivered = simulate(job, shards)

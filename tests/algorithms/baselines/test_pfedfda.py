@@ -85,11 +85,11 @@ def test_a_round_of_one_silo_follows_the_equations(make_job, make_data, monkeypa
     assert torch.allclose(state.parts["classifier"]["weight"].double(), weight, atol=1e-3)
     assert torch.allclose(state.parts["classifier"]["bias"].double(), bias, atol=1e-3)
     assert torch.equal(state.extra["means"], before["means"])  # the global ones
-    gifts = outcome.gifts
-    assert not gifts["changes"].tensors["change"][2].any()
-    assert gifts["changes"].weight.tolist() == [20, 20, 0]
-    assert gifts["records"].tensors["records"] == 20
-    assert torch.equal(gifts["covariance"].tensors["covariance"], state.extra["adapted"])
+    contributions = outcome.contributions
+    assert not contributions["changes"].tensors["change"][2].any()
+    assert contributions["changes"].weight.tolist() == [20, 20, 0]
+    assert contributions["records"].tensors["records"] == 20
+    assert torch.equal(contributions["covariance"].tensors["covariance"], state.extra["adapted"])
 
 
 def test_features_that_are_not_finite_are_told_of(make, make_data):

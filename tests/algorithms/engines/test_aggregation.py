@@ -10,7 +10,7 @@ from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
 
 
-def gifts(job, seeds, round_=0):
+def contributions(job, seeds, round_=0):
     """What each silo gives: its initial model plus noise, with 10·(place + 1) samples."""
     method, spool = job.method(), {}
     for place, silo in enumerate(job.silos):
@@ -29,7 +29,7 @@ def gifts(job, seeds, round_=0):
 @pytest.mark.parametrize(("weights", "shares"), [("samples", (10, 20, 30)), ("equal", (1, 1, 1))])
 def test_fedavg_folds_as_eq_2(make_job, weights, shares):
     job = make_job("fedavg", {"weights": weights})
-    read, archive = gifts(job, 0), MemoryArchive()
+    read, archive = contributions(job, 0), MemoryArchive()
     state, metrics = close_round(job.method(), PLAIN, {}, 0, ("c", "a", "b"), job.up(0), read, archive)
     assert state == {}
     assert {name: t.item() for name, t in metrics.items()} == {
@@ -50,7 +50,7 @@ def test_the_order_in_which_members_are_named_changes_no_bit(make_job):
     assert in_job_order(job.method(), ("c", "a")) == ("a", "c")
     for members in (("a", "b", "c"), ("c", "b", "a")):
         archive = MemoryArchive()
-        close_round(job.method(), PLAIN, {}, 0, members, job.up(0), gifts(job, 0), archive)
+        close_round(job.method(), PLAIN, {}, 0, members, job.up(0), contributions(job, 0), archive)
         folds.append(archive.latest("model"))
     assert all(torch.equal(folds[0][name], folds[1][name]) for name in folds[0])
 
@@ -58,7 +58,7 @@ def test_the_order_in_which_members_are_named_changes_no_bit(make_job):
 def test_fedper_never_gives_its_classifier(make_job):
     job = make_job("fedper")
     archive = MemoryArchive()
-    close_round(job.method(), PLAIN, {}, 0, job.silos, job.up(0), gifts(job, 0), archive)
+    close_round(job.method(), PLAIN, {}, 0, job.silos, job.up(0), contributions(job, 0), archive)
     assert all(name.startswith("extractor.") for name in archive.latest("extractor"))
 
 
@@ -71,7 +71,7 @@ def test_nothing_is_delivered_before_the_first_round(make_job):
 def test_local_gives_metrics_only(make_job):
     job = make_job("local")
     assert [part.name for part in job.up(0)] == ["metrics"]
-    _, metrics = close_round(job.method(), PLAIN, {}, 0, ("a", "c"), job.up(0), gifts(job, 0), MemoryArchive())
+    _, metrics = close_round(job.method(), PLAIN, {}, 0, ("a", "c"), job.up(0), contributions(job, 0), MemoryArchive())
     assert metrics["tested"].item() == 4
 
 
@@ -84,7 +84,7 @@ def test_strangers_and_duplicates_are_refused(make_job, members):
 
 def test_a_round_that_fails_leaves_the_archive_as_it_was(make_job):
     job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
-    read = gifts(job, 0)
+    read = contributions(job, 0)
 
     def failing(part, silo, name):
         if part == "rows":
@@ -137,7 +137,7 @@ def test_what_a_method_makes_of_a_round_is_checked_first(make_job, monkeypatch, 
     method = job.method()
     monkeypatch.setattr(method, "combine", lambda *_: combined)
     with pytest.raises(LocalError, match=complaint):
-        close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), gifts(job, 0), archive)
+        close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive)
     assert archive.latest("model") is None
     assert archive.mail("extractor", "a") is None
     assert not archive.has("extractor", "a")
@@ -179,7 +179,7 @@ def test_who_gets_no_row_keeps_its_own(make_job, monkeypatch):
     job, archive, refusing = make_job("pfedsim", {"rho": 0}), MemoryArchive(), Refusing("a")
     method = job.method()
     monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0}),))
-    close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), gifts(job, 0), archive)
+    close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive)
     assert deliver(method, refusing, method.begin(), 1, "a", archive) == {}
     assert deliver(method, refusing, method.begin(), 1, "b", archive).keys() == {"extractor"}
     assert refusing.asked == ["a", "b"]
@@ -191,7 +191,7 @@ def test_a_post_without_a_row_is_not_made_and_the_method_is_told(make_job, monke
     posts = tuple(Post("extractor", silo, {"a": 1.0}, keep=0.5) for silo in "bc")
     monkeypatch.setattr(method, "combine", lambda *_: Combined({"n": torch.tensor(1)}, posts=posts))
     monkeypatch.setattr(method, "unposted", lambda state, silos: {**state, "without": silos})
-    state, _ = close_round(method, refusing, {}, 0, ("a",), job.up(0), gifts(job, 0), archive)
+    state, _ = close_round(method, refusing, {}, 0, ("a",), job.up(0), contributions(job, 0), archive)
     assert (state["n"].item(), state["without"]) == (1, ("b",))
     assert archive.mail("extractor", "b") is None
     assert archive.mail("extractor", "c")[KEEP.name].item() == 0.5

@@ -68,7 +68,7 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
 
 
 @pytest.mark.parametrize(
-    ("gift", "complaint"),
+    ("contribution", "complaint"),
     [
         (Contribution({"w": torch.zeros(2, 3)}, 1.0), "its schema has"),
         (Contribution({**GOOD, "x": torch.zeros(1)}, 1.0), "its schema has"),
@@ -85,9 +85,9 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
         (Contribution(GOOD, torch.ones(2, dtype=torch.float64)), "@weight"),
     ],
 )
-def test_give_refuses(gift, complaint):
+def test_give_refuses(contribution, complaint):
     with pytest.raises(LocalError, match=complaint):
-        laid_out(MEAN, gift)
+        laid_out(MEAN, contribution)
 
 
 @pytest.mark.parametrize(

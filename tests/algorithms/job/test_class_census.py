@@ -192,16 +192,16 @@ def test_hidden_rows_are_zeros_in_values_and_weight():
 
 
 @pytest.mark.parametrize(
-    "gift",
+    "contribution",
     [
         Contribution({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),  # class 2 is not held
         Contribution({"n": torch.tensor([1, 1, -1])}),
         Contribution({"n": torch.tensor([0, 0, 0]), "wide": torch.eye(3)}),
     ],
 )
-def test_rows_that_this_silo_does_not_hold_are_a_bug_of_the_method(gift):
+def test_rows_that_this_silo_does_not_hold_are_a_bug_of_the_method(contribution):
     with pytest.raises(LocalError, match="part 'p' has rows of other classes than this silo has records of"):
-        hide_rows("p", gift, torch.tensor([True, True, False]), torch.tensor([True, True, True]))
+        hide_rows("p", contribution, torch.tensor([True, True, False]), torch.tensor([True, True, True]))
 
 
 # The silo half.
@@ -212,10 +212,10 @@ def test_a_silo_says_what_it_holds_and_gives_shown_rows_alone(blind):
     for silo, said in (("a", [1, 1, 0]), ("d", [1, 0, 1])):
         state = method.deliver(initial_state(method, silo), {}, facts(silo, 0))
         assert method.give(state, facts(silo, 0))["holders"].tensors["holders"].tolist() == said
-        gift = method.give(counted(blind(), silo), facts(silo, 1))["rows"]
-        assert gift.weight.tolist() == [1, 0, 0]
-        assert gift.tensors["rows"][0].any()
-        assert not gift.tensors["rows"][1:].any()
+        contribution = method.give(counted(blind(), silo), facts(silo, 1))["rows"]
+        assert contribution.weight.tolist() == [1, 0, 0]
+        assert contribution.tensors["rows"][0].any()
+        assert not contribution.tensors["rows"][1:].any()
 
 
 def test_rows_of_a_class_that_is_not_shown_stay_the_silos_own(blind):
@@ -322,8 +322,8 @@ class Recorded:
         self.own, self.gave = own, []
         self.collect, self.mix = own.collect, own.mix
 
-    def give(self, part, gift):
-        self.gave.append((part, self.own.give(part, gift)))
+    def give(self, part, contribution):
+        self.gave.append((part, self.own.give(part, contribution)))
         return self.gave[-1][1]
 
 
@@ -380,7 +380,7 @@ def test_the_round_that_counts_trains_nothing(blind, make_data):
             for part, tensors in before.parts.items()
             for name, value in tensors.items()
         )
-        spool |= {(part.name, silo): PLAIN.give(part, made.gifts[part.name]) for part in job.up(0)}
+        spool |= {(part.name, silo): PLAIN.give(part, made.contributions[part.name]) for part in job.up(0)}
     read = lambda part, silo, name: spool[part, silo][name]  # noqa: E731
     state, metrics = close_round(method, PLAIN, {}, 0, FOUR, job.up(0), read, archive)
     assert archive.latest("holders")["holders"].tolist() == [4, 3, 1]

@@ -215,11 +215,11 @@ def test_one_personal_round_of_a_silo_with_three_points_by_hand(make_job, make_d
         parameter.data -= 0.05 * gradient
         assert torch.allclose(outcome.state.parts[part][leaf], parameter, atol=1e-6), name
         assert gradient.any()
-    given_ = outcome.gifts["extractor"].tensors
+    given_ = outcome.contributions["extractor"].tensors
     assert given_.keys() == mixed.keys()
     assert all(torch.allclose(value, parameters[name], atol=1e-6) for name, value in given_.items())
     unit = torch.nn.functional.normalize(parameters["classifier.weight"]).flatten() / 3**0.5
-    assert torch.allclose(outcome.gifts["rows"].tensors["rows"][0], unit, atol=1e-6)
+    assert torch.allclose(outcome.contributions["rows"].tensors["rows"][0], unit, atol=1e-6)
 
 
 def test_in_the_generalisation_phase_a_silo_gives_its_model_weighed_by_its_records(make):
@@ -316,8 +316,8 @@ class Recorder(PlainExchange):
         super().__init__()
         self.given = []
 
-    def give(self, part, gift):
-        self.given.append((part.name, super().give(part, gift)))
+    def give(self, part, contribution):
+        self.given.append((part.name, super().give(part, contribution)))
         return self.given[-1][1]
 
 
@@ -471,8 +471,8 @@ def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
     assert [spec.name for spec in job.down(6)[0].tensors][-1] == "@keep"
     method = job.method()
     state = initial_state(method, "a")
-    gifts = [set(method.give(state, replace(FACTS, round=n))) for n in (1, 2, 3)]
-    assert gifts == [{"model"}, {"rows"}, {"extractor", "rows"}]
+    contributions = [set(method.give(state, replace(FACTS, round=n))) for n in (1, 2, 3)]
+    assert contributions == [{"model"}, {"rows"}, {"extractor", "rows"}]
 
 
 def test_directed_a_round_is_mixed_by_the_likeness_before_it_over_who_gave_in_it(directed):

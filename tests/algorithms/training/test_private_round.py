@@ -192,7 +192,7 @@ def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_s
             ids["c"] = paid(0, *(r + 1 for r in range(round_ + 1) if "c" in job.method().blocks(r)))
             ids["now+c"] = worst([ids["now"], ids["c"]])
         for part in job.up(round_)[:-1]:
-            given = outcome.gifts[part.name]
+            given = outcome.contributions[part.name]
             names = {*given.tensors, *(() if given.weight is None else ("@weight",))}
             assert outcome.taints[part.name].keys() == names
             for tensor, taint in outcome.taints[part.name].items():
@@ -235,7 +235,7 @@ def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_s
         assert {taint.name for taint in outcome.taints[part].values()} == {"dp"}
         assert outcome.spending is None or round_ > 0
         assert set(outcome.taints["metrics"].values()) == {PUBLIC}
-        assert not any(count.any() for count in outcome.gifts["metrics"].tensors.values())
+        assert not any(count.any() for count in outcome.contributions["metrics"].tensors.values())
 
 
 # The classic mistake: a head without noise that feeds a gradient that is shared.
@@ -353,19 +353,19 @@ def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_
         reads = ()
 
         def give(self, state, facts):
-            gift = super().give(state, facts)["extractor"]
+            contribution = super().give(state, facts)["extractor"]
             factor = 2.0 if float(state.parts["classifier"]["weight"].sum()) > 0 else 1.0
-            return {"extractor": Contribution(gift.tensors, factor)}
+            return {"extractor": Contribution(contribution.tensors, factor)}
 
     class Adds(Heads):
         reads = ()
 
         def give(self, state, facts):
-            gift = super().give(state, facts)["extractor"]
-            first, value = next(iter(gift.tensors.items()))
+            contribution = super().give(state, facts)["extractor"]
+            first, value = next(iter(contribution.tensors.items()))
             made = torch.zeros_like(value)
             made.view(-1)[:1] += state.parts["classifier"]["bias"][:1]
-            return {"extractor": Contribution({**gift.tensors, first: value + made}, gift.weight)}
+            return {"extractor": Contribution({**contribution.tensors, first: value + made}, contribution.weight)}
 
     job = make_private("fedper", rounds=4)
     with pytest.raises(
@@ -511,7 +511,7 @@ def test_nothing_but_the_noisy_counts_reaches_a_method(make_private, make_data):
         final_round(method, job, outcome.state, {}, records, records, "a", private=private)
         heard.append(list(seen))
         seen.clear()
-        assert outcome.gifts["extractor"].weight == 13.0
+        assert outcome.contributions["extractor"].weight == 13.0
     assert heard[0] == heard[1]
     assert {(samples, tuple(counts)) for _, samples, counts in heard[0]} == {(13, (4, 0, 9))}
     assert [name for name, *_ in heard[0]] == ["deliver", "stages", "give", "deliver"]
@@ -615,10 +615,10 @@ def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private,
         private = silo_of(job, Still(each), Free(job))
         private.account.keep_counts(Counts(torch.tensor([4, 4, 4]), 0))
         made.append(local_round(method, job, state, 0, {}, data, make_data(50, 1), "a", private=private))
-    still, shifted = (outcome.gifts["prototypes"].tensors["mean"] * 4 for outcome in made)
+    still, shifted = (outcome.contributions["prototypes"].tensors["mean"] * 4 for outcome in made)
     assert torch.allclose(shifted - still, torch.full_like(still, 21.0), atol=1e-4)
-    assert made[0].gifts["metrics"].tensors["tested"] == 50
-    assert made[1].gifts["metrics"].tensors["tested"] == 50 + round(4 * 3**0.5)
+    assert made[0].contributions["metrics"].tensors["tested"] == 50
+    assert made[1].contributions["metrics"].tensors["tested"] == 50 + round(4 * 3**0.5)
     assert made[1].report.tested == 50
 
 
@@ -627,9 +627,11 @@ def test_a_class_that_seems_absent_gives_no_prototype(make_private, make_data):
     method, account = job.method(), MemoryAccount(job)
     account.keep_counts(Counts(torch.tensor([4, 0, 9]), 0))
     private, state = silo_of(job, account=account), initial_state(method, "a", public=())
-    gift = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private).gifts["prototypes"]
-    assert gift.tensors["mean"].any(1).tolist() == [True, False, True]
-    assert gift.weight.tolist() == [4.0, 0.0, 9.0]
+    contribution = local_round(
+        method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private
+    ).contributions["prototypes"]
+    assert contribution.tensors["mean"].any(1).tolist() == [True, False, True]
+    assert contribution.weight.tolist() == [4.0, 0.0, 9.0]
 
 
 def test_noisy_metrics_are_counts_still(make_private, make_data):
@@ -639,7 +641,7 @@ def test_noisy_metrics_are_counts_still(make_private, make_data):
     seen = []
     for round_ in range(25):
         outcome = local_round(method, job, state, round_, {}, make_data(9), make_data(4, 1), "a", private=private)
-        counts = outcome.gifts["metrics"].tensors
+        counts = outcome.contributions["metrics"].tensors
         assert {count.dtype for count in counts.values()} == {torch.int64}
         assert all(0 <= int(counts[name]) <= int(counts["tested"]) for name in counts)
         seen.append(int(counts["tested"]))
@@ -692,10 +694,10 @@ def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, make_data, 
         assert (value - other.state.flat[tensor]).abs().max() < 1e-8
         moved = max(moved, float((value - state.flat[tensor]).abs().max()))
     assert moved > 1e-4
-    for part, gift in one.gifts.items():
-        for tensor, value in gift.tensors.items():
-            assert (value - other.gifts[part].tensors[tensor]).abs().max() < 1e-7, (part, tensor)
-        weights = [0.0 if each.weight is None else each.weight for each in (gift, other.gifts[part])]
+    for part, contribution in one.contributions.items():
+        for tensor, value in contribution.tensors.items():
+            assert (value - other.contributions[part].tensors[tensor]).abs().max() < 1e-7, (part, tensor)
+        weights = [0.0 if each.weight is None else each.weight for each in (contribution, other.contributions[part])]
         assert torch.equal(*map(torch.as_tensor, weights))
     assert one.report == replace(other.report, loss=one.report.loss)
     assert one.report.loss == pytest.approx(other.report.loss, rel=1e-9)

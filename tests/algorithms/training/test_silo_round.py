@@ -31,11 +31,11 @@ def test_a_round_delivers_trains_and_gives(make_job, make_data):
     assert outcome.report.samples == 21
     assert outcome.report.correct_delivered == int((test_data.y == 0).sum())  # equal logits: the first class
     assert outcome.report.loss > 0
-    assert list(outcome.gifts) == ["model", "metrics"]
-    assert outcome.gifts["model"].weight == 21.0
-    counts = PLAIN.give(job.up(1)[-1], outcome.gifts["metrics"])
+    assert list(outcome.contributions) == ["model", "metrics"]
+    assert outcome.contributions["model"].weight == 21.0
+    counts = PLAIN.give(job.up(1)[-1], outcome.contributions["metrics"])
     assert [t.item() for t in counts.values()] == [outcome.report.correct_delivered, outcome.report.correct_trained, 30]
-    assert not any("running" in name for name in outcome.gifts["model"].tensors)
+    assert not any("running" in name for name in outcome.contributions["model"].tensors)
     assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 3
     again = local_round(method, job, state, 1, {"model": model}, train_data, test_data, "a")
     assert same(again.state, outcome.state)
@@ -145,7 +145,7 @@ def test_the_final_delivery_keeps_the_methods_product(make_job, make_data):
         for trained in (True, False):
             outcome = final_round(method, job, state, down, make_data(9), make_data(9), "a", trained)
             assert same(outcome.state, state) is (trained and not keeps_delivered)
-            assert outcome.gifts == {}
+            assert outcome.contributions == {}
             assert (outcome.report.round, outcome.report.samples, outcome.report.loss) == (job.rounds, 0, None)
 
 

@@ -37,7 +37,7 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.ledger import audit, overview
 from staddle.security.ledger import messages as ledger_view
-from staddle.security.log.checkpoint import TreeHead
+from staddle.security.log.tree_head import TreeHead
 from staddle.security.policy.release import Release
 
 MADE = "2026-11-21 17:30 UTC"

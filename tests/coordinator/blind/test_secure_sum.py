@@ -18,8 +18,8 @@ from staddle.coordinator.storage.replay_log import dumped, loaded
 from staddle.coordinator.storage.store import JobStore, summed_words
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.secagg_received import SignedSpec, told_from_wire, told_to_wire
-from staddle.proto.convert.secagg_sent import Over, SecaggUpload, given_to_wire
+from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
 from staddle.security.identity.domains import SECAGG_DEALING
@@ -49,7 +49,7 @@ FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS))
 TERMS = Terms()
 
 
-def gift(silo):
+def contribution(silo):
     """What one silo gives, by part."""
     rng = torch.Generator().manual_seed(int(silo[-2:]))
     weights = {"model": float(3 + int(silo[-2:])), "rows": torch.randint(0, 50, (3,), generator=rng).double()}
@@ -151,7 +151,9 @@ class World:
 
     def step(self, silo):
         """A silo takes its next message in, and says what follows from it."""
-        told = told_from_wire(pb.SecureTold.FromString(told_to_wire(self.next(silo)).SerializeToString()))
+        told = secagg_delivery_from_wire(
+            pb.SecureDelivery.FromString(secagg_delivery_to_wire(self.next(silo)).SerializeToString())
+        )
         self.had[silo] += 1
         match told.body:
             case SignedSpec(document, signature, notes, proofs):
@@ -187,15 +189,15 @@ class World:
                     self.say(silo, effect)
 
     def say(self, silo, body):
-        message = given_to_wire(SecaggUpload(b"session", self.spec_of[silo], body))
+        message = secagg_upload_to_wire(SecaggUpload(b"session", self.spec_of[silo], body))
         try:
-            self.surviving(lambda: self.summing.give(silo, pb.SecureGiven.FromString(message.SerializeToString())))
+            self.surviving(lambda: self.summing.give(silo, pb.SecureUpload.FromString(message.SerializeToString())))
         except RefusedError as error:
             self.refusals.append(error.why if (error.peer, error.code) == (silo, "SECURE") else f"another: {error}")
 
     def upload(self, silo, terms):
         spec, ctx = self.summing.spec, self.summing.ctx
-        values = [given(part, own, gift(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
+        values = [given(part, own, contribution(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
         data = b"".join(words.tobytes() for words in masked_chunks(spec, silo, values, terms))
         if self.summing.stage == "ended":  # a dealer was named meanwhile
             self.states[silo], _ = machine.advance(self.states[silo], s.AttemptStopped("refused"))
@@ -243,7 +245,7 @@ class World:
         assert self.ends[-1] == ("summed", members)
         opened, plain = OpenedSums(self.store, lambda: 3, BOUNDS), Quantised(BOUNDS)
         for part in PARTS:
-            read = lambda silo, name, part=part: gift(silo)[part.name][name]  # noqa: E731
+            read = lambda silo, name, part=part: contribution(silo)[part.name][name]  # noqa: E731
             found = opened.collect(part, members[::-1], read)
             wanted = quantised(self.silos, part, members, read, plain)
             assert found.keys() == wanted.keys()
@@ -363,8 +365,8 @@ def test_what_is_malformed_drops_its_sender_out(world):
     world.begin()
     silo = world.silos[0]
     world.spec_of[silo] = world.next(silo).attempt
-    message = given_to_wire(SecaggUpload(b"session", world.spec_of[silo], Over(Code.STOPPED)))
-    message.keys.CopyFrom(pb.GivenKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
+    message = secagg_upload_to_wire(SecaggUpload(b"session", world.spec_of[silo], Over(Code.STOPPED)))
+    message.keys.CopyFrom(pb.UploadedKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
         world.summing.give(silo, message)
     assert world.gone == {silo: "KEYS"}
@@ -381,7 +383,9 @@ def test_what_names_no_attempt_of_this_sum_changes_nothing(world):
         ({"attempt": 1}, "another job"),
         ({"job_digest": b"\0" * 32}, "another job"),
     ]:
-        message = given_to_wire(SecaggUpload(b"session", dataclasses.replace(real, **changes), Over(Code.STOPPED)))
+        message = secagg_upload_to_wire(
+            SecaggUpload(b"session", dataclasses.replace(real, **changes), Over(Code.STOPPED))
+        )
         with pytest.raises(RefusedError, match=why) as caught:
             world.summing.give(silo, message)
         assert caught.value.code == "SECURE"
@@ -433,7 +437,7 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
 
 def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
     """In any stage before survivors sign, for silos that began anew; while enough are left it goes on with them."""
-    for number, stage in enumerate(("SendKeys", "SendShares", "Upload")):
+    for number, stage in enumerate(("SendKeys", "SendShares", "UploadWords")):
         (tmp_path / stage).mkdir()
         world = World(tmp_path / stage, n=7)
         first, second, third, *_ = world.silos
@@ -866,7 +870,7 @@ def test_what_a_silo_says_of_itself_is_no_evidence(world, code):
     world.say(silo, Over(code))
     assert world.gone == {silo: "ORDER"}
     other = world.silos[1]
-    message = given_to_wire(SecaggUpload(b"session", world.next(other).attempt, Over(Code.STOPPED)))
+    message = secagg_upload_to_wire(SecaggUpload(b"session", world.next(other).attempt, Over(Code.STOPPED)))
     message.complaint.CopyFrom(pb.Complaint(silo=other, dealer=silo, key=b"short"))
     with pytest.raises(RefusedError, match="COMPLAINT"):
         world.summing.give(other, message)

@@ -28,7 +28,7 @@ def run(silos, terms, number=0, **rest):
 def opened_without(dead):
     """Twelve silos, of whom nine sign: the attempt goes on without the batch of the dead one."""
     silos = names(12)
-    one = run(silos, batched(silos), drops={dead: "Upload"})
+    one = run(silos, batched(silos), drops={dead: "UploadWords"})
     assert one.state.u3 == silos[3:]
     return silos, (one.state,), one.memories[dead]
 
@@ -36,7 +36,7 @@ def opened_without(dead):
 def opened_after(dead):
     """Nine silos, of whom seven would have to sign: the attempt ends, and another is opened without the batch."""
     silos = names(9)
-    first = run(silos, batched(silos), drops={dead: "Upload"})
+    first = run(silos, batched(silos), drops={dead: "UploadWords"})
     assert first.state.stage == "ended"
     memories = {silo: first.memories[silo] for silo in silos[3:]}
     second = run(silos[3:], batched(silos), 1, memories=memories)

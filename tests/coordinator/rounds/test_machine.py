@@ -331,15 +331,15 @@ def test_a_job_that_is_over_is_not_stopped(stage):
 # A quorum.
 
 
-@pytest.mark.parametrize(("quorum", "gifts"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)])
-def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, gifts):
+@pytest.mark.parametrize(("quorum", "contributions"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)])
+def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, contributions):
     state, _ = run(JobState("job", SILOS, 2, 2, quorum), *OPEN)
     for number, silo in enumerate("acb", 1):
         assert state.stage == "round"
         state, effects = run(state, UploadStored(silo, 0, "x"))
-        if number == gifts:
+        if number == contributions:
             break
-    given = tuple(s for s in SILOS if s in "acb"[:gifts])
+    given = tuple(s for s in SILOS if s in "acb"[:contributions])
     assert (state.stage, without_reports(effects)) == ("folding", (Fold(0, given),))
 
 

@@ -9,10 +9,10 @@ from staddle.errors import RefusedError
 from staddle.proto import tensor_pb2 as tensor
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.log import note as notes
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree, leaf_hash
+from staddle.security.log.tree_head import TreeHead
 
 
 class Entry:

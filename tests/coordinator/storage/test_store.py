@@ -239,7 +239,7 @@ class Rounds:
 
     def close(self, round_, act=nothing):
         given = {name.split(".")[1]: digest for name, digest in self.given.items() if name.startswith(f"{round_}.")}
-        self.store.check_given(given, round_)
+        self.store.check_group_values(given, round_)
         fold = self.folded(round_, act)
         self.places = {k: v for k, v in {**self.places, **fold.changes}.items() if v is not None}
         self.store.commit(round_, fold.changes, fold.digests)

@@ -45,7 +45,7 @@ def longest_told(n):
     return tuple(Relayed(contribution(other), letter) for other in others)
 
 
-ASKED = m.KeyAsked(SESSION, "j" * 64, HASH)
+ASKED = m.KeyPoll(SESSION, "j" * 64, HASH)
 ME = names(4)[0]
 
 
@@ -59,12 +59,12 @@ def test_what_is_given_crosses_unchanged(value):
 @settings(max_examples=200, deadline=None)
 @given(relayeds)
 def test_what_is_told_crosses_unchanged(value):
-    assert m.told_from_wire(again(m.told_to_wire(value))) == value
+    assert m.secagg_delivery_from_wire(again(m.secagg_delivery_to_wire(value))) == value
 
 
-@given(st.builds(m.KeyAsked, sessions, ids, hashes))
+@given(st.builds(m.KeyPoll, sessions, ids, hashes))
 def test_what_is_asked_crosses_unchanged(value):
-    assert m.asked_from_wire("a", again(m.asked_to_wire(value))) == value
+    assert m.poll_from_wire("a", again(m.poll_to_wire(value))) == value
 
 
 def again(message):
@@ -75,14 +75,14 @@ def test_the_sizes_are_those_of_the_docstring():
     told = " ".join(m.__doc__.split())
     given, other = (m.contributed_to_wire(longest_contributed(n)).ByteSize() for n in (1, 2))
     each, base = other - given, 2 * given - other
-    one = m.told_to_wire(longest_told(2)).ByteSize()
+    one = m.secagg_delivery_to_wire(longest_told(2)).ByteSize()
     assert f"``Contributed`` has at most {base} + {each} n bytes" in told
-    assert f"``KeyAsked`` {m.asked_to_wire(ASKED).ByteSize()}, fit for a control message" in told
-    assert f"``KeyTold`` {one} (n - 1):" in told
-    assert m.asked_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
+    assert f"``KeyPoll`` {m.poll_to_wire(ASKED).ByteSize()}, fit for a control message" in told
+    assert f"``KeyReply`` {one} (n - 1):" in told
+    assert m.poll_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
     for n in NS:
         assert m.contributed_to_wire(longest_contributed(n)).ByteSize() <= base + each * n <= MAX_MESSAGE_BYTES
-        assert m.told_to_wire(longest_told(n)).ByteSize() <= one * (n - 1) <= MAX_MESSAGE_BYTES
+        assert m.secagg_delivery_to_wire(longest_told(n)).ByteSize() <= one * (n - 1) <= MAX_MESSAGE_BYTES
 
 
 def test_printing_shows_no_session():
@@ -107,7 +107,7 @@ def test_the_pieces_and_what_is_told_are_few_and_in_order():
         (relayed * 2, "6 contributions, at most 4 there can be"),
     ):
         with pytest.raises(RefusedError, match=text) as caught:
-            m.told_from_wire(m.told_to_wire(wrong), 4)
+            m.secagg_delivery_from_wire(m.secagg_delivery_to_wire(wrong), 4)
         assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
 
 
@@ -120,7 +120,7 @@ def test_nobody_gives_in_the_name_of_another():
 # Each field.
 
 LENGTHS = (b"\0" * 31, b"\0" * 33, b"\0" * 47, b"\0" * 49, b"\0" * 63, b"\0" * 65)
-CODES = {"Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES", "KeyTold": "KEYS"}
+CODES = {"Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES", "KeyReply": "KEYS"}
 
 
 def fields_of(message, path=()):
@@ -143,8 +143,8 @@ def inside(message, path):
 
 READ = {
     "given": (m.contributed_to_wire(longest_contributed(4)), lambda message: m.contributed_from_wire(ME, message)),
-    "asked": (m.asked_to_wire(ASKED), lambda message: m.asked_from_wire(ME, message)),
-    "told": (m.told_to_wire(longest_told(4)), m.told_from_wire),
+    "asked": (m.poll_to_wire(ASKED), lambda message: m.poll_from_wire(ME, message)),
+    "told": (m.secagg_delivery_to_wire(longest_told(4)), m.secagg_delivery_from_wire),
 }
 EVERY = [
     pytest.param(kind, path, id=f"{kind} {path}") for kind, (whole, _) in READ.items() for path in fields_of(whole)

@@ -26,7 +26,7 @@ def read(messages):
 
 def test_words_come_back():
     messages = words_to_wire(WORDS)
-    assert read([pb.PrekeyTold.FromString(each.SerializeToString()) for each in messages]) == WORDS
+    assert read([pb.DeliveredPrekey.FromString(each.SerializeToString()) for each in messages]) == WORDS
     assert read([]) == ()
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from support.secure_messages import (
     ASKED,
     askeds,
+    contributor,
     givens,
-    giver,
     longest_evidence,
     longest_given,
     longest_told,
@@ -28,15 +28,21 @@ from staddle.proto.convert.secagg_messages import (
     MOST_SPEC_BYTES,
     misdealing_to_wire,
 )
-from staddle.proto.convert.secagg_received import MOST_NOTES, SecaggDelivery, SignedSpec, told_from_wire, told_to_wire
+from staddle.proto.convert.secagg_received import (
+    MOST_NOTES,
+    SecaggDelivery,
+    SignedSpec,
+    secagg_delivery_from_wire,
+    secagg_delivery_to_wire,
+)
 from staddle.proto.convert.secagg_sent import (
     Attempt,
     Over,
     SecaggUpload,
-    asked_from_wire,
-    asked_to_wire,
-    given_from_wire,
-    given_to_wire,
+    poll_from_wire,
+    poll_to_wire,
+    secagg_upload_from_wire,
+    secagg_upload_to_wire,
 )
 from staddle.security.arithmetic.fixedpoint import Group
 from staddle.security.faults import Code
@@ -48,17 +54,17 @@ from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 
 def carried_up(silo, value):
-    return given_from_wire(silo, pb.SecureGiven.FromString(given_to_wire(value).SerializeToString()))
+    return secagg_upload_from_wire(silo, pb.SecureUpload.FromString(secagg_upload_to_wire(value).SerializeToString()))
 
 
 def carried_down(value):
-    return told_from_wire(pb.SecureTold.FromString(told_to_wire(value).SerializeToString()))
+    return secagg_delivery_from_wire(pb.SecureDelivery.FromString(secagg_delivery_to_wire(value).SerializeToString()))
 
 
 @settings(max_examples=300, deadline=None)
 @given(givens)
 def test_what_is_given_crosses_unchanged(value):
-    assert carried_up(giver(value), value) == value
+    assert carried_up(contributor(value), value) == value
 
 
 @settings(max_examples=300, deadline=None)
@@ -69,7 +75,7 @@ def test_what_is_told_crosses_unchanged(value):
 
 @given(askeds)
 def test_what_is_asked_crosses_unchanged(value):
-    assert asked_from_wire("a", pb.SecureAsked.FromString(asked_to_wire(value).SerializeToString())) == value
+    assert poll_from_wire("a", pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString())) == value
 
 
 def test_nothing_crosses_as_nothing():
@@ -108,15 +114,15 @@ def bound(formula, n, g, d=0, m=None):
 
 
 def test_the_longest_that_a_silo_gives():
-    found = {n: {body: given_to_wire(m).ByteSize() for body, m in longest_given(n).items()} for n in NS}
+    found = {n: {body: secagg_upload_to_wire(m).ByteSize() for body, m in longest_given(n).items()} for n in NS}
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
         body: sizes for body, (_, sizes) in table(secagg_sent).items()
     }
-    assert f"at most {asked_to_wire(ASKED).ByteSize()}." in secagg_sent.__doc__
+    assert f"at most {poll_to_wire(ASKED).ByteSize()}." in secagg_sent.__doc__
 
 
 def test_the_longest_that_a_silo_is_told():
-    found = {n: {body: told_to_wire(m).ByteSize() for body, m in longest_told(n).items()} for n in NS}
+    found = {n: {body: secagg_delivery_to_wire(m).ByteSize() for body, m in longest_told(n).items()} for n in NS}
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
         body: sizes for body, (_, sizes) in table(secagg_received).items()
     }
@@ -127,10 +133,10 @@ def test_the_longest_that_a_silo_is_told():
 def test_the_formulas_hold(n, g):
     up, down = table(secagg_sent), table(secagg_received)
     for body, message in longest_given(n, g).items():
-        size, most = given_to_wire(message).ByteSize(), bound(up[body][0], n, g)
+        size, most = secagg_upload_to_wire(message).ByteSize(), bound(up[body][0], n, g)
         assert most - 10 <= size <= most <= MAX_MESSAGE_BYTES
     for body, message in longest_told(n, g).items():
-        assert told_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
+        assert secagg_delivery_to_wire(message).ByteSize() <= bound(down[body][0], n, g)
     if n <= 100 or g <= 496:
         assert max(bound(formula, n, g) for formula, _ in down.values()) <= MAX_MESSAGE_BYTES
 
@@ -138,10 +144,10 @@ def test_the_formulas_hold(n, g):
 def test_the_limits_that_the_docstrings_name():
     most = bound(table(secagg_received)["survivors"][0], 1000, 496)
     assert most <= MAX_MESSAGE_BYTES < most + 8 * 1000
-    assert given_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
-    assert given_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
+    assert secagg_upload_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
+    assert secagg_upload_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
     fixed = ("complaint", "header", "survival", "abandon", "end")
-    assert all(given_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES for body in fixed)
+    assert all(secagg_upload_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES for body in fixed)
 
 
 def test_the_longest_specification_with_all_notes_fits():
@@ -158,7 +164,7 @@ def test_the_longest_specification_with_all_notes_fits():
     spec = RoundSpec(cohort=cohort, groups=[*groups, last], **numbers, **words, **digests, **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
-    size = told_to_wire(message).ByteSize()
+    size = secagg_delivery_to_wire(message).ByteSize()
     assert size <= bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
     assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
@@ -168,14 +174,14 @@ def test_the_longest_specification_with_all_notes_fits():
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
     proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
-    message = told_to_wire(SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
+    message = secagg_delivery_to_wire(SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
     kept = len(message.spec.proofs)
     size = sum(proof.ByteSize() for proof in message.spec.proofs)
     assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
-    assert told_from_wire(message).body.proofs == proofs[:kept]
+    assert secagg_delivery_from_wire(message).body.proofs == proofs[:kept]
     message.spec.proofs.append(misdealing_to_wire(proofs[kept]))
     with pytest.raises(RefusedError, match="fields that its protocol version does not know"):
-        told_from_wire(message)
+        secagg_delivery_from_wire(message)
 
 
 def test_a_proof_among_the_most_silos_fits():
@@ -241,7 +247,7 @@ class Wired(Run):
         return value
 
 
-STAGES = ["SendKeys", "SendShares", "Upload", "SendHeader", "SendSurvival", "SendReveal"]
+STAGES = ["SendKeys", "SendShares", "UploadWords", "SendHeader", "SendSurvival", "SendReveal"]
 
 
 def seen(run):
@@ -260,9 +266,17 @@ def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
     runs = [kind(specify(own, names(n), 0), values, own=own, drops=drops, seed=seed).finish() for kind in (Run, Wired)]
     assert seen(runs[0]) == seen(runs[1])
     if not drops:
-        everyone = ["SignedSpec", "SendKeys", "KeysTold", "SendShares", "SharesTold", "SendHeader", "SurvivorsTold"]
+        everyone = [
+            "SignedSpec",
+            "SendKeys",
+            "KeysReceived",
+            "SendShares",
+            "SharesReceived",
+            "SendHeader",
+            "SurvivorsReceived",
+        ]
         assert {runs[1].crossed[name] for name in everyone} == {n}
-        enough = [runs[1].crossed[name] for name in ("SendSurvival", "NotesTold", "SendReveal", "ResultTold")]
+        enough = [runs[1].crossed[name] for name in ("SendSurvival", "NotesReceived", "SendReveal", "ResultReceived")]
         assert min(enough) >= runs[1].spec.threshold
         assert runs[1].opened[0].total[0] == sum(range(1, n + 1)) / 16
 

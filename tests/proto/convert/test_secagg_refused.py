@@ -13,8 +13,18 @@ from support.secure_messages import ASKED, SESSION, askeds, givens, longest_give
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
 from staddle.proto.convert.secagg_messages import MOST_GROUPS, MOST_SPEC_BYTES
-from staddle.proto.convert.secagg_received import MOST_NOTES, MOST_SHOWN, told_from_wire, told_to_wire
-from staddle.proto.convert.secagg_sent import asked_from_wire, asked_to_wire, given_from_wire, given_to_wire
+from staddle.proto.convert.secagg_received import (
+    MOST_NOTES,
+    MOST_SHOWN,
+    secagg_delivery_from_wire,
+    secagg_delivery_to_wire,
+)
+from staddle.proto.convert.secagg_sent import (
+    poll_from_wire,
+    poll_to_wire,
+    secagg_upload_from_wire,
+    secagg_upload_to_wire,
+)
 from staddle.security.secagg.evidence import Unopened
 from staddle.security.secagg.spec import MOST_SILOS
 
@@ -23,47 +33,51 @@ UNKNOWN = b"\xf8\x07\x01"  # field 127, the number 1
 CODES = {
     "KeyBundle": "KEYS",
     "ReceivingKey": "KEYS",
-    "GivenKeys": "KEYS",
+    "UploadedKeys": "KEYS",
     "KeyDelivery": "KEYS",
-    "KeysTold": "KEYS",
+    "KeysReceived": "KEYS",
     "Dealing": "SHARES",
     "Portion": "SHARES",
     "Dealt": "SHARES",
     "Delivery": "SHARES",
-    "SharesTold": "SHARES",
+    "SharesReceived": "SHARES",
     "Complaint": "COMPLAINT",
     "Misdealing": "MISDEALT",
     "HolderShare": "MISDEALT",
     "Header": "UPLOAD",
-    "SurvivorsTold": "SURVIVORS",
+    "SurvivorsReceived": "SURVIVORS",
     "Survival": "NOTES",
-    "NotesTold": "NOTES",
+    "NotesReceived": "NOTES",
     "SealedShare": "SHARES",
     "Revealed": "REVEAL",
     "Reveal": "REVEAL",
     "Abandon": "ABANDON",
     "SignedSpec": "SPEC",
     "SurvivorsShown": "ABANDON",
-    "ResultTold": "SUM",
+    "ResultReceived": "SUM",
 }  # anything else: MANIFEST
 FREE = {"round", "attempt", "had", "length"}  # any number may stand there
 LISTS = {"proof": 10, "notes": MOST_NOTES, "shown": MOST_SHOWN}  # the rest: MOST_SILOS
 READ = {
-    pb.SecureGiven: lambda message: given_from_wire(ME, message),
-    pb.SecureAsked: lambda message: asked_from_wire(ME, message),
-    pb.SecureTold: told_from_wire,
+    pb.SecureUpload: lambda message: secagg_upload_from_wire(ME, message),
+    pb.SecurePoll: lambda message: poll_from_wire(ME, message),
+    pb.SecureDelivery: secagg_delivery_from_wire,
 }
 
 
 def whole():
     """One whole message of each kind, four silos in it, two groups tagged."""
     for kind, longest, to_wire in (
-        ("given", lambda *args: longest_given(*args, products=80), given_to_wire),
-        ("told", lambda *args: longest_told(*args, document=b"{}", share=24, against=2, rounds=2), told_to_wire),
+        ("given", lambda *args: longest_given(*args, products=80), secagg_upload_to_wire),
+        (
+            "told",
+            lambda *args: longest_told(*args, document=b"{}", share=24, against=2, rounds=2),
+            secagg_delivery_to_wire,
+        ),
     ):
         for body, message in longest(4, 2).items():
             yield f"{kind} {body}", to_wire(message)
-    yield "asked", asked_to_wire(ASKED)
+    yield "asked", poll_to_wire(ASKED)
 
 
 def parts(message, path=()):
@@ -144,14 +158,14 @@ def code_of(message, path, field):
         return "ABANDON"
     if (part, field) == ("SignedSpec", "proofs"):
         return "MISDEALT"
-    if part in ("GivenKeys", "Misdealing") and field in ("bundle", "dealing"):
+    if part in ("UploadedKeys", "Misdealing") and field in ("bundle", "dealing"):
         return {"bundle": "KEYS", "dealing": "SHARES"}[field]
     return CODES.get(part, "MANIFEST")
 
 
 @pytest.mark.parametrize(("message", "path"), list(every_part()))
 def test_each_field_is_refused_with_the_code_of_its_step(message, path):
-    blamed = "coordinator" if isinstance(message, pb.SecureTold) else ME
+    blamed = "coordinator" if isinstance(message, pb.SecureDelivery) else ME
     for field, why, error in refusals_of(message, path):
         assert (field, error.peer, error.code) == (field, blamed, code_of(message, path, field))
         assert why in error.why
@@ -169,16 +183,16 @@ def test_each_field_is_refused_with_the_code_of_its_step(message, path):
     ],
 )
 def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
-    message = told_to_wire(longest_told(4, document=b"{}")["spec"])
+    message = secagg_delivery_to_wire(longest_told(4, document=b"{}")["spec"])
     (proof,) = message.spec.proofs
     for field in ("kind", "shares"):
         proof.ClearField(field)
     proof.holder, proof.key = names(4)[1], b"k" * 32
-    assert told_from_wire(message).body.proofs[0].fault == Unopened(names(4)[1], b"k" * 32)
+    assert secagg_delivery_from_wire(message).body.proofs[0].fault == Unopened(names(4)[1], b"k" * 32)
     fields = {each.name: getattr(proof, each.name) for each in proof.DESCRIPTOR.fields}
     proof.CopyFrom(pb.Misdealing(**{**fields, **change}))
     with pytest.raises(RefusedError, match=why) as caught:
-        told_from_wire(message)
+        secagg_delivery_from_wire(message)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MISDEALT")
 
 
@@ -189,44 +203,48 @@ def test_every_message_is_taken_as_it_stands():
 
 @pytest.mark.parametrize("body", ["keys", "shares", "complaint", "header", "survival", "reveal", "abandon"])
 def test_a_silo_speaks_for_itself_alone(body):
-    message = given_to_wire(longest_given(4)[body])
+    message = secagg_upload_to_wire(longest_given(4)[body])
     with pytest.raises(RefusedError, match=f"in the name of '{ME}'") as caught:
-        given_from_wire(names(4)[1], message)
+        secagg_upload_from_wire(names(4)[1], message)
     part = getattr(message, body).DESCRIPTOR.name
     assert (caught.value.peer, caught.value.code) == (names(4)[1], CODES[part])
 
 
 def test_nothing_comes_without_an_attempt():
-    nothing = told_to_wire(None)
-    nothing.attempt.CopyFrom(told_to_wire(longest_told(4)["end"]).attempt)
+    nothing = secagg_delivery_to_wire(None)
+    nothing.attempt.CopyFrom(secagg_delivery_to_wire(longest_told(4)["end"]).attempt)
     with pytest.raises(RefusedError, match="fields") as caught:
-        told_from_wire(nothing)
+        secagg_delivery_from_wire(nothing)
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MANIFEST")
 
 
 def test_more_tags_than_there_may_be_groups_are_refused():
     for body, code in (("survivors", "UPLOAD"), ("result", "SUM")):
-        assert told_from_wire(told_to_wire(longest_told(2, MOST_GROUPS)[body]))
+        assert secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(2, MOST_GROUPS)[body]))
         with pytest.raises(RefusedError, match="tags of 32776 bytes") as caught:
-            told_from_wire(told_to_wire(longest_told(2, MOST_GROUPS + 1)[body]))
+            secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(2, MOST_GROUPS + 1)[body]))
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
 
 
 def test_a_thousand_silos_are_taken_and_one_more_is_not():
     for body in ("keys", "shares", "survivors", "notes"):
-        assert told_from_wire(told_to_wire(longest_told(MOST_SILOS)[body]))
+        assert secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(MOST_SILOS)[body]))
         with pytest.raises(RefusedError, match=r"1001 .*, at most 1000"):
-            told_from_wire(told_to_wire(longest_told(MOST_SILOS + 1)[body]))
+            secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(MOST_SILOS + 1)[body]))
     for body in ("shares", "reveal"):
-        assert given_from_wire(ME, given_to_wire(longest_given(MOST_SILOS)[body]))
+        assert secagg_upload_from_wire(ME, secagg_upload_to_wire(longest_given(MOST_SILOS)[body]))
         with pytest.raises(RefusedError, match=r"1001 .*, at most 1000"):
-            given_from_wire(ME, given_to_wire(longest_given(MOST_SILOS + 1)[body]))
+            secagg_upload_from_wire(ME, secagg_upload_to_wire(longest_given(MOST_SILOS + 1)[body]))
 
 
 # Any bytes, any message.
 
 KINDS = sorted(READ, key=lambda kind: kind.__name__)
-TO_WIRE = {pb.SecureGiven: given_to_wire, pb.SecureAsked: asked_to_wire, pb.SecureTold: told_to_wire}
+TO_WIRE = {
+    pb.SecureUpload: secagg_upload_to_wire,
+    pb.SecurePoll: poll_to_wire,
+    pb.SecureDelivery: secagg_delivery_to_wire,
+}
 
 
 def taken_or_refused(kind, data):
@@ -241,7 +259,7 @@ def taken_or_refused(kind, data):
     if refused is None:
         assert TO_WIRE[kind](made) == message
         return
-    assert refused.peer == ("coordinator" if kind is pb.SecureTold else ME)
+    assert refused.peer == ("coordinator" if kind is pb.SecureDelivery else ME)
     assert refused.code in {*CODES.values(), "MANIFEST"}
     assert len(refused.why) < 400
 
@@ -262,7 +280,7 @@ def test_any_message(message):
 @given(st.data())
 def test_a_message_with_some_bytes_changed(data):
     value = data.draw(givens | tolds | askeds)
-    kind = {"Given": pb.SecureGiven, "Told": pb.SecureTold, "Asked": pb.SecureAsked}[type(value).__name__]
+    kind = {"Given": pb.SecureUpload, "Told": pb.SecureDelivery, "Asked": pb.SecurePoll}[type(value).__name__]
     sent = bytearray(TO_WIRE[kind](value).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.integers(0, len(sent)))
@@ -276,13 +294,15 @@ def test_a_message_with_some_bytes_changed(data):
 def test_no_session_or_share_is_shown():
     value = replace(longest_given(4, products=80)["reveal"], session=b"the session of this silo")
     asked = replace(ASKED, session=b"the session of this silo")
-    shown = repr(given_from_wire(ME, given_to_wire(value))) + repr(asked_from_wire(ME, asked_to_wire(asked)))
+    shown = repr(secagg_upload_from_wire(ME, secagg_upload_to_wire(value))) + repr(
+        poll_from_wire(ME, poll_to_wire(asked))
+    )
     secrets = [b"the session of this silo", b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     assert not [secret for secret in secrets if repr(secret)[2:40] in shown or secret.hex() in shown]
 
 
 def test_no_refusal_of_a_reveal_shows_a_share():
-    message = given_to_wire(longest_given(4, products=80)["reveal"])
+    message = secagg_upload_to_wire(longest_given(4, products=80)["reveal"])
     secrets = [SESSION, b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     for path in parts(message):
         texts = [str(error) for _, _, error in refusals_of(message, path)]

@@ -9,7 +9,7 @@ from support.secure_sums import GROUP_KEY, frame, group, names
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.silo_pads import silo_pad, silo_pads
-from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_given, masked_chunks, unpad
+from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_group_values, masked_chunks, unpad
 from staddle.security.secagg.spec import specify
 
 SILOS = names(4)
@@ -29,7 +29,7 @@ def opened(survivors=SILOS, pads=silo_pads, spec=SPEC):
     """The integers of each group as the coordinator has them, once all masks are off."""
     accumulator = Accumulator(spec)
     for silo in survivors:
-        check_given(spec, VALUES[silo])
+        check_group_values(spec, VALUES[silo])
         own = pads(spec, silo, GROUP_KEY)
         accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, VALUES[silo], (), None, own))
     accumulator.open((), survivors)  # canaries have no pads

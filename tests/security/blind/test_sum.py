@@ -28,7 +28,7 @@ def mean_part(form="mean", most=2.0**53, shapes=((4, 3), (4,)), dtype="float32")
     )
 
 
-def gifts(part, weights, seed=0, scale=1.0):
+def contributions(part, weights, seed=0, scale=1.0):
     """What each silo gives; a weight is a number, or one a row."""
     rng = torch.Generator().manual_seed(seed)
     spool = {}
@@ -79,7 +79,7 @@ def test_a_mean_agrees(bounds, weights):
     part = mean_part()
     quantised = Quantised(bounds, COUNTS)
     assert (
-        agree(quantised, part, SILOS, gifts(part, {s: float(w) for s, w in weights.items()})) > 0
+        agree(quantised, part, SILOS, contributions(part, {s: float(w) for s, w in weights.items()})) > 0
     )  # not the same bits
 
 
@@ -105,7 +105,7 @@ def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
     part = mean_part("ratio", most)
     weights = {silo: torch.tensor([1.0, 0.0, 1.0, 0.0]) * (1 if most == 1 else COUNTS[silo]) for silo in SILOS}
     weights["c"] = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    read = gifts(part, weights)
+    read = contributions(part, weights)
     agree(Quantised(bounds), part, SILOS, read)
     folded = Quantised(bounds).collect(part, SILOS, read)
     assert folded["t0"][1].abs().max() == 0
@@ -114,12 +114,12 @@ def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
 
 def test_totals_of_counts_are_exact_and_of_floats_within_the_bound():
     counts = Part("n", Kind.METRIC, Sum("total"), (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,))))
-    read = gifts(counts, dict.fromkeys(SILOS), scale=2.0**38)
+    read = contributions(counts, dict.fromkeys(SILOS), scale=2.0**38)
     agree(Quantised(Bounds()), counts, SILOS, read)
     mixed = Part(
         "m", Kind.HEADER_ROWS, Sum("total"), (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,)))
     )
-    agree(Quantised(Bounds()), mixed, SILOS, gifts(mixed, dict.fromkeys(SILOS)))
+    agree(Quantised(Bounds()), mixed, SILOS, contributions(mixed, dict.fromkeys(SILOS)))
 
 
 def test_what_a_sum_cannot_hold_is_said():
@@ -127,11 +127,13 @@ def test_what_a_sum_cannot_hold_is_said():
         group(Part("e", Kind.COUNTS, Each(), (TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
     with pytest.raises(LocalError, match=r"its largest magnitude is .* above its clip 8"):
-        Quantised(Bounds()).collect(part, SILOS, gifts(part, dict.fromkeys(SILOS, 1.0), scale=100))
+        Quantised(Bounds()).collect(part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0), scale=100))
     with pytest.raises(LocalError, match="weight 5 is not between the declared 1 and 4"):
-        Quantised(Bounds(most=4)).collect(part, SILOS, gifts(part, dict.fromkeys(SILOS, 5.0)))
+        Quantised(Bounds(most=4)).collect(part, SILOS, contributions(part, dict.fromkeys(SILOS, 5.0)))
     with pytest.raises(LocalError, match="no declared count of b, c, d"):
-        Quantised(Bounds(weights="public"), {"a": 3}).collect(part, SILOS, gifts(part, dict.fromkeys(SILOS, 1.0)))
+        Quantised(Bounds(weights="public"), {"a": 3}).collect(
+            part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0))
+        )
 
 
 @given(
@@ -143,7 +145,7 @@ def test_what_a_sum_cannot_hold_is_said():
 def test_means_of_any_weights_agree(weights, seed, how, clip):
     silos = {f"s{n}": float(weight) for n, weight in enumerate(weights)}
     part = mean_part(shapes=((3, 2), (), (0,), (5,)))
-    read = gifts(part, silos, seed, scale=2.0**clip / 8)
+    read = contributions(part, silos, seed, scale=2.0**clip / 8)
     bounds = Bounds(clip_exponent=clip, weights=how, most=2000)
     agree(Quantised(bounds, {silo: int(weight) for silo, weight in silos.items()}), part, tuple(silos), read)
 

@@ -8,10 +8,10 @@ from staddle.security.ledger import audit
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.records import Received
 from staddle.security.log import consistency
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import EMPTY_ROOT
+from staddle.security.log.tree_head import TreeHead
 
 RECEIVED = Received(
     silo="silo-a",

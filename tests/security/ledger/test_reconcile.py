@@ -28,8 +28,8 @@ from staddle.security.ledger import reconcile as reconciling
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 from staddle.security.ledger.reconcile import reconcile
 from staddle.security.ledger.records import Payload, Received
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.head import Signer, stored
+from staddle.security.log.tree_head import TreeHead
 
 SIZE = payload().bytes
 

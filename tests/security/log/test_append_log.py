@@ -19,8 +19,8 @@ from staddle.errors import LocalError
 from staddle.security.log import append_log, head
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import FIRST_PREV, MAX_LINE, leaf_hash
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.segments import Reading, segment, torn
+from staddle.security.log.tree_head import TreeHead
 
 TESTS = str(Path(__file__).resolve().parents[2])
 

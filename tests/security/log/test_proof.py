@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from support.ledgers import first, open_log
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log.checkpoint import TreeHead, issue, origin
 from staddle.security.log.merkle import Tree, leaf_hash
 from staddle.security.log.note import MAX_NOTE, Note, Signature, SignatureKind, VerifierKey, cosign
 from staddle.security.log.proof import HEADER, MAX_PROOF, Proof, prove, verify
 from staddle.security.log.segments import Reading
+from staddle.security.log.tree_head import TreeHead, issue, origin
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 COORDINATOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))

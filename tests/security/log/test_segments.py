@@ -9,9 +9,9 @@ from support.ledgers import KEY, OTHER_KEY, copied, open_ledger, open_log, publi
 from staddle.errors import LocalError
 from staddle.security.ledger.audit import verify
 from staddle.security.log import append_log, head
-from staddle.security.log.checkpoint import TreeHead, issue
 from staddle.security.log.merkle import Tree
 from staddle.security.log.segments import Reading, segment, segments
+from staddle.security.log.tree_head import TreeHead, issue
 
 HASH = "ab" * 32
 

@@ -10,8 +10,8 @@ from support.ledgers import open_log, public
 
 from staddle.errors import LocalError
 from staddle.security.log import append_log, head
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.segments import Reading, segments
+from staddle.security.log.tree_head import TreeHead
 
 RECORDS = 9
 

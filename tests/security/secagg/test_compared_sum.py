@@ -44,7 +44,7 @@ def test_the_sum_and_the_inner_products_of_all_are_opened(seed):
     assert done.opened is not None
 
 
-@pytest.mark.parametrize("at", ["SendKeys", "SendShares", "Upload", "SendHeader"])
+@pytest.mark.parametrize("at", ["SendKeys", "SendShares", "UploadWords", "SendHeader"])
 def test_who_is_lost_before_its_header_is_compared_with_nobody(at):
     four = names(4)
     check(run(drops={four[1]: at}).finish(), [four[0], four[2], four[3]])

@@ -65,7 +65,7 @@ def test_replaying_the_events_gives_the_states():
         if to == "coordinator":
             state, _ = machine.advance(state, event)
     assert state == run.state
-    first = run.before[FIVE[0], "KeysTold"][0]
+    first = run.before[FIVE[0], "KeysReceived"][0]
     for to, event in history:
         if to == FIVE[0] and not isinstance(event, c.Ask):
             first, _ = secagg_silo.advance(first, event)
@@ -92,9 +92,9 @@ def test_keys_that_do_not_hold(change):
 
 
 def test_the_keys_of_another_silo(run):
-    state, event = run.before["coordinator", "KeysGiven"]
+    state, event = run.before["coordinator", "KeysUploaded"]
     silo, victim = event.bundle.silo, next(iter(state.bundles))
-    seeds = run.before[victim, "KeysTold"][0].seeds
+    seeds = run.before[victim, "KeysReceived"][0].seeds
     copied = make_bundle(state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo))
     after, (refused, *_) = machine.advance(state, c.KeysUploaded(copied, event.keys))
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
@@ -134,7 +134,7 @@ def test_shares_that_do_not_hold(change):
     ],
 )
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
-    state, _ = run.before["coordinator", "SharesGiven"]
+    state, _ = run.before["coordinator", "SharesUploaded"]
     portions = change(run.state.portions[LIAR])
     dealing = replace(run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b"")
     dealing = replace(dealing, signature=signer(LIAR)(SECAGG_DEALING, dealing.payload(state.ctx)))
@@ -169,7 +169,7 @@ def test_uploads_that_are_not_what_was_signed(change):
 
 
 def test_an_upload_of_other_bytes_than_arrived(run):
-    state, event = run.before["coordinator", "Uploaded"]
+    state, event = run.before["coordinator", "WordsUploaded"]
     for changed in (replace(event, sha256=bytes(32)), replace(event, length=event.length - 1)):
         after, (refused, *_) = machine.advance(state, changed)
         assert (refused.silo, refused.code) == (event.header.silo, "UPLOAD")
@@ -214,7 +214,7 @@ LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
     ],
 )
 def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
-    state, _ = LYING.before["coordinator", "RevealGiven"]
+    state, _ = LYING.before["coordinator", "RevealUploaded"]
     state = replace(state, reveals={})
     (honest,) = LYING.effects(s.SendReveal, LIAR)
     reveal = lying_reveal(change)(honest).reveal
@@ -244,7 +244,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
     def alter(silo, effect):
         if silo != LIAR or not isinstance(effect, s.SendShares):
             return effect
-        state, event = run.before[LIAR, "KeysTold"]
+        state, event = run.before[LIAR, "KeysReceived"]
         wrong = replace(state.seeds, **{which: b"w" * 32})
         holders = {member: state.spec.holder(member) for member in FIVE}
         dealing, portions, _ = deal(state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR))
@@ -269,7 +269,7 @@ def wrongly_dealt(run, holders):
     def alter(silo, effect):
         if silo != LIAR or not isinstance(effect, s.SendShares):
             return effect
-        state, event = run.before[LIAR, "KeysTold"]
+        state, event = run.before[LIAR, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in FIVE}
         with patch("staddle.security.secagg.dealing.split", split):
             dealing, portions, kept = deal(
@@ -320,12 +320,14 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 # Order, repetition, strangers.
 
 
-@pytest.mark.parametrize("name", ["KeysGiven", "SharesGiven", "Uploaded", "SurvivalGiven", "RevealGiven"])
+@pytest.mark.parametrize(
+    "name", ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"]
+)
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
-    for other_name in ("KeysGiven", "SharesGiven", "Uploaded", "SurvivalGiven", "RevealGiven"):
+    for other_name in ("KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"):
         other, _ = run.before["coordinator", other_name]
-        if other.stage != state.stage and not (name == "SurvivalGiven" and other.stage == "reveal"):
+        if other.stage != state.stage and not (name == "SurvivalUploaded" and other.stage == "reveal"):
             after, (refused,) = machine.advance(other, event)
             assert (after, refused.code) == (other, "ORDER")
     once, _ = machine.advance(state, event)
@@ -333,18 +335,18 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
         after, (refused,) = machine.advance(once, event)
         assert (after, refused.code) == (once, "ORDER")
     stranger = {
-        "KeysGiven": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
-        "SharesGiven": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
-        "Uploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
-        "SurvivalGiven": lambda: replace(event, survival=replace(event.survival, silo="silo-99")),
-        "RevealGiven": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
+        "KeysUploaded": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
+        "SharesUploaded": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
+        "WordsUploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
+        "SurvivalUploaded": lambda: replace(event, survival=replace(event.survival, silo="silo-99")),
+        "RevealUploaded": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
     }[name]()
     after, (refused,) = machine.advance(state, stranger)
     assert (after, refused.silo, refused.code) == (state, "silo-99", "ORDER")
 
 
 def test_a_stale_deadline_changes_nothing(run):
-    state, _ = run.before["coordinator", "Uploaded"]
+    state, _ = run.before["coordinator", "WordsUploaded"]
     assert machine.advance(state, c.AttemptDeadline("keys")) == (state, ())
     assert machine.advance(run.state, c.AttemptDeadline("done")) == (run.state, ())
     assert machine.advance(run.state, c.OpenFailed("late")) == (run.state, ())
@@ -387,14 +389,14 @@ def test_silos_that_fail_close_a_stage_or_end_the_attempt():
 
 
 def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
-    state, event = run.before["coordinator", "KeysGiven"]  # the last of five: four are in
+    state, event = run.before["coordinator", "KeysUploaded"]  # the last of five: four are in
     dropped, _ = machine.advance(state, c.SiloDropped(event.bundle.silo, "lost"))
     assert (dropped.stage, len(dropped.u1)) == ("shares", 4)
     first = next(iter(state.bundles))
     dropped, _ = machine.advance(state, c.SiloDropped(first, "lost"))
     after, _ = machine.advance(dropped, event)
     assert after.u1 == tuple(silo for silo in FIVE if silo != first)
-    open_, event = run.before["coordinator", "SurvivalGiven"]
+    open_, event = run.before["coordinator", "SurvivalUploaded"]
     open_ = replace(open_, survivals={})
     dropped, _ = machine.advance(open_, c.SiloDropped(event.survival.silo, "lost"))
     after, (refused,) = machine.advance(dropped, event)
@@ -436,10 +438,10 @@ def test_two_broken_batches_of_four_end_the_attempt():
     assert run.ends["coordinator"].why == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
 
 
-@pytest.mark.parametrize("name", ["SurvivalGiven", "RevealGiven"])
+@pytest.mark.parametrize("name", ["SurvivalUploaded", "RevealUploaded"])
 def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, name):
     state = replace(run.before["coordinator", name][0], reveals={})
-    state = replace(state, survivals={}) if name == "SurvivalGiven" else state
+    state = replace(state, survivals={}) if name == "SurvivalUploaded" else state
     state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
     state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
@@ -463,7 +465,7 @@ def test_notes_are_asked_for_once_masked_bytes_may_have_left_and_counted():
 
 
 def test_a_note_that_does_not_hold_does_not_count(run):
-    state, _ = run.before["coordinator", "Uploaded"]
+    state, _ = run.before["coordinator", "WordsUploaded"]
     for note in (
         make_abandon(bytes(32), LIAR, signer(LIAR)),
         make_abandon(state.ctx, "silo-99", signer("silo-99")),
@@ -476,7 +478,7 @@ def test_a_note_that_does_not_hold_does_not_count(run):
 
 def test_a_note_of_who_is_not_in_u1_does_not_count():
     run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}).finish()
-    state, _ = run.before["coordinator", "Uploaded"]
+    state, _ = run.before["coordinator", "WordsUploaded"]
     note = make_abandon(state.ctx, LIAR, signer(LIAR))
     assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
 
@@ -509,9 +511,9 @@ def test_values_that_cannot_be_sent_end_at_the_silo():
 
 def test_kinds_of_shares_are_two():
     own = frame(groups=(group(),))
-    run = Run(specify(own, FIVE, 0), ones(FIVE), drops={FIVE[1]: "Upload", FIVE[0]: "SendSurvival"}, own=own)
+    run = Run(specify(own, FIVE, 0), ones(FIVE), drops={FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"}, own=own)
     run.finish()
     assert run.opened is None  # five, less one upload, less one signature: three of the four that it takes
-    run = Run(attempt(7), ones(names(7)), drops={names(7)[1]: "Upload", names(7)[0]: "SendSurvival"}).finish()
+    run = Run(attempt(7), ones(names(7)), drops={names(7)[1]: "UploadWords", names(7)[0]: "SendSurvival"}).finish()
     found = {each.dealer: each.kind for each in next(iter(run.state.reveals.values())).shares}
     assert found == {silo: PAIR if silo == names(7)[1] else SELF for silo in names(7)}

@@ -87,13 +87,13 @@ def test_one_complaint_ends_the_attempt_and_others_change_nothing():
 
 
 HONEST = Run(attempt(5), ones(FIVE), seed=4).finish()
-MASKED, _ = HONEST.before["coordinator", "Uploaded"]
+MASKED, _ = HONEST.before["coordinator", "WordsUploaded"]
 MASKED = replace(MASKED, headers={})
 
 
 def key_for(silo, dealer, run=HONEST):
     """A silo's private key for what a dealer seals to it."""
-    return receiving_seed(run.before[silo, "KeysTold"][0].seeds.receiving, MASKED.ctx, silo, dealer)
+    return receiving_seed(run.before[silo, "KeysReceived"][0].seeds.receiving, MASKED.ctx, silo, dealer)
 
 
 def complain(silo, dealer, key=None, h_u2=None, by=None):
@@ -138,7 +138,7 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
     assert run.opened[0].total[0] == (1 + 2 + 3 + 5) / 16
 
 
-@pytest.mark.parametrize("name", ["KeysGiven", "SharesGiven", "SurvivalGiven", "RevealGiven"])
+@pytest.mark.parametrize("name", ["KeysUploaded", "SharesUploaded", "SurvivalUploaded", "RevealUploaded"])
 def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
     state, _ = HONEST.before["coordinator", name]
     after, (refused,) = machine.advance(state, c.ComplaintUploaded(complain(VICTIM, DEALER)))
@@ -260,7 +260,7 @@ def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_h
 
 def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
     """Else nobody could show what it sealed."""
-    state, event = HONEST.before["coordinator", "SharesGiven"]
+    state, event = HONEST.before["coordinator", "SharesUploaded"]
     dealer = event.dealing.dealer
     victim = next(silo for silo in FIVE if silo != dealer)
     wrong = public_key(b"x" * 32)
@@ -272,7 +272,7 @@ def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
 
 
 def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
-    state, event = HONEST.before[VICTIM, "SharesTold"]
+    state, event = HONEST.before[VICTIM, "SharesReceived"]
     (place,) = (at for at, each in enumerate(event.deliveries) if each.dealing.dealer == DEALER)
     portions = tuple(
         replace(each, key=public_key(b"x" * 32)) if each.holder == VICTIM else each
@@ -289,12 +289,12 @@ def test_a_portion_that_is_sealed_to_a_key_of_nobody_blames_who_brought_it():
 
 
 def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
-    state, event = HONEST.before["coordinator", "KeysGiven"]
-    giver, keys = event.bundle.silo, event.keys
+    state, event = HONEST.before["coordinator", "KeysUploaded"]
+    contributor, keys = event.bundle.silo, event.keys
 
     def given(changed):
         bundle = replace(event.bundle, receiving=key_root(changed) if changed else bytes(32), signature=b"")
-        bundle = replace(bundle, signature=signer(giver)(SECAGG_KEYS, bundle.payload(state.ctx)))
+        bundle = replace(bundle, signature=signer(contributor)(SECAGG_KEYS, bundle.payload(state.ctx)))
         return c.KeysUploaded(bundle, tuple(changed))
 
     for wrong in (
@@ -303,14 +303,14 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         given(keys[::-1]),
         given((*keys, keys[0])),
         given((replace(keys[0], dealer="silo-99"), *keys[1:])),
-        given((replace(keys[0], dealer=giver), *keys[1:])),
+        given((replace(keys[0], dealer=contributor), *keys[1:])),
         given((replace(keys[0], public=b"short"), *keys[1:])),
         c.KeysUploaded(event.bundle, (*keys[:3], replace(keys[3], public=public_key(b"x" * 32)))),
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)
-        assert (refused.silo, refused.code, after.failed) == (giver, "KEYS", {giver: "KEYS"})
-    assert giver in machine.advance(state, given(keys))[0].bundles
+        assert (refused.silo, refused.code, after.failed) == (contributor, "KEYS", {contributor: "KEYS"})
+    assert contributor in machine.advance(state, given(keys))[0].bundles
 
 
 P = 2**255 - 19
@@ -328,7 +328,7 @@ def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
     def alter(silo, effect):
         if silo != DEALER or not isinstance(effect, s.SendShares):
             return effect
-        state, event = run.before[DEALER, "KeysTold"]
+        state, event = run.before[DEALER, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in FIVE}
         wrong = replace(state.seeds, **{"own" if kind == SELF else "mask": b"w" * 32})
         args = (4, numbers, signer(DEALER))
@@ -424,7 +424,7 @@ def misdealt_of(silos):
     def alter(silo, effect):
         if silo != DEALER or not isinstance(effect, s.SendShares):
             return effect
-        state, event = run.before[DEALER, "KeysTold"]
+        state, event = run.before[DEALER, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in silos}
         wrong = replace(state.seeds, own=b"w" * 32)
         made = deal(state.ctx, effect.dealing.h_u1, event.keys, DEALER, wrong, 5, numbers, signer(DEALER))
@@ -443,7 +443,7 @@ class RepeatingSeven(Repeating):
     def __init__(self, first, lost):
         self.no, self.evidence, self.out = {}, first.state.evidence, {DEALER: "MISDEALT"}
         spec = attempt(7, 1)
-        drops = {lost: "Upload"} if lost else {}
+        drops = {lost: "UploadWords"} if lost else {}
         Run.__init__(self, spec, ones(names(7)), memories=first.memories, drops=drops)
         self.state, effects = machine.begin(spec, self.signers, self.terms, signer("coordinator"), self.out)
         self.queue, self.sent = [], []
@@ -487,7 +487,7 @@ def with_shares(evidence, shares):
 
 def held_of(run, holder, dealer, kind):
     """A holder's share of a dealer, from before it dropped its secrets."""
-    return run.before[holder, "SurvivorsTold"][0].held[dealer].of(kind)
+    return run.before[holder, "SurvivorsReceived"][0].held[dealer].of(kind)
 
 
 @pytest.mark.parametrize("kind", [SELF, PAIR])

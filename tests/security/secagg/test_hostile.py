@@ -18,8 +18,8 @@ from staddle.security.secagg.receiving_keys import receiving_seed
 
 FIVE = names(5)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
-TO_SILO = ["KeysTold", "SharesTold", "SurvivorsTold", "NotesTold"]
-TO_COORDINATOR = ["KeysGiven", "SharesGiven", "Uploaded", "SurvivalGiven", "RevealGiven"]
+TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
+TO_COORDINATOR = ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"]
 
 
 def corrupted(draw, value):
@@ -94,7 +94,7 @@ def test_a_specification_with_anything_in_it_is_refused(data):
 
 def shares_of(dealer, kind):
     """Those that four silos hold of an honest dealer."""
-    return tuple(ShownShare(silo, RUN.before[silo, "SurvivorsTold"][0].held[dealer].of(kind)) for silo in FIVE[:4])
+    return tuple(ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind)) for silo in FIVE[:4])
 
 
 @settings(max_examples=600, deadline=None)
@@ -104,7 +104,7 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
     state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
     shares = shares_of(data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR])))
     holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
-    seed = RUN.before[holder, "KeysTold"][0].seeds.receiving
+    seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
     key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | st.binary(min_size=32, max_size=32))
     evidence = Misdealing(
         RUN.spec.payload(),
@@ -124,9 +124,9 @@ def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data)
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_it(data):
-    state = replace(RUN.before["coordinator", "Uploaded"][0], headers={})
+    state = replace(RUN.before["coordinator", "WordsUploaded"][0], headers={})
     silo, dealer = data.draw(st.permutations(FIVE[:4]))[:2]
-    seed = RUN.before[silo, "KeysTold"][0].seeds.receiving
+    seed = RUN.before[silo, "KeysReceived"][0].seeds.receiving
     key = data.draw(st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32))
     complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
@@ -137,7 +137,7 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
 
 
 def test_what_an_end_says_names_no_secret():
-    state, event = RUN.before[FIVE[0], "NotesTold"]
+    state, event = RUN.before[FIVE[0], "NotesReceived"]
     _, (end,) = machine.advance(state, s.NotesReceived(event.survivals[:1]))
     held = [secret for each in state.held.values() for secret in (each.own.share, each.own.salt, each.pair.share)]
     assert not [secret for secret in held if secret.hex() in end.why or repr(secret) in end.why]

@@ -39,7 +39,7 @@ def opened(spec, values, survivors, seed=0):
     own, pair = keys(spec.cohort, Drawn(seed))
     accumulator = Accumulator(spec)
     for silo in survivors:
-        masked_sum.check_given(spec, values[silo])
+        masked_sum.check_group_values(spec, values[silo])
         accumulator.add(upload(spec, silo, values[silo], terms_of(silo, spec.cohort, own, pair)))
     return accumulator.open(left(survivors, spec.cohort, own, pair), survivors)
 
@@ -162,7 +162,7 @@ def test_pieces_give_the_words_of_the_whole():
     for cuts in ([], [0, 7, 7, 20], range(22)):
         pieces = tuple(np.split(whole, cuts))
         values = [GroupValues(pieces), GroupValues((other,))]
-        assert masked_sum.check_given(spec, values) == (0, 0)
+        assert masked_sum.check_group_values(spec, values) == (0, 0)
         assert upload(spec, FOUR[0], values, []) == upload(spec, FOUR[0], [GroupValues(whole), GroupValues(other)], [])
 
 
@@ -170,8 +170,8 @@ def test_values_at_the_clip_saturate_when_allowed():
     spec = specify(frame(groups=(group("g", 2),)), FOUR, 0)
     values = [GroupValues(np.array([8.0, 9.0]))]
     with pytest.raises(LocalError, match="above its clip"):
-        masked_sum.check_given(spec, values)
-    assert masked_sum.check_given(spec, values, saturate=True) == (1,)
+        masked_sum.check_group_values(spec, values)
+    assert masked_sum.check_group_values(spec, values, saturate=True) == (1,)
     own, pair = keys(FOUR, Drawn(0))
     accumulator = Accumulator(spec)
     for silo in FOUR:
@@ -227,12 +227,12 @@ def test_what_is_not_for_the_specification_is_refused():
         ([GroupValues(np.full(20, np.nan))], "NaN"),
     ):
         with pytest.raises(LocalError, match=why):
-            masked_sum.check_given(spec, wrong)
+            masked_sum.check_group_values(spec, wrong)
     private = specify(frame(groups=(group(weights="private", weight_most=2, weight_least=1),)), FOUR, 0)
     with pytest.raises(LocalError, match="its weights are private"):
-        masked_sum.check_given(private, [GroupValues(np.ones(20))])
+        masked_sum.check_group_values(private, [GroupValues(np.ones(20))])
     with pytest.raises(LocalError, match="not between"):
-        masked_sum.check_given(private, [GroupValues(np.ones(20), np.array([3.0]))])
+        masked_sum.check_group_values(private, [GroupValues(np.ones(20), np.array([3.0]))])
 
 
 def test_two_uploads_of_the_same_values_are_unrelated():
@@ -255,7 +255,7 @@ def test_a_silo_holds_a_chunk_whatever_the_size_of_its_upload():
     terms = terms_of(FOUR[0], FOUR, *keys(FOUR, Drawn(0)))
     tracemalloc.start()
     try:
-        masked_sum.check_given(spec, values)
+        masked_sum.check_group_values(spec, values)
         sent = sum(words.nbytes for words in masked_sum.masked_chunks(spec, FOUR[0], values, terms))
         _, peak = tracemalloc.get_traced_memory()
     finally:

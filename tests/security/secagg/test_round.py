@@ -23,7 +23,7 @@ from staddle.security.secagg.messages import make_header
 from staddle.security.secagg.spec import Terms, specify
 
 FOUR = names(4)
-STEPS = ["SendKeys", "SendShares", "Upload", "SendHeader", "SendSurvival", "SendReveal"]
+STEPS = ["SendKeys", "SendShares", "UploadWords", "SendHeader", "SendSurvival", "SendReveal"]
 
 
 def outcome(n, t, drops):
@@ -134,8 +134,8 @@ def test_no_message_effect_or_state_shows_a_secret():
 def test_secrets_are_gone_once_they_are_not_needed():
     run = Run(attempt(), ones(FOUR)).finish()
     for silo in FOUR:
-        assert secrets_in(run.before[silo, "ResultTold"][0]) == []
-        assert secrets_in(run.before[silo, "NotesTold"][0]) != []
+        assert secrets_in(run.before[silo, "ResultReceived"][0]) == []
+        assert secrets_in(run.before[silo, "NotesReceived"][0]) != []
     assert secrets_in(run.silos) == []
 
 
@@ -198,7 +198,7 @@ def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
     """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own integers for the ring."""
     run = Run(attempt(5), ones(names(5))).finish()
     spec, ctx = run.spec, run.state.ctx
-    seeds = {silo: run.before[silo, "SharesTold"][0].seeds for silo in names(5)}
+    seeds = {silo: run.before[silo, "SharesReceived"][0].seeds for silo in names(5)}
 
     def framed(*pieces):
         return b"".join(len(piece).to_bytes(8, "big") + piece for piece in pieces)

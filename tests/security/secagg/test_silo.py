@@ -64,7 +64,7 @@ def swapped(items, index, item):
 
 
 def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
-    state, event = before(run, "KeysTold")
+    state, event = before(run, "KeysReceived")
     mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator"))
     assert ended(state, s.KeysReceived(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
     for changed in (
@@ -78,13 +78,13 @@ def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
 
 
 def test_keys_of_another_attempt(run, other):
-    state, event = before(run, "KeysTold")
-    replayed = before(other, "KeysTold")[1].bundles[1]
+    state, event = before(run, "KeysReceived")
+    replayed = before(other, "KeysReceived")[1].bundles[1]
     assert ended(state, s.KeysReceived(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
 
 
 def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
-    state, event = before(run, "KeysTold")
+    state, event = before(run, "KeysReceived")
     bundles = event.bundles
     stranger = make_bundle(state.ctx, "silo-99", bytes(32), b"1" * 32, bytes(32), signer("silo-99"))
     for changed in (
@@ -98,8 +98,8 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
 
 
 def test_one_key_in_two_places(run):
-    state, event = before(run, "KeysTold")
-    victim = before(run, "KeysTold", FIVE[2])[0].seeds
+    state, event = before(run, "KeysReceived")
+    victim = before(run, "KeysReceived", FIVE[2])[0].seeds
     for seeds in ((victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32), (b"1" * 32, b"1" * 32)):
         twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
@@ -107,7 +107,7 @@ def test_one_key_in_two_places(run):
 
 
 def test_a_key_of_low_order(run):
-    state, event = before(run, "KeysTold")
+    state, event = before(run, "KeysReceived")
     for field in ("seal", "mask"):
         bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
         signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
@@ -115,8 +115,8 @@ def test_a_key_of_low_order(run):
 
 
 def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
-    state, event = before(run, "KeysTold")
-    theirs = before(run, "KeysTold", FIVE[2])[1].keys
+    state, event = before(run, "KeysReceived")
+    theirs = before(run, "KeysReceived", FIVE[2])[1].keys
     first, second, *rest = event.keys
     for changed in (
         (),
@@ -136,9 +136,9 @@ def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
 
 def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     """The coordinator could have seen it, and passes it on."""
-    state, event = before(run, "KeysTold")
-    giver = before(run, "KeysTold", FIVE[1])[0]
-    keys = receiving_keys(giver.seeds.receiving, state.ctx, FIVE[1], FIVE)
+    state, event = before(run, "KeysReceived")
+    contributor = before(run, "KeysReceived", FIVE[1])[0]
+    keys = receiving_keys(contributor.seeds.receiving, state.ctx, FIVE[1], FIVE)
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
     bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
     bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
@@ -147,7 +147,7 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
 
 
 def test_too_few_gave_keys(run):
-    state, event = before(run, "KeysTold")
+    state, event = before(run, "KeysReceived")
     assert machine.advance(state, s.KeysReceived(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
     assert ended(state, s.KeysReceived(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
@@ -159,7 +159,7 @@ def test_too_few_gave_keys(run):
 
 def redealt(run, dealer, **fields):
     """What a dealer of the run dealt to ME, dealt anew by ``fields``: its own machine's words, signed by it."""
-    state, event = before(run, "KeysTold", dealer)
+    state, event = before(run, "KeysReceived", dealer)
     given = {"h_u1": run.state.h_u1, "seeds": state.seeds, "ctx": state.ctx, "threshold": 4, **fields}
     holders = {silo: state.spec.holder(silo) for silo in FIVE}
     dealing, portions, _ = deal(
@@ -176,31 +176,31 @@ def redealt(run, dealer, **fields):
 
 
 def told(run, index, delivery):
-    state, event = before(run, "SharesTold")
+    state, event = before(run, "SharesReceived")
     return ended(state, s.SharesReceived(swapped(event.deliveries, index, delivery)))
 
 
 def complained(run, index, delivery):
     """What a silo says of a portion that is rubbish, and how its attempt ends."""
-    state, event = before(run, "SharesTold")
+    state, event = before(run, "SharesReceived")
     after, (sent, end) = machine.advance(state, s.SharesReceived(swapped(event.deliveries, index, delivery)))
     assert (after.stage, after.seeds, after.held) == ("ended", None, {})
     return sent.complaint, (end.code, end.blame)
 
 
 def test_shares_that_are_not_signed_or_of_another_attempt_or_set(run, other):
-    delivery = before(run, "SharesTold")[1].deliveries[1]
+    delivery = before(run, "SharesReceived")[1].deliveries[1]
     assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, root=bytes(32)))) == by_coordinator(
         "SHARES"
     )
     assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, signature=b""))) == by_coordinator("SHARES")
-    assert told(run, 1, before(other, "SharesTold")[1].deliveries[1]) == by_coordinator("SHARES")
+    assert told(run, 1, before(other, "SharesReceived")[1].deliveries[1]) == by_coordinator("SHARES")
     assert told(run, 1, redealt(run, FIVE[1], h_u1=bytes(32))) == by_coordinator("SHARES")  # it was told another U1
 
 
 def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
-    delivery = before(run, "SharesTold")[1].deliveries[1]
-    theirs = before(run, "SharesTold", FIVE[2])[1].deliveries[1]
+    delivery = before(run, "SharesReceived")[1].deliveries[1]
+    theirs = before(run, "SharesReceived", FIVE[2])[1].deliveries[1]
     for changed in (
         theirs,
         replace(delivery, portion=replace(delivery.portion, sealed=delivery.portion.sealed[:-1] + b"x")),
@@ -214,7 +214,7 @@ def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
 
 def signed_portion(run, dealer, change):
     """A dealer's portion for ME after ``change``, under a root that the dealer did sign."""
-    state, _ = before(run, "KeysTold", dealer)
+    state, _ = before(run, "KeysReceived", dealer)
     portions = [run.state.portions[dealer][i] for i in range(5)]
     portions[0] = change(portions[0])
     dealing = replace(run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b"")
@@ -241,7 +241,7 @@ def test_a_portion_that_names_another_holder_in_our_place(run):
 
 def test_an_honest_redealing_is_accepted(run):
     """The attacks above fail for what they say, and not for how the test makes them."""
-    state, event = before(run, "SharesTold")
+    state, event = before(run, "SharesReceived")
     fresh = redealt(run, FIVE[1])
     assert machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, fresh)))[0].stage == "uploading"
     same = signed_portion(run, FIVE[1], lambda p: p)
@@ -249,7 +249,7 @@ def test_an_honest_redealing_is_accepted(run):
 
 
 def test_u2_without_us_too_small_or_not_of_u1(run):
-    state, event = before(run, "SharesTold")
+    state, event = before(run, "SharesReceived")
     d = event.deliveries
     assert machine.advance(state, s.SharesReceived(d[:4]))[0].stage == "uploading"
     stranger = replace(d[4], dealing=replace(d[4].dealing, dealer="silo-99"))
@@ -259,8 +259,8 @@ def test_u2_without_us_too_small_or_not_of_u1(run):
 
 def test_two_u2_give_masks_that_do_not_cancel(run):
     """H(U2) is in each mask's key: silos that were told different sets share no masks."""
-    state, event = before(run, "SharesTold")
-    theirs, told_them = before(run, "SharesTold", FIVE[1])
+    state, event = before(run, "SharesReceived")
+    theirs, told_them = before(run, "SharesReceived", FIVE[1])
     _, effects = machine.advance(state, s.SharesReceived(event.deliveries[:4]))
     _, other_effects = machine.advance(theirs, told_them)
     keys = {term.key for effect in effects for term in getattr(effect, "terms", ())}
@@ -281,7 +281,7 @@ def test_one_payload_under_one_mask(run):
     assert ended(after, replace(event, sha256=bytes(32))) == ("UPLOAD", ME)
     assert ended(after, replace(event, tags=b"t")) == ("UPLOAD", ME)
     assert ended(state, replace(event, length=event.length - 4)) == ("UPLOAD", ME)
-    for name in ("KeysTold", "SharesTold"):
+    for name in ("KeysReceived", "SharesReceived"):
         assert ended(before(run, name)[0], event) == ("ORDER", ME)
 
 
@@ -289,7 +289,7 @@ def test_one_payload_under_one_mask(run):
 
 
 def test_headers_that_do_not_hold(run, other):
-    state, event = before(run, "SurvivorsTold")
+    state, event = before(run, "SurvivorsReceived")
     length, h_u2 = event.headers[1].length, event.headers[1].h_u2
     foreign = make_header(state.ctx, FIVE[1], bytes(32), length, bytes(32), b"", signer(FIVE[1]))
     short = make_header(state.ctx, FIVE[1], h_u2, length - 1, bytes(32), b"", signer(FIVE[1]))
@@ -299,13 +299,13 @@ def test_headers_that_do_not_hold(run, other):
         replace(event.headers[1], sha256=bytes(32)),
         replace(event.headers[1], tags=b"t"),
         replace(event.headers[1], length=-1),
-        before(other, "SurvivorsTold")[1].headers[1],
+        before(other, "SurvivorsReceived")[1].headers[1],
     ):
         assert ended(state, s.SurvivorsReceived(swapped(event.headers, 1, changed))) == by_coordinator("UPLOAD")
 
 
 def test_survivors_without_us_too_few_or_not_of_u2(run):
-    state, event = before(run, "SurvivorsTold")
+    state, event = before(run, "SurvivorsReceived")
     h = event.headers
     assert [header.silo for header in h] == list(FIVE[:4])
     ours = make_header(state.ctx, ME, h[0].h_u2, h[0].length, bytes(32), b"", signer(ME))
@@ -317,7 +317,7 @@ def test_survivors_without_us_too_few_or_not_of_u2(run):
 
 
 def test_a_second_set_of_survivors(run):
-    state, event = before(run, "NotesTold")
+    state, event = before(run, "NotesReceived")
     first = s.SurvivorsReceived(state.headers)
     assert machine.advance(state, first) == (state, ())
     assert ended(state, s.SurvivorsReceived(first.headers[:3])) == by_coordinator("EQUIVOCATION")
@@ -328,7 +328,7 @@ def test_a_second_set_of_survivors(run):
 
 
 def test_too_few_signatures_and_signatures_of_another_set(run, other):
-    state, event = before(run, "NotesTold")
+    state, event = before(run, "NotesReceived")
     notes = event.survivals
     shrunk = Sets(state.h_u1, state.h_u2, set_digest(b"U3", state.ctx, []))
     split = make_survival(state.ctx, FIVE[1], shrunk, signer(FIVE[1]))
@@ -340,7 +340,7 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
         swapped(notes, 1, replace(notes[1], signature=b"")),
         swapped(notes, 1, replace(notes[1], silo=LOST)),
         swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
-        swapped(notes, 1, before(other, "NotesTold")[1].survivals[1]),
+        swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
         (*notes, make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST))),
     ):
@@ -349,14 +349,14 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
 
 @pytest.mark.parametrize("field", ["h_u1", "h_u2", "h_u3"])
 def test_a_signature_binds_every_set(run, field):
-    state, event = before(run, "NotesTold")
+    state, event = before(run, "NotesReceived")
     sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
     wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
     assert ended(state, s.NotesReceived(swapped(event.survivals, 1, wrong))) == by_coordinator("NOTES")
 
 
 def test_of_each_silo_one_share_by_our_own_map(run):
-    state, event = before(run, "NotesTold")
+    state, event = before(run, "NotesReceived")
     after, (effect,) = machine.advance(state, event)
     kinds = [(revealed.dealer, revealed.kind) for revealed in effect.reveal.shares]
     assert kinds == [(silo, SELF) for silo in FIVE[:4]] + [(LOST, PAIR)]
@@ -371,11 +371,13 @@ def test_of_each_silo_one_share_by_our_own_map(run):
 # Order.
 
 
-@pytest.mark.parametrize("name", ["KeysTold", "SharesTold", "SurvivorsTold", "NotesTold", "ResultTold"])
+@pytest.mark.parametrize(
+    "name", ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived", "ResultReceived"]
+)
 def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
-    order = ["KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold", "ResultTold"]
+    order = ["KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived", "NotesReceived", "ResultReceived"]
     _, event = before(run, name)
-    early = {"ResultTold": ["NotesTold"]}.get(name, [])  # others may reveal before us
+    early = {"ResultReceived": ["NotesReceived"]}.get(name, [])  # others may reveal before us
     for later in order:
         state, _ = before(run, later)
         if order.index(later) < order.index(name) and later not in early:
@@ -385,8 +387,8 @@ def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
 
 
 def test_another_first_message_is_equivocation(run):
-    state, _ = before(run, "SurvivorsTold")
-    keys, shares = before(run, "KeysTold")[1], before(run, "SharesTold")[1]
+    state, _ = before(run, "SurvivorsReceived")
+    keys, shares = before(run, "KeysReceived")[1], before(run, "SharesReceived")[1]
     assert ended(state, s.KeysReceived(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
     assert ended(state, s.SharesReceived(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
 
@@ -396,14 +398,14 @@ def test_another_first_message_is_equivocation(run):
     st.lists(
         st.sampled_from(
             [
-                "KeysTold",
-                "SharesTold",
+                "KeysReceived",
+                "SharesReceived",
                 "Streamed",
-                "SurvivorsTold",
-                "NotesTold",
-                "ResultTold",
+                "SurvivorsReceived",
+                "NotesReceived",
+                "ResultReceived",
                 "AbandonAsked",
-                "Stopped",
+                "AttemptStopped",
             ]
         ),
         max_size=12,
@@ -411,19 +413,26 @@ def test_another_first_message_is_equivocation(run):
 )
 def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before(names_):
     ran = SHARED
-    state = before(ran, "KeysTold")[0]
+    state = before(ran, "KeysReceived")[0]
     events = {
         name: before(ran, name)[1]
-        for name in ("KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold", "ResultTold")
+        for name in (
+            "KeysReceived",
+            "SharesReceived",
+            "Streamed",
+            "SurvivorsReceived",
+            "NotesReceived",
+            "ResultReceived",
+        )
     }
-    events |= {"AbandonAsked": s.AbandonAsked(), "Stopped": s.AttemptStopped("test")}
+    events |= {"AbandonAsked": s.AbandonAsked(), "AttemptStopped": s.AttemptStopped("test")}
     sent = []
     for name in names_:
         state, effects = machine.advance(state, events[name])
         sent += [type(effect).__name__ for effect in effects]
-    once = [name for name in sent if name in ("SendShares", "Upload", "SendSurvival", "SendReveal")]
+    once = [name for name in sent if name in ("SendShares", "UploadWords", "SendSurvival", "SendReveal")]
     assert len(once) == len(set(once))
-    assert once == ["SendShares", "Upload", "SendSurvival", "SendReveal"][: len(once)]
+    assert once == ["SendShares", "UploadWords", "SendSurvival", "SendReveal"][: len(once)]
     assert not {"SendSurvival", "SendAbandon"} <= set(sent)  # never both
 
 
@@ -431,8 +440,8 @@ SHARED = Run(attempt(5), ones(FIVE), drops={LOST: "SendHeader"}).finish()
 
 
 def test_permuted_messages_reveal_nothing_unless_in_order(run):
-    names_ = ["KeysTold", "SharesTold", "Streamed", "SurvivorsTold", "NotesTold"]
-    start = before(run, "KeysTold")[0]
+    names_ = ["KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived", "NotesReceived"]
+    start = before(run, "KeysReceived")[0]
     revealed = []
     for order in permutations(names_):
         state = start
@@ -447,7 +456,7 @@ def test_permuted_messages_reveal_nothing_unless_in_order(run):
 
 
 def test_abandon_or_sign_never_both(run):
-    for name in ("KeysTold", "SharesTold", "Streamed", "SurvivorsTold"):
+    for name in ("KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived"):
         state, event = before(run, name)
         after, (remember, send, end) = machine.advance(state, s.AbandonAsked())
         assert (after.stage, end.code, remember.memory.abandoned) == ("ended", "STOPPED", True)
@@ -456,7 +465,7 @@ def test_abandon_or_sign_never_both(run):
         again, (_, resent) = machine.advance(after, s.AbandonAsked())
         assert resent == send
         assert again == after
-    for name in ("NotesTold", "ResultTold"):
+    for name in ("NotesReceived", "ResultReceived"):
         state, _ = before(run, name)
         assert machine.advance(state, s.AbandonAsked()) == (state, ())
     done = run.silos[ME]
@@ -464,16 +473,16 @@ def test_abandon_or_sign_never_both(run):
 
 
 def test_an_attempt_that_failed_before_it_was_signed_can_still_be_abandoned(run):
-    state, _ = before(run, "SurvivorsTold")
+    state, _ = before(run, "SurvivorsReceived")
     after, _ = machine.advance(state, s.AttemptStopped("the coordinator ended it"))
     _, effects = machine.advance(after, s.AbandonAsked())
     assert [type(effect).__name__ for effect in effects] == ["Remember", "SendAbandon"]
-    signed, _ = machine.advance(before(run, "NotesTold")[0], s.AttemptStopped("x"))
+    signed, _ = machine.advance(before(run, "NotesReceived")[0], s.AttemptStopped("x"))
     assert machine.advance(signed, s.AbandonAsked()) == (signed, ())
 
 
 def test_stopped_ends_with_nobodys_fault(run):
-    assert ended(before(run, "NotesTold")[0], s.AttemptStopped("asked to")) == ("STOPPED", "")
+    assert ended(before(run, "NotesReceived")[0], s.AttemptStopped("asked to")) == ("STOPPED", "")
 
 
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
@@ -493,7 +502,7 @@ def test_two_models_or_two_schemas_are_refused_at_the_door():
 
 
 def test_fresh_secrets_each_time(run, other):
-    seeds = [before(r, "KeysTold", silo)[0].seeds for r in (run, other) for silo in FIVE]
+    seeds = [before(r, "KeysReceived", silo)[0].seeds for r in (run, other) for silo in FIVE]
     drawn = [secret for each in seeds for secret in (each.seal, each.mask, each.own, each.dealing)]
     assert len(set(drawn)) == len(drawn) == 40
 
@@ -517,7 +526,7 @@ def test_public_weights_are_checked_again_on_the_survivors():
     heavy = frame(groups=(group(weights="public"),), counts=tuple(zip(FIVE, (20, 10, 10, 10, 10), strict=True)))
     ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}).finish()
     assert ran.opened[0].weight.tolist() == [50.0]
-    state, event = before(ran, "SurvivorsTold")
+    state, event = before(ran, "SurvivorsReceived")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))  # 20, 10, 10 count as 2.67 silos
     assert ended(strict, event) == by_coordinator("SURVIVORS")
     ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}, terms=Terms(4)).finish()

@@ -21,8 +21,8 @@ from staddle.silo.blind.hidden_uploads import HiddenUploads
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.hidden_messages import PaddedPart, rotated
 from staddle.silo.ingress.keyed_job import KNOWN, OWN
+from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
-from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 ME = SILOS[0]
@@ -46,10 +46,10 @@ class Desk:
         (self.folder / f"{part}.bytes.{ctx.hex()}").write_bytes(data)
 
     def sign(self, ctx, message):
-        given = pb.PaddedGiven()
+        given = pb.PaddedWordUpload()
         given.CopyFrom(message)
         given.session = b"session"
-        padded = padded_from_wire(ME, pb.PaddedGiven.FromString(given.SerializeToString()))
+        padded = padded_from_wire(ME, pb.PaddedWordUpload.FromString(given.SerializeToString()))
         line = self.sharing.line(PARTS[padded.part])
         assert padded.upload.version.context(line) == ctx
         stored = (self.folder / f"{padded.part}.bytes.{ctx.hex()}").read_bytes()
@@ -98,7 +98,7 @@ class Door:
         if self.calls == self.fails_at:
             raise UnreachableError("coordinator", "the line is dead")
 
-    async def give_padded(self, declared, round_, payload, padding, cohort):
+    async def upload_padded(self, declared, round_, payload, padding, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == padding.line.group.name)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         made = PaddedPart(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
@@ -109,7 +109,7 @@ class Door:
         digests = type("Digests", (), {"tensors": (sha256(data).digest(),)})
         return made.sent(digests)
 
-    async def give_rotated(self, declared, round_, payload, rotating, cohort):
+    async def upload_rotated(self, declared, round_, payload, rotating, cohort):
         part = next(part for part in declared.hidden(round_) if part.name == rotating.use.group)
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         outgoing = rotated(part, exactly(items, {part.name: payload.tensors[part.name]}), rotating)
@@ -154,7 +154,7 @@ class World:
 
     def signed(self, part="extractor"):
         (path,) = self.desk.folder.glob(f"{part}.signed.*")
-        return padded_from_wire(ME, with_session(pb.PaddedGiven.FromString(path.read_bytes())))
+        return padded_from_wire(ME, with_session(pb.PaddedWordUpload.FromString(path.read_bytes())))
 
 
 def with_session(message):

@@ -15,8 +15,8 @@ from staddle.algorithms.exchange.plain import PLAIN
 from staddle.coordinator.blind.secure_sum import SecureSum, SumSetting
 from staddle.errors import LocalError, RefusedError, UnwritableError
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.secagg_received import told_from_wire, told_to_wire
-from staddle.proto.convert.secagg_sent import Over, SecaggUpload, given_to_wire
+from staddle.proto.convert.secagg_received import secagg_delivery_from_wire, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, group
 from staddle.security.faults import Code
 from staddle.security.secagg.masked_sum import Accumulator, chunks
@@ -28,8 +28,8 @@ from staddle.silo.blind.round import BlindRound
 from staddle.silo.egress.client import TurnedAwayError, UnreachableError
 from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import masked
+from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared, RecordCount
-from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 JOB = SimpleNamespace(name="j1", digest="bb" * 32)
@@ -161,7 +161,9 @@ class Door:
         while (told := self.hall.summing.told(self.silo, had)) is None:
             await self.hall.changed.wait()
         self._lost(after=True)
-        return told_from_wire(pb.SecureTold.FromString(told_to_wire(told).SerializeToString()))
+        return secagg_delivery_from_wire(
+            pb.SecureDelivery.FromString(secagg_delivery_to_wire(told).SerializeToString())
+        )
 
     async def secure(self, attempt, body):
         self.calls += 1
@@ -169,14 +171,14 @@ class Door:
         if why := self.refuses(body):
             raise TurnedAwayError("coordinator", "SECURE", why)
         self.given.append((attempt, body))
-        given = given_to_wire(SecaggUpload(b"session", attempt, body))
+        given = secagg_upload_to_wire(SecaggUpload(b"session", attempt, body))
         try:
-            self.hall.summing.give(self.silo, pb.SecureGiven.FromString(given.SerializeToString()))
+            self.hall.summing.give(self.silo, pb.SecureUpload.FromString(given.SerializeToString()))
         except RefusedError as error:
             raise TurnedAwayError("coordinator", error.code, error.why) from error
         self._lost(after=True)
 
-    async def give_masked(self, declared, round_, gives, masking):
+    async def upload_masked(self, declared, round_, gives, masking):
         self.calls += 1
         self._lost(after=False)
         outgoing = masked(PARTS, ITEMS, exactly(ITEMS, gives.tensors), masking)
@@ -586,7 +588,7 @@ def test_an_upload_that_the_policy_holds_back_ends_the_attempt_with_that_code_an
         hall = Hall()
         silos = Silos(hall)
         odd = SILOS[1]
-        silos.doors[odd].give_masked = denied
+        silos.doors[odd].upload_masked = denied
         whys = []
 
         async def ended(attempt, end):

@@ -10,7 +10,7 @@ import torch
 from support.ledgers import first, intend_padded, intend_rotated, stored
 from support.recording_gate import RECORDS, SESSION, SILO, SILOS, World, kinds, records
 
-from staddle.algorithms.exchange.parts import delivered_items, given_items
+from staddle.algorithms.exchange.parts import delivered_items, upload_items
 from staddle.errors import LocalError, PeerError, RefusedError
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
@@ -27,7 +27,7 @@ from staddle.silo.egress import gate as egress
 from staddle.silo.egress import messages as outgoing
 from staddle.silo.egress.control import MAX_CONTROL_BYTES
 from staddle.silo.egress.gate import MAX_REASON, DeniedError, TurnedAwayError, UnreachableError
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
-    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {2 * size}"}
     world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
     for _ in range(2):
@@ -236,7 +236,7 @@ def test_4_the_bytes_of_a_round_add_up_over_its_attempts(made, tmp_path):
 
 
 def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
-    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
     world = World(made, tmp_path, made.policy(*made.jobs.values(), replace=limit))
     world.client.stop_after = 1
@@ -248,7 +248,7 @@ def test_4_a_broken_attempt_counts_against_the_round(made, tmp_path):
 
 
 def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(made, tmp_path):
-    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
     limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {size}"}
     policy = made.policy(*made.jobs.values(), replace=limit)
     world = World(made, tmp_path, policy)
@@ -679,7 +679,7 @@ def test_an_offset_between_two_chunks_or_past_the_end_is_not_used(world, small_c
 
 
 def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, small_chunks):
-    size = sum(item.spec.nbytes for item in given_items(made.jobs["simple"].up(0)))
+    size = sum(item.spec.nbytes for item in upload_items(made.jobs["simple"].up(0)))
     offset = 6 * 4096
     for most, may in ((2 * size - offset, True), (2 * size - offset - 1, False)):
         limit = {'max_bytes_per_round = "64MiB"': f"max_bytes_per_round = {most}"}

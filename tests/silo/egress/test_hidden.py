@@ -28,7 +28,7 @@ from staddle.silo.egress import hidden_messages
 from staddle.silo.egress.gate import DeniedError, TurnedAwayError, UnreachableError
 from staddle.silo.egress.hidden_messages import Padding, Rotating, Sent, sent_of
 from staddle.silo.egress.messages import Masking
-from staddle.silo.parts.gifts import Contributions
+from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.tensors import flat
 
 SEED = bytes(range(32))
@@ -71,15 +71,15 @@ class Keyed(World):
 
         return asyncio.run(scenario())
 
-    def give_padded(self, payload=None, padding=None, round_=0):
+    def upload_padded(self, payload=None, padding=None, round_=0):
         given = self.gives() if payload is None else payload
         own = padding or self.padding(round_)
-        return self.run(lambda: self.gate.give_padded(self.declared, round_, Contributions(given), own, SILOS))
+        return self.run(lambda: self.gate.upload_padded(self.declared, round_, Contributions(given), own, SILOS))
 
-    def give_rotated(self, payload=None, rotating=None, round_=0):
+    def upload_rotated(self, payload=None, rotating=None, round_=0):
         given = self.gives() if payload is None else payload
         own = rotating or self.rotating(round_)
-        return self.run(lambda: self.gate.give_rotated(self.declared, round_, Contributions(given), own, SILOS))
+        return self.run(lambda: self.gate.upload_rotated(self.declared, round_, Contributions(given), own, SILOS))
 
     def arrived(self):
         return b"".join(frame.chunk for frame in self.client.frames)
@@ -108,7 +108,7 @@ def small_pieces(monkeypatch):
 
 def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
     given, padding = world.gives(), world.padding()
-    sent = world.give_padded(given, padding)
+    sent = world.upload_padded(given, padding)
     line, tagger = padding.line, tagger_of(padding.line, KEY)
     wanted = b"".join(
         w.tobytes() for w in hidden_pieces(line, padding.version, SEED, flat(world.values(given, "extractor")), tagger)
@@ -133,7 +133,7 @@ def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
 
 def test_what_a_lost_receipt_leaves_to_be_signed_is_the_same(world):
     given, padding = world.gives(), world.padding()
-    assert sent_of(world.parts["extractor"], world.values(given, "extractor"), padding) == world.give_padded(
+    assert sent_of(world.parts["extractor"], world.values(given, "extractor"), padding) == world.upload_padded(
         given, padding
     )
 
@@ -162,7 +162,7 @@ def test_3_a_line_or_a_version_that_the_job_does_not_declare_lets_nothing_leave(
             group = group.model_copy(update={"clip_exponent": clip, "scale_exponent": 30 - clip})
         padding = replace(padding, line=line.model_copy(update={"group": group, **change}))
     with pytest.raises(LocalError, match=said):
-        world.give_padded(padding=padding)
+        world.upload_padded(padding=padding)
     world.nothing_left()
 
 
@@ -170,7 +170,7 @@ def test_2_a_value_beyond_the_clip_does_not_leave(world):
     given = world.gives()
     given["extractor"]["extractor.fc1.bias"].reshape(-1)[-1] = 65.0
     with pytest.raises(LocalError, match="its largest magnitude is 65, above its clip 64"):
-        world.give_padded(given)
+        world.upload_padded(given)
     world.nothing_left()
 
 
@@ -180,15 +180,15 @@ def test_2_a_value_that_is_not_finite_leaves_in_no_form(world, bad):
     for part in ("extractor", "rows"):
         next(iter(given[part].values())).reshape(-1)[0] = bad
     with pytest.raises(LocalError, match="holds NaN or infinity"):
-        world.give_padded(given)
+        world.upload_padded(given)
     with pytest.raises(LocalError, match="holds NaN or infinity"):
-        world.give_rotated(given)
+        world.upload_rotated(given)
     world.nothing_left()
 
 
 def test_1_a_part_that_the_job_does_not_have_stops_every_message(world):
     given = {**world.gives(), "secret": {"x": torch.zeros(1)}}
-    for give in (world.give_padded, world.give_rotated):
+    for give in (world.upload_padded, world.upload_rotated):
         with pytest.raises(LocalError, match="secret/x is not in the job's schema"):
             give(given)
     world.nothing_left()
@@ -197,9 +197,9 @@ def test_1_a_part_that_the_job_does_not_have_stops_every_message(world):
 def test_1_each_message_takes_its_own_part(world):
     given = world.gives()
     given["rows"] = {"other": torch.zeros(1)}  # not of this message; that of the rows refuses it
-    world.give_padded(given)
+    world.upload_padded(given)
     with pytest.raises(LocalError, match="rows/other is not in the job's schema"):
-        world.give_rotated(given)
+        world.upload_rotated(given)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_1_each_message_takes_its_own_part(world):
 def test_4_the_policy_decides_on_what_is_padded(keyed, tmp_path, old, new, said):
     strict = Keyed(keyed, tmp_path, keyed.policy(keyed.jobs["rows"], replace={old: new}))
     with pytest.raises(DeniedError, match=said):
-        strict.give_padded()
+        strict.upload_padded()
     strict.nothing_left()
     strict.ledger.close()
 
@@ -222,7 +222,7 @@ def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
     deny = keyed.policy(keyed.jobs["rows"], replace={'forms = ["rotated"]': 'forms = ["plain"]'})
     strict = Keyed(keyed, tmp_path, deny)
     with pytest.raises(DeniedError, match="'rotated' is not in forms"):
-        strict.give_rotated()
+        strict.upload_rotated()
     strict.nothing_left()
     strict.ledger.close()
 
@@ -240,7 +240,7 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
     assert whole.elements > 10_000
     vector = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    world.give_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
+    world.upload_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
     assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
     (header,) = world.client.frames[0].manifest.tensors
     assert (header.name, list(header.shape), header.size) == ("sketch", [1, 32], 128)
@@ -249,7 +249,7 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
         ("sketch", [1, 32], "float32")
     ]
     with pytest.raises(LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"):
-        world.give_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1)
+        world.upload_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1)
     world.ledger.close()
 
 
@@ -268,13 +268,13 @@ def broken(world, give, frames):
 
 def test_a_padded_upload_goes_on_where_it_broke(world, small_pieces):
     given, padding = world.gives(), world.padding()
-    broken(world, lambda: world.give_padded(given, padding), 5)
+    broken(world, lambda: world.upload_padded(given, padding), 5)
     first = world.arrived()
     world.client.standing_reply = lambda _: federation.StandingReply(received=len(first))
     (settled,) = world.run(world.gate.settle)
     assert (settled.status, settled.ctx) == ("unknown", padding.version.context(padding.line).hex())
     assert world.client.messages[-1].part == "extractor"
-    sent = world.give_padded(given, padding)
+    sent = world.upload_padded(given, padding)
     assert world.client.frames[0].manifest.offset == len(first) == 4 * 4096
     assert sent.sha256 == sha256(first + world.arrived()).digest()
     assert world.audited().open_intents == ()
@@ -282,18 +282,18 @@ def test_a_padded_upload_goes_on_where_it_broke(world, small_pieces):
 
 def test_another_version_does_not_go_on_where_the_first_broke(world, small_pieces):
     given = world.gives()
-    broken(world, lambda: world.give_padded(given, world.padding()), 5)
+    broken(world, lambda: world.upload_padded(given, world.padding()), 5)
     world.client.standing_reply = lambda _: federation.StandingReply(received=4 * 4096)
     world.run(world.gate.settle)
-    world.give_padded(given, world.padding(number=1))
+    world.upload_padded(given, world.padding(number=1))
     assert world.client.frames[0].manifest.offset == 0
     assert world.audited().open_intents == ()
 
 
 def test_parts_of_a_round_break_and_settle_each_by_itself(world, small_pieces):
     given = world.gives()
-    broken(world, lambda: world.give_padded(given), 3)
-    broken(world, lambda: world.give_rotated(given), 1)
+    broken(world, lambda: world.upload_padded(given), 3)
+    broken(world, lambda: world.upload_rotated(given), 1)
     settled = world.run(world.gate.settle)
     assert len({each.ctx for each in settled}) == 2
     assert [message.part for message in world.client.messages[-2:]] == ["extractor", "rows"]
@@ -304,7 +304,7 @@ def test_parts_of_a_round_break_and_settle_each_by_itself(world, small_pieces):
 
 def test_vectors_leave_rotated_and_are_recorded(world):
     given, rotating = world.gives(), world.rotating()
-    world.give_rotated(given, rotating)
+    world.upload_rotated(given, rotating)
     value = given["rows"]["rows"]
     wanted = [rotate(v[None].double().numpy(), replace(rotating.use, row=r).key(KEY)) for r, v in enumerate(value)]
     assert world.arrived() == np.concatenate(wanted).astype("<f4").tobytes()
@@ -336,7 +336,7 @@ def test_each_row_has_a_rotation_of_its_own(keyed, tmp_path):
     world.parts = {part.name: part for part in made.up(0)}
     given = world.gives()
     given["rows"]["rows"][:] = given["rows"]["rows"][0]
-    world.give_rotated(given)
+    world.upload_rotated(given)
     rows = np.frombuffer(world.arrived(), "<f4").reshape(given["rows"]["rows"].shape)
     assert len({row.tobytes() for row in rows}) == len(rows) == 3
     norms = np.linalg.norm(rows.astype(np.float64), axis=1)
@@ -348,7 +348,7 @@ def test_2_vectors_of_one_sign_do_not_leave(world):
     given = world.gives()
     given["rows"]["rows"].abs_()
     with pytest.raises(LocalError, match="part 'rows': vector 0 has entries of one sign only"):
-        world.give_rotated(given)
+        world.upload_rotated(given)
     world.nothing_left()
 
 
@@ -358,9 +358,9 @@ def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
         replace(world.rotating(), use=replace(world.rotating().use, job="ab" * 32)),
     ):
         with pytest.raises(LocalError, match="vectors rotated for"):
-            world.give_rotated(rotating=rotating)
+            world.upload_rotated(rotating=rotating)
     with pytest.raises(LocalError, match="part 'extractor' does not cross by a Gram"):
-        world.give_rotated(rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor")))
+        world.upload_rotated(rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor")))
     world.nothing_left()
 
 
@@ -375,7 +375,7 @@ def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
 
 def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     padding = world.padding()
-    sent, own = world.give_padded(padding=padding), world.sharing
+    sent, own = world.upload_padded(padding=padding), world.sharing
     upload, pieces = make_upload(
         padding.line, padding.version, sent.sha256, sent.tag, SEED, SEED, own.others, keys_of(world.made, SILO).sign
     )
@@ -393,7 +393,7 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     world.client.padded = padded
     world.run(lambda: world.gate.padded(ctx, message))
     assert message.session == b""  # as it is kept
-    given = padded_from_wire(SILO, pb.PaddedGiven.FromString(world.client.calls[-1].sent[0]))
+    given = padded_from_wire(SILO, pb.PaddedWordUpload.FromString(world.client.calls[-1].sent[0]))
     assert (given.session, given.upload, given.pieces, given.prekey) == (SESSION, upload, pieces, prekey)
     (record,) = seen
     assert (record["type"], record["kind"], record["ctx"]) == ("egress.protocol", "padded", ctx.hex())
@@ -406,15 +406,15 @@ def test_a_word_that_is_refused_was_recorded_all_the_same(world):
         raise TurnedAwayError("coordinator", "ROUND_CLOSED", "over")
 
     world.client.padded = padded
-    message = pb.PaddedGiven(job="rows", job_digest=bytes.fromhex(world.job.digest))
+    message = pb.PaddedWordUpload(job="rows", job_digest=bytes.fromhex(world.job.digest))
     with pytest.raises(TurnedAwayError):
         world.run(lambda: world.gate.padded(bytes(32), message))
     assert records(world.path)[-1]["kind"] == "padded"
 
 
 def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
-    world.give_padded()
-    world.give_rotated(round_=1)
+    world.upload_padded()
+    world.upload_rotated(round_=1)
     found = [(part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)]
     assert found == [("extractor", 0), ("rows", 1)]
 
@@ -443,6 +443,6 @@ def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, 
     spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
     masking = Masking(spec, SILO, (), SILOS, None)
     with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
-        world.run(lambda: world.gate.give_masked(world.declared, 0, Contributions(world.gives()), masking))
+        world.run(lambda: world.gate.upload_masked(world.declared, 0, Contributions(world.gives()), masking))
     assert world.client.frames == []
     assert kinds(stored(world.path)) == ["control.open"]

@@ -23,8 +23,8 @@ from staddle.security.secagg.spec import specify
 from staddle.silo.egress import messages
 from staddle.silo.egress.gate import DeniedError
 from staddle.silo.egress.messages import Masking
+from staddle.silo.parts.contributions import Contributions
 from staddle.silo.parts.declared import Declared
-from staddle.silo.parts.gifts import Contributions
 from staddle.silo.parts.tensors import exactly
 
 from ..blind.test_round import BOUNDS, DECLARED, FRAME, ITEMS, PARTS, payload
@@ -234,11 +234,11 @@ class PrivateKeyed(Keyed):
 
     def padded(self, taint):
         bundle, padding = self.given("extractor", taint), self.padding()
-        return self.run(lambda: self.gate.give_padded(self.declared, 0, bundle, padding, SILOS))
+        return self.run(lambda: self.gate.upload_padded(self.declared, 0, bundle, padding, SILOS))
 
     def rotated(self, taint):
         bundle, rotating = self.given("rows", taint), self.rotating()
-        return self.run(lambda: self.gate.give_rotated(self.declared, 0, bundle, rotating, SILOS))
+        return self.run(lambda: self.gate.upload_rotated(self.declared, 0, bundle, rotating, SILOS))
 
 
 @pytest.mark.parametrize("form", ["padded", "rotated"])
@@ -297,7 +297,7 @@ def masked(made, folder, bundle):
     spend(world.ledger, 7, "1.5")
     masking = Masking(specify(FRAME, FOUR, 0), FOUR[0], (), FOUR, None)
     try:
-        world.run(lambda: world.gate.give_masked(world.declares, FRAME.round, bundle, masking))
+        world.run(lambda: world.gate.upload_masked(world.declares, FRAME.round, bundle, masking))
     finally:
         world.ledger.close()
     return world

@@ -14,10 +14,10 @@ from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.log import note as notes
 from staddle.security.log.attestation import Attestation
-from staddle.security.log.checkpoint import TreeHead
 from staddle.security.log.consistency import Consistency
 from staddle.security.log.head import Signer
 from staddle.security.log.merkle import Tree, leaf_hash
+from staddle.security.log.tree_head import TreeHead
 from staddle.silo import agent as agents
 from staddle.silo.admission.checks import Admitted
 from staddle.silo.agent import Agent

@@ -42,7 +42,7 @@ from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
 from staddle.security.secagg import linear_tags
-from staddle.security.secagg.masked_sum import Accumulator, check_given, masked_chunks
+from staddle.security.secagg.masked_sum import Accumulator, check_group_values, masked_chunks
 from staddle.security.secagg.spec import Terms, kept, specify
 from staddle.silo.ingress import delivery
 from staddle.silo.ingress.directed_rows import DirectedRows
@@ -84,14 +84,16 @@ class Sum:
         counted = {spec.name: torch.tensor(3) for spec in METRICS.tensors}
         accumulator, given, ctx = Accumulator(self.spec), {}, self.spec.context()
         for silo in self.survivors:
-            gifts = [
+            contributions = [
                 blind_sum.given(part, group, counted if part == METRICS else self.held[silo])
                 for part, group in zip(of, self.spec.groups, strict=True)
             ]
-            check_given(self.spec, gifts)
+            check_group_values(self.spec, contributions)
             keys, tagger = job_keys(job, silo), linear_tags.Tagger(KEY, ctx, len(of))
             pads = sender_pads(self.spec, silo, first_prekey(silo), keys.others)
-            accumulator.add(words.tobytes() for words in masked_chunks(self.spec, silo, gifts, (), tagger, pads))
+            accumulator.add(
+                words.tobytes() for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+            )
             given[silo] = tagger.padded(KEY, ctx, silo, {index: pad.key for index, pad in pads.items()})
         accumulator.open((), self.survivors)
         self.tags = linear_tags.combine(given, len(of))
@@ -320,7 +322,7 @@ def test_later_prekeys_are_refused(recipient, twice):
     """There are none in such a job: the first ones stay until it ends."""
     opener = DirectedRows(recipient.sharing, 8, TERMS, 0)
     with pytest.raises(RefusedError, match="brings later prekeys") as caught:
-        opener.announced("coordinator", [twice[1][0].down()[0]], [pb.PrekeyTold()])
+        opener.announced("coordinator", [twice[1][0].down()[0]], [pb.DeliveredPrekey()])
     assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
     assert set(recipient.sharing.prekeys.own()) == {0}
 

@@ -34,7 +34,7 @@ def keyed(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def givers(keyed, tmp_path_factory):
+def contributors(keyed, tmp_path_factory):
     """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once, and only read."""
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
@@ -86,15 +86,15 @@ class Recipient:
 
 
 @pytest.fixture
-def recipient(keyed, givers, tmp_path):
-    found = Recipient(keyed, givers["rows"], tmp_path)
+def recipient(keyed, contributors, tmp_path):
+    found = Recipient(keyed, contributors["rows"], tmp_path)
     yield found
     found.ledger.close()
 
 
 @pytest.fixture
-def addressee(keyed, givers, tmp_path):
-    found = Recipient(keyed, givers["mail"], tmp_path)
+def addressee(keyed, contributors, tmp_path):
+    found = Recipient(keyed, contributors["mail"], tmp_path)
     yield found
     found.ledger.close()
 
@@ -409,9 +409,9 @@ def test_a_row_that_breaks_a_rule_is_refused_and_who_can_have_done_it_is_named(r
     assert said in why
 
 
-def test_a_silo_that_sealed_no_seed_is_named(keyed, givers, recipient, monkeypatch):
+def test_a_silo_that_sealed_no_seed_is_named(keyed, contributors, recipient, monkeypatch):
     """What the coordinator cannot see."""
-    made = givers["rows"]
+    made = contributors["rows"]
     monkeypatch.setattr(made, "stored", dict(made.stored))
     own = made.silos[OTHERS[1]]
     known = own.prekeys.known()
@@ -547,8 +547,8 @@ def test_nothing_is_opened_that_cannot_be_remembered(recipient, monkeypatch):
         (Terms(min_cohort=3, colluders=4), "1 are sure to be honest"),
     ],
 )
-def test_a_silo_with_a_stricter_policy_opens_less(keyed, givers, tmp_path, terms, said):
-    strict = Recipient(keyed, givers["rows"], tmp_path, terms)
+def test_a_silo_with_a_stricter_policy_opens_less(keyed, contributors, tmp_path, terms, said):
+    strict = Recipient(keyed, contributors["rows"], tmp_path, terms)
     made = strict.coordinator
     peer, code, why = refusal(strict, made.delivery(1, [made.row(ME, even(versions(0)))]))
     strict.ledger.close()
@@ -556,8 +556,8 @@ def test_a_silo_with_a_stricter_policy_opens_less(keyed, givers, tmp_path, terms
     assert said in why
 
 
-def test_a_row_under_another_key_does_not_open(keyed, givers, tmp_path):
-    other = Recipient(keyed, givers["rows"], tmp_path, key=b"another".ljust(32))
+def test_a_row_under_another_key_does_not_open(keyed, contributors, tmp_path):
+    other = Recipient(keyed, contributors["rows"], tmp_path, key=b"another".ljust(32))
     made = other.coordinator
     assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (COORDINATOR_OR_SILO, "SUM")
     other.ledger.close()

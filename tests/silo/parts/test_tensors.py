@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, given_items
+from staddle.algorithms.exchange.parts import Item, Kind, Part, Sum, TensorSpec, upload_items
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
@@ -17,13 +17,13 @@ from staddle.security.blind.sum import Bounds, group
 from staddle.security.policy.release import Release
 from staddle.silo.parts.releases import (
     bytes_by_kind,
-    given_releases,
     masked_releases,
     padded_releases,
     readers_of,
     readers_of_message,
     release_of,
     rotated_releases,
+    upload_releases,
 )
 from staddle.silo.parts.tensors import Buffer, exactly, norms, unpack
 
@@ -241,7 +241,7 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     document = {key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED}
     blind = {"silos": list("abcd"), "min_cohort": 3, "method": {"name": method}, "security": security}
     job = Job.from_file(JobFile.model_validate(document | blind), "job.toml")
-    releases = given_releases(job, 0)
+    releases = upload_releases(job, 0)
     for part in job.up(0):
         own = group(part, Bounds(3, "private", 1, 50))
         assert sum(r.elements for r in releases if r.part == part.name) == own.body
@@ -252,4 +252,4 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     own = job.up(0)[0]
     assert readers_of_message(padded_releases(own), made.roster) == ("mix",)
     assert readers_of_message(rotated_releases(own), made.roster) == ("gram",)
-    assert given_releases(made.jobs["simple"], 0) == tuple(map(release_of, given_items(made.jobs["simple"].up(0))))
+    assert upload_releases(made.jobs["simple"], 0) == tuple(map(release_of, upload_items(made.jobs["simple"].up(0))))

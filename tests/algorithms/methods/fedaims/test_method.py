@@ -350,10 +350,10 @@ def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     state = initial_state(method, "a")
     state = method.deliver(state, {}, FACTS)
     facts = replace(FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5)))
-    gifts = method.give(state, facts)
-    assert list(gifts) == [part.name for part in method.up(0)]
+    contributions = method.give(state, facts)
+    assert list(contributions) == [part.name for part in method.up(0)]
     for part in method.up(0):
-        PLAIN.give(part, gifts[part.name])
+        PLAIN.give(part, contributions[part.name])
     assert {f"adapter{j}" for j in (1, 2)} <= set(state.parts)
     assert ("head1" in state.parts) == (aux_ce == "head")
 
@@ -429,7 +429,7 @@ def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(
 
 
 def run_rounds(job, shards, rounds):
-    """Yield (round, cohort, published before, states before, gifts) of a job played by hand."""
+    """Yield (round, cohort, published before, states before, contributions) of a job played by hand."""
     method, archive, state = job.method(), MemoryArchive(), job.method().begin()
     silos = {silo: initial_state(method, silo) for silo in job.silos}
     for round_ in range(rounds):
@@ -439,7 +439,7 @@ def run_rounds(job, shards, rounds):
             outcomes[silo] = local_round(method, job, silos[silo], round_, down, *shards[silo], silo)
             before[silo], silos[silo] = down, outcomes[silo].state
             for part in job.up(round_):
-                spool[part.name, silo] = PLAIN.give(part, outcomes[silo].gifts[part.name])
+                spool[part.name, silo] = PLAIN.give(part, outcomes[silo].contributions[part.name])
         read = lambda part, silo, name, spool=spool: spool[part, silo][name]  # noqa: E731
         old = state
         state, _ = close_round(method, PLAIN, state, round_, cohort, job.up(round_), read, archive)
@@ -501,9 +501,11 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
     state, given = method.deliver(start, delivered, facts), []
     for shift in (0.0, 100.0):
         parts = {k: v + 1 if "running" not in k else v + shift for k, v in state.parts["extractor"].items()}
-        gifts = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
-        given.append(PLAIN.give(method.direction, gifts["direction"])["unit"])
-        assert torch.equal(gifts["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift))
+        contributions = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
+        given.append(PLAIN.give(method.direction, contributions["direction"])["unit"])
+        assert torch.equal(
+            contributions["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift)
+        )
     assert torch.equal(given[0], given[1])
     assert given[0].shape == (1, count(build()["extractor"]))
 

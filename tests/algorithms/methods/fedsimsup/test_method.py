@@ -175,8 +175,8 @@ def test_the_scaled_schedule_decays_in_every_job_and_is_the_papers_at_1000_round
 
 
 def test_lambda_by_hand():
-    assert share(total=30, givers=3, own=10) == 0.5  # equal sizes
-    assert share(total=60, givers=3, own=40) == pytest.approx(1 / 3)
+    assert share(total=30, contributors=3, own=10) == 0.5  # equal sizes
+    assert share(total=60, contributors=3, own=40) == pytest.approx(1 / 3)
     assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)  # who has more learns less from others
 
 
@@ -232,15 +232,15 @@ def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
 
 
 @given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data())
-def test_alpha_is_a_share_that_only_falls(rounds, total, own, givers, draw):
+def test_alpha_is_a_share_that_only_falls(rounds, total, own, contributors, draw):
     """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1; so Eq. 7 is a convex combination."""
     schedule = scaled_c(rounds), 3 / 7
     t = draw.draw(st.integers(1, rounds - 1))
     assert 0 < beta(t + 1, rounds, *schedule) <= beta(t, rounds, *schedule) <= 1
     onset = schedule[0] * rounds ** schedule[1]
     assert beta(onset, rounds, *schedule) == 1 >= beta(onset * (1 + 1e-9), rounds, *schedule) > 1 - 1e-8
-    assert 0 < share(total, givers, own) < 1
-    assert share(givers * own, givers, own) == 0.5  # as many records as the mean of those who trained
+    assert 0 < share(total, contributors, own) < 1
+    assert share(contributors * own, contributors, own) == 0.5  # as many records as the mean of those who trained
 
 
 def test_the_census_by_hand(make, make_data):
@@ -249,8 +249,8 @@ def test_the_census_by_hand(make, make_data):
     train = dataset.Dataset(torch.rand(8, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2, 1, 0]))
     before = initial_state(method, "a")
     outcome = local_round(method, job, before, 0, {}, train, make_data(4), "a")
-    assert outcome.gifts["census"].tensors["proportions"].tolist() == [5 / 8, 1 / 8, 2 / 8]
-    assert outcome.gifts["census"].tensors["samples"] == 8
+    assert outcome.contributions["census"].tensors["proportions"].tolist() == [5 / 8, 1 / 8, 2 / 8]
+    assert outcome.contributions["census"].tensors["samples"] == 8
     assert state_to_bytes(outcome.state) == state_to_bytes(before)  # nothing trains
     (part,) = method.up(0)
     assert (part.kind, part.exchange) == (Kind.COUNTS, Each())

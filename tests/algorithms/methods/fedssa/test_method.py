@@ -84,17 +84,17 @@ class Bench:
         self.silos = {s: initial_state(method, s) for s in method.setting.silos}
 
     def play(self, round_, gave, lost=()):
-        """One round: {silo: (rows, counts)}; the gifts of the ``lost`` never arrive."""
+        """One round: {silo: (rows, counts)}; the contributions of the ``lost`` never arrive."""
         parts, spool = self.method.up(round_), {}
         for silo, (values, counts) in gave.items():
             now = facts(round_, counts, silo)
             down = deliver(self.method, PLAIN, self.coordinator, round_, silo, self.archive)
             after = with_rows(self.method.deliver(self.silos[silo], down, now), values)
-            gifts = self.method.give(after, now)
+            contributions = self.method.give(after, now)
             if silo not in lost:  # a round that does not count leaves no trace at a silo
                 self.silos[silo] = after
             for part in parts:
-                spool[part.name, silo] = PLAIN.give(part, gifts[part.name])
+                spool[part.name, silo] = PLAIN.give(part, contributions[part.name])
         self.coordinator, _ = close_round(
             self.method, PLAIN, self.coordinator, round_, [s for s in gave if s not in lost], parts,
             lambda part, silo, name: spool[part, silo][name], self.archive,
@@ -188,8 +188,8 @@ def test_three_points_by_hand():
     slope = (odds / odds.sum(1, keepdims=True) - np.eye(3)[y]).T @ inputs / 3
     rows = fused - 0.3 * slope
     assert np.allclose(rows_of(outcome.state.parts["classifier"]), rows, atol=1e-6)
-    assert np.allclose(outcome.gifts["rows"].tensors["rows"], rows * [[1], [1], [0]], atol=1e-6)
-    assert outcome.gifts["rows"].weight.tolist() == [1, 1, 0]
+    assert np.allclose(outcome.contributions["rows"].tensors["rows"], rows * [[1], [1], [0]], atol=1e-6)
+    assert outcome.contributions["rows"].weight.tolist() == [1, 1, 0]
 
 
 NUMBERS = st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3)

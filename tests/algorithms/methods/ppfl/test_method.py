@@ -114,8 +114,8 @@ def test_two_silos_by_hand(make):
     method = make(models=2, lam=0.5, lam_scale="literal").method()
     one, other = with_membership(initial_state(method, "a"), [0.2, 0.8]), initial_state(method, "b")
     other = with_membership(other, [0.7, 0.3])
-    gifts = [method.give(one, FACTS), method.give(other, replace(FACTS, class_counts=torch.tensor([7, 0])))]
-    given_ = [PLAIN.give(method.coupling, gift["coupling"]) for gift in gifts]
+    contributions = [method.give(one, FACTS), method.give(other, replace(FACTS, class_counts=torch.tensor([7, 0])))]
+    given_ = [PLAIN.give(method.coupling, contribution["coupling"]) for contribution in contributions]
     sums = PLAIN.collect(method.coupling, (0, 1), lambda i, name: given_[i][name])
     assert sums["b"].tolist() == pytest.approx([1.6, 0.8])
     assert sums["m"].flatten().tolist() == pytest.approx([0.6 * 0.2 + 0.7, 0.6 * 0.8 + 0.3, 0.8 * 0.2, 0.8 * 0.8])
@@ -235,7 +235,7 @@ def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
             got = outcome.state.parts["canonical"]
             assert np.allclose(np.stack([got["0.weight"], got["1.weight"]]), moved[silo][..., :2], atol=1e-6)
             assert np.allclose(np.stack([got["0.bias"], got["1.bias"]]), moved[silo][..., 2], atol=1e-6)
-            gave |= {(part.name, silo): PLAIN.give(part, outcome.gifts[part.name]) for part in job.up(1)}
+            gave |= {(part.name, silo): PLAIN.give(part, outcome.contributions[part.name]) for part in job.up(1)}
         read = lambda part, silo, name, gave=gave: gave[part, silo][name]  # noqa: E731
         close_round(method, PLAIN, {}, 1, ("a", "b"), job.up(1), read, archive)
         share = 1 / 2 if weights == "equal" else 1 / 3
@@ -464,7 +464,7 @@ def test_a_c_round_leaves_the_published_model_as_it_is(make, make_data):
     records = make_data(20, shape=(1, 1, 3), classes=2)
     outcome = local_round(method, job, state, round_, down, records, records, "a")
     assert torch.equal(outcome.state.parts["canonical"]["0.weight"], torch.ones(2, 3))
-    assert outcome.gifts.keys() == {"coupling", "metrics"}
+    assert outcome.contributions.keys() == {"coupling", "metrics"}
     assert torch.equal(state.parts["membership"]["c"], torch.full((3,), 1 / 3))  # values: the earlier state stands
 
 

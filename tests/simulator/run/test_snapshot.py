@@ -12,9 +12,9 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.engines.simulation import Snapshot
 from staddle.algorithms.leaks.taint import PRIVATE, PUBLIC
 from staddle.errors import LocalError, UnwritableError
-from staddle.simulator.run import checkpoint as checkpoint_module
-from staddle.simulator.run.checkpoint import FinishedRun, Snapshots, read_index
+from staddle.simulator.run import snapshot as checkpoint_module
 from staddle.simulator.run.history import NOTHING, Prefix
+from staddle.simulator.run.snapshot import FinishedRun, Snapshots, read_index
 
 RUN = "a" * 64
 KEPT = Prefix(bytes=7, sha256="b" * 64)

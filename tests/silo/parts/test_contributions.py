@@ -8,8 +8,8 @@ from staddle.algorithms.training.silo_round import TAINTS
 from staddle.errors import LocalError
 from staddle.files import tensor_file
 from staddle.security.policy.release import Release
-from staddle.silo.parts import gifts as bundles
-from staddle.silo.parts.gifts import Contributions, tainted
+from staddle.silo.parts import contributions as bundles
+from staddle.silo.parts.contributions import Contributions, tainted
 
 TENSORS = {
     "model": {"w": torch.ones(2, 3), "@weight": torch.tensor(7.0, dtype=torch.float64)},

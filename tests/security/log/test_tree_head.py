@@ -6,9 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log.checkpoint import TreeHead, decimal, issue, origin, verify, verify_growth
 from staddle.security.log.merkle import EMPTY_ROOT, Tree, leaf_hash
 from staddle.security.log.note import Note, SignatureKind, VerifiedKey, VerifierKey, cosign, parse, sign
+from staddle.security.log.tree_head import (
+    TreeHead,
+    decimal,
+    issue,
+    origin,
+    verify,
+    verify_growth,
+)
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64)]
 KEY = KEYS[0]
