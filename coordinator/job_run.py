@@ -247,7 +247,7 @@ class JobRun:
         """Fold the round's uploads; nothing changes before ``commit``."""
         self.make_room()
         given = {silo: digest for silo in members if (digest := self.state.given.get(silo, ""))}  # one by one
-        self.store.check_group_values(given, round_)
+        self.store.check_uploads(given, round_)
         up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)

@@ -130,7 +130,7 @@ class Service:
         match request.kind:
             case pb.ANSWER_KIND_ACCEPT:
                 if run.job.keyed:
-                    self._daemon.contributions.check_group_values(run.job, silo)
+                    self._daemon.contributions.check_silo(run.job, silo)
                 self._daemon.apply(run, Answered(silo, None))
             case pb.ANSWER_KIND_DECLINE:
                 self._daemon.apply(run, Answered(silo, code))

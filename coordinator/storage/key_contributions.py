@@ -42,7 +42,7 @@ class KeyContributions:
             why = f"the roster no longer has {', '.join(gone)}, and the key that its silos share takes all of them"
         return f"{why}; submit it again under a new name"
 
-    def check_group_values(self, job: Job, silo: str) -> None:
+    def check_silo(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
         if self._database.contribution(job.name, silo) is None:
             why = f"accepts job {job.name!r} and gave nothing to the key that its silos share; call Contribute first"

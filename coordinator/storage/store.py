@@ -133,7 +133,7 @@ class JobStore:
         sync_directory(self._folder)
         return name
 
-    def check_group_values(self, given: Mapping[str, str], round_: int) -> None:
+    def check_uploads(self, given: Mapping[str, str], round_: int) -> None:
         """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
         items = self._items(round_)
         uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given}

@@ -50,7 +50,7 @@ class Members(Directed):
     def __init__(self, drops=None):
         self.coordinators = members_frame()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("directed_rows.specify", lambda _, cohort, at: specify(self.coordinators, cohort, at))
+            patch.setattr("support.directed_rows.specify", lambda _, cohort, at: specify(self.coordinators, cohort, at))
             super().__init__(members_frame(weights=None), drops)
 
     def row(self, index):

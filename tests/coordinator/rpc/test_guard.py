@@ -287,8 +287,7 @@ def raised_codes(folder):
     Without the messages of secure sums and mixes, whose codes are those of security/faults.py: they cross as
     SECURE.
     """
-    messages = {*Path(folder).glob("secure_*.py"), *Path(folder).glob("*_messages.py")}
-    for path in sorted(set(Path(folder).glob("*.py")) - messages):
+    for path in sorted(set(folder.rglob("*.py")) - set((folder / "convert").glob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "RefusedError":
                 yield ast.literal_eval(node.args[1]), f"{path.name}:{node.lineno}"

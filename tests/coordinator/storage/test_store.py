@@ -13,7 +13,7 @@ import torch
 
 from staddle.algorithms.delivery import Post
 from staddle.algorithms.exchange.parts import Gram, Item, Kind, Mix, Part, TensorSpec
-from staddle.coordinator.storage import store
+from staddle.coordinator.storage import spool, store
 from staddle.coordinator.storage.spool import MARGIN_BYTES, Spool, SpooledUpload
 from staddle.coordinator.storage.store import DamagedError, JobStore, check_folder
 from staddle.errors import LocalError, RefusedError
@@ -193,7 +193,7 @@ def test_a_weight_may_be_any_number_of_records(tmp_path, weight):
 
 @pytest.mark.parametrize(("place", "value", "named"), [(0, 3, "counts/n"), (0, -2, "counts/n"), (1, -1e-30, "model/w")])
 def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(tmp_path, monkeypatch, place, value, named):
-    monkeypatch.setattr(store, "REGION", 4)
+    monkeypatch.setattr(spool, "REGION", 4)
     items, tensors = list(ITEMS), values()
     items[0] = replace(items[0], spec=replace(items[0].spec, least=-1.0, most=2.0))
     items[1] = replace(items[1], spec=replace(items[1].spec, least=0.0))
@@ -239,7 +239,7 @@ class Rounds:
 
     def close(self, round_, act=nothing):
         given = {name.split(".")[1]: digest for name, digest in self.given.items() if name.startswith(f"{round_}.")}
-        self.store.check_group_values(given, round_)
+        self.store.check_uploads(given, round_)
         fold = self.folded(round_, act)
         self.places = {k: v for k, v in {**self.places, **fold.changes}.items() if v is not None}
         self.store.commit(round_, fold.changes, fold.digests)

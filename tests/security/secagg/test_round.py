@@ -175,7 +175,7 @@ def test_each_silo_sends_each_message_once(effect):
 def test_what_must_be_remembered_comes_before_what_is_sent():
     run = Run(attempt(), ones(FOUR)).finish()
     kinds = [type(e).__name__ for by, e in run.sent if by == FOUR[0]]
-    expected = "Remember SendKeys SendShares Remember Upload SendHeader Remember SendSurvival SendReveal Finish"
+    expected = "Remember SendKeys SendShares Remember UploadWords SendHeader Remember SendSurvival SendReveal Finish"
     assert kinds == expected.split()
     first, second, third = run.effects(s.Remember, FOUR[0])
     assert (first.memory.round, first.memory.attempt, first.memory.pending) == (3, 0, ())

@@ -304,7 +304,7 @@ def masked(made, folder, bundle):
 
 
 def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path, monkeypatch):
-    monkeypatch.setattr("recording_gate.SILO", FOUR[0])
+    monkeypatch.setattr("support.recording_gate.SILO", FOUR[0])
     given = payload(FOUR[0])
     taints = {part.name: {spec.name: paid(4) for spec in part.wire} for part in PARTS}
     taints["model"][WEIGHT] = paid(2)
