@@ -42,7 +42,7 @@ import torch  # noqa: E402
 from staddle.coordinator import config as coordinator_configs  # noqa: E402
 from staddle.coordinator import daemon as coordinator_daemon  # noqa: E402
 from staddle.coordinator import secure_sum_runner, server  # noqa: E402
-from staddle.coordinator.storage import database, store  # noqa: E402
+from staddle.coordinator.storage import database, spool, store  # noqa: E402
 from staddle.errors import StaddleError  # noqa: E402
 from staddle.proto import secure_pb2 as pb  # noqa: E402
 from staddle.security.log import append_log  # noqa: E402
@@ -197,7 +197,7 @@ class Full:
                 return super().execute(sql, *args)
 
         append_log.AppendLog._write, documents._write_exclusive = watched_append, watched_exclusive
-        store.Spool.write = passing(store.Spool.write, lambda spool, _: f"upload {spool._path.name}")
+        spool.Spool.write = passing(spool.Spool.write, lambda spool, _: f"upload {spool._path.name}")
         store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
         store.JobStore.write_aside = passing(store.JobStore.write_aside, lambda _, name, *__: f"aside {name}")
         database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)

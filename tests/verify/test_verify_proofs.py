@@ -14,7 +14,7 @@ from staddle.security.log.note import Note, SignatureKind, VerifierKey, cosign, 
 from staddle.security.log.tree_head import TreeHead, issue
 
 HERE = Path(__file__).parent.parent / "security" / "log"
-NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "checkpoint", "proof"))
+NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "tree_head", "proof"))
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 LOG = VerifierKey(HEADS.ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 
