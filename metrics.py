@@ -25,7 +25,7 @@ from .metrics_listener import listening
 def _loopback(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) <= 65535):
-        raise ValueError("is no host:port with a port up to 65535, such as 127.0.0.1:9464")
+        raise ValueError("is not host:port with a port up to 65535, such as 127.0.0.1:9464")
     if not _stays_here(host):
         raise ValueError(
             "is not on loopback, and whoever reads metrics needs no key; give 127.0.0.1, [::1] or localhost, and put a "

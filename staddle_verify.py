@@ -201,7 +201,7 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
         raise FaultError(f"is not UTF-8: {error.reason} at byte {error.start}") from None
     kind = form or written.rpartition('"type":"')[2].partition('"')[0]
     if kind not in GRAMMARS or (kind == "roster" and not form):
-        raise FaultError(f"is no record: {kind[:40]!r} is no type of one")
+        raise FaultError(f"is not a record: {kind[:40]!r} is not a type of one")
     if not GRAMMARS[kind].fullmatch(written):
         raise FaultError(f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another place")
     value: dict[str, Any] = json.loads(written)
@@ -326,7 +326,7 @@ def base64_bytes(written: str) -> bytes:
 def decimal(written: str) -> int:
     """A number below 2^63 in its one spelling; ValueError for any other text."""
     if not re.fullmatch("0|[1-9][0-9]{0,18}", written) or int(written) >= 2**63:
-        raise ValueError(f"{written[:32]!r} is no number from 0 to 2^63 - 1")
+        raise ValueError(f"{written[:32]!r} is not a number from 0 to 2^63 - 1")
     return int(written)
 
 
@@ -353,7 +353,7 @@ class Key(NamedTuple):
         key = cls(name, decoded[0] if decoded else 0, decoded[1:])
         right = is_name(name) and key.kind in (LOG_KEY, WITNESS_KEY) and len(key.public) == 32
         if not right or str(key) != written:
-            raise FaultError(f"{written!r} is no key, or not all of it; `keys` prints them from a roster")
+            raise FaultError(f"{written!r} is not a key, or not all of it; `keys` prints them from a roster")
         return key
 
     def __str__(self) -> str:
@@ -417,7 +417,7 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     end = written.rfind("\n\n")
     signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
     if end < 0 or not written.endswith("\n") or CONTROL.search(signed) or len(lines) > 64:
-        raise FaultError("the note is no text, blank line and 1 to 64 signature lines")
+        raise FaultError("the note is not text, blank line and 1 to 64 signature lines")
     signatures = []
     for line in lines:
         dash, _, rest = line.partition(" ")
@@ -444,11 +444,11 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
     signed = open_note(data, (log, *witnesses))
     lines = signed.split("\n")[:-1]
     if len(lines) < 3 or not all(lines):
-        raise FaultError("the note is no checkpoint: it has not the lines origin, size and root")
+        raise FaultError("the note is not a checkpoint: it has not the lines origin, size and root")
     try:
         found = SignedHead(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
     except ValueError as error:
-        raise FaultError(f"the note is no checkpoint: {error}") from None
+        raise FaultError(f"the note is not a checkpoint: {error}") from None
     if len(found.root) != 32 or (found.size == 0 and found.root != EMPTY_ROOT):
         raise FaultError(f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}")
     if found.origin != log.name:
@@ -470,7 +470,7 @@ def segments(folder: Path) -> list[Path]:
         if name == "egress.jsonl" or (
             name.startswith("seg-") and not re.fullmatch(r"seg-[0-9]{8}\.(jsonl|torn)", name)
         ):
-            raise FaultError(f"{name!r} is no segment of a ledger of this format")
+            raise FaultError(f"{name!r} is not a segment of a ledger of this format")
     for number, name in enumerate(found, 1):
         if name != f"seg-{number:08d}.jsonl":
             raise FaultError(f"segment {number} is missing, while {found[-1]} is there")
@@ -791,7 +791,7 @@ class Account:
         message = self.open.get(record["ref"])
         # (3) A digest is the only one of an open message, and of its bytes and those tensors that have a hash.
         if message is None or message.digest:
-            return f"is a digest of seq {record['ref']}, which is no intent, or has a digest or an outcome already"
+            return f"is a digest of seq {record['ref']}, which is not an intent, or has a digest or an outcome already"
         if named(record) != message.hashed or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
@@ -805,7 +805,7 @@ class Account:
         message = self.open.get(record["ref"])
         # (4) An outcome is the only one of its message, and says "sent" only of all its bytes, behind a digest.
         if message is None:
-            return f"is an outcome of seq {record['ref']}, which is no intent, or has an outcome already"
+            return f"is an outcome of seq {record['ref']}, which is not an intent, or has an outcome already"
         size, sent = message.intent["message"]["bytes"], record["bytes_sent"]
         if sent > size or (record["status"] == "sent" and (sent != size or not message.digest)):
             return f"says {record['status']!r} with {sent} bytes of {size}, {'' if message.digest else 'not '}digested"
@@ -821,7 +821,7 @@ class Account:
             self._session = self._session or record
             return f"opens a control session while that of seq {session['seq']} is open" if session else ""
         if session is None or session["seq"] != record["ref"]:
-            return f"closes seq {record['ref']}, which is no open control session"
+            return f"closes seq {record['ref']}, which is not an open control session"
         if record["messages"] > session["max_messages"] or record["bytes"] > session["max_bytes"]:
             return f"closes a control session beyond its caps: {record['messages']} messages, {record['bytes']} bytes"
         self._add({**session, "job": "(control)"}, "(control)", Numbers(record["messages"], bytes=record["bytes"]))

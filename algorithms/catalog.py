@@ -104,7 +104,7 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
             if near
             else f"install the package that has it, or name one of {', '.join(known)}"
         )
-        raise LocalError(f"{origin}: method.name = {name!r} is no method; {hint}")
+        raise LocalError(f"{origin}: unknown method {name!r}; {hint}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
         raise LocalError(f"{origin}: method {name!r} is in {packages}, which are installed here; uninstall all but one")
@@ -124,7 +124,7 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
     except (ImportError, AttributeError, SyntaxError) as error:
         raise LocalError(f"{where}, cannot be imported: {error}; install that package anew") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise LocalError(f"{where}, is no subclass of staddle.algorithms.method.Method; correct the entry point")
+        raise LocalError(f"{where}, is not a subclass of staddle.algorithms.method.Method; correct the entry point")
     if (name := getattr(found, "name", None)) != entry.name:
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
     if not isinstance(getattr(found, "version", None), int):

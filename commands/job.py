@@ -71,7 +71,9 @@ def sign(
     job = Job.from_toml(job_file).for_federation()
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
-            raise LocalError(f"{job_file}: silos names {silo!r}, which is no silo of {roster}; add it or take it out")
+            raise LocalError(
+                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it or take it out"
+            )
     told = ""
     if job.privacy is not None:
         from .privacy.noise import check_fits_sums, noise, planned  # noqa: PLC0415 as it imports opacus

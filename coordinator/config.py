@@ -60,7 +60,7 @@ def _address(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     known = port.isascii() and port.isdecimal() and int(port) <= 65535
     if not known or not host or any(c.isspace() or c == "/" for c in host):
-        raise ValueError("is no host:port with a port up to 65535, such as 0.0.0.0:7443")
+        raise ValueError("is not host:port with a port up to 65535, such as 0.0.0.0:7443")
     return listen
 
 

@@ -110,7 +110,7 @@ def parse_json(data: bytes, origin: str) -> Any:
         return parsed
 
     def no_constant(text: str) -> Any:
-        raise LocalError(f"{origin}: {text} is no JSON number")
+        raise LocalError(f"{origin}: {text} is not a JSON number")
 
     def finite(text: str) -> float:
         number = float(text)

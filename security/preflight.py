@@ -128,7 +128,7 @@ def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
     """We may write where the state goes, and there is room for what is needed, a GiB at least."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise LocalError(f"{place}: is no folder; the state goes to {folder}: choose another directory")
+        raise LocalError(f"{place}: is not a folder; the state goes to {folder}: choose another directory")
     if not os.access(place, os.W_OK | os.X_OK):
         raise LocalError(f"{place}: cannot write here; give this user the folder, or choose another directory")
     free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)

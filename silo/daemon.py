@@ -40,7 +40,7 @@ async def serve(config: SiloConfig) -> None:
     entry = keys.entry
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
         raise LocalError(
-            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is no silo of roster version {roster.version}; "
+            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version {roster.version}; "
             "have its entry.json added and the roster signed"
         )
     policy = policies.load(config.policy, config.dataset)

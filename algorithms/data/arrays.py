@@ -92,7 +92,7 @@ def _read(
         except _NotPlainError as error:
             if name not in FIXES:
                 raise
-            raise LocalError(f"{path}: {name} is no plain array; {FIXES[name]}") from error
+            raise LocalError(f"{path}: {name} is not a plain array; {FIXES[name]}") from error
         total += claim.nbytes + claim.count * (TEXT_BYTES if name in FIXES else NUMBER_BYTES)
     check_fits(path, total, f"{_listed(tuple(wanted))} of what its headers claim")
     return {name: _array(archive, name) for name in wanted}

@@ -50,7 +50,7 @@ class LongestSteps:
         """Read what ``to_text`` wrote; ValueError or KeyError where it is none."""
         found = json.loads(text)
         if not isinstance(found, dict) or not isinstance(found.get("longest"), dict):
-            raise ValueError("its steps are no table")  # noqa: TRY004 - callers expect one error of what is no state
+            raise ValueError("its steps are not a table")  # noqa: TRY004 - callers expect one error of what is no state
         return cls(int(found["round"]), {str(part): float(step) for part, step in found["longest"].items()})
 
 

@@ -33,7 +33,7 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
             return {name: values.get(name, own) for name, own in module.named_parameters()}
         case nn.Module():
             return dict(part.named_parameters())
-    raise TypeError(f"{type(part).__name__} is no part of a model")
+    raise TypeError(f"{type(part).__name__} is not a part of a model")
 
 
 def on_trial(part: Callable[..., Tensor]) -> BoundModule:
@@ -43,7 +43,7 @@ def on_trial(part: Callable[..., Tensor]) -> BoundModule:
     """
     module, values = (part.module, part.values) if isinstance(part, BoundModule) else (part, {})
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{type(part).__name__} is no part of a model")
+        raise TypeError(f"{type(part).__name__} is not a part of a model")
     buffers = {name: values.get(name, own).clone() for name, own in module.named_buffers()}
     return BoundModule(module, {**values, **buffers})
 
@@ -56,4 +56,4 @@ def called_with(part: Callable[..., Tensor], parameters: Tensors, *args: object)
         case nn.Module():
             output: Tensor = functional_call(part, dict(parameters), args)
             return output
-    raise TypeError(f"{type(part).__name__} is no part of a model")
+    raise TypeError(f"{type(part).__name__} is not a part of a model")

@@ -97,7 +97,7 @@ def connected(path: Path) -> Iterator[Operator]:
     rosters.verify(roster, config.trust)
     entry, coordinator = keys.entry, roster.coordinator
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.OPERATOR:
-        raise LocalError(f"{path}: {entry.id!r} is no operator of roster version {roster.version}; have it added")
+        raise LocalError(f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it added")
     credentials = grpc.ssl_channel_credentials(
         coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()
     )

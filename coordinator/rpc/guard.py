@@ -171,7 +171,7 @@ def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _read(request: Any, context: Context) -> Any:
     """A request; RefusedError MANIFEST where (5) fails."""
     if isinstance(request, DecodeError | ValueError):
-        raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are no message of this protocol: {request}")
+        raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are not a message of this protocol: {request}")
     return request
 
 

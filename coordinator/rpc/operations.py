@@ -34,7 +34,7 @@ def job_of(signed: bytes, roster: Roster, origin: str) -> Job:
     job = Job.from_document(document, origin)
     for silo in job.silos:
         if silo not in roster or roster[silo].role is not Role.SILO:
-            raise LocalError(f"{origin}: silo {silo!r} is no silo of the roster; add it or take it out of the job")
+            raise LocalError(f"{origin}: silo {silo!r} is not a silo of the roster; add it or take it out of the job")
     return job
 
 

@@ -172,7 +172,7 @@ def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
         version = Version(silo=silo, round=message.round, attempt=message.attempt, number=message.number)
     except ValidationError:
         raise RefusedError(
-            peer, Code.UPLOAD, f"upload {message.number} of {silo!r} is none that there can be"
+            peer, Code.UPLOAD, f"upload {message.number} of {silo!r} has an invalid round, attempt or number"
         ) from None
     return PaddedUpload(
         version,

@@ -57,7 +57,7 @@ class Sender:
 
     def member(self, found: str, what: str) -> str:
         """A roster id."""
-        self.check(re.fullmatch(ID_PATTERN, found) is not None, f"{what} {found[:65]!r} is no id of a member")
+        self.check(re.fullmatch(ID_PATTERN, found) is not None, f"{what} {found[:65]!r} is not an id of a member")
         return found
 
     def sized(self, found: bytes, size: int, what: str) -> bytes:

@@ -61,7 +61,7 @@ class Epoch:
     def others(self, silo: str) -> dict[str, bytes]:
         """The X25519 keys of all its silos but this one."""
         if silo not in self.exchange_keys:
-            raise LocalError(f"{silo!r} is no silo of the job, so it has no part in its key; ask who signed the job")
+            raise LocalError(f"{silo!r} is not a silo of the job, so it has no part in its key; ask who signed the job")
         return {other: key for other, key in self.exchange_keys.items() if other != silo}
 
 
@@ -76,7 +76,7 @@ class KeyContribution:
     def check(self, epoch: Epoch, signers: Signers) -> None:
         """RefusedError unless a silo of this epoch signed it for this epoch."""
         sender = self.sealing.sender
-        check(sender in epoch.exchange_keys, sender, Code.KEYS, "is no silo of the job that this key is of")
+        check(sender in epoch.exchange_keys, sender, Code.KEYS, "is not a silo of the job that this key is of")
         signed = signers.by_silo(sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing, self.prekey), self.signature)
         check(signed, sender, Code.KEYS, f"its signature does not fit what it gives to the key of epoch {epoch.number}")
         self.sealing.check()

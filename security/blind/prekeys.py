@@ -130,7 +130,7 @@ class Known(Strict):
         silo, prekey = word.version.silo, word.prekey
         known = self.newest.get(silo)
         if known is None:
-            raise LocalError(f"{silo!r} is no other silo of the job; this is a bug in Staddle")
+            raise LocalError(f"{silo!r} is not another silo of the job; this is a bug in Staddle")
         newest = self.newest
         if prekey.generation == known.generation:
             why = f"signed two prekeys of generation {prekey.generation}"

@@ -101,7 +101,7 @@ def _group(part: Part, bounds: Bounds) -> Group:
                 weight_least=int(least),
             )
         case _:
-            raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is no secure sum")
+            raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is not a secure sum")
 
 
 def row_name(part: str, recipient: str) -> str:

@@ -258,7 +258,7 @@ class Budget:
             case Commit(ref=ref, steps=steps):
                 reserved = self._open.get(ref)
                 if reserved is None:
-                    raise LocalError(f"commit of seq {ref}, which is no open reservation")
+                    raise LocalError(f"commit of seq {ref}, which is not an open reservation")
                 most = [each.steps for each in reserved.events]
                 if len(steps) != len(most) or any(taken > all_ for taken, all_ in zip(steps, most, strict=True)):
                     raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")

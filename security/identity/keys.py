@@ -250,7 +250,7 @@ def _private_key(path: Path, kind: type) -> Any:
     try:
         key = load_pem_private_key(_read_private(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LocalError(f"{path}: is no unencrypted PKCS8 private key; restore it from your backup") from error
+        raise LocalError(f"{path}: is not an unencrypted PKCS8 private key; restore it from your backup") from error
     if not isinstance(key, kind):
         raise LocalError(f"{path}: holds a {type(key).__name__}, not a {kind.__name__}; restore it from your backup")
     return key

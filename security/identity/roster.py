@@ -69,7 +69,7 @@ class Roster(Strict):
         for entry in self.entries:
             if entry.id == member:
                 return entry
-        raise PeerError(member, f"is no member of federation {self.federation!r}, roster version {self.version}")
+        raise PeerError(member, f"is not a member of federation {self.federation!r}, roster version {self.version}")
 
     def by_spki(self, spki_sha256: str) -> RosterEntry:
         """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger."""
@@ -153,7 +153,7 @@ def sign(roster: Roster, keys: Keys) -> Roster:
     """The roster with one founder's signature more; it must be complete, with its coordinator."""
     signer = keys.entry
     if signer.id not in roster or roster[signer.id] != signer or signer.role is not Role.FOUNDER:
-        raise LocalError(f"{signer.id!r} with these keys is no founder in this roster; sign with a founder's keys")
+        raise LocalError(f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's keys")
     roster.check_complete()
     signature = keys.sign(ROSTER, payload(roster)).hex()
     return roster.model_copy(update={"signatures": {**roster.signatures, signer.id: signature}})

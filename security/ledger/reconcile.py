@@ -156,7 +156,7 @@ def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None, held:
         raise LocalError(f"{silo}: names no silo; is it a silo's ledger, and has its agent run?")
     theirs, ours = CoordinatorSide(coordinator, before.name), SiloSide(silo)
     if not theirs.name:
-        raise LocalError(f"{coordinator}: is no coordinator's ledger; name the folder of the coordinator's state")
+        raise LocalError(f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's state")
     earlier = _earlier(ours, theirs, roster)
     both = [(seq, record, ours.uploads[record.ledger_seq]) for seq, record in theirs.received if _same(ours, record)]
     matched = {record.ledger_seq for _, record, _ in both}

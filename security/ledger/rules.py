@@ -294,7 +294,7 @@ class Rules:
         ref, size = record["ref"], record["message"]["bytes"]
         intent = self.intents.get(ref)
         if intent is None:
-            return f"digest refers to seq {ref}, which is no open intent"
+            return f"digest refers to seq {ref}, which is not an open intent"
         if intent.digested:
             return f"second digest for intent {ref}"
         names = _named(record["tensors"])
@@ -309,7 +309,7 @@ class Rules:
         ref, status, sent = record["ref"], record["status"], record["bytes_sent"]
         intent = self.intents.get(ref)
         if intent is None:
-            return f"outcome refers to seq {ref}, which is no open intent"
+            return f"outcome refers to seq {ref}, which is not an open intent"
         if sent > intent.bytes:
             return f"outcome of intent {ref} sent {sent} bytes, the intent has {intent.bytes}"
         if status == "sent" and not intent.digested:
@@ -320,7 +320,7 @@ class Rules:
 
     def _check_close(self, record: Mapping[str, Any]) -> str:
         if self.control is None or self.control[0] != record["ref"]:
-            return f"control.close refers to seq {record['ref']}, which is no open control session"
+            return f"control.close refers to seq {record['ref']}, which is not an open control session"
         cap = self.control[1]
         if record["messages"] > cap["max_messages"] or record["bytes"] > cap["max_bytes"]:
             return (

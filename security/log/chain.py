@@ -96,7 +96,7 @@ def _framed_object(line: bytes) -> dict[str, Any]:
     """Checks (1) and (2) of any line at all; records of known types have a faster way (ledger/fast_decoder.py)."""
     record = parse_json(line, "line")
     if not isinstance(record, dict) or canonical_json(record) != line or not isinstance(record.get("type"), str):
-        raise LocalError("is no canonical JSON object with a type")
+        raise LocalError("is not a canonical JSON object with a type")
     if not _FRAME.fullmatch(json.dumps([record.get(name) for name in FRAME])):
         raise LocalError(f"lacks a well-formed frame of {', '.join(FRAME)}")
     return record

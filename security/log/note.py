@@ -118,7 +118,7 @@ class Note:
                 raise ProofError(f"note: name {signature.name!r} of a signature {fault}")
             if len(signature.key_id) != ID_BYTES or not signature.data:
                 raise ProofError(
-                    f"note: what {signature.name!r} wrote is no key id of {ID_BYTES} bytes and a signature"
+                    f"note: what {signature.name!r} wrote is not a key id of {ID_BYTES} bytes and a signature"
                 )
         if (size := len(bytes(self))) > MAX_NOTE:
             raise ProofError(f"note has {size} bytes, more than {MAX_NOTE}")
@@ -161,7 +161,7 @@ def _parse_signature(line: str) -> Signature:
     dash, _, rest = line.partition(" ")
     name, _, encoded = rest.partition(" ")
     if dash != DASH:
-        raise ProofError(f"note: {line[:64]!r} is no signature line: it does not begin with an em dash and a space")
+        raise ProofError(f"note: {line[:64]!r} is not a signature line: it does not begin with an em dash and a space")
     try:
         decoded = base64_bytes(encoded)
     except ValueError:

@@ -58,7 +58,7 @@ def segments(folder: Path) -> list[Path]:
         if match:
             found.append(int(match[1]))
         elif name.startswith("seg-") and not _TORN.fullmatch(name):
-            raise LocalError(f"{folder / name}: is no segment of a ledger; {EVIDENCE}")
+            raise LocalError(f"{folder / name}: is not a segment of a ledger; {EVIDENCE}")
     for number, there in enumerate(found, 1):
         if number != there:
             raise LocalError(f"{segment(folder, number)}: is missing, while {found[-1]} is there; {EVIDENCE}")

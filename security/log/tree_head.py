@@ -40,7 +40,7 @@ def owner(text: str) -> tuple[str, str]:
     """Federation and silo that an origin names; ProofError for the origin of another kind of log."""
     match = _ORIGIN.fullmatch(text)
     if match is None:
-        raise ProofError(f"checkpoint is of {text[:200]!r}, which is no silo's egress ledger")
+        raise ProofError(f"checkpoint is of {text[:200]!r}, which is not a silo's egress ledger")
     return match[1], match[2]
 
 
@@ -136,5 +136,5 @@ def verify_growth(old: TreeHead, new: TreeHead, proof: Sequence[bytes]) -> None:
 def decimal(text: str) -> int:
     """A number from 0 to 2^63 - 1 in its one ASCII spelling; ValueError for any other text."""
     if not _DECIMAL.fullmatch(text) or int(text) > MAX_SIZE:
-        raise ValueError(f"{text[:32]!r} is no decimal number from 0 to 2^63 - 1 without leading zeros")
+        raise ValueError(f"{text[:32]!r} is not a decimal number from 0 to 2^63 - 1 without leading zeros")
     return int(text)

@@ -94,13 +94,13 @@ def _bytes(value: object) -> object:
         number = value.removesuffix(unit).strip()
         if value.endswith(unit) and number.isascii() and number.isdecimal():
             return int(number) * factor
-    raise ValueError("is no size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
+    raise ValueError("is not a size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
 
 
 def _decimal(value: object) -> object:
     """A TOML number as the decimal that was written, or the next one to it that is a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("is no number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
+        raise ValueError("is not a number; write it without quotes")  # noqa: TRY004 - pydantic reports ValueError only
     return Decimal(repr(value))
 
 

@@ -13,7 +13,7 @@ def check_glob(glob: str) -> str:
     """The glob itself; ValueError if it is none."""
     for segment in glob.split("."):
         if not segment or ("**" in segment and segment != "**"):
-            raise ValueError("is no glob: '**' stands alone between dots, and no segment is empty")
+            raise ValueError("is not a glob: '**' stands alone between dots, and no segment is empty")
     return glob
 
 

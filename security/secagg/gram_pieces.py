@@ -111,7 +111,7 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
         raise RefusedError(COORDINATOR_OR_SILO, Code.SHARES, why) from None
     share = loaded(compared(spec), len(spec.cohort), plain)
     if share is None:
-        why = f"sealed {len(plain)} bytes to {holder!r} that are no share of what is compared"
+        why = f"sealed {len(plain)} bytes to {holder!r} that are not a share of what is compared"
         raise RefusedError(dealer, Code.SHARES, why)
     return share
 

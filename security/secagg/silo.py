@@ -317,7 +317,9 @@ def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
     if state.spec.compared is not None:
         own = loaded(state.spec.compared, len(state.spec.cohort), streamed.kept)
         if own is None:
-            raise RefusedError(state.silo, Code.UPLOAD, f"kept {len(streamed.kept)} bytes that are no share of its own")
+            raise RefusedError(
+                state.silo, Code.UPLOAD, f"kept {len(streamed.kept)} bytes that are not a share of its own"
+            )
         vectors[state.silo] = own
     return replace(state, stage="uploaded", header=header, vectors=vectors), (SendHeader(header),)
 

@@ -156,7 +156,7 @@ class Client:
     def _present(self, message: Any) -> Any:
         """What arrived; gRPC gives None for bytes that are no such message, or for none at all."""
         if message is None:
-            raise UnreachableError(self._peer, "answered with bytes that are no message of this protocol")
+            raise UnreachableError(self._peer, "answered with bytes that are not a message of this protocol")
         return message
 
     async def _final_status(self, call: Any) -> tuple[Any, str, str]:

@@ -186,7 +186,7 @@ class Witness:
                 note = _parsed(data)
                 _, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
                 if silo not in self._silos():
-                    raise ProofError(f"checkpoint is of {silo!r}, which is no other silo of the roster")
+                    raise ProofError(f"checkpoint is of {silo!r}, which is not another silo of the roster")
                 new = checkpoints.verify(note, self._key(silo)).checkpoint
             except ProofError as error:
                 log.problem("head.ignored", holder=self._roster.coordinator.id, why=str(error))

@@ -188,7 +188,7 @@ class IncomingRows:
                 check(not row.own_weight, COORDINATOR, Code.SPEC, "brings mail that has a part of its recipient in it")
                 self._check_posted(row, each.keep, found)
             else:
-                check(not each.keep, COORDINATOR, Code.SPEC, f"brings a row with keep = {each.keep}, which is no mail")
+                check(not each.keep, COORDINATOR, Code.SPEC, f"brings a row with keep = {each.keep}, which is not mail")
             check_uploads(row, [summand.upload for summand in each.summands])
             found.append(_Admitted(each, row, line, expected))
         return found, memory

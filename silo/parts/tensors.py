@@ -112,7 +112,7 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
         if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
             whole = value.double()
             if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()):
-                return f"{name} is no whole number from 0 to {known.train}, the training records of this silo{noisy}"
+                return f"{name} is not a whole number from 0 to {known.train}, the training records of this silo{noisy}"
         elif item.part == METRICS.name:
             metrics[item.spec.name] = int(value)
     tested = metrics.get("tested", 0)

@@ -103,8 +103,8 @@ class JobTraining:
             value = state.parts.get(module, {}).get(leaf)
             if value is None or not fits(spec, value):
                 raise LocalError(
-                    f"part {part.name!r}: tensor {spec.name!r} is none of this silo's state, so its share of a row is "
-                    "not known; the method must name what it mixes by its own parameters"
+                    f"part {part.name!r}: tensor {spec.name!r} is not part of this silo's state, so its share of a row "
+                    "is not known; the method must name what it mixes by its own parameters"
                 )
             values.append(value)
         return flat(values)

@@ -143,7 +143,9 @@ class TableTable(Strict):
                 )
             for text in row.published:
                 if text not in (LOST, FAILED) and not PRINTED.fullmatch(text):
-                    raise ValueError(f"{self.name}, row {row.title!r}: {text!r} is no mean with or without deviation")
+                    raise ValueError(
+                        f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without deviation"
+                    )
         if unmarked := [note for note in self.notes if not note.startswith(MARKS)]:
             raise ValueError(f"{self.name}: begin the note {unmarked[0]!r} with one of {', '.join(MARKS)}")
         return self
@@ -308,7 +310,7 @@ def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: st
 
 def _row(row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperRow:
     if unknown := set(row.own) - set(settings):
-        raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is no setting of the file")
+        raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the file")
     methods = {}
     if row.method is not None and row.method.name in METHODS:
         for name in dict.fromkeys(column.setting for column in table.columns if column.setting is not None):

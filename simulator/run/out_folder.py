@@ -17,7 +17,7 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     What another process begins later is told by the folder of its run.
     """
     if out.exists() and not out.is_dir():
-        raise LocalError(f"{out}: is no folder; choose another --out")
+        raise LocalError(f"{out}: is not a folder; choose another --out")
     begun = {path.parent: manifest.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))}
     for run in runs:
         folder, here = folder_of(out, run), manifest.identity(run, population, schedule)

@@ -78,7 +78,7 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     (info / "entry_points.txt").unlink()
     with pytest.raises(
         LocalError,
-        match=r"method.name = 'foreign' is no method; install the package that has it, or name one of apfl, ",
+        match=r"unknown method 'foreign'; install the package that has it, or name one of apfl, ",
     ):
         Job.from_document(document, "wire")
     installed("new_methods", version=2, foreign="Foreign")
@@ -90,8 +90,8 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     ("target", "said"),
     [
         ("Absent", r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that package anew"),
-        ("function", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
-        ("Stranger", r"is no subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("function", r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
+        ("Stranger", r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
         ("Nameless", r"calls itself None; give class and entry point one name"),
         ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
@@ -116,7 +116,7 @@ def test_one_name_is_one_method(installed):
 
 def test_the_nearest_name_is_suggested(installed):
     installed("some_methods", foreign="Foreign")
-    with pytest.raises(LocalError, match=r"'foreing' is no method; did you mean 'foreign'\?"):
+    with pytest.raises(LocalError, match=r"unknown method 'foreing'; did you mean 'foreign'\?"):
         method_class("foreing")
     assert catalog.GROUP == "staddle.methods"
 

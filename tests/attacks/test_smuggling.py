@@ -211,7 +211,7 @@ TRICKS = {
     "a name that equals every name": changed(Name("other"), secret()),
     "no tensor at all": changed(BIAS, Duck()),
     "data in NaNs": changed(BIAS, torch.frombuffer(bytearray(b"PA\xc0\x7f" * 16), dtype=torch.float32)),
-    "a weight that is no whole number": weighted(24.000000000000004),
+    "a weight that is not a whole number": weighted(24.000000000000004),
     "a weight of more records than there are": weighted(41.0),
     "a negative weight": weighted(-1.0),
     "a negative zero as a weight": weighted(-0.0),
@@ -431,7 +431,7 @@ def test_3_a_census_counts_training_records(world, samples):
     world.give(world.payload(samples=torch.tensor(RECORDS.train)))
     world.client.uploads, world.client.frames = 0, []
     before = len(records(world.path))
-    with pytest.raises(LocalError, match="samples is no whole number from 0 to 30"):
+    with pytest.raises(LocalError, match="samples is not a whole number from 0 to 30"):
         world.give(world.payload(samples=torch.tensor(samples)))
     assert world.client.uploads == 0
     assert kinds(records(world.path)[before:]) in ([], ["egress.outcome"])  # of the one before

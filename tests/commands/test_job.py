@@ -102,7 +102,7 @@ FEDPER = 'name = "fedper"'
         ([("classes = 2", "classes = 3")], "job.toml: model: 2 class_names for 3 classes; give one a class"),
         ([('"malignant"', '"benign"')], "job.toml: model: classes 0 and 1 are both named 'benign'"),
         ([("lr = 0.1", "lr = 0.1\nepoch = 3")], "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?"),
-        ([('"d"]', '"e"]')], "job.toml: silos names 'e', which is no silo of"),
+        ([('"d"]', '"e"]')], "job.toml: silos names 'e', which is not a silo of"),
     ],
 )
 def test_a_job_that_cannot_work_is_not_signed(sign, changes, said):

@@ -118,7 +118,7 @@ def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
     rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), path)
     assert "signed under roster" in failed()["job"]
     local_federation.sign_job(federation, job("one"))
-    assert "silo 'b' is no silo of the roster" in failed()["job"]
+    assert "silo 'b' is not a silo of the roster" in failed()["job"]
     signed.unlink()
     assert "cannot read it" in failed()["job"]
 

@@ -174,7 +174,7 @@ def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
     assert "2.0 GiB needed (the largest of the jobs)" in look(federation.folder / "jobs" / "simple.json")["disk"]
     monkeypatch.undo()
     edit(federation.silo_config("silo-a"), 'directory = "state"', 'directory = "silo.toml/state"')
-    assert "is no folder" in look()["disk"]
+    assert "is not a folder" in look()["disk"]
 
 
 def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():

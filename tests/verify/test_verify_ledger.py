@@ -534,7 +534,7 @@ def test_a_broken_rule_counts_for_nothing_and_all_are_counted(tool, tmp_path):
     lines = chained([start(), intent(), *([digest(7)] * 14)])
     status, found = tool.json("ledger", store(tmp_path / "l", [lines], signed(lines, KEY)), "--key", PUBLIC)
     assert status == 1
-    assert found["checks"][5]["found"].count("is a digest of seq 7, which is no intent") == 10
+    assert found["checks"][5]["found"].count("is a digest of seq 7, which is not an intent") == 10
     assert found["checks"][5]["found"].endswith("14 in all")
     assert "check 6 failed" in found["shown"]
 

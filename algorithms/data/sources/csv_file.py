@@ -168,14 +168,14 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     known, value = table.categories.get(name), table.missing.get(name)
     if text not in table.missing_marks:
         if known is None and not NUMBER.fullmatch(text):
-            raise _fault(table, line, name, "is no number; write it like -3.5, or declare its categories")
+            raise _fault(table, line, name, "is not a number; write it like -3.5, or declare its categories")
         value = float(text) if known is None else text
     elif value is None:
         raise _fault(table, line, name, "is missing; complete it, or declare what it counts as in data.missing")
     if known is None:
         return ((float(value) - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
-        raise _fault(table, line, name, f"is none of its categories ({', '.join(known)}); correct it or add one")
+        raise _fault(table, line, name, f"is not one of its categories ({', '.join(known)}); correct it or add one")
     return tuple(float(value == category) for category in known)
 
 
@@ -183,11 +183,16 @@ def _class(table: Csv, line: int, text: str) -> int:
     if table.classes is not None:
         if text not in table.classes:
             raise _fault(
-                table, line, table.label, f"is none of data.classes ({', '.join(table.classes)}); correct one of them"
+                table,
+                line,
+                table.label,
+                f"is not one of data.classes ({', '.join(table.classes)}); correct one of them",
             )
         return table.classes.index(text)
     if not CLASS_NUMBER.fullmatch(text):
-        raise _fault(table, line, table.label, "is no class number; declare what stands there in order: classes = […]")
+        raise _fault(
+            table, line, table.label, "is not a class number; declare what stands there in order: classes = […]"
+        )
     return int(text)
 
 

@@ -94,4 +94,4 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
             f"{file}: cannot read it: {error.strerror or error}; unpack UCI's HAR data set again"
         ) from error
     except ValueError:  # its text has the numbers
-        raise LocalError(f"{file}: is no table of numbers; unpack UCI's HAR data set again") from None
+        raise LocalError(f"{file}: is not a table of numbers; unpack UCI's HAR data set again") from None

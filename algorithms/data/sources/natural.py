@@ -40,7 +40,7 @@ class Natural(DataTable):
         if self.sources is not None:
             known = SOURCES[self.name]
             if unknown := [name for name in self.sources if name not in known]:
-                raise ValueError(f"sources: {unknown[0]!r} is none of {self.name}; known: {', '.join(known)}")
+                raise ValueError(f"sources: {unknown[0]!r} is not one of {self.name}; known: {', '.join(known)}")
             if len(set(self.sources)) < len(self.sources):
                 raise ValueError("sources: one is there twice; name each once")
         if self.years is not None and self.name != "tcga-brca":

@@ -140,7 +140,9 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
         except OSError as error:
             raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
         if not len(read) or len(read) % row:
-            raise LocalError(f"{file}: {len(read)} bytes are no whole number of records; fetch the official file again")
+            raise LocalError(
+                f"{file}: {len(read)} bytes are not a whole number of records; fetch the official file again"
+            )
         rows.append(read.reshape(-1, row))
     stacked = np.concatenate(rows)
     return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(np.int64)

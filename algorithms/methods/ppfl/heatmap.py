@@ -51,7 +51,7 @@ def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
     whole = ((memberships.sum(1) - 1).abs() < TOLERANCE) | (memberships == 0).all(1)
     wrong = [labels[i] if labels else i for i, fits in enumerate((inside & whole).tolist()) if not fits]
     if wrong:
-        raise LocalError(f"the rows of {wrong} are no memberships: between 0 and 1, with the sum 1")
+        raise LocalError(f"the rows of {wrong} are not memberships: between 0 and 1, with the sum 1")
 
 
 def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:

@@ -107,7 +107,7 @@ def test_texts_count_as_what_is_made_of_them(tmp_path, monkeypatch):
         ({"x": npy((4,), [()])}, "not a .npz file of plain arrays"),
         ({"x": npy((4,), ())}, "not a .npz file of plain arrays"),
         ({"x": b"no array"}, "not a .npz file of plain arrays"),
-        ({"x": npy((4,), data=bytes(16)), "ids": b"no array"}, "ids is no plain array; store"),
+        ({"x": npy((4,), data=bytes(16)), "ids": b"no array"}, "ids is not a plain array; store"),
     ],
 )
 def test_headers_that_no_numpy_wrote(tmp_path, members, said):

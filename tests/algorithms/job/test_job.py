@@ -91,7 +91,7 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("lr = 0.1", "lr = 0.1\nweight_decay = -1", "training.weight_decay = -1"),
         ("epochs = 2", "batch_size = 1", "cannot train with training.batch_size = 1; raise it"),
         ("epochs = 2", "epochs = 0", "training.epochs = 0"),
-        ('"pfedsim"', '"pfedsym"', "method.name = 'pfedsym' is no method; did you mean 'pfedsim'"),
+        ('"pfedsim"', '"pfedsym"', "unknown method 'pfedsym'; did you mean 'pfedsim'"),
         ('"pfedsim"', '"fedavg"', "of fedavg: unknown key 'rho'"),
         ("rho = 0.35", "rh = 0.35", r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'"),
         ("rho = 0.35", "rho = 1.1", "rho = 1.1"),

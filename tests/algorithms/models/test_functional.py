@@ -88,9 +88,9 @@ def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(
 
 
 def test_what_is_no_part_of_a_model_is_not_taken_for_one():
-    with pytest.raises(TypeError, match="function is no part of a model"):
+    with pytest.raises(TypeError, match="function is not a part of a model"):
         parameters_of(lambda x: x)
-    with pytest.raises(TypeError, match="function is no part of a model"):
+    with pytest.raises(TypeError, match="function is not a part of a model"):
         on_trial(lambda x: x)
-    with pytest.raises(TypeError, match="function is no part of a model"):
+    with pytest.raises(TypeError, match="function is not a part of a model"):
         called_with(lambda x: x, {}, torch.ones(1))

@@ -265,7 +265,7 @@ def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
         world.call("submit", path)
     assert caught.value.code == "JOB_SIGNATURE"
     for stranger in ("west", "operator"):
-        with pytest.raises(RefusedError, match=f"silo '{stranger}' is no silo of the roster; add it") as caught:
+        with pytest.raises(RefusedError, match=f"silo '{stranger}' is not a silo of the roster; add it") as caught:
             world.call("submit", world.signed("strange", silos=["north", stranger])[1])
         assert caught.value.code == "JOB_INVALID"
     assert world.call("list") == "no jobs\n"
@@ -307,15 +307,15 @@ def test_only_an_operator_of_the_roster_connects(world, tmp_path):
     keys = f'"{world.folder}/operator"'
     for other in ("founder", "north/keys"):
         path = changed(world, tmp_path, keys=(keys, f'"{world.folder}/{other}"'))
-        with pytest.raises(LocalError, match="is no operator of roster version 6; have it added"):
+        with pytest.raises(LocalError, match="is not an operator of roster version 6; have it added"):
             world.call("list", operator=path)
     create_keys(tmp_path / "own", "operator", Role.OPERATOR, "an impostor of the same name")
     path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/own"'))
-    with pytest.raises(LocalError, match="'operator' is no operator of roster version 6"):
+    with pytest.raises(LocalError, match="'operator' is not an operator of roster version 6"):
         world.call("list", operator=path)
     create_keys(tmp_path / "new", "another", Role.OPERATOR, "not yet added")
     path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/new"'))
-    with pytest.raises(LocalError, match="'another' is no operator of roster version 6"):
+    with pytest.raises(LocalError, match="'another' is not an operator of roster version 6"):
         world.call("list", operator=path)
 
 

@@ -228,7 +228,7 @@ def test_verify_with_a_roster_refuses_another_silos_signature(world):
     (world.ledger / "checkpoint").write_text(note.replace("/lung/", "/lungs/"))
     assert "of federation 'lungs', the roster of 'lung'" in fails("verify", world.silo, "--roster", world.roster)
     (world.ledger / "checkpoint").write_text(note.replace("/egress", "/ingress"))
-    assert "which is no silo's egress ledger" in fails("verify", world.silo, "--roster", world.roster)
+    assert "which is not a silo's egress ledger" in fails("verify", world.silo, "--roster", world.roster)
 
 
 def test_a_record_is_proven_to_who_has_the_key_alone(world):
@@ -266,7 +266,7 @@ def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
         ("\n".join(["old 5", *hashes[::-1], "", new.read_text()]), "leads to"),
         ("\n".join(["old 5", *hashes[1:], "", new.read_text()]), "too short|leads to|too long"),
         (text.replace("old 5", "old 6"), "from 6 records, the old checkpoint has 5"),
-        (text.replace("old 5", "old 05"), "is no decimal"),
+        (text.replace("old 5", "old 05"), "is not a decimal"),
         (text.replace("old 5", "odd 5"), "its first line is 'odd 5'"),
         (text.replace(hashes[0], hashes[0][:-4]), "not 32 bytes|base64|padding"),
         ("old 5\n" + "\n".join([hashes[0]] * 64) + "\n\n" + new.read_text(), "over 63"),

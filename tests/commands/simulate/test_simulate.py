@@ -185,7 +185,7 @@ def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(wri
     assert "holds a run on other records" in refused(file, "--method", "early")
     file.write_text(text)
     assert "no method is labelled or named 'late'; " in refused(file, "--method", "late")
-    assert "is no folder; choose another --out" in refused(file, "--out", str(file))
+    assert "is not a folder; choose another --out" in refused(file, "--out", str(file))
     with locked(out / "fedavg" / "seed-1"):
         assert "another process runs with this folder" in refused(file)
     assert "which is not installed" in refused(file, "--tensorboard") or "tensorboard" in sys.modules

@@ -193,5 +193,5 @@ def test_a_message_without_its_contribution_is_refused():
     for changed, read in ((again(READ["given"][0]), READ["given"][1]), (again(READ["told"][0]), READ["told"][1])):
         part = changed if isinstance(changed, pb.Contributed) else changed.relayed[0]
         part.ClearField("contribution")
-        with pytest.raises(RefusedError, match="is no id of a member"):
+        with pytest.raises(RefusedError, match="is not an id of a member"):
             read(changed)

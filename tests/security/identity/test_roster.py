@@ -61,7 +61,7 @@ def test_lookups(made, keys):
     assert "silo-a" in roster
     assert "silo-c" not in roster
     assert roster.bundle().count("BEGIN CERTIFICATE") == len(MEMBERS)
-    with pytest.raises(PeerError, match="silo-c: is no member"):
+    with pytest.raises(PeerError, match="silo-c: is not a member"):
         roster["silo-c"]
     with pytest.raises(PeerError, match=r"TLS key 00.*belongs to no member"):
         roster.by_spki("00" * 32)
@@ -142,10 +142,10 @@ def test_an_entry_changed_in_memory_is_checked_again(made, keys):
 
 
 def test_only_a_founder_of_a_complete_roster_signs(made, keys, tmp_path):
-    with pytest.raises(LocalError, match="'silo-a' with these keys is no founder"):
+    with pytest.raises(LocalError, match="'silo-a' with these keys is not a founder"):
         rosters.sign(made.roster, keys["silo-a"])
     create_keys(tmp_path / "f1", "f1", Role.FOUNDER, "another f1")
-    with pytest.raises(LocalError, match="'f1' with these keys is no founder"):
+    with pytest.raises(LocalError, match="'f1' with these keys is not a founder"):
         rosters.sign(made.roster, load_keys(tmp_path / "f1"))
     with pytest.raises(LocalError, match="has no coordinator; add its entry"):
         rosters.sign(rosters.new("x", [keys["f1"].entry], 1), keys["f1"])

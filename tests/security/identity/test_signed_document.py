@@ -45,7 +45,7 @@ def test_step_2_stranger_and_wrong_role(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["s"], domains.JOB)
     with pytest.raises(PeerError, match=r"s: has role silo, and only a member of role operator"):
         check(fed, signed)
-    with pytest.raises(PeerError, match="nobody: is no member"):
+    with pytest.raises(PeerError, match="nobody: is not a member"):
         check(fed, {**signed, "signer": "nobody"})
 
 

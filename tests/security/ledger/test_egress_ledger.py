@@ -137,7 +137,7 @@ def test_writer_refuses_what_the_verifier_would(path):
     with open_ledger(path) as ledger:
         ref = intend(ledger)
         for call, said in [
-            (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is no open intent"),
+            (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is not an open intent"),
             (lambda: ledger.digest(ref, DIGESTS[:2], payload()), "has tensors model/w, model/b, the intent"),
             (lambda: ledger.digest(ref, DIGESTS[::-1], payload()), "has tensors metric/correct"),
             (lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)), f"has {BYTES + 1} bytes, the intent {BYTES}"),

@@ -286,7 +286,7 @@ def test_what_the_coordinator_has_of_other_silos_is_not_compared(world):
 
 
 def test_ledgers_of_others_are_refused(world, tmp_path):
-    with pytest.raises(LocalError, match="is no coordinator's ledger"):
+    with pytest.raises(LocalError, match="is not a coordinator's ledger"):
         reconcile(world.ours, world.ours)
     with pytest.raises(LocalError, match="names no silo"):
         reconcile(world.theirs, world.theirs)

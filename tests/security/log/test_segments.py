@@ -168,7 +168,7 @@ def test_missing_empty_foreign_and_old_files_are_refused(folder):
         put_back(folder, before)
     for name in ("seg-1.jsonl", "seg-00000001.jsonl.bak", "seg-00000001", "seg-000000001.jsonl"):
         (folder / name).touch()
-        refused(folder, f"{name}: is no segment")
+        refused(folder, f"{name}: is not a segment")
         put_back(folder, before)
     segment(folder, 99).touch()
     refused(folder, f"seg-{len(paths) + 1:08d}.jsonl: is missing")

@@ -81,19 +81,19 @@ ROOT = "037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc="
         (f"\n4\n{ROOT}\n", "empty or broken line"),
         (f"log\n4\n{ROOT}\n\n", "empty or broken line"),
         (f"log\n4\n{ROOT}\n\nmore\n", "empty or broken line"),
-        (f"log\n\n{ROOT}\n", "'' is no decimal number"),
-        (f"log\n04\n{ROOT}\n", "'04' is no decimal number"),
-        (f"log\n00\n{ROOT}\n", "'00' is no decimal number"),
-        (f"log\n+4\n{ROOT}\n", "is no decimal number"),
-        (f"log\n-4\n{ROOT}\n", "is no decimal number"),
-        (f"log\n 4\n{ROOT}\n", "is no decimal number"),
-        (f"log\n4 \n{ROOT}\n", "is no decimal number"),
-        (f"log\n4_0\n{ROOT}\n", "is no decimal number"),
-        (f"log\n0x4\n{ROOT}\n", "is no decimal number"),
-        (f"log\n४\n{ROOT}\n", "is no decimal number"),
-        (f"log\n1४\n{ROOT}\n", "is no decimal number"),
-        (f"log\n{2**63}\n{ROOT}\n", "is no decimal number"),
-        (f"log\n{10**40}\n{ROOT}\n", "is no decimal number"),
+        (f"log\n\n{ROOT}\n", "'' is not a decimal number"),
+        (f"log\n04\n{ROOT}\n", "'04' is not a decimal number"),
+        (f"log\n00\n{ROOT}\n", "'00' is not a decimal number"),
+        (f"log\n+4\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n-4\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n 4\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n4 \n{ROOT}\n", "is not a decimal number"),
+        (f"log\n4_0\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n0x4\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n४\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n1४\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n{2**63}\n{ROOT}\n", "is not a decimal number"),
+        (f"log\n{10**40}\n{ROOT}\n", "is not a decimal number"),
         (f"log\n4\n{ROOT[:-1]}\n", "malformed"),
         (f"log\n4\n {ROOT}\n", "malformed"),
         (f"log\n4\n{ROOT.replace('Lc=', 'Ld=')}\n", "malformed"),
@@ -191,5 +191,5 @@ def test_an_origin_that_is_no_key_name_is_not_signed():
 @given(st.integers(0, 2**63 - 1))
 def test_decimals(number):
     assert decimal(str(number)) == number
-    with pytest.raises(ValueError, match="is no decimal number"):
+    with pytest.raises(ValueError, match="is not a decimal number"):
         decimal(f"0{number}")

@@ -85,7 +85,7 @@ def test_hostile_bytes_are_refused_whatever_their_length():
 def test_a_dealer_that_seals_rubbish_is_named():
     rubbish = g.dumped(g.GramShare(np.full((2, 5), 2**61 - 1, "<u8"), np.zeros((4, 2), "<u8")))
     sealed = p.ChaCha20Poly1305(key(*FOUR[:2])).encrypt(p.NONCE, rubbish, p._associated(SPEC.context(), *FOUR[:2]))
-    with pytest.raises(RefusedError, match=r"sealed 144 bytes to 'silo-01' that are no share") as refused:
+    with pytest.raises(RefusedError, match=r"sealed 144 bytes to 'silo-01' that are not a share") as refused:
         p.open_share(SPEC, key(*FOUR[:2]), *FOUR[:2], sealed)
     assert refused.value.peer == FOUR[0]
 

@@ -151,7 +151,7 @@ def test_2_a_value_that_is_not_finite_does_not_leave(world, bad, name):
 
 def test_3_a_weight_counts_training_records(world):
     most = float(RECORDS.train)
-    with pytest.raises(LocalError, match="extractor/@weight is no whole number from 0 to 30"):
+    with pytest.raises(LocalError, match="extractor/@weight is not a whole number from 0 to 30"):
         world.give(world.payload(**{"@weight": torch.tensor(most + 1, dtype=torch.float64)}))
     world.nothing_left()
     for weight in (0.0, most):

@@ -391,10 +391,14 @@ HOSTILE = {
     ),
     "letters swapped": (swapped_letters, "SHARES", "is not what"),
     "a signature that does not hold": (unsigned, "UPLOAD", "passed on from 'silo-b'"),
-    "keep in a row that is no mail": (lambda m: m.row(ME, even(versions(0)), keep=0.5), "SPEC", "which is no mail"),
+    "keep in a row that is not a mail": (
+        lambda m: m.row(ME, even(versions(0)), keep=0.5),
+        "SPEC",
+        "which is not mail",
+    ),
     "keep above one": (lambda m: kept(m, 1.5), "SPEC", "keep = 1.5"),
     "keep below zero": (lambda m: kept(m, -0.5), "SPEC", "keep = -0.5"),
-    "keep that is no number": (lambda m: kept(m, float("nan")), "SPEC", "keep = nan"),
+    "keep that is not a number": (lambda m: kept(m, float("nan")), "SPEC", "keep = nan"),
     "of another part": (lambda m: renamed(m, "model"), "SPEC", "rows of part 'model', which has none"),
     "of no part": (lambda m: renamed(m, ""), "SPEC", "a row of no part"),
 }

@@ -326,7 +326,7 @@ def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change
     [
         ("signature", bytes(63), "has 63 bytes, not 64"),
         ("tag", bytes(16), "has 16 bytes, not 8"),
-        ("survivors", ["Not an id"], "is no id of a member"),
+        ("survivors", ["Not an id"], "is not an id of a member"),
         ("survivors", ["a"] * 1001, "1001 survivors of a sum, at most 1000"),
         ("document", b"{", "specification of a secure sum"),
     ],

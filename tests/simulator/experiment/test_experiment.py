@@ -50,7 +50,10 @@ def test_paths_start_at_the_file(experiment, tmp_path):
         ({"methods": TWO + 'label = "FedAvg"'}, "methods has fedavg more than once"),
         ({"methods": f'{TWO}label = "../fedavg"'}, "methods.1.label = '../fedavg'"),
         ({"methods": f'{TWO}[method]\nname = "local"'}, "both of method and methods"),
-        ({"methods": '[method]\nname = "fedavgg"'}, "method 'fedavgg': method.name = 'fedavgg' is no method; did you"),
+        (
+            {"methods": '[method]\nname = "fedavgg"'},
+            "method 'fedavgg': unknown method 'fedavgg'; did you",
+        ),
         (
             {"methods": '[method]\nname = "pfedsim"\noptions = { rh = 1 }'},
             r"of pfedsim: unknown key 'rh'; did you mean",

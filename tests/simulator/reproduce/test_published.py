@@ -144,10 +144,10 @@ def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
     ("old", "new", "fault"),
     [
         ('published = ["1", "2", "3"]', 'published = ["1", "2"]', 'row "Nobody\'s" has 2 values for 3 columns'),
-        ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is no mean with or without deviation"),
+        ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is not a mean with or without deviation"),
         ("[R] made up", "made up", "begin the note 'made up' with one of"),
         ('{ setting = "easy" },', '{ setting = "eazy" },', "setting 'eazy' is not in the file; known: easy, hard"),
-        ("own = { hard = false }", "own = { soft = false }", "own.soft is no setting of the file"),
+        ("own = { hard = false }", "own = { soft = false }", "own.soft is not a setting of the file"),
         ('{ name = "elsewhere", title', "{ title", "a column without a setting needs a name and a title"),
         (
             'label = "alone"',

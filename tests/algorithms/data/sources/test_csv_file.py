@@ -118,13 +118,17 @@ def test_missing_values_count_as_what_is_declared(read, refused):
         ('age,bmi,y\n1,"2"5,0\n', {}, ", line 2: ',' expected after '\"'; correct its quotes"),
         ('age,bmi,y\n1,"2,0\n', {}, ", line 2: unexpected end of data; correct its quotes"),
         ("age,bmi,y\n1,2,0\n9,,0\n", {}, ", line 3, column 'bmi': is missing; complete it, or declare"),
-        ("age,bmi,y\n1,SECRET,0\n", {}, ", line 2, column 'bmi': is no number; write it like -3.5"),
-        ("age,bmi,y\n1,2,SECRET\n", {}, ", line 2, column 'y': is no class number; declare what stands there"),
-        ("age,bmi,y\n1,2,1.0\n", {}, ", line 2, column 'y': is no class number"),
-        ("age,bmi,y\n1,2,9999999999999999999\n", {}, ", line 2, column 'y': is no class number"),
-        ("age,bmi,y\n1,2,\n", {}, ", line 2, column 'y': is no class number"),
-        ("age,bmi,y\n1,2,SECRET\n", {"classes": ["a", "b"]}, ", line 2, column 'y': is none of data.classes (a, b)"),
-        ("age,bmi,y\n1,SECRET,0\n", {"categories": {"bmi": ["a", "b"]}}, "is none of its categories (a, b); correct"),
+        ("age,bmi,y\n1,SECRET,0\n", {}, ", line 2, column 'bmi': is not a number; write it like -3.5"),
+        ("age,bmi,y\n1,2,SECRET\n", {}, ", line 2, column 'y': is not a class number; declare what stands there"),
+        ("age,bmi,y\n1,2,1.0\n", {}, ", line 2, column 'y': is not a class number"),
+        ("age,bmi,y\n1,2,9999999999999999999\n", {}, ", line 2, column 'y': is not a class number"),
+        ("age,bmi,y\n1,2,\n", {}, ", line 2, column 'y': is not a class number"),
+        ("age,bmi,y\n1,2,SECRET\n", {"classes": ["a", "b"]}, ", line 2, column 'y': is not one of data.classes (a, b)"),
+        (
+            "age,bmi,y\n1,SECRET,0\n",
+            {"categories": {"bmi": ["a", "b"]}},
+            "is not one of its categories (a, b); correct",
+        ),
         ("id,age,bmi,y\na,1,2,0\n ,1,2,0\n", {"id": "id"}, ", line 3, column 'id': is empty; give the record an id"),
         ("age,bmi,y\n1,2,0\n".encode("utf-16"), {}, "is not UTF-8; save it as UTF-8"),
         (b"age,bmi,y\n1,\xe4,0\n", {}, "is not UTF-8; save it as UTF-8"),
@@ -141,7 +145,7 @@ def test_what_is_wrong_is_named_without_a_value(refused, text, fields, said):
     "text", ["nan", "inf", "-", "1_000", "0x10", "1,5", "١", "1e", ".", "1 2", "True", "1e5.0", "--1"]
 )
 def test_what_python_or_nobody_takes_for_a_number_is_none(refused, text):
-    assert "line 2, column 'bmi': is no number" in refused(f'age,bmi,y\n1,"{text}",0\n')
+    assert "line 2, column 'bmi': is not a number" in refused(f'age,bmi,y\n1,"{text}",0\n')
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -60,7 +60,7 @@ def test_files_that_are_absent_torn_or_no_numbers_are_named(tmp_path):
     labels = tmp_path / "UCI HAR Dataset" / "test" / "y_test.txt"
     for text, said in (
         ("2\n", "differ in their numbers of lines"),
-        ("walking\n", r"y_test\.txt: is no table of numbers"),
+        ("walking\n", r"y_test\.txt: is not a table of numbers"),
     ):
         labels.write_text(text)
         with pytest.raises(LocalError, match=said):

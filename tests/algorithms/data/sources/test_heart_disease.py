@@ -43,7 +43,7 @@ def test_a_hospital_needs_its_own_file(tmp_path):
         (FULL.replace(",0\n", ",5\n"), "column 'num': holds a label outside 0 … 4"),
         (FULL.replace(",4.0,", ",5.0,"), r"column 'cp': holds none of the codes \(1, 2, 3, 4\)"),
         (FULL.replace("63.0", "?"), "line 1, column 'age': is missing"),
-        (FULL.replace("299.0", "high"), "line 1, column 'chol': is no number"),
+        (FULL.replace("299.0", "high"), "line 1, column 'chol': is not a number"),
     ],
 )
 def test_what_is_wrong_is_named_without_its_value(tmp_path, text, said):

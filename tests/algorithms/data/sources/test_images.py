@@ -174,7 +174,7 @@ def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, refuse
     write(tmp_path / "b" / "1.png", pixels(4, 5))
     assert f"{tmp_path / 'b'}: is not in data.classes (a, c); add it, or move it away" in refused(classes=["a", "c"])
     (tmp_path / "a" / "notes.txt").write_text("x")
-    assert f"{tmp_path / 'a' / 'notes.txt'}: is no PNG or JPEG by its name" in refused()
+    assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in refused()
     (tmp_path / "a" / "notes.txt").unlink()
     write(tmp_path / "2.png", pixels(4, 5))
     assert f"{tmp_path / '2.png'}: lies beside the classes' folders" in refused()

@@ -24,9 +24,9 @@ def read(folder, name, **fields):
     [
         (
             {"name": "heart-disease", "sources": ["cleaveland"]},
-            "'cleaveland' is none of heart-disease; known: cleveland",
+            "'cleaveland' is not one of heart-disease; known: cleveland",
         ),
-        ({"name": "har", "sources": ["31"]}, "'31' is none of har"),
+        ({"name": "har", "sources": ["31"]}, "'31' is not one of har"),
         ({"name": "har", "sources": ["3", "3"]}, "sources: one is there twice"),
         ({"name": "har", "years": 3}, "years is of tcga-brca"),
         ({"name": "tcga-brca", "years": 0}, "greater than or equal to 1"),
