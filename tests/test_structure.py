@@ -227,6 +227,25 @@ def test_each_room_says_in_a_line_what_it_is_for():
             assert (path.parent / "__init__.py").exists(), path
 
 
+def classes_by_name(texts):
+    """Where each class is defined: ``{name: [path, …]}``, nested ones included."""
+    found = {}
+    for path, text in texts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path))
+    return found
+
+
+def test_a_class_name_stands_for_one_class():
+    assert classes_by_name([("a", "class X:\n    class Y: ..."), ("b", "class Y: ...")]) == {
+        "X": ["a"],
+        "Y": ["a", "b"],
+    }
+    found = classes_by_name((path.relative_to(ROOT), path.read_text()) for path in sources())
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
 def test_what_auditors_copy_needs_nothing_but_python_3_9_and_cryptography():
     path = ROOT / "staddle_verify.py"
     ast.parse(path.read_text(), str(path), feature_version=(3, 9))  # SyntaxError for what is younger
