@@ -22,7 +22,7 @@ import torch
 from accuracy_chart import Cell, chart, table
 
 from staddle.algorithms.data.dataset import Dataset, digits, split
-from staddle.algorithms.data.sources.torchvision_sets import Torchvision, read_torchvision
+from staddle.algorithms.data.sources.torchvision_sets import Torchvision
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet
@@ -206,7 +206,7 @@ def records_of(name: str, folder: Path | None, count: int) -> Dataset:
         return digits()
     if folder is None:
         raise SystemExit("mnist needs --folder, which holds torchvision's MNIST/raw")
-    found = read_torchvision(Torchvision(kind="torchvision", name="MNIST", folder=folder, part="train"))
+    found = Torchvision(kind="torchvision", name="MNIST", folder=folder, part="train").read()
     return Dataset(found.x[:count], found.y[:count])
 
 

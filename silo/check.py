@@ -6,9 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from ..algorithms.data.dataset import Dataset
-from ..algorithms.data.registry import check_present, load, where
-from ..algorithms.data.sources.images import Images
-from ..algorithms.data.sources.tiny_imagenet import TinyImageNet
 from ..algorithms.exchange.parts import contribution_items, upload_items
 from ..algorithms.job.job import Job
 from ..algorithms.numerics.devices import check_precision, find
@@ -104,14 +101,15 @@ def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[boo
 
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     """Counts and shapes; never a value."""
-    check_present(config.data)
-    if isinstance(config.data, Images | TinyImageNet):
-        return None, f"{where(config.data)}: a folder of images; --job JOB.json reads them in the size of a job's model"
-    records = load(config.data, None)
+    source = config.data
+    source.check_present()
+    if source.needs_model:
+        return None, f"{source.where}: a folder of images; --job JOB.json reads them in the size of a job's model"
+    records = source.load(None)
     classes = len(set(records.y.tolist()))
     named = "classes named" if records.class_names else "classes not named"
     shape = list(records.x.shape[1:])
-    return records, f"{where(config.data)}: {len(records)} records of shape {shape}, {classes} classes, {named}"
+    return records, f"{source.where}: {len(records)} records of shape {shape}, {classes} classes, {named}"
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:

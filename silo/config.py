@@ -101,6 +101,6 @@ def load(path: Path) -> SiloConfig:
             "roster": base / config.roster,
             "policy": base / config.policy,
             "weights": tuple(own.model_copy(update={"file": base / own.file}) for own in config.weights),
-            "data": registry.below(config.data, base),
+            "data": config.data.below(base),
         }
     )

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from .. import log, metrics
-from ..algorithms.data import registry
 from ..errors import LocalError
 from ..security.identity import roster as rosters
 from ..security.identity.keys import Keys, Role, load_keys
@@ -44,7 +43,7 @@ async def serve(config: SiloConfig) -> None:
             "have its entry.json added and the roster signed"
         )
     policy = policies.load(config.policy, config.dataset)
-    registry.check_present(config.data)
+    config.data.check_present()
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
     with locked(config.directory), Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger:

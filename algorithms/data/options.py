@@ -1,6 +1,12 @@
-"""What the [data] tables of several kinds have in common: records held out, public constants of pixels, shares."""
+"""A data source is a [data] table that reads its own records.
 
-from typing import Annotated
+A kind of source is one class in one file of ``sources``, which ``registry`` lists. Its fields are the
+keys of the table. Its methods say everything that the rest of the software asks of a source, so a new
+kind overrides ``read`` and whatever else is different for it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 import pydantic
@@ -11,7 +17,11 @@ from torch import Tensor
 
 from ...errors import LocalError
 from ...files.documents import Strict
+from ...files.file_bounds import check_regular
+from ..models.build import ModelOptions, input_shape
+from ..models.registry import Shape
 from ..numerics.streams import permutation, stream
+from .dataset import Dataset
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -19,10 +29,93 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class DataTable(Strict):
-    """A [data] table."""
+class SourceTable(Strict):
+    """What every source can say of itself before a record is read.
+
+    Three keys mean the same in every kind: ``file`` or ``folder`` holds the records, and ``name`` is
+    one of the sets that the kind reads. A source with neither path makes its records itself.
+    """
+
+    if TYPE_CHECKING:  # every kind declares its own Literal; a field here would come first in errors
+        kind: str
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder that holds the records; None where they come with the software."""
+        found: Path | None = getattr(self, "file", None) or getattr(self, "folder", None)
+        return found
+
+    @property
+    def title(self) -> str:
+        """The name of the records in a partition's file, which is compared: it must not change."""
+        return getattr(self, "name", "") or (self.path.name if self.path else "") or self.kind
+
+    @property
+    def long_title(self) -> str:
+        """The title for people, with what tells apart two tables of one title."""
+        return self.title
+
+    @property
+    def where(self) -> str:
+        """The records as errors name them."""
+        return f"{self.kind} {self.title}" if self.path is None else str(self.path)
+
+    def below(self, base: Path) -> Self:
+        """The same table with its path relative to a folder."""
+        keys = {"file", "folder"} & type(self).model_fields.keys()
+        return self.model_copy(update={key: base / getattr(self, key) for key in keys})
+
+    def check_present(self) -> None:
+        """LocalError if the file or folder is missing or is a FIFO or the like.
+
+        A silo asks when it starts, before any job.
+        """
+        file, folder = getattr(self, "file", None), getattr(self, "folder", None)
+        if file is not None and not file.is_file():
+            if file.exists() and not file.is_dir():
+                check_regular(file)
+            raise LocalError(f"{file}: no such file; data.file in the configuration names the silo's records")
+        if folder is not None and not folder.is_dir():
+            raise LocalError(f"{folder}: no such folder; data.folder in the configuration holds the records")
+
+    def lacking(self) -> str | None:
+        """The path that is missing, with what belongs there; None if the records are there.
+
+        Whether the records can be read shows only when they are.
+        """
+        return None if self.path is None or self.path.exists() else str(self.path)
+
+
+class DataTable(SourceTable):
+    """A source that a silo can have: it reads the records of one silo."""
+
+    needs_model: ClassVar[bool] = False
+    """Whether the records are read in the size that a job's model takes."""
 
     test_fraction: float = Field(default=0.25, gt=0, lt=1)
+
+    @property
+    def has_official_parts(self) -> bool:
+        """Whether official training records, whose ids start with ``train/``, precede test records."""
+        return False
+
+    def load(self, model: ModelOptions | None) -> Dataset:
+        """Read the records for a job's model; ``record_checks`` says whether they fit the job.
+
+        Without a model, to look at the records before there is a job; LocalError if the kind needs one.
+        """
+        try:
+            return self.read() if model is None else self.read_at(input_shape(model))
+        except MemoryError as error:  # another process took what was available when it was asked for
+            raise LocalError(f"{self.where}: memory ran out while the records were read; give fewer records") from error
+
+    def read(self) -> Dataset:
+        """The records; every kind overrides this method or the next."""
+        raise NotImplementedError
+
+    def read_at(self, shape: Shape) -> Dataset:
+        """The records in a shape [channels, height, width]; the same in any where they have their own."""
+        return self.read()
 
 
 class Pixels(DataTable):
@@ -48,6 +141,16 @@ class Pixels(DataTable):
                     "one a channel, or one for all"
                 )
         return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(torch.tensor(self.std)[:, None, None])
+
+
+class ImageFiles(Pixels):
+    """Images that are decoded in the size that a job's model takes; such a kind overrides ``read_at``."""
+
+    needs_model: ClassVar[bool] = True
+
+    def read(self) -> Dataset:
+        """LocalError: there is no size yet."""
+        raise LocalError(f"{self.where}: images are read in the size that a job's model takes; give a job")
 
 
 class Shared(DataTable):

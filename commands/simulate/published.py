@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...simulator.reproduce.experiments import SEEDS, called, missing, records_of
+from ...simulator.reproduce.experiments import SEEDS, missing, records_of
 from ...simulator.reproduce.published import Document, PaperSetting, PaperTable, find, published
 from ..console import printer
 from ..console.toml import inline
@@ -28,7 +28,7 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
 def _row(table: PaperTable, data: Path | None) -> list[str]:
     runnable = sum(bool(row.methods) for row in table.rows)
     sets = dict.fromkeys(
-        f"{called(records_of(setting, NOWHERE).data)}{' (missing)' if data and _missing(setting, data) else ''}"
+        f"{records_of(setting, NOWHERE).data.long_title}{' (missing)' if data and _missing(setting, data) else ''}"
         for setting in table.settings
     )
     return [table.path, table.title, str(len(table.columns)), f"{runnable} of {len(table.rows)}", ", ".join(sets)]

@@ -4,7 +4,6 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...algorithms.data import registry
 from ...algorithms.data.dataset import Dataset, split
 from ...algorithms.exchange.parts import Gram, Mix, Tensors
 from ...algorithms.job.job import Job
@@ -302,8 +301,8 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
             raise RefusedError(coordinator, "POLICY", why)
     # (5) Our data fit the job.
     try:
-        where = registry.where(config.data)
-        records = registry.load(config.data, job.model)
+        where = config.data.where
+        records = config.data.load(job.model)
         check_records(job, records, where)
         train, test = split(records, key, config.data.test_fraction)
         check_training(job, train, silo, where)

@@ -8,11 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...algorithms.data.dataset import Dataset
-from ...algorithms.data.registry import Source, place
-from ...algorithms.data.sources.bundled import Bundled
-from ...algorithms.data.sources.natural import Natural
-from ...algorithms.data.sources.tiny_imagenet import TinyImageNet
-from ...algorithms.data.sources.torchvision_sets import Torchvision
+from ...algorithms.data.options import DataTable
 from ...algorithms.partition.file import read, read_ppfl
 from ...algorithms.partition.options import Partition, alike, deal
 from ...algorithms.partition.split import Sides, apart, merged
@@ -31,12 +27,12 @@ class Dealt:
     how: Mapping[str, Any]
 
 
-def from_file(table: PartitionFromFile, source: Source, data: Dataset) -> Dealt:
+def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dealt:
     """As a file says that was made for these records."""
     labels = data.y.numpy()
     match table.format:
         case "ppfl":
-            found = read_ppfl(table.file, labels, title(source))
+            found = read_ppfl(table.file, labels, source.title)
             dealt = sum(len(own.all()) for own in found.sides().values())
             if dealt != len(labels):  # it says nothing else of the records that it was made for
                 raise LocalError(
@@ -49,7 +45,7 @@ def from_file(table: PartitionFromFile, source: Source, data: Dataset) -> Dealt:
     return Dealt(found.sides(), found.seed, found.how)
 
 
-def from_tables(table: Partition, split: Split, source: Source, data: Dataset) -> Dealt:
+def from_tables(table: Partition, split: Split, source: DataTable, data: Dataset) -> Dealt:
     """Dealt out and split anew; the same tables and records give the same."""
     labels, column = data.y.numpy(), _column(data.sources)
     how = {**table.model_dump(exclude={"seed"}, exclude_none=True), "split": split.model_dump()}
@@ -92,16 +88,6 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
             side_of[here] = side
 
 
-def title(source: Source) -> str:
-    """What a partition's file calls the records."""
-    match source:
-        case Torchvision() | Natural() | Bundled():
-            return source.name
-        case _:
-            where = place(source)
-            return source.kind if where is None else where.name or source.kind
-
-
 def _column(sources: Sequence[str] | None) -> Sequence[str] | Sequence[int] | None:
     """Numbers as such, so that 2 comes before 10."""
     if sources is not None and all(own.isdecimal() and own == str(int(own)) for own in sources):
@@ -109,9 +95,9 @@ def _column(sources: Sequence[str] | None) -> Sequence[str] | Sequence[int] | No
     return sources
 
 
-def _training_part(source: Source, data: Dataset) -> int:
+def _training_part(source: DataTable, data: Dataset) -> int:
     """How many of the records, which come first, are official training records."""
-    if not isinstance(source, Torchvision | TinyImageNet) or source.part != "both":
+    if not source.has_official_parts:
         raise LocalError(
             'split: kind = "apart" takes official training and test records: data of kind torchvision or tiny-imagenet '
             'with part = "both"; write kind = "merged"'

@@ -7,7 +7,7 @@ import pydantic
 from pydantic import Field, PlainValidator
 
 from ...algorithms.data import registry
-from ...algorithms.data.options import Shared
+from ...algorithms.data.options import Shared, SourceTable
 from ...algorithms.data.sources.synthetic import LARGEST, PUBLISHED_SILOS
 from ...algorithms.data.tagged import of_kind
 from ...algorithms.job.job import Seed
@@ -19,7 +19,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 
 
-class Synthetic(Strict):
+class Synthetic(SourceTable):
     """``kind = "synthetic"``: ``synthetic.population``, which needs no partition."""
 
     kind: Literal["synthetic"]
@@ -66,13 +66,13 @@ class Apart(Strict):
     """Whether one in nine training records validates."""
 
 
-DATA: dict[str, type[Strict]] = {**registry.KINDS, "synthetic": Synthetic}
 PARTITIONS: dict[str, type[Strict]] = {**options.KINDS, "file": PartitionFromFile}
 SPLITS: dict[str, type[Strict]] = {"merged": Merged, "apart": Apart}
 
 
-def _data(value: Any) -> Strict:
-    table = of_kind(value, DATA, "npz")
+def _data(value: Any) -> SourceTable:
+    kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
+    table = of_kind(value, kinds, "npz")
     if "test_fraction" in table.model_fields_set:
         raise ValueError("test_fraction is of a silo's configuration; take it out, [split] says what is tested on")
     if isinstance(table, Shared) and table.share is not None:
@@ -95,8 +95,6 @@ Split: TypeAlias = Annotated[Merged | Apart, PlainValidator(_split)]
 
 def below(data: Data, partition: Partition | None, folder: Path) -> tuple[Data, Partition | None]:
     """The same, with paths that start at a folder."""
-    if not isinstance(data, Synthetic):
-        data = registry.below(data, folder)
     if isinstance(partition, PartitionFromFile):
         partition = partition.model_copy(update={"file": folder / partition.file})
-    return data, partition
+    return data.below(folder), partition

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...algorithms.data.dataset import Dataset
-from ...algorithms.data.registry import Source, check_present, load, where
+from ...algorithms.data.options import DataTable
 from ...algorithms.data.sources import synthetic
 from ...algorithms.engines.engine import Records
 from ...algorithms.partition.file import partition_file
@@ -21,7 +21,7 @@ from ...algorithms.partition.split import Sides
 from ...algorithms.training.record_checks import same_id
 from ...errors import LocalError
 from ...files.documents import canonical_json
-from .assign import check_groups, from_file, from_tables, kept, title
+from .assign import check_groups, from_file, from_tables, kept
 from .experiment import Experiment, ExperimentFile
 from .options import Merged, PartitionFromFile, Synthetic
 from .plan import Population
@@ -49,7 +49,7 @@ def counts(population: Population) -> Counts:
     return np.array([np.bincount(y.numpy(), minlength=population.classes) for y in held], np.int64)
 
 
-def _populate(file: ExperimentFile, source: Source) -> Population:
+def _populate(file: ExperimentFile, source: DataTable) -> Population:
     if file.partition is None:
         raise LocalError(f"data of kind {source.kind!r} take a [partition]; add it")
     data = _load(file, source)
@@ -61,24 +61,24 @@ def _populate(file: ExperimentFile, source: Source) -> Population:
     held = kept(some, file.partition.keep)
     silos = dict(zip(silo_names(tuple(held), file.silos), held.values(), strict=True))
     check_groups(silos, data.groups)
-    partition = partition_file(silos, data.y.numpy(), title(source), dealt.seed, dealt.how)
+    partition = partition_file(silos, data.y.numpy(), source.title, dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
     notes = _notes([client for client in dealt.sides if client not in some], silos, len(some), len(data))
     return Population(records, classes, names, _digest(records, classes, names), partition, notes)
 
 
-def _load(file: ExperimentFile, source: Source) -> Dataset:
-    check_present(source)
-    data = load(source, file.model)
+def _load(file: ExperimentFile, source: DataTable) -> Dataset:
+    source.check_present()
+    data = source.load(file.model)
     outside = data.y[(data.y < 0) | (data.y >= file.model.classes)]
     if len(outside):
         raise LocalError(
-            f"{where(source)}: label {int(outside[0])} in {len(outside)} of {len(data)} records, model.classes = "
+            f"{source.where}: label {int(outside[0])} in {len(outside)} of {len(data)} records, model.classes = "
             f"{file.model.classes}: its classes are 0 to {file.model.classes - 1}; correct it, or number from 0"
         )
     if twice := same_id(data.ids):
-        raise LocalError(f"{where(source)}: records {twice[0]} and {twice[1]} have the same id; give each its own")
+        raise LocalError(f"{source.where}: records {twice[0]} and {twice[1]} have the same id; give each its own")
     return data
 
 

@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...algorithms.data.registry import Source, place
-from ...algorithms.data.sources.images import Images
 from ...algorithms.data.sources.synthetic import PUBLISHED_SILOS
-from ...algorithms.data.sources.tiny_imagenet import TinyImageNet
-from ...algorithms.data.sources.torchvision_sets import SETS, Torchvision
 from ...errors import LocalError
 from ...files.documents import Strict, validate
-from ..experiment.assign import title
 from ..experiment.experiment import Experiment, ExperimentFile, checked
-from ..experiment.options import Data, Partition, PartitionFromFile, Synthetic, below
+from ..experiment.options import Data, Partition, PartitionFromFile, below
 from .published import NEXT_TO_IT, PaperSetting, PaperTable
 
 SEEDS = 3  # where the paper does not say how many
@@ -113,10 +108,10 @@ def _scaled(setting: PaperSetting, scale: Scale) -> dict[str, Any]:
     if data.get("kind") == "torchvision":  # whose sets lie in the folder side by side
         data = {"folder": ".", **data}
     if clients := _fewer(setting, scale):
-        if data.get("kind") == "synthetic":
-            data["silos"] = clients
-        else:
+        if "partition" in document:
             document["partition"] = {**document["partition"], "keep": clients}
+        else:  # synthetic records are drawn silo by silo
+            data["silos"] = clients
         if document.get("participation", 1.0) < 1:
             document["min_cohort"] = max(document.get("min_cohort", 0), LEAST_DRAWN)
     if scale.rounds is not None:
@@ -136,9 +131,8 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
 
 def _clients(setting: PaperSetting) -> int | None:
     """How many there are at full scale; None where the data or a file says so."""
-    data = setting.document["data"]
-    if data.get("kind") == "synthetic":
-        return int(data.get("silos", PUBLISHED_SILOS))
+    if "partition" not in setting.document:
+        return int(setting.document["data"].get("silos", PUBLISHED_SILOS))
     silos = setting.document["partition"].get("silos")
     return sum(silos.values()) if isinstance(silos, Mapping) else silos
 
@@ -155,48 +149,10 @@ def _known(name: str, known: Mapping[str, Any], what: str) -> str:
     return name
 
 
-def called(data: Data) -> str:
-    """What a data set is called."""
-    return "synthetic" if isinstance(data, Synthetic) else _called(data)
-
-
 def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
     """What is not there, each with what belongs where; whether what is there can be read shows when it is."""
-    found = [] if isinstance(data, Synthetic) or _there(data) else [f"{_called(data)}: {_wanted(data)}"]
+    lacking = data.lacking()
+    found = [] if lacking is None else [f"{data.long_title}: {lacking}"]
     if isinstance(partition, PartitionFromFile) and not partition.file.is_file():
         found.append(f"partition: {partition.file}")
     return tuple(found)
-
-
-def _called(source: Source) -> str:
-    if isinstance(source, Torchvision) and source.split is not None:
-        return f"{source.name} {source.split}"
-    return title(source)
-
-
-def _there(source: Source) -> bool:
-    match source:
-        case Torchvision():
-            signs = (sign.replace("SPLIT", source.split or "") for sign in SETS[source.name].signs)
-            return any((source.folder / sign).exists() for sign in signs)
-        case Images(domains=tuple(domains)):
-            return all((source.folder / domain).is_dir() for domain in domains)
-        case TinyImageNet():
-            return (source.folder / "wnids.txt").is_file()
-        case _:
-            at = place(source)
-            return at is None or at.exists()
-
-
-def _wanted(source: Source) -> str:
-    match source:
-        case Torchvision():
-            return f"{source.folder}/{SETS[source.name].files.replace('SPLIT', source.split or '')}"
-        case Images(domains=tuple(domains)):
-            return f"{source.folder}/{{{','.join(domains)}}}/CLASS/*.png"
-        case Images():
-            return f"{source.folder}/CLASS/*.png"
-        case TinyImageNet():
-            return f"{source.folder}/{{wnids.txt,train,val}}, as tiny-imagenet-200.zip has it"
-        case _:
-            return str(place(source))

@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 from typer.testing import CliRunner
 
 from staddle.algorithms.catalog import METHODS, method_class, method_options
-from staddle.algorithms.data.registry import Npz
+from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
 from staddle.commands.console import examples

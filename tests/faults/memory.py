@@ -100,8 +100,8 @@ def broken_archive(folder, draw):
 @row("a FIFO, a socket or a device is where records should be", "it is named, and nobody waits for it")
 def no_file(folder, draw):
     table = draw.choice(({"file": "d.npz"}, CSV))
-    source = registry.below(validate({"data": table}, File, "silo.toml").data, folder)
+    source = validate({"data": table}, File, "silo.toml").data.below(folder)
     kind = draw.choice(("a FIFO", "a socket", "a device"))
     with irregular(source.file, kind):
-        why = refused(lambda: registry.check_present(source), source.file, LocalError, kind)
+        why = refused(source.check_present, source.file, LocalError, kind)
     assert f"is {kind}, not a file" in why

@@ -4,9 +4,8 @@ import csv
 
 import torch
 
-from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import split
-from staddle.algorithms.data.sources.bundled import Bundled, read_bundled
+from staddle.algorithms.data.sources.bundled import Bundled
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.silo import config as configs
@@ -27,8 +26,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
     torch.set_num_threads(1)
     running = start(*SILOS)
     running.data = {
-        silo: read_bundled(Bundled(kind="bundled", name="breast-cancer", share=(k, 2)))
-        for k, silo in enumerate(SILOS, 1)
+        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 2)).read() for k, silo in enumerate(SILOS, 1)
     }
     job = document("tumours", SILOS)
     job["model"] = {"name": "glm", "classes": 2, "input": [1, 1, 30], "class_names": ["malignant", "benign"]}
@@ -45,7 +43,7 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
 
     shards = {}
     for silo in SILOS:
-        data = registry.load(configs.load(running.federation.silo_config(silo)).data, running.jobs[0].model)
+        data = configs.load(running.federation.silo_config(silo)).data.load(running.jobs[0].model)
         assert torch.equal(data.x, running.data[silo].x)
         assert data.ids == running.data[silo].ids
         shards[silo] = split(data, split_key(running.federation.state(silo)), 0.25)

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import Dataset
-from staddle.algorithms.data.registry import Npz
 from staddle.algorithms.data.sources.images import Images
+from staddle.algorithms.data.sources.npz import Npz
 from staddle.commands.federation import local_federation
 from staddle.errors import LocalError
 from staddle.silo import config as configs

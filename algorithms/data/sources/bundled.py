@@ -20,12 +20,11 @@ class Bundled(Shared):
     kind: Literal["bundled"]
     name: Literal["digits", "breast-cancer"]
 
-
-def read_bundled(table: Bundled) -> Dataset:
-    """The set, or a share of it; a record's id is its index in the set."""
-    data = digits() if table.name == "digits" else breast_cancer()
-    own = table.indices(len(data))
-    return Dataset(data.x[own], data.y[own], data.class_names, tuple(map(str, own.tolist())))
+    def read(self) -> Dataset:
+        """The set, or a share of it; a record's id is its index in the set."""
+        data = digits() if self.name == "digits" else breast_cancer()
+        own = self.indices(len(data))
+        return Dataset(data.x[own], data.y[own], data.class_names, tuple(map(str, own.tolist())))
 
 
 def breast_cancer() -> Dataset:

@@ -92,36 +92,35 @@ class Csv(DataTable):
     def _by_column(self) -> dict[str, Sequence[str]]:
         return {key: tuple(getattr(self, key)) for key in ("categories", "center", "scale", "missing")}
 
-
-def read_csv(table: Csv) -> Dataset:
-    """Records [1, 1, numbers] in the order of the file; a record's id is that of its own column, if one is declared."""
-    x, y, asked = array("d"), array("q"), 0
-    told: dict[str, list[str]] = {name: [] for name in (table.id, table.source) if name is not None}
-    with _reading(table) as rows:
-        header = [name.strip() for name in table.columns or next(rows)[1]]
-        places = {name: _place(table, header, name) for name in (*table.features, table.label, *told)}
-        for line, row in rows:
-            if len(row) != len(header):
-                raise LocalError(f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; correct it")
-            cells = {name: row[place].strip() for name, place in places.items()}
-            for name in table.features:
-                x.extend(_value(table, line, name, cells[name]))
-            y.append(_class(table, line, cells[table.label]))
-            for name, cells_there in told.items():
-                if not cells[name]:
-                    what = "an id" if name == table.id else "a source"
-                    raise _fault(table, line, name, f"is empty; give the record {what}")
-                cells_there.append(cells[name])
-            if len(x) >= asked + ASKED_EVERY:  # how many values its text holds is not known before
-                asked = len(x)
-                check_fits(table.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines")
-    width = sum(len(table.categories.get(name, "1")) for name in table.features)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
-        values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
-    names = table.class_names or table.classes
-    labels = torch.from_numpy(np.array(y, dtype=np.int64))
-    ids, sources = (None if name is None else tuple(told[name]) for name in (table.id, table.source))
-    return Dataset(torch.from_numpy(values), labels, names, ids, sources)
+    def read(self) -> Dataset:
+        """Records [1, 1, numbers] in the order of the file; an id is that of its column, if declared."""
+        x, y, asked = array("d"), array("q"), 0
+        told: dict[str, list[str]] = {name: [] for name in (self.id, self.source) if name is not None}
+        with _reading(self) as rows:
+            header = [name.strip() for name in self.columns or next(rows)[1]]
+            places = {name: _place(self, header, name) for name in (*self.features, self.label, *told)}
+            for line, row in rows:
+                if len(row) != len(header):
+                    raise LocalError(f"{self.file}, line {line}: {len(row)} columns, not {len(header)}; correct it")
+                cells = {name: row[place].strip() for name, place in places.items()}
+                for name in self.features:
+                    x.extend(_value(self, line, name, cells[name]))
+                y.append(_class(self, line, cells[self.label]))
+                for name, cells_there in told.items():
+                    if not cells[name]:
+                        what = "an id" if name == self.id else "a source"
+                        raise _fault(self, line, name, f"is empty; give the record {what}")
+                    cells_there.append(cells[name])
+                if len(x) >= asked + ASKED_EVERY:  # how many values its text holds is not known before
+                    asked = len(x)
+                    check_fits(self.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines")
+        width = sum(len(self.categories.get(name, "1")) for name in self.features)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
+            values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
+        names = self.class_names or self.classes
+        labels = torch.from_numpy(np.array(y, dtype=np.int64))
+        ids, sources = (None if name is None else tuple(told[name]) for name in (self.id, self.source))
+        return Dataset(torch.from_numpy(values), labels, names, ids, sources)
 
 
 @contextmanager

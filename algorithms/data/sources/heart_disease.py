@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ....errors import LocalError
 from ..dataset import Dataset
-from .csv_file import Csv, read_csv
+from .csv_file import Csv
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 NUMBERS = {  # column → (centre, scale)
@@ -57,17 +57,15 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
     if not file.is_file():
         raise LocalError(f"{file}: no such file; put {file.name} of UCI's heart+disease.zip there")
     centres = {name: centre for name, (centre, _) in NUMBERS.items() if name not in ("age", "sex")}
-    raw = read_csv(
-        Csv(
-            kind="csv",
-            file=file,
-            columns=(*FEATURES, "num"),
-            features=FEATURES,
-            label="num",
-            missing={**centres, **MISSING_CODES},
-            missing_marks=("?",),
-        )
-    )
+    raw = Csv(
+        kind="csv",
+        file=file,
+        columns=(*FEATURES, "num"),
+        features=FEATURES,
+        label="num",
+        missing={**centres, **MISSING_CODES},
+        missing_marks=("?",),
+    ).read()
     if not torch.isin(raw.y, torch.arange(DEGREES + 1)).all():
         raise LocalError(f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file again")
     columns = [_column(file, name, raw.x[:, 0, 0, place]) for place, name in enumerate(FEATURES)]

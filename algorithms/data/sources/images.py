@@ -33,7 +33,7 @@ from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
-from ..options import Names, Pixels
+from ..options import ImageFiles, Names
 
 FORMATS = ("PNG", "JPEG")  # no other decoder of Pillow's is reached
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -43,7 +43,7 @@ OPENING = Lock()  # what warnings do is the process's, and silos of a simulation
 FAULTS = (OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, struct.error)
 
 
-class Images(Pixels):
+class Images(ImageFiles):
     """``kind = "images"``."""
 
     kind: Literal["images"]
@@ -68,33 +68,39 @@ class Images(Pixels):
             raise ValueError("subset leaves out what is not in classes; name the classes, or leave subset out")
         return self
 
+    def lacking(self) -> str | None:
+        """The folders of the classes, or those of the declared domains."""
+        if all((self.folder / domain).is_dir() for domain in self.domains or ()) and self.folder.exists():
+            return None
+        domains = f"/{{{','.join(self.domains)}}}" if self.domains else ""
+        return f"{self.folder}{domains}/CLASS/*.png"
 
-def read_images(table: Images, shape: Shape) -> Dataset:
-    """Images in the order of domains, classes and names; a record's id is its path in the folder."""
-    if shape[0] not in (1, 3):
-        raise LocalError(f"{table.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}")
-    try:
-        roots = [table.folder / domain for domain in table.domains or ("",)]
-        there = {name for root in roots for name in _classes(table, root)}
-        classes = table.classes or tuple(sorted(there))
-        found = [
-            (path, label, root.name)
-            for root in roots
-            for label, name in enumerate(classes)
-            for path in _images(root / name)
-        ]
-    except OSError as error:
-        raise LocalError(f"{error.filename or table.folder}: cannot read it: {error.strerror or error}") from error
-    x = blank(table.folder, len(found), shape)
-    for record, (path, _, _) in enumerate(found):
-        x[record] = read_pixels(path, shape, table.resize)
-    return Dataset(
-        table.normalised(torch.from_numpy(x), str(table.folder)),
-        torch.tensor([label for _, label, _ in found], dtype=torch.int64),
-        table.class_names or classes,
-        tuple(path.relative_to(table.folder).as_posix() for path, _, _ in found),
-        None if table.domains is None else tuple(domain for _, _, domain in found),
-    )
+    def read_at(self, shape: Shape) -> Dataset:
+        """Images in the order of domains, classes and names; a record's id is its path in the folder."""
+        if shape[0] not in (1, 3):
+            raise LocalError(f"{self.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}")
+        try:
+            roots = [self.folder / domain for domain in self.domains or ("",)]
+            there = {name for root in roots for name in _classes(self, root)}
+            classes = self.classes or tuple(sorted(there))
+            found = [
+                (path, label, root.name)
+                for root in roots
+                for label, name in enumerate(classes)
+                for path in _images(root / name)
+            ]
+        except OSError as error:
+            raise LocalError(f"{error.filename or self.folder}: cannot read it: {error.strerror or error}") from error
+        x = blank(self.folder, len(found), shape)
+        for record, (path, _, _) in enumerate(found):
+            x[record] = read_pixels(path, shape, self.resize)
+        return Dataset(
+            self.normalised(torch.from_numpy(x), str(self.folder)),
+            torch.tensor([label for _, label, _ in found], dtype=torch.int64),
+            self.class_names or classes,
+            tuple(path.relative_to(self.folder).as_posix() for path, _, _ in found),
+            None if self.domains is None else tuple(domain for _, _, domain in found),
+        )
 
 
 def _classes(table: Images, root: Path) -> list[str]:

@@ -47,18 +47,19 @@ class Natural(DataTable):
             raise ValueError("years is of tcga-brca; leave it out")
         return self
 
-
-def read_natural(table: Natural) -> Dataset:
-    """The records of the table's sources, each with its source and an id."""
-    wanted = table.sources or SOURCES[table.name]
-    match table.name:
-        case "heart-disease":
-            return read_heart(table.folder, wanted)
-        case "har":
-            data = read_har(table.folder)
-        case "tcga-brca":
-            data = read_brca(table.folder, table.years or YEARS)
-    own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
-    if not len(own):
-        raise LocalError(f"{table.folder}: no record of {', '.join(wanted)}; name other sources, or complete the file")
-    return own
+    def read(self) -> Dataset:
+        """The records of the table's sources, each with its source and an id."""
+        wanted = self.sources or SOURCES[self.name]
+        match self.name:
+            case "heart-disease":
+                return read_heart(self.folder, wanted)
+            case "har":
+                data = read_har(self.folder)
+            case "tcga-brca":
+                data = read_brca(self.folder, self.years or YEARS)
+        own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
+        if not len(own):
+            raise LocalError(
+                f"{self.folder}: no record of {', '.join(wanted)}; name other sources, or complete the file"
+            )
+        return own

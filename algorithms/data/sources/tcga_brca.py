@@ -20,7 +20,7 @@ import torch
 from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ..dataset import Dataset
-from .csv_file import Csv, read_csv
+from .csv_file import Csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")  # FLamby's clients 0 … 5
 YEARS = 3
@@ -77,18 +77,16 @@ def read_brca(folder: Path, years: int) -> Dataset:
             raise LocalError(f"{folder / name}: no such file; put FLamby's brca.csv and centers.csv into that folder")
     regions = _regions(folder / "centers.csv")
     file = folder / "brca.csv"
-    raw = read_csv(
-        Csv(
-            kind="csv",
-            file=file,
-            id="pid",
-            features=(*FEATURES, "T"),
-            label="E",
-            classes=("0.0", "1.0"),
-            center={AGE: 58.0},
-            scale={AGE: 13.0},
-        )
-    )
+    raw = Csv(
+        kind="csv",
+        file=file,
+        id="pid",
+        features=(*FEATURES, "T"),
+        label="E",
+        classes=("0.0", "1.0"),
+        center={AGE: 58.0},
+        scale={AGE: 13.0},
+    ).read()
     found = [regions.get(pid.split("-")[1]) if pid.count("-") else None for pid in raw.ids or ()]
     if None in found:
         raise LocalError(

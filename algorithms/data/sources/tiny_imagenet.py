@@ -19,14 +19,14 @@ from ....errors import LocalError
 from ....files.file_bounds import check_fits, open_regular
 from ...models.registry import Shape
 from ..dataset import Dataset
-from ..options import Pixels, Shared
+from ..options import ImageFiles, Shared
 from .images import blank, read_pixels
 
 Part = Literal["train", "val"]
 Found = list[tuple[Path, str]]  # an image and its class
 
 
-class TinyImageNet(Pixels, Shared):
+class TinyImageNet(ImageFiles, Shared):
     """``kind = "tiny-imagenet"``."""
 
     kind: Literal["tiny-imagenet"]
@@ -34,29 +34,39 @@ class TinyImageNet(Pixels, Shared):
     part: Literal["train", "val", "both"] = "both"
     resize: bool = False
 
+    @property
+    def has_official_parts(self) -> bool:
+        """Both parts, the training records first."""
+        return self.part == "both"
 
-def read_tinyimagenet(table: TinyImageNet, shape: Shape) -> Dataset:
-    """The set, or a share of it, of which alone images are decoded; a record's id is its path in the folder."""
-    classes = _lines(table, "wnids.txt")
-    label = {name: number for number, name in enumerate(classes)}
-    found: Found = []
-    if table.part != "val":
-        found += _train(table, classes)
-    if table.part != "train":
-        found += _val(table)
-    for path, name in found:
-        if name not in label:
-            raise LocalError(f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive again")
-    own = [found[index] for index in table.indices(len(found)).tolist()]
-    x = blank(table.folder, len(own), shape)
-    for record, (path, _) in enumerate(own):
-        x[record] = read_pixels(path, shape, table.resize)
-    return Dataset(
-        table.normalised(torch.from_numpy(x), str(table.folder)),
-        torch.tensor([label[name] for _, name in own], dtype=torch.int64),
-        tuple(classes),
-        tuple(path.relative_to(table.folder).as_posix() for path, _ in own),
-    )
+    def lacking(self) -> str | None:
+        """The unpacked archive."""
+        if (self.folder / "wnids.txt").is_file():
+            return None
+        return f"{self.folder}/{{wnids.txt,train,val}}, as tiny-imagenet-200.zip has it"
+
+    def read_at(self, shape: Shape) -> Dataset:
+        """The set, or a share of it, of which alone images are decoded; a record's id is its path in the folder."""
+        classes = _lines(self, "wnids.txt")
+        label = {name: number for number, name in enumerate(classes)}
+        found: Found = []
+        if self.part != "val":
+            found += _train(self, classes)
+        if self.part != "train":
+            found += _val(self)
+        for path, name in found:
+            if name not in label:
+                raise LocalError(f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive again")
+        own = [found[index] for index in self.indices(len(found)).tolist()]
+        x = blank(self.folder, len(own), shape)
+        for record, (path, _) in enumerate(own):
+            x[record] = read_pixels(path, shape, self.resize)
+        return Dataset(
+            self.normalised(torch.from_numpy(x), str(self.folder)),
+            torch.tensor([label[name] for _, name in own], dtype=torch.int64),
+            tuple(classes),
+            tuple(path.relative_to(self.folder).as_posix() for path, _ in own),
+        )
 
 
 def _train(table: TinyImageNet, classes: list[str]) -> Found:

@@ -98,16 +98,32 @@ class Torchvision(Pixels, Shared):
             raise ValueError('split is EMNIST\'s, which needs one, such as "letters"; other sets have none')
         return self
 
+    @property
+    def has_official_parts(self) -> bool:
+        """Both parts, the training records first."""
+        return self.part == "both"
 
-def read_torchvision(table: Torchvision) -> Dataset:
-    """The set, or a share of it; a record's id is its official part and its index there."""
-    parts: tuple[Part, ...] = ("train", "test") if table.part == "both" else (table.part,)
-    read = [_read(table, part) for part in parts]
-    own = table.indices(sum(len(y) for _, y in read))
-    ids = [f"{part}/{index}" for part, (_, y) in zip(parts, read, strict=True) for index in range(len(y))]
-    x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
-    pixels = table.from_bytes(x, str(table.folder))
-    return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
+    @property
+    def long_title(self) -> str:
+        """The set's name, and for EMNIST its split."""
+        return self.name if self.split is None else f"{self.name} {self.split}"
+
+    def lacking(self) -> str | None:
+        """The set's official files."""
+        layout, split = SETS[self.name], self.split or ""
+        if any((self.folder / sign.replace("SPLIT", split)).exists() for sign in layout.signs):
+            return None
+        return f"{self.folder}/{layout.files.replace('SPLIT', split)}"
+
+    def read(self) -> Dataset:
+        """The set, or a share of it; a record's id is its official part and its index there."""
+        parts: tuple[Part, ...] = ("train", "test") if self.part == "both" else (self.part,)
+        read = [_read(self, part) for part in parts]
+        own = self.indices(sum(len(y) for _, y in read))
+        ids = [f"{part}/{index}" for part, (_, y) in zip(parts, read, strict=True) for index in range(len(y))]
+        x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
+        pixels = self.from_bytes(x, str(self.folder))
+        return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
 
 
 def _read(table: Torchvision, part: Part) -> Arrays:

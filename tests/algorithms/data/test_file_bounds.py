@@ -17,8 +17,7 @@ import pytest
 from faults.memory import CSV, File, Y, archive, irregular, npy, refusal
 from PIL import Image
 
-from staddle.algorithms.data import registry
-from staddle.algorithms.data.sources import csv_file
+from staddle.algorithms.data.sources import csv_file, npz
 from staddle.errors import LocalError
 from staddle.files import file_bounds
 from staddle.files.documents import validate
@@ -28,10 +27,10 @@ X = np.zeros((4, 1, 8, 8), np.float32)
 
 def read(base, make_job, **table):
     """Why a table's records are refused."""
-    source = registry.below(validate({"data": table}, File, "silo.toml").data, base)
+    source = validate({"data": table}, File, "silo.toml").data.below(base)
     job = make_job(model={"name": "cnn-digits", "classes": 10})
     with pytest.raises(LocalError) as caught:
-        registry.load(source, job.model)
+        source.load(job.model)
     return str(caught.value)
 
 
@@ -192,7 +191,7 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
     def out_of_memory(path):
         raise MemoryError
 
-    monkeypatch.setattr(registry, "load_npz", out_of_memory)
+    monkeypatch.setattr(npz, "load_npz", out_of_memory)
     assert "d.npz: memory ran out while the records were read; give fewer" in read(tmp_path, make_job, file="d.npz")
 
 

@@ -1,10 +1,67 @@
+from pathlib import Path
+from typing import Literal
+
 import numpy as np
 import pydantic
 import pytest
 import torch
 
-from staddle.algorithms.data.options import Pixels, Shared
+from staddle.algorithms.data.options import DataTable, ImageFiles, Pixels, Shared
 from staddle.errors import LocalError
+
+
+class InFile(DataTable):
+    kind: Literal["in-file"] = "in-file"
+    file: Path
+
+
+class InFolder(ImageFiles):
+    kind: Literal["in-folder"] = "in-folder"
+    folder: Path
+    name: str = ""
+
+    def read_at(self, shape):
+        return shape
+
+
+class Inside(DataTable):
+    kind: Literal["inside"] = "inside"
+
+    def read(self):
+        raise MemoryError
+
+
+def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
+    found = [InFile(file="d.npz"), InFolder(folder="sets"), InFolder(folder=".", name="ten"), Inside()]
+    assert [source.path for source in found] == [Path("d.npz"), Path("sets"), Path(), None]
+    assert [source.title for source in found] == ["d.npz", "sets", "ten", "inside"] == [s.long_title for s in found]
+    assert [source.where for source in found] == ["d.npz", "sets", ".", "inside inside"]
+    assert InFolder(folder=".").title == "in-folder"
+    below = [source.below(Path("/a")) for source in found]
+    assert [source.path for source in below] == [Path("/a/d.npz"), Path("/a/sets"), Path("/a"), None]
+    assert not any(source.has_official_parts for source in found)
+
+
+def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
+    for source in (InFile(file=tmp_path / "d"), InFolder(folder=tmp_path / "d")):
+        assert source.lacking() == str(tmp_path / "d")
+        with pytest.raises(LocalError, match="no such file" if isinstance(source, InFile) else "no such folder"):
+            source.check_present()
+    assert Inside().lacking() is None
+    Inside().check_present()
+    (tmp_path / "d").mkdir()
+    InFolder(folder=tmp_path / "d").check_present()
+    assert InFolder(folder=tmp_path / "d").lacking() is None
+
+
+def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
+    model = make_job(model={"name": "glm", "classes": 2, "input": [1, 2, 3]}).model
+    assert (InFolder.needs_model, InFolder(folder="sets").load(model)) == (True, (1, 2, 3))
+    with pytest.raises(LocalError, match=r"^sets: images are read in the size that a job's model takes; give a job"):
+        InFolder(folder="sets").load(None)
+    for given in (model, None):
+        with pytest.raises(LocalError, match=r"^inside inside: memory ran out while the records were read"):
+            Inside().load(given)
 
 
 def test_pixels_become_fractions_less_the_mean_divided_by_the_deviation():

@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+import staddle
 from staddle.algorithms.data import registry
 from staddle.algorithms.data.dataset import save_npz, split
+from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.training.record_checks import check_records
 from staddle.errors import LocalError
 from staddle.files.documents import Strict, validate
@@ -25,7 +27,7 @@ def parsed(**table):
 
 
 def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
-    assert parsed(file="a.npz") == registry.Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
+    assert parsed(file="a.npz") == Npz(file=Path("a.npz")) == parsed(kind="npz", file="a.npz")
     tables = {
         "images": {"folder": "a"},
         "csv": {"file": "a", "features": ["x"], "label": "y"},
@@ -68,6 +70,24 @@ def test_what_is_wrong_is_named(table, said):
     assert str(caught.value).startswith("silo.toml: ")
 
 
+def test_only_the_registry_names_the_kinds():
+    """So that a kind is added by its file and its entry there; what is drawn silo by silo is the simulator's alone."""
+    root = Path(str(staddle.__file__)).resolve().parent
+    room = root / "algorithms" / "data"
+    outside = [
+        path for folder in ("algorithms", "silo", "simulator", "commands") for path in (root / folder).rglob("*.py")
+    ]
+    found = {
+        line
+        for path in outside
+        if not path.is_relative_to(room / "sources") and path != room / "registry.py"
+        for line in path.read_text().splitlines()
+        if re.search(r"\bimport\b.*\bsources\b|\bsources\b.*\bimport\b", line) and "data" in line
+    }
+    assert found
+    assert all("synthetic" in line for line in found)
+
+
 def test_a_table_is_a_table():
     with pytest.raises(LocalError, match="data = 3: give a table"):
         validate({"data": 3}, File, "silo.toml")
@@ -96,19 +116,19 @@ TABLES = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_records_of_every_kind_fit_a_job_and_split(folder, make_job, kind):
-    source = registry.below(parsed(kind=kind, **TABLES[kind]), folder)
-    registry.check_present(source)
+    source = parsed(kind=kind, **TABLES[kind]).below(folder)
+    source.check_present()
     job = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 30 if kind == "bundled" else 1]})
-    data = registry.load(source, job.model)
-    check_records(job, data, registry.where(source))
+    data = source.load(job.model)
+    check_records(job, data, source.where)
     train, test = split(data, b"key", 0.5)
     assert len(set(train.ids) | set(test.ids)) == len(data)
-    assert registry.where(source) == ("bundled breast-cancer" if kind == "bundled" else str(registry.place(source)))
+    assert source.where == ("bundled breast-cancer" if kind == "bundled" else str(source.path))
 
 
 def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 1]}).model
-    found = [registry.load(registry.below(parsed(kind=kind, **TABLES[kind]), folder), model) for kind in ("npz", "csv")]
+    found = [parsed(kind=kind, **TABLES[kind]).below(folder).load(model) for kind in ("npz", "csv")]
     assert torch.equal(found[0].x, found[1].x)
     assert torch.equal(found[0].y, found[1].y)
     assert split(found[0], b"key", 0.5)[1].ids == split(found[1], b"key", 0.5)[1].ids
@@ -127,22 +147,22 @@ def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job)
     ],
 )
 def test_what_is_not_there_is_said_before_any_job(folder, table, said):
-    source = registry.below(parsed(**table), folder)
+    source = parsed(**table).below(folder)
     with pytest.raises(LocalError) as caught:
-        registry.check_present(source)
+        source.check_present()
     assert str(caught.value).startswith(f"{folder}/{said}")
 
 
 @pytest.mark.parametrize("kind", ["images", "tiny-imagenet"])
 def test_images_are_read_in_the_size_of_a_jobs_model(folder, kind):
     with pytest.raises(LocalError, match="in the size that a job's model takes; give a job"):
-        registry.load(parsed(kind=kind, folder=str(folder)), None)
+        parsed(kind=kind, folder=str(folder)).load(None)
 
 
 def test_what_is_saved_for_a_silo_is_loaded_by_its_table(tmp_path, make_data, make_job):
     data = make_data(9)
     save_npz(tmp_path / "d.npz", data)
-    assert torch.equal(registry.load(parsed(file=str(tmp_path / "d.npz")), make_job().model).x, data.x)
+    assert torch.equal(parsed(file=str(tmp_path / "d.npz")).load(make_job().model).x, data.x)
 
 
 @pytest.mark.skipif(not OPERATE.exists(), reason="the tests run without docs/ beside them")

@@ -10,7 +10,7 @@ from safetensors.torch import save
 from support.private_jobs import SIGMA, policy_for, private_job, without_budget
 
 from staddle.algorithms.data.dataset import _draw
-from staddle.algorithms.data.registry import Npz
+from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.errors import PeerError, RefusedError

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.simulator.reproduce.experiments import called, missing, records_of
+from staddle.simulator.reproduce.experiments import missing, records_of
 from staddle.simulator.reproduce.published import PaperSetting
 
 DEALT = {"kind": "dirichlet", "silos": 4, "alpha": 1.0}
@@ -28,7 +28,7 @@ def of(data, folder, **more):
 def test_what_is_missing_is_named_with_its_place(name, tmp_path):
     data, file = SETS[name]
     records = of(data, tmp_path, partition=DEALT)
-    assert called(records.data) == name
+    assert records.data.long_title == name
     (what,) = missing(records.data, records.partition)
     assert what.startswith(f"{name}: {tmp_path}")
     if name == "set":
@@ -53,4 +53,4 @@ def test_what_comes_with_the_software_is_never_missing_but_a_partition_s_file_ma
     (tmp_path / "p.json").touch()
     assert missing(bundled.data, bundled.partition) == ()
     drawn = of({"kind": "synthetic"}, Path("nowhere"))
-    assert (called(drawn.data), missing(drawn.data, drawn.partition)) == ("synthetic", ())
+    assert (drawn.data.long_title, missing(drawn.data, drawn.partition)) == ("synthetic", ())

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import digits
-from staddle.algorithms.data.sources.bundled import Bundled, read_bundled
+from staddle.algorithms.data.sources.bundled import Bundled
 
 
 def read(name, **fields):
-    return read_bundled(Bundled(kind="bundled", name=name, **fields))
+    return Bundled(kind="bundled", name=name, **fields).read()
 
 
 def test_the_sets_come_with_the_software():

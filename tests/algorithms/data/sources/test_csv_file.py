@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle.algorithms.data.sources.csv_file import Csv, read_csv
+from staddle.algorithms.data.sources.csv_file import Csv
 from staddle.errors import LocalError
 
 TABLE = {"features": ["age", "bmi"], "label": "y"}
@@ -21,7 +21,7 @@ def read(tmp_path):
     def call(text, **fields):
         path = tmp_path / "records.csv"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_csv(Csv(kind="csv", file=path, **{**TABLE, **fields}))
+        return Csv(kind="csv", file=path, **{**TABLE, **fields}).read()
 
     return call
 
@@ -150,7 +150,7 @@ def test_what_python_or_nobody_takes_for_a_number_is_none(refused, text):
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(LocalError, match=r"none\.csv: cannot read it: No such file"):
-        read_csv(Csv(kind="csv", file=tmp_path / "none.csv", **TABLE))
+        Csv(kind="csv", file=tmp_path / "none.csv", **TABLE).read()
 
 
 def test_what_float32_cannot_hold_is_infinity_for_the_fit_to_find(read):
@@ -195,7 +195,7 @@ def test_what_is_written_is_read(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("csv") / "t.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([["v", "y"], *([repr(v), y] for v, y in rows)])
-    data = read_csv(Csv(kind="csv", file=path, features=["v"], label="y"))
+    data = Csv(kind="csv", file=path, features=["v"], label="y").read()
     assert data.x.flatten().tolist() == [v for v, _ in rows]
     assert data.y.tolist() == [y for _, y in rows]
 
@@ -227,7 +227,7 @@ def test_four_hospitals_of_uci_heart_disease(hospital, records):
         missing_marks=["?"],
         missing=dict.fromkeys(HEART[3:10], 0),
     )
-    data = read_csv(table)
+    data = table.read()
     assert data.x.shape == (records, 1, 1, 10)
     assert {0, 1} <= set(data.y.tolist()) <= {0, 1, 2, 3, 4}
     assert 28 <= data.x[..., 0].min() <= data.x[..., 0].max() <= 77

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from staddle.algorithms.data.sources import images
-from staddle.algorithms.data.sources.images import Images, read_images
+from staddle.algorithms.data.sources.images import Images
 from staddle.errors import LocalError
 
 GREY, COLOUR = (1, 4, 5), (3, 4, 5)  # channels, height, width
@@ -28,7 +28,7 @@ def write(path, array, **options):
 @pytest.fixture
 def read(tmp_path):
     def call(shape=GREY, **fields):
-        return read_images(Images(kind="images", folder=tmp_path, **fields), shape)
+        return Images(kind="images", folder=tmp_path, **fields).read_at(shape)
 
     return call
 
@@ -186,7 +186,7 @@ def test_other_channels_and_folders_that_are_none(tmp_path, read, refused):
     assert "images have 1 or 3 channels, the job's model takes 2" in refused((2, 4, 5))
     assert len(read(classes=["a", "b"])) == 0
     with pytest.raises(LocalError, match="none: cannot read it: No such file"):
-        read_images(Images(kind="images", folder=tmp_path / "none"), GREY)
+        Images(kind="images", folder=tmp_path / "none").read_at(GREY)
     with pytest.raises(pydantic.ValidationError, match="a folder is there twice"):
         Images(kind="images", folder=tmp_path, classes=["a", "a"])
 

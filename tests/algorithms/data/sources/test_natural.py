@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from staddle.algorithms.data.dataset import split
-from staddle.algorithms.data.sources.natural import SOURCES, Natural, read_natural
+from staddle.algorithms.data.sources.natural import SOURCES, Natural
 from staddle.errors import LocalError
 
 REAL = pytest.mark.skipif(
@@ -16,7 +16,7 @@ REAL = pytest.mark.skipif(
 
 
 def read(folder, name, **fields):
-    return read_natural(Natural(kind="natural", folder=folder, name=name, **fields))
+    return Natural(kind="natural", folder=folder, name=name, **fields).read()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from staddle.algorithms.data.sources.tiny_imagenet import TinyImageNet, read_tinyimagenet
+from staddle.algorithms.data.sources.tiny_imagenet import TinyImageNet
 from staddle.errors import LocalError
 
 SHAPE = (3, 64, 64)
@@ -28,7 +28,7 @@ def read(tmp_path):
     )
 
     def call(**fields):
-        return read_tinyimagenet(TinyImageNet(kind="tiny-imagenet", folder=tmp_path, **fields), SHAPE)
+        return TinyImageNet(kind="tiny-imagenet", folder=tmp_path, **fields).read_at(SHAPE)
 
     return call
 

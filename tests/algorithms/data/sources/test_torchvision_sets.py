@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from staddle.algorithms.data.sources import torchvision_sets
-from staddle.algorithms.data.sources.torchvision_sets import SETS, Torchvision, read_torchvision
+from staddle.algorithms.data.sources.torchvision_sets import SETS, Torchvision
 from staddle.errors import LocalError
 
 rng = np.random.default_rng(0)
 
 
 def read(folder, name, **fields):
-    return read_torchvision(Torchvision(kind="torchvision", folder=folder, name=name, **fields))
+    return Torchvision(kind="torchvision", folder=folder, name=name, **fields).read()
 
 
 def idx(path, array):

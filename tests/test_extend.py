@@ -1,0 +1,120 @@
+"""All of docs/extend.md is run: its modules are loaded and registered as it says, its tables are read."""
+
+import re
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+import staddle
+from staddle.algorithms.data import registry as sources
+from staddle.algorithms.models import build
+from staddle.algorithms.models import registry as networks
+from staddle.errors import LocalError
+from staddle.files.documents import Strict, validate
+from staddle.simulator.experiment.experiment import read
+from staddle.simulator.experiment.population import populate
+
+ROOT = Path(str(staddle.__file__)).resolve().parent
+PAGE = Path(__file__).parents[1] / "docs" / "extend.md"
+FENCED = re.compile(r"^```(?:python|toml)\n# (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SOURCE = re.compile(r"^Source: TypeAlias = Annotated\[\n(.*?)\n\]$", re.DOTALL | re.MULTILINE)
+TEXT = "".join(f"{n % 2} 1:{n} 3:-2.5\n" for n in range(24))
+
+pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
+
+
+class Silo(Strict):
+    data: sources.Source
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    """The page's blocks by the file that each belongs to."""
+    found = FENCED.findall(PAGE.read_text())
+    assert len(found) == len(dict(found)) == PAGE.read_text().count("\n```") // 2
+    return dict(found)
+
+
+def run(text, module):
+    """Run a text as a module inside the package, so that its relative imports work."""
+    module.__package__ = module.__name__.rpartition(".")[0]
+    exec(compile(text, module.__name__, "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture
+def install(monkeypatch, blocks):
+    """Load a block as the module of its file."""
+
+    def installed(file):
+        name = "staddle." + file.removesuffix(".py").replace("/", ".")
+        module = types.ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        assert not (ROOT / file).exists()
+        return run(blocks[file], module)
+
+    return installed
+
+
+@pytest.fixture
+def libsvm(monkeypatch, blocks, install, tmp_path):
+    """The page's source, registered by its two statements, and a file of its records."""
+    module = install("algorithms/data/sources/libsvm.py")
+    block = blocks["algorithms/data/registry.py"]
+    text = (ROOT / "algorithms" / "data" / "registry.py").read_text()
+    here, there = (" ".join(SOURCE.search(each)[1].split()).rstrip(",") for each in (text, block))
+    assert there == here.replace(", Plain", " | Libsvm, Plain")  # the page has the kinds of today
+    imported, _, union = block.partition("\n\n")
+    edited = text.replace(SOURCE.search(text)[0], f"{imported}\n{union}")
+    registered = run(edited, types.ModuleType("staddle.algorithms.data.edited")).KINDS
+    assert set(registered) - set(sources.KINDS) == {"libsvm"}
+    monkeypatch.setitem(sources.KINDS, "libsvm", module.Libsvm)
+    (tmp_path / "records.svm").write_text(TEXT)
+    return module
+
+
+def table(blocks):
+    return tomllib.loads(blocks["silo.toml"])
+
+
+def test_a_silo_reads_the_source(libsvm, blocks, tmp_path):
+    source = validate(table(blocks), Silo, "silo.toml").data.below(tmp_path)
+    source.check_present()
+    data = source.load(None)
+    assert (type(source), source.where, source.title) == (libsvm.Libsvm, str(tmp_path / "records.svm"), "records.svm")
+    assert (len(data), data.x[3, 0, 0].tolist(), data.y[:2].tolist()) == (24, [3.0, 0.0, -2.5], [0, 1])
+    with pytest.raises(LocalError, match=r"unknown key 'data.featurs'; did you mean 'features'"):
+        validate({"data": {**table(blocks)["data"], "featurs": 3}}, Silo, "silo.toml")
+
+
+@pytest.mark.parametrize("line", ["", "1 0:2", "1 4:2", "1 1:secret", "secret 1:2", "1 1:2:secret", "9" * 20])
+def test_what_is_wrong_in_its_file_is_named_without_a_value(libsvm, blocks, tmp_path, line):
+    (tmp_path / "records.svm").write_text(f"0 1:1\n{line}\n")
+    with pytest.raises(LocalError, match=r"records.svm, line 2: write a class number") as caught:
+        validate(table(blocks), Silo, "silo.toml").data.below(tmp_path).load(None)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_experiment_deals_it_out(libsvm, blocks, tmp_path):
+    (tmp_path / "experiment.toml").write_text(blocks["experiment.toml"])
+    population = populate(read(tmp_path / "experiment.toml"))
+    held = [records.train.x for records in population.records.values()]
+    assert len(held) == 2
+    assert {tuple(x.shape[1:]) for x in held} == {(1, 1, 3)}
+
+
+def test_a_job_builds_the_model(install, monkeypatch, blocks):
+    install("algorithms/models/mlp_narrow.py")
+    monkeypatch.setattr(networks, "NETWORKS", dict(networks.NETWORKS))
+    monkeypatch.setattr(build, "NETWORKS", networks.NETWORKS)
+    names = dict(networks.__dict__)
+    exec(blocks["algorithms/models/registry.py"], names)
+    options = build.ModelOptions(**tomllib.loads(blocks["job.toml"])["model"])
+    one, other = (build.build(options, 7) for _ in range(2))
+    logits = one["classifier"](one["extractor"](torch.ones(5, 1, 8, 8)))
+    assert logits.shape == (5, 10)
+    assert torch.equal(logits, other["classifier"](other["extractor"](torch.ones(5, 1, 8, 8))))
