@@ -40,14 +40,22 @@ def test_a_command_imports_what_it_needs():
     assert imported("silo", "run", "--help") >= {"torch", "grpc"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [("staddle.commands", "silo", "run"), ("staddle.silo",), ("staddle.coordinator",)], ids=" ".join
-)
-def test_tls_is_set_before_a_command_imports_grpc(arguments):
-    """In a process of its own, where nobody has set the variable that gRPC reads when it is imported."""
-    program = [sys.executable, "-P", "-m", *arguments, "--config", "missing.toml"]
+def without_tls(*program):
+    """Run Python in a process where nobody has set the variable that gRPC reads when it is imported."""
     environment = {name: value for name, value in os.environ.items() if name != CIPHERS_VARIABLE}
-    run = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-P", *program], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_tls_is_set_before_a_command_imports_grpc():
+    call = "from staddle.commands import loader\nloader.function('silo:run')\nloader.require_tls13()"
+    assert without_tls("-c", call).stderr == ""
+
+
+@pytest.mark.parametrize("module", ["staddle.silo", "staddle.coordinator"])
+def test_nothing_imports_grpc_before_a_daemon_begins(module):
+    run = without_tls("-m", module, "--config", "missing.toml")
     assert run.stderr == "staddle: missing.toml: cannot read it: No such file or directory\n"
 
 
