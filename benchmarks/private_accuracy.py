@@ -4,7 +4,7 @@ Each method runs through ``simulate`` as a private job, once for each epsilon an
 silo trains alone ("local") beside them. A seed draws the partition over four silos (Dirichlet over labels, 0.3), the
 first values and which silos take part; the noise is never seeded. Accuracy is of each silo's own model on its own
 held-out quarter, over all silos' records together. All methods have the same settings, those of ``DATA``, and beside
-them only what the demo gives them (commands/console/examples.py). Nothing was tuned for one method.
+them only what the demo gives them (commands/console/job_example.py). Nothing was tuned for one method.
 
 Writes OUT.csv (a row a run; rows that are there already are not run again) and OUT.svg, and prints the table. "mnist"
 reads the MNIST folder of torchvision's layout, and takes its first ``--records``.
@@ -27,7 +27,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
-from staddle.commands.console.examples import SETTINGS
+from staddle.commands.console.job_example import SETTINGS
 from staddle.commands.privacy.noise import planned
 from staddle.security.dp.noise import Randomness
 

@@ -8,12 +8,7 @@ import typer
 from ..security.identity.keys import ENTRY_FILE, Role, RosterEntry, create_keys, load_keys
 from .console import printer
 
-app = typer.Typer(
-    no_args_is_help=True, help="Make and show the keys of a member: silo, coordinator, operator, founder."
-)
 
-
-@app.command("new")
 def new(
     member: Annotated[str, typer.Argument(metavar="ID", help="The member's id in the federation, such as hospital-a.")],
     role: Annotated[Role, typer.Option(help="What this member is.")],
@@ -33,7 +28,6 @@ def new(
     printer.show("", f"Keys made in {out}. {keep}")
 
 
-@app.command("show")
 def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'staddle keys new' made.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the public entry as JSON.")] = False,

@@ -8,32 +8,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from ..errors import StaddleError
-from . import coordinator, job, keys, roster, silo, status
 from .console import printer
-from .federation import demo, operator_client
-from .ledger import ledger
-from .policy import policy
-from .privacy import privacy
-from .simulate import membership, partition, reproduce, simulate
+from .loader import LazyGroup, function
 
 UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # click's, or typer's own, by the release of typer
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-app.add_typer(keys.app, name="keys")
-app.add_typer(roster.app, name="roster")
-app.add_typer(operator_client.app, name="operator")
-app.add_typer(job.app, name="job")
-app.add_typer(coordinator.app, name="coordinator")
-app.add_typer(silo.app, name="silo")
-app.add_typer(policy.app, name="policy")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(privacy.app, name="privacy")
-app.add_typer(membership.app, name="membership")
-app.add_typer(partition.app, name="partition")
-app.command("status")(status.status)
-app.command("demo")(demo.demo)
-app.command("simulate")(simulate.simulate)
-app.command("reproduce")(reproduce.reproduce)
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _show_version(asked: bool) -> None:
@@ -57,11 +37,15 @@ def main() -> None:
     ended(lambda: app(standalone_mode=False))
 
 
-def single(command: Callable[..., None]) -> None:
-    """Run one command as a program of its own."""
-    alone = typer.Typer(pretty_exceptions_enable=False)
-    alone.command()(command)
-    ended(lambda: alone(standalone_mode=False))
+def single(target: str) -> None:
+    """Run one command as a program of its own, such as ``silo:run``."""
+
+    def alone() -> Any:
+        program = typer.Typer(pretty_exceptions_enable=False)
+        program.command()(function(target))
+        return program(standalone_mode=False)
+
+    ended(alone)
 
 
 def ended(run: Callable[[], Any]) -> None:

@@ -11,12 +11,9 @@ from ..security.identity import roster as rosters
 from ..security.identity.keys import Role, load_entry, load_keys
 from .console import printer
 
-app = typer.Typer(no_args_is_help=True, help="Make, change, sign and check the list of a federation's members.")
-
 RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster file.")]
 
 
-@app.command("new")
 def new(
     federation: Annotated[str, typer.Option(help="Name of the federation: a-z, 0-9 and '-'.")],
     founder: Annotated[list[Path], typer.Option(help="A founder's entry.json; once for each founder.")],
@@ -31,7 +28,6 @@ def new(
     _tell(roster)
 
 
-@app.command("add")
 def add(
     path: RosterFile,
     entry: Annotated[Path, typer.Argument(metavar="ENTRY", help="The new member's entry.json.")],
@@ -43,7 +39,6 @@ def add(
     _tell(roster)
 
 
-@app.command("remove")
 def remove(path: RosterFile, member: Annotated[str, typer.Argument(metavar="ID", help="Whom to remove.")]) -> None:
     """Remove a member, for instance because its keys are lost. The roster loses its signatures."""
     roster = rosters.remove(rosters.load(path), member)
@@ -51,7 +46,6 @@ def remove(path: RosterFile, member: Annotated[str, typer.Argument(metavar="ID",
     _tell(roster)
 
 
-@app.command("sign")
 def sign(path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's folder of keys.")]) -> None:
     """Sign the roster as a founder. Look at it first with 'staddle roster show'."""
     roster = rosters.sign(rosters.load(path), load_keys(keys))
@@ -59,7 +53,6 @@ def sign(path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's 
     _tell(roster)
 
 
-@app.command("show")
 def show(
     path: RosterFile, as_json: Annotated[bool, typer.Option("--json", help="Print the roster as JSON.")] = False
 ) -> None:
@@ -77,7 +70,6 @@ def show(
     _tell(roster)
 
 
-@app.command("verify")
 def verify(
     path: RosterFile,
     federation: Annotated[str, typer.Option(help="The federation that you belong to.")],

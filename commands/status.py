@@ -3,24 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ..coordinator import config as coordinator_configs
+from ..coordinator import status as coordinator
 from ..coordinator.rounds.events import in_words
+from ..coordinator.status import CoordinatorJobStatus as CoordinatorJob
+from ..coordinator.status import CoordinatorStatus
 from ..errors import LocalError
 from ..files.documents import Disk, read_bytes
 from ..files.toml_document import parse_document
+from ..silo import config as silo_configs
+from ..silo import status as silo
+from ..silo.status import LedgerStatus, SiloStatus
+from ..silo.status import SiloJobStatus as SiloJob
 from .console import printer
 from .console.output import size
 from .console.printer import PrintedTable
 from .ledger import show as ledger_show
-
-if TYPE_CHECKING:
-    from ..coordinator.status import CoordinatorJobStatus as CoordinatorJob
-    from ..coordinator.status import CoordinatorStatus
-    from ..silo.status import LedgerStatus, SiloStatus
-    from ..silo.status import SiloJobStatus as SiloJob
 
 WIDTH = 100
 WAITS_FOR = {"admitting": ("accepted", "no answer"), "finishing": ("confirmed", "not yet")}
@@ -36,15 +38,9 @@ def status(
     """
     lines: Sequence[str | PrintedTable]
     if _is_coordinator(config):
-        from ..coordinator import config as coordinator_configs  # noqa: PLC0415 torch takes seconds to import
-        from ..coordinator import status as coordinator  # noqa: PLC0415
-
         at_coordinator = coordinator.read(coordinator_configs.load(config))
         document, lines = _coordinator_document(at_coordinator), _coordinator(at_coordinator)
     else:
-        from ..silo import config as silo_configs  # noqa: PLC0415 likewise
-        from ..silo import status as silo  # noqa: PLC0415
-
         at_silo = silo.read(silo_configs.load(config))
         document, lines = _silo_document(at_silo), _silo(at_silo)
     if as_json:
@@ -67,11 +63,11 @@ def _is_coordinator(config: Path) -> bool:
 # The coordinator.
 
 
-def _coordinator_document(found: "CoordinatorStatus") -> dict[str, Any]:
+def _coordinator_document(found: CoordinatorStatus) -> dict[str, Any]:
     return {"role": "coordinator", **asdict(found), "directory": str(found.directory)}
 
 
-def _coordinator(found: "CoordinatorStatus") -> list[str | PrintedTable]:
+def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
     shown: list[str | PrintedTable] = [_head("coordinator", found.running, found.directory, found.disk)]
     if not found.jobs:
         return [*shown, "no jobs"]
@@ -80,7 +76,7 @@ def _coordinator(found: "CoordinatorStatus") -> list[str | PrintedTable]:
     return [*shown, *(line for job in found.jobs for line in _stage(job))]
 
 
-def _metrics(job: "CoordinatorJob") -> str:
+def _metrics(job: CoordinatorJob) -> str:
     if job.last is None:
         return "-"
     metrics = job.last.metrics
@@ -91,7 +87,7 @@ def _metrics(job: "CoordinatorJob") -> str:
     return f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
 
 
-def _stage(job: "CoordinatorJob") -> list[str]:
+def _stage(job: CoordinatorJob) -> list[str]:
     """Who is awaited in a job that runs; why a job failed."""
     lines = [f"{job.job}: {job.reason}"] if job.reason else []
     if job.relayed:
@@ -110,7 +106,7 @@ def _stage(job: "CoordinatorJob") -> list[str]:
 # A silo.
 
 
-def _silo_document(found: "SiloStatus") -> dict[str, Any]:
+def _silo_document(found: SiloStatus) -> dict[str, Any]:
     totals = [{"job": job, "part": part, **asdict(total)} for (job, part), total in found.ledger.totals.items()]
     verified = {"ok": found.ledger.verified.ok, **asdict(found.ledger.verified)}
     return {
@@ -127,7 +123,7 @@ def _silo_document(found: "SiloStatus") -> dict[str, Any]:
     }
 
 
-def _silo(found: "SiloStatus") -> list[str | PrintedTable]:
+def _silo(found: SiloStatus) -> list[str | PrintedTable]:
     shown: list[str | PrintedTable] = [_head("silo", found.running, found.directory, found.disk)]
     if found.jobs:
         rows = [(job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job)) for job in found.jobs]
@@ -138,19 +134,19 @@ def _silo(found: "SiloStatus") -> list[str | PrintedTable]:
     return [*shown, *_ledger(found.ledger)]
 
 
-def _state(job: "SiloJob") -> str:
+def _state(job: SiloJob) -> str:
     if job.problem:
         return "unreadable"
     return "finished" if job.finished else "failed" if job.failed else "open"
 
 
-def _accuracy(job: "SiloJob") -> str:
+def _accuracy(job: SiloJob) -> str:
     if not job.tested or job.correct is None:
         return "-"
     return f"{job.correct} of {job.tested} right ({job.correct / job.tested:.1%})"
 
 
-def _ledger(ledger: "LedgerStatus") -> list[str | PrintedTable]:
+def _ledger(ledger: LedgerStatus) -> list[str | PrintedTable]:
     verified = ledger.verified
     if not verified.ok:
         return [f"ledger: DOES NOT HOLD: {problem}" for problem in verified.problems]

@@ -1,7 +1,6 @@
 """``python -m staddle.coordinator --config coordinator.toml``: the same as ``staddle coordinator run``."""
 
-from ..commands.coordinator import run
 from ..commands.main import single
 
 if __name__ == "__main__":
-    single(run)
+    single("coordinator:run")

@@ -326,7 +326,7 @@ def test_whatever_is_printed_passes_the_printer():
 
 def test_nothing_waits_by_the_wall_clock():
     """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
-    stamps = {"log.py", "commands/ledger/ledger.py", "security/log/append_log.py", "security/identity/certificate.py"}
+    stamps = {"log.py", "commands/report/report.py", "security/log/append_log.py", "security/identity/certificate.py"}
     found = []
     for path in sources():
         if path.relative_to(ROOT).as_posix() in stamps:

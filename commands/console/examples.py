@@ -1,38 +1,41 @@
-"""The commented examples that ``staddle … init`` writes: templates/*.toml, and for a job the options of its method.
+"""The commented examples that ``staddle … init`` writes: templates/*.toml; job_example.py has that of a job."""
 
-What works together: the small model that fits every method's example, and what single methods need beside it.
-"""
-
-import ast
-import inspect
-import textwrap
-from collections.abc import Mapping
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
-from string import Template
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
+import typer
 
-from ...files.documents import Strict, write_new
-from .toml import inline
-
-MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
-# What a method needs to make sense in a job as short as the demo's; there the other jobs run with the same model and
-# participation, so that the comparison is one.
-SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    # It moves the models of absent silos; of eight, a blind round takes one of two batches.
-    "fedsimsup": {"silos": 8, "participation": 0.75, "options": {"tau_theta": 2}},
-    "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
-    "fedbn": {"model": {"norm": "group"}},  # it shares all but the norm layers
-    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
-}
+from ...files.documents import write_new
+from . import printer
 
 
-WIDTH = 118
-WITHOUT_DEFAULT = (1.0, 1, 0.25)  # examples for numbers that are left out by default; the first that the model takes
+def silo(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")]) -> None:
+    """Write a commented example of the silo's configuration."""
+    write(file, text("silo"), 0o600)
+    printer.show(f"{file}: edit it, then run: staddle silo check --config {file}")
+
+
+def coordinator(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as coordinator.toml.")],
+) -> None:
+    """Write a commented example of the coordinator's configuration."""
+    write(file, text("coordinator"), 0o600)
+    printer.show(f"{file}: edit it, then run: staddle coordinator check --config {file}")
+
+
+def operator(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as operator.toml.")],
+) -> None:
+    """Write a commented example of what `staddle job submit` and its like read with --operator."""
+    write(file, text("operator"), 0o600)
+    printer.show(f"{file}: edit it, then run: staddle job list --operator {file}")
+
+
+def policy(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
+    """Write a commented example of a policy, which lets nothing leave as it stands."""
+    write(file, text("policy"), 0o644)
+    printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
 
 
 def text(name: str) -> str:
@@ -43,88 +46,3 @@ def text(name: str) -> str:
 def write(path: Path, content: str, mode: int) -> None:
     """A new file; LocalError if there is one already."""
     write_new(path, content.encode(), mode)
-
-
-def job_text(method: str, *, private: bool = False) -> str:
-    """A job file for one method, its options and a model that works with it."""
-    from ...algorithms.catalog import method_class, names  # noqa: PLC0415 torch takes seconds to import
-    from ...algorithms.method import Method  # noqa: PLC0415
-    from ...algorithms.models.build import ModelOptions, input_shape  # noqa: PLC0415
-    from ...algorithms.models.registry import NETWORKS  # noqa: PLC0415
-
-    chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
-    model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
-    share, norm = settings.get("participation"), model.norm
-    return Template(text("job")).substitute(
-        method=method,
-        version=chosen.version,
-        methods=_listed(names()),
-        options=options_text(chosen.options_model),
-        model=model.name,
-        models=_listed(NETWORKS),
-        input=list(input_shape(model)),
-        norm='# norm = "none"' if norm == "none" else f'norm = "{norm}"',
-        participation="# participation = 1.0" if share is None else f"participation = {share}",
-        privacy="[privacy]" if private else "# [privacy]",
-        on="" if private else "# ",
-        statistics=f"{method} has none" if chosen.measure is Method.measure else f"its features, in {method}",
-    )
-
-
-def _listed(names: Any) -> str:
-    return "\n# ".join(textwrap.wrap(", ".join(names), WIDTH - len("# One of: ."), break_on_hyphens=False))
-
-
-def options_text(model: type[Strict]) -> str:
-    """The options of a method, each commented out, below what its docstring says."""
-    docs, lines = docstrings(model), []
-    for name, field in model.model_fields.items():
-        said = [docs.get(name, ""), _choices(field), "Left out by default." if field.default is None else ""]
-        lines += [f"# {line}" for line in textwrap.wrap(" ".join(filter(None, said)), WIDTH)]
-        lines.append(f"# {name} = {_toml(_shown(field))}")
-    return "\n".join(lines) if lines else "# It has none."
-
-
-def docstrings(model: type[Strict]) -> dict[str, str]:
-    """The string below each field, by name, those that it inherits first."""
-    found: dict[str, str] = {}
-    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]):
-        found |= _docstrings(cls)
-    return found
-
-
-def _docstrings(cls: type[Strict]) -> dict[str, str]:
-    (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    statements = source.body if isinstance(source, ast.ClassDef) else []
-    return {
-        field.target.id: " ".join(below.value.value.replace("``", "").split())
-        for field, below in pairwise(statements)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-        and isinstance(below.value.value, str)
-    }
-
-
-def _choices(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is not Literal:
-        return ""
-    return f"One of {', '.join(_toml(choice) for choice in get_args(field.annotation))}."
-
-
-def _shown(field: FieldInfo) -> Any:
-    """The default, or an example of what may be given."""
-    if field.default is not None:
-        return field.default
-    adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
-    for number in WITHOUT_DEFAULT:
-        try:
-            return adapter.validate_python(number)
-        except ValidationError:
-            continue
-    return ""
-
-
-def _toml(value: Any) -> str:
-    return inline(value)

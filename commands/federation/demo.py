@@ -11,15 +11,24 @@ from typing import Annotated, Any
 
 import typer
 
+from ...algorithms.catalog import method_class
+from ...algorithms.data.dataset import digits
+from ...algorithms.partition.draw import dirichlet
 from ...errors import AbortedError, LocalError
+from ...security.dp.rdp import shown
 from ...security.identity import roster as rosters
 from ...security.ledger.audit import ledger_folder, verify
 from ...security.ledger.messages import summary
 from ...security.ledger.reconcile import reconcile
 from ...security.log.head import own_log_key
+from ...silo import config
+from ...silo.admission import budget as spent
 from ..console import printer
-from ..console.examples import MODEL, SETTINGS
+from ..console.job_example import MODEL, SETTINGS
 from ..console.printer import PrintedTable, Progress, Screen, TaskID
+from ..policy.visibility import seen
+from ..privacy.noise import noise
+from . import local_federation
 from .processes import ChildProcess, running
 
 SEED = 7
@@ -82,10 +91,6 @@ class Demo:
         epsilon: float | None = None,
     ) -> None:
         """With an ``epsilon`` its jobs are private; without ``silos`` there are as many as the method's rounds take."""
-        # Imported here: torch takes seconds, and ``staddle --help`` should not.
-        from ...algorithms.catalog import method_class  # noqa: PLC0415
-        from . import local_federation  # noqa: PLC0415
-
         method_class(method)  # LocalError names the known ones
         self._screen = screen
         self._methods = tuple(dict.fromkeys((*BASELINES, method)))
@@ -94,29 +99,27 @@ class Demo:
         self._rounds = rounds
         self._plain = plain
         self._epsilon = epsilon
-        self._setup = local_federation
         number = silos or self._settings.get("silos", SILOS)
         self._federation = local_federation.make(folder, [f"silo-{n + 1}" for n in range(number)])
 
     def run(self) -> bool:
         """All of it; whether every ledger verified."""
-        from ..policy.visibility import seen  # noqa: PLC0415
-        from ..privacy.noise import noise  # noqa: PLC0415 as in __init__
-
         started = time.monotonic()
         shards = self._shards()
         documents = [self._job(name) for name in self._methods]
         if not self._plain:
-            documents = [self._setup.blind_where_it_can(self._federation, document, shards) for document in documents]
-        jobs = [self._setup.sign_job(self._federation, document) for document in documents]
+            documents = [
+                local_federation.blind_where_it_can(self._federation, document, shards) for document in documents
+            ]
+        jobs = [local_federation.sign_job(self._federation, document) for document in documents]
         names = [job.name for job in jobs]
-        self._setup.write_coordinator(self._federation, names, TIMING)
+        local_federation.write_coordinator(self._federation, names, TIMING)
         coordinator = ChildProcess("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
         daemons = [coordinator]
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):
-                self._setup.write_silo(self._federation, silo, address, shard, jobs)
+                local_federation.write_silo(self._federation, silo, address, shard, jobs)
                 daemons.append(ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
             self._screen.show(
                 f"1 coordinator and {len(self._federation.silos)} silos, processes "
@@ -150,9 +153,6 @@ class Demo:
         }
 
     def _shards(self) -> list[Any]:
-        from ...algorithms.data.dataset import digits  # noqa: PLC0415
-        from ...algorithms.partition.draw import dirichlet  # noqa: PLC0415
-
         records = digits()
         parts = dirichlet(records.y.numpy(), len(self._federation.silos), ALPHA, SEED, minimum=20)
         return [records.take(part) for part in parts]
@@ -229,10 +229,6 @@ class Demo:
 
     def _show_budgets(self) -> None:
         """What the jobs cost each silo's data set, from its budget."""
-        from ...security.dp.rdp import shown  # noqa: PLC0415 as in __init__
-        from ...silo import config  # noqa: PLC0415
-        from ...silo.admission import budget as spent  # noqa: PLC0415
-
         for silo in self._federation.silos:
             for found in spent.read(config.load(self._federation.silo_config(silo))):
                 if (budget := found.budget) is None:

@@ -1,7 +1,6 @@
 """A federation on one machine, made by the same functions as a real one: keys, roster, jobs, policies, configurations.
 
 ::
-
     <folder>/roster.json          signed by the one founder
     <folder>/founder/ operator/   their keys
     <folder>/operator.toml        for `staddle job submit` and its like
@@ -27,6 +26,7 @@ from ...security.identity.signed_document import sign_document
 from ...silo.job_folder import split_key
 from ..console.toml import to_toml
 from ..policy.draft import draft
+from ..privacy.noise import least_clip_exponent, planned
 
 FEDERATION = "local"
 TEST_FRACTION = 0.25
@@ -91,8 +91,6 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
     write_atomic(source, to_toml(document).encode(), 0o644)
     job = Job.from_toml(source).for_federation()
     if job.privacy is not None:
-        from ..privacy.noise import planned  # noqa: PLC0415 opacus takes seconds to import
-
         job = planned(job, str(source))
     roster = rosters.load(federation.folder / "roster.json")
     signed = sign_document(job.document(), roster, load_keys(federation.folder / "operator"), JOB)
@@ -124,8 +122,6 @@ def _private_weights(job: Job, records: Sequence[int]) -> dict[str, Any]:
     """Its security with private weights; some of these records will be for tests."""
     security: dict[str, Any] = {"secure_aggregation": "required", "weight_most": max(records)}
     if job.privacy is not None:  # noisy counts may be more, or far less
-        from ..privacy.noise import least_clip_exponent  # noqa: PLC0415 opacus takes seconds to import
-
         security["weight_most"] = 2 * max(records)
         security["clip_exponent"] = max(job.security.clip_exponent, least_clip_exponent(job))
     elif all(part["exchange"] != "sum.ratio" for part in _given(job)):  # whose weights are by class

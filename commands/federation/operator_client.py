@@ -6,10 +6,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import grpc
-import typer
 
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import Strict, read_toml
@@ -20,7 +19,6 @@ from ...proto.operations_pb2_grpc import OperationsStub
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Role, load_keys
 from ...security.identity.roster import Pins
-from ..console import examples, printer
 
 CALL_SECONDS = 30.0
 CODES = {name.removeprefix("ERROR_CODE_") for name in federation_pb2.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
@@ -105,13 +103,3 @@ def connected(path: Path) -> Iterator[Operator]:
     address = checked_address(config.coordinator)
     with grpc.secure_channel(address, credentials, options) as channel:
         yield Operator(channel, coordinator.id, address)
-
-
-app = typer.Typer(no_args_is_help=True, help="Configure an operator's access to the coordinator.")
-
-
-@app.command("init")
-def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as operator.toml.")]) -> None:
-    """Write a commented example of what `staddle job submit` and its like read with --operator."""
-    examples.write(file, examples.text("operator"), 0o600)
-    printer.show(f"{file}: edit it, then run: staddle job list --operator {file}")

@@ -27,16 +27,6 @@ Key = Annotated[str | None, typer.Option("--key", metavar="VKEY", help="The log'
 RosterFile = Annotated[Path | None, typer.Option("--roster", help="The roster that has the silo's log key.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Put these commands beside the others of ``staddle ledger``."""
-    app.command("prove")(prove)
-    app.command("verify-proof")(verify_proof)
-    app.command("consistency")(consistency)
-    app.command("verify-consistency")(verify_consistency)
-    app.command("export")(export)
-    app.command("verify-export")(verify_export)
-
-
 def prove(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")], path: LedgerPath, out: Out = None
 ) -> None:

@@ -22,12 +22,6 @@ LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Put these commands beside the others of ``staddle ledger``."""
-    app.command("show")(show)
-    app.command("summary")(summary)
-
-
 def show(
     path: LedgerPath,
     round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,

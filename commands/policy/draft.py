@@ -3,18 +3,26 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
+from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
 from ...security.blind.plan import bounds, shared, sum_groups
+from ...security.identity import roster as rosters
+from ...security.policy import policy as policies
 from ...security.policy.file import SecureAggregation
 from ...security.policy.policy import DATASET
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
+from ...silo.admission import checks
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
 from ...silo.parts.releases import upload_releases
+from ..console import examples, printer
 from ..console.output import number
 from ..console.toml import to_toml
 from ..privacy import budget_text
@@ -55,6 +63,37 @@ HOW = {  # how each form leaves, and what can be read of it
     PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
     ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
 }
+
+
+def new(
+    signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
+    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
+    out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
+    dataset: Annotated[
+        str, typer.Option(help="The silo's data set, as its configuration calls it.")
+    ] = policies.DATASET,
+) -> None:
+    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
+
+    Each rule says what its tensors are and what they can tell about your records.
+    """
+    members = rosters.load(roster)
+    jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
+    text = draft(jobs, dataset=dataset)
+    rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
+    examples.write(out, text, 0o644)
+    printer.show(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
+        printer.show(
+            f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
+            "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
+            'dropouts = "any"'
+        )
+    if names := trusting_jobs(jobs):
+        printer.show(
+            f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
+            f'if you trust in that, take the # from its line trust = "{checks.TRUSTED}"'
+        )
 
 
 @dataclass

@@ -6,9 +6,11 @@ from decimal import Decimal
 from typing import Any
 
 from ...algorithms.job.job import Job
-from ...algorithms.job.privacy import decimal
+from ...algorithms.job.privacy import decimal, job_spends, signed_sigma
+from ...security.dp.rdp import cost, shown
 from ...security.policy.policy import Policy
 from ..console.output import number
+from .noise import noise
 
 WIDTH = 100
 MOST = Decimal(1000)  # epsilon that a policy can have
@@ -56,11 +58,6 @@ def table(jobs: Sequence[Job], dataset: str) -> list[str]:
 
 def _together(jobs: Sequence[Job], delta: float) -> Decimal:
     """What private jobs cost a data set, all of them: less than the sum of what each may, where noise is planned."""
-    from ...algorithms.job.privacy import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-        job_spends,
-    )
-    from ...security.dp.rdp import cost, shown  # noqa: PLC0415
-
     most = sum((Decimal(decimal(job.private.epsilon)) for job in jobs), Decimal(0))
     if any(job.private.sigma is None for job in jobs):
         return most
@@ -70,8 +67,6 @@ def _together(jobs: Sequence[Job], delta: float) -> Decimal:
 
 def told(job: Job, policy: Policy) -> Iterator[str]:
     """What a private job costs, and what the policy lets it."""
-    from .noise import noise  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
-
     yield noise(job)
     if (asked := policy.budget) is None:
         return
@@ -90,8 +85,6 @@ def document(job: Job, policy: Policy) -> dict[str, Any] | None:
     """The same for scripts; None for a job that is not private."""
     if job.privacy is None:
         return None
-    from ...algorithms.job.privacy import job_spends, signed_sigma  # noqa: PLC0415 as above
-    from ...security.dp.rdp import cost, shown  # noqa: PLC0415
 
     asked = policy.budget
     return {

@@ -10,7 +10,7 @@ from ...errors import LocalError
 from ...files.documents import parse_toml
 from ...security.dp.noise_planner import least_sigma, overspent
 from ...security.dp.rdp import cost, shown
-from ..console.examples import job_text
+from ..console.job_example import job_text
 from ..console.output import number
 
 ORIGIN = "job init"

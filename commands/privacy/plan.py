@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ...algorithms.job.job import Job
 from ...algorithms.job.privacy import Spend, decimal, job_spends, most_rounds, round_spends, signed_sigma, slack
@@ -22,6 +24,32 @@ from .noise import planned
 
 UNSIGNED = "signature not checked (give --roster)"
 BATCH = 64  # records a step that are advised where there are too few
+
+
+def plan(
+    job_file: Annotated[
+        Path, typer.Argument(metavar="JOB.toml|JOB.json", help="A job as a person wrote it, or a signed one.")
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster that the signature of a signed job is checked against.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Reckon at this delta instead of the job's.")] = None,
+    records: Annotated[
+        int | None, typer.Option(min=1, help="Training records of a silo: what a step on them looks like.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Say what each kind of release of a private job costs, and all of them together.
+
+    The noise of a job that names none is planned, as it is where the job is signed. Nothing is written.
+    """
+    if delta is not None and not 0 < delta < 1:
+        raise LocalError(f"--delta {delta:g}: give a number between 0 and 1, below one by the number of records")
+    document, lines = explained(job_file, roster, delta, records)
+    if as_json:
+        printer.show_json(document)
+        return
+    tell(document, lines)
 
 
 def explained(

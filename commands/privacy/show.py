@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ...security.dp.budget_view import BudgetView
 from ...security.dp.prv import NONE, Question, opinions
@@ -18,6 +20,23 @@ OPEN = "open reservations count as spent: of a round that runs now, or that a cr
 ADDING = (
     "costs do not add up in epsilon: all together cost less than the sum, and a job may fit that alone seems too dear"
 )
+
+
+def show(
+    config: Annotated[Path, typer.Option(metavar="SILO.toml", help="The silo's configuration.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Show what jobs have spent of the budgets of this silo's data sets, and what is left.
+
+    Reads the disk, beside a running agent too, and checks it: exit code 1 for a budget that does not hold or is gone.
+    """
+    found = documents(config)
+    if as_json:
+        printer.show_json(found)
+    else:
+        tell(found)
+    if any("lost" in each for each in found):
+        raise typer.Exit(1)
 
 
 def documents(config: Path) -> list[dict[str, Any]]:

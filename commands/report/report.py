@@ -8,17 +8,20 @@ digest.
 
 import base64
 import contextlib
+import datetime as dt
 import hashlib
 from dataclasses import replace
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
+import typer
 from markupsafe import Markup
 
 from ...errors import LocalError, ProofError
+from ...files.documents import write_atomic
 from ...security.identity.roster import Roster
 from ...security.ledger import (
     audit,
@@ -29,13 +32,45 @@ from ...security.ledger import (
 from ...security.ledger.records import Intent, Start
 from ...security.log.head import roster_log_key, stored
 from ...security.log.note import VerifierKey
+from ..console import printer
 from ..console.output import size
 from ..console.printer import printable
+from ..ledger import received, roster_files
+from ..ledger.roster_files import Founders, RosterFiles, Threshold
+from ..ledger.show import LedgerPath
 from . import chart
 from . import page as report_page
 from .page import Page, RosterSources
 
 LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
+REPORT = Path("ledger-report.html")
+
+
+def report(
+    path: LedgerPath,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
+    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
+    roster: RosterFiles = None,
+    founder: Founders = None,
+    threshold: Threshold = None,
+) -> None:
+    """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
+
+    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
+    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
+    """
+    given = roster_files.read(roster, founder, threshold)
+    sources = report_page.RosterSources(given.each, given.founders)
+    made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    folder = audit.ledger_folder(path)
+    received.check_silos(folder)
+    page = read(folder, made, sources, job or "")
+    write_atomic(out, html(page))
+    if page.body is None:
+        printer.show(f"{out}: the ledger does NOT hold, and the page says why")
+        raise typer.Exit(1)
+    left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
+    printer.show(f"{out}: verified, {left}, head {page.head or 'none'}")
 
 
 def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Page:

@@ -1,17 +1,38 @@
-"""``staddle membership``: which canonical models the silos of a ppfl job mix, as far as they released it."""
+"""``staddle membership``: which canonical models the silos of a ppfl job mix, as far as they released it.
 
+Memberships lie in the coordinator's result of such a job, and in each silo's own model.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import safetensors
+import torch
 import typer
+from torch import Tensor
 
-from ...files.documents import write_atomic
+from ...algorithms.engines.aggregation import SILOS
+from ...algorithms.methods.ppfl import heatmap
+from ...errors import LocalError
+from ...files import tensor_file
+from ...files.documents import parse_json, write_atomic
 from ..console import printer
 
-app = typer.Typer(no_args_is_help=True, help="Show the memberships of a ppfl job, where they were released.")
+OWN = "part/membership/c"  # in a silo's model [K]
+NAME = re.compile(r"[a-z0-9-]{1,64}")
 
 
-@app.command("show")
+@dataclass(frozen=True)
+class Memberships:
+    """Memberships [N, K] and whose they are; rows of zeros for silos that released none."""
+
+    silos: tuple[str, ...]
+    memberships: Tensor
+
+
 def show(
     files: Annotated[
         list[Path],
@@ -28,10 +49,7 @@ def show(
     At the coordinator only what the policies of the silos released exists: the job's option release_membership = "last"
     or "always". A silo may always look at its own. Nothing leaves the machine.
     """
-    from ...algorithms.methods.ppfl import heatmap  # noqa: PLC0415 torch takes seconds to import
-    from . import membership_files  # noqa: PLC0415
-
-    found = membership_files.read_all(files, label or [])
+    found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
     width = max(len(silo) for silo in ("silo", *found.silos))
@@ -41,3 +59,63 @@ def show(
         printer.show("  ".join([f"{silo:<{width}}", *cells]))
     if png is not None:
         printer.show(f"{png}: {len(found.silos)} rows, darker is nearer to 1")
+
+
+def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
+    """The rows of all files; ``labels`` rename those of silos' own files."""
+    found = [(path, _read(path)) for path in paths]
+    own = [i for i, (_, rows) in enumerate(found) if not rows.silos]
+    if labels and len(labels) != len(own):
+        raise LocalError(f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for each")
+    widths = {path: rows.memberships.shape[1] for path, rows in found}
+    if len(set(widths.values())) != 1:
+        listed = ", ".join(f"{path} {width}" for path, width in widths.items())
+        raise LocalError(f"the files differ in the number of canonical models: {listed}; show them one by one")
+    called = dict(zip(own, labels or [_owner(found[i][0]) for i in own], strict=True))
+    silos = [name for i, (_, rows) in enumerate(found) for name in rows.silos or (called[i],)]
+    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+
+
+def _read(path: Path) -> Memberships:
+    """The rows of one file; no name where it is a silo's own."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensor_file.check_ours(path)
+            silos, names = (file.metadata() or {}).get(SILOS), set(file.keys())
+            wanted = names & ({OWN} if silos is None else {"memberships"})
+            tensors = {name: file.get_tensor(name) for name in wanted}
+    except FileNotFoundError:
+        raise LocalError(
+            f"{path}: there is no such file; a coordinator writes result.safetensors at the end of a ppfl job that "
+            'released memberships (release_membership = "last" or "always"), a silo its own model.safetensors'
+        ) from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise LocalError(f"{path}: not a safetensors file: {error}") from error
+    try:
+        if silos is None:
+            return _own(tensors)
+        return _released(tensors, parse_json(silos.encode(), "its list of silos"))
+    except LocalError as error:
+        raise LocalError(f"{path}: {error}") from None
+
+
+def _own(tensors: dict[str, Tensor]) -> Memberships:
+    if OWN not in tensors:
+        raise LocalError("holds no membership; give a silo's model of a ppfl job, or the coordinator's result")
+    rows = Memberships((), tensors[OWN][None])
+    heatmap.check(rows.memberships)
+    return rows
+
+
+def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
+    memberships = heatmap.released(tensors)
+    if not isinstance(silos, list) or not silos or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos):
+        raise LocalError("its list of silos is not one that a coordinator writes; copy the file again")
+    heatmap.check(memberships, silos)
+    return Memberships(tuple(silos), memberships)
+
+
+def _owner(path: Path) -> str:
+    """The silo's folder: model.safetensors lies in <silo>/<state>/jobs/<job>/."""
+    folders = path.resolve().parents
+    return folders[3].name if len(folders) > 3 and folders[1].name == "jobs" else path.stem

@@ -3,19 +3,21 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from ...algorithms.partition import file as partition_file
+from ...algorithms.partition import picture as pictures
+from ...algorithms.partition.file import PartitionFile
 from ...errors import LocalError
 from ...files.documents import write_atomic
+from ...simulator.experiment.experiment import read
+from ...simulator.experiment.plan import Population
+from ...simulator.experiment.population import counts, populate
 from ..console import printer
-
-if TYPE_CHECKING:
-    from ...algorithms.partition.file import PartitionFile
-    from ...simulator.experiment.plan import Population
 
 SIDES = ("training", "validation", "test")
 MOST_SILOS = 40  # of which each has a row
@@ -25,10 +27,6 @@ MOST_LISTED = 5  # classes of a silo, where there are more
 WIDTH = 200  # of what no terminal shows
 
 Counts = NDArray[np.int64]
-
-app = typer.Typer(
-    no_args_is_help=True, help="Deal out a simulation's records to its silos, and look at who holds what."
-)
 
 Picture = Annotated[Path | None, typer.Option(help="Draw who holds what: a PNG, one column a silo, one row a class.")]
 
@@ -44,7 +42,6 @@ class PartitionCounts:
     notes: tuple[str, ...]
 
 
-@app.command("make")
 def make(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The simulation's file, such as job.toml.")],
     out: Annotated[Path, typer.Option(help="The new file of the partition, such as partition.json.")],
@@ -54,19 +51,16 @@ def make(
 
     A simulation reads it with [partition] file = "partition.json".
     """
-    from ...algorithms.partition.file import save  # noqa: PLC0415 torch takes seconds to import
-
     if out.exists():
         raise LocalError(f"{out}: exists already; move it away or choose another name")
     population = _populated(file)
     if population.partition is None:
         raise LocalError(f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to write")
-    save(out, population.partition)
+    partition_file.save(out, population.partition)
     _show(_of_population(population), picture, every=False)
     printer.show(f"{out}: read it with [partition] file = {json.dumps(out.name)}")
 
 
-@app.command("show")
 def show(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A simulation's file, or the .json of a partition, without classes.")
@@ -76,9 +70,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts of all silos as JSON.")] = False,
 ) -> None:
     """Show how many records each silo holds, of which side and of which class."""
-    from ...algorithms.partition.file import read  # noqa: PLC0415 torch takes seconds to import
-
-    held = _of_file(read(file)) if file.suffix == ".json" else _of_population(_populated(file))
+    held = _of_file(partition_file.read(file)) if file.suffix == ".json" else _of_population(_populated(file))
     if not as_json:
         _show(held, picture, every=every)
         return
@@ -91,22 +83,17 @@ def show(
 
 
 def _populated(file: Path) -> "Population":
-    from ...simulator.experiment.experiment import read  # noqa: PLC0415 torch takes seconds to import
-    from ...simulator.experiment.population import populate  # noqa: PLC0415
-
     return populate(read(file))
 
 
-def _of_population(population: "Population") -> PartitionCounts:
-    from ...simulator.experiment.population import counts  # noqa: PLC0415 torch takes seconds to import
-
+def _of_population(population: Population) -> PartitionCounts:
     own = population.records.values()
     sides = [(len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own]
     silos, names = tuple(population.records), population.class_names
     return PartitionCounts(silos, np.array(sides, np.int64), counts(population), names, population.notes)
 
 
-def _of_file(partition: "PartitionFile") -> PartitionCounts:
+def _of_file(partition: PartitionFile) -> PartitionCounts:
     clients = partition.clients
     sides = np.array([(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64)
     rest = partition.records - int(sides.sum())
@@ -175,12 +162,10 @@ def _by_side(sides: Counts) -> str:
 
 
 def _draw(held: PartitionCounts, file: Path | None) -> None:
-    from ...algorithms.partition.picture import picture  # noqa: PLC0415 Pillow, for pictures alone
-
     if file is None:
         return
     if held.classes is None:
         raise LocalError(
             "--picture: a partition's file has no labels; show a simulation's file that reads it, [partition] file = …"
         )
-    write_atomic(file, picture(held.classes, held.silos, held.class_names or ()), 0o644)
+    write_atomic(file, pictures.picture(held.classes, held.silos, held.class_names or ()), 0o644)

@@ -1,11 +1,59 @@
 """``staddle simulate``: an experiment of many silos on this machine, method after method, seed after seed."""
 
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...errors import CancelledError, LocalError, UnwritableError
+from ...simulator.engines.choose import Engines, OnGpu, choose
+from ...simulator.engines.signals import stopping
+from ...simulator.experiment.experiment import Experiment, read
+from ...simulator.experiment.plan import Population, Run
+from ...simulator.experiment.population import populate
+from ...simulator.experiment.runs import chosen_methods, runs
+from ...simulator.report.finished_runs import load_runs
+from ...simulator.report.report import write_report
+from ...simulator.run import out_folder
+from ...simulator.run.runner import complete
+from ...simulator.run.tensorboard import check_installed
+from ..console import printer
 from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
+from ..console.output import number
+from ..console.printer import Screen
+from . import results
+from .progress import named, shown
+
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line says beside the file."""
+
+    out: Path | None
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    rounds: int | None
+    workers: int | None
+    device: str
+    gpu: OnGpu
+    tensorboard: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Runs of an experiment that can begin, or go on, in their output folder."""
+
+    experiment: Experiment
+    out: Path
+    population: Population
+    runs: Sequence[Run]
 
 
 def simulate(
@@ -35,11 +83,100 @@ def simulate(
     Stopped or killed, the same command goes on where it was, and ends in the same bytes. What is finished is not run
     again. Results, curves and a summary lie in DIR.
     """
-    from ...simulator.engines.choose import OnGpu  # noqa: PLC0415 torch takes seconds to import
-    from . import run as simulating  # noqa: PLC0415
-
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = simulating.RunOptions(
-        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard
+    asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard)
+    if tensorboard:
+        check_installed()
+    screen = Screen(err=as_json)
+    experiment = read(file)
+    prepared = prepare(screen, experiment, asked.out or file.parent / experiment.name, asked)
+    faults = train(screen, prepared, asked)
+    _report(screen, prepared, as_json=as_json)
+    raise_faults(faults, len(prepared.runs))
+
+
+def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
+    """Read the records and deal them out; LocalError where the folder is of other runs."""
+    chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
+    with screen.waiting("records are read and dealt out"):
+        population = populate(experiment)
+    chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
+    out_folder.check(out, chosen, population, experiment.schedule)
+    return Prepared(experiment, out, population, chosen)
+
+
+def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
+    """Run after run to its end; why some could not go on."""
+    population, schedule = prepared.population, prepared.experiment.schedule
+    engines = partial(choose, population.records, asked.device, asked.workers, asked.gpu)
+    screen.show(f"{_of(population)}, trained by {engines().where}", *population.notes)
+    with stopping(*ENDS) as stop, shown(screen, prepared.runs) as watch:
+
+        def go_on(run: Run, made: Engines) -> None:
+            out, events = prepared.out, asked.tensorboard
+            complete(out, run, population, schedule, made.engine, watch, stop, device=made.device, events=events)
+
+        return _each(screen, prepared.runs, engines, go_on)
+
+
+def report(prepared: Prepared) -> Path:
+    """Write the report of all that the folder holds; its summary."""
+    summary, *_ = write_report(prepared.out, prepared.population, _labels(prepared))
+    return summary
+
+
+def raise_faults(faults: Sequence[str], count: int) -> None:
+    """LocalError of the runs that could not go on, if there were some."""
+    if faults:
+        raise LocalError(f"{number(len(faults), 'run')} of {count} could not go on: {'; '.join(faults)}")
+
+
+def _each(
+    screen: Screen,
+    chosen: Sequence[Run],
+    engines: Callable[[], Engines],
+    go_on: Callable[[Run, Engines], None],
+) -> list[str]:
+    """Run after run; why one cannot go on is told and given back, and keeps no other from its turn."""
+    faults: list[str] = []
+    waiting = deque(chosen)
+    while waiting:
+        with engines() as made:  # anew after a fault, which may have ended worker processes
+            while waiting:
+                run = waiting.popleft()
+                try:
+                    go_on(run, made)
+                except (CancelledError, UnwritableError):
+                    raise
+                except LocalError as error:
+                    faults.append(f"{named(run)}: {error}")
+                    screen.show(faults[-1])
+                    break
+    return faults
+
+
+def _report(screen: Screen, prepared: Prepared, *, as_json: bool) -> None:
+    labels, finished = _labels(prepared), [run for run in load_runs(prepared.out) if run.finished]
+    if not finished:
+        return
+    summary = report(prepared)
+    finished.sort(key=lambda run: labels.index(run.label) if run.label in labels else len(labels))
+    if as_json:
+        printer.show_json({"out": str(prepared.out), "methods": results.document(finished)})
+        return
+    printer.show(printer.PrintedTable(results.COLUMNS, results.rows(finished)))
+    screen.show(f"{results.MEANING}; all measures, and pictures: {summary}")
+
+
+def _labels(prepared: Prepared) -> list[str]:
+    return [method.title for method in prepared.experiment.file.all_methods]
+
+
+def _of(population: Population) -> str:
+    """How many silos and records there are."""
+    sizes = [len(own.train) for own in population.records.values()]
+    tests = sum(len(own.test) for own in population.records.values())
+    return (
+        f"{number(len(sizes), 'silo')} with {number(sum(sizes), 'training record')} ({min(sizes):,} to {max(sizes):,}) "
+        f"and {number(tests, 'test record')}"
     )
-    simulating.simulate(file, asked, as_json=as_json)

@@ -19,7 +19,6 @@ from support import leaky_models  # noqa: E402
 
 from staddle.algorithms.exchange.parts import WEIGHT  # noqa: E402
 from staddle.commands.main import single  # noqa: E402
-from staddle.commands.silo import run  # noqa: E402
 from staddle.silo.parts.contributions import Contributions  # noqa: E402
 from staddle.silo.training import round as work  # noqa: E402
 
@@ -71,4 +70,4 @@ def reading(self, counted, delivered):
 
 work.JobTraining.train, work.JobTraining.finish = attacking, reading
 sys.argv[0] = "staddle.silo"
-single(run)
+single("silo:run")

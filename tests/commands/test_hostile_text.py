@@ -17,10 +17,9 @@ import torch
 from support import report_ledgers
 from support.ledgers import HASH, KEY, open_ledger, payload
 
-from staddle.commands import job as jobs
 from staddle.commands import main
 from staddle.commands.console import output
-from staddle.commands.federation import local_federation, operator_client
+from staddle.commands.federation import jobs, local_federation
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.storage.database import Database
 from staddle.coordinator.storage.store import JobStore
@@ -195,7 +194,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     def connected(_):
         yield Answering()
 
-    monkeypatch.setattr(operator_client, "connected", connected)
+    monkeypatch.setattr(jobs, "connected", connected)
     (tmp_path / "job").write_text("{}")
     to = ("--operator", "operator.toml")
     assert call("job", "list", *to).count("\n") == 1
@@ -212,7 +211,7 @@ def test_a_coordinators_answers(call, tmp_path, monkeypatch):
     def refused(_):
         raise PeerError(HOSTILE, HOSTILE)
 
-    monkeypatch.setattr(operator_client, "connected", refused)
+    monkeypatch.setattr(jobs, "connected", refused)
     assert r"\x1b[2J" in call("job", "list", *to, code=1)
 
 

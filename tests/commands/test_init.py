@@ -12,8 +12,8 @@ from staddle.algorithms.catalog import METHODS, method_class, method_options
 from staddle.algorithms.data.sources.npz import Npz
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.job.privacy import signed_sigma
-from staddle.commands.console import examples
-from staddle.commands.console.examples import MODEL, SETTINGS
+from staddle.commands.console import job_example
+from staddle.commands.console.job_example import MODEL, SETTINGS
 from staddle.commands.federation.operator_client import OperatorConfig
 from staddle.commands.main import app
 from staddle.commands.privacy.noise import planned
@@ -119,7 +119,7 @@ def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, met
     text = uncommented(path.read_text())
     options = tomllib.loads(text)["method"].get("options", {})
     model = method_class(method).options_model
-    assert options.keys() == model.model_fields.keys() == examples.docstrings(model).keys()
+    assert options.keys() == model.model_fields.keys() == job_example.docstrings(model).keys()
     assert parse_toml(text.encode(), JobFile, "f").method.version == method_class(method).version
     checked = method_options(method, options)
     for name, field in model.model_fields.items():
@@ -134,7 +134,7 @@ def test_a_private_job_example_can_be_signed_too(init, method):
 
 
 def test_docstrings_are_read_from_the_options(init):
-    said = examples.docstrings(method_class("pfedsim").options_model)
+    said = job_example.docstrings(method_class("pfedsim").options_model)
     assert said["rho"] == "Share of the rounds that the generalisation phase takes."
     text = init("job", "--method", "pfedsim").read_text()
     assert f"# {said['rho']}\n# rho = 0.5\n" in text
@@ -215,7 +215,7 @@ def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
 
 
 def test_docstrings_of_inherited_options_come_before_a_methods_own():
-    said = examples.docstrings(method_class("fedprox").options_model)
+    said = job_example.docstrings(method_class("fedprox").options_model)
     assert list(said) == ["weights", "mu"]
     assert said["weights"] == "Whether a silo counts by its training records or once."
 

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import job_spends
-from staddle.commands import job as job_command
+from staddle.commands.federation import jobs as job_command
 from staddle.commands.federation import local_federation
-from staddle.commands.job import app
+from staddle.commands.main import app
 from staddle.errors import LocalError
 from staddle.security.dp.rdp import cost
 
@@ -48,7 +48,7 @@ def sign(folder, tmp_path):
         (tmp_path / "job.toml").write_text(text)
         options = {"--keys": folder / keys, "--roster": folder / "roster.json", "--out": tmp_path / "job.json"}
         arguments = ["sign", tmp_path / "job.toml", *(word for pair in options.items() for word in pair)]
-        return CliRunner().invoke(app, [str(argument) for argument in arguments]), tmp_path / "job.json"
+        return CliRunner().invoke(app, ["job", *(str(argument) for argument in arguments)]), tmp_path / "job.json"
 
     return call
 
@@ -72,7 +72,7 @@ def test_a_good_job_is_signed(sign, folder):
     result, out = sign()
     assert result.exit_code == 0, result.exception
     assert "job 'first', method fedper" in result.output
-    shown = CliRunner().invoke(app, ["show", str(out), "--roster", str(folder / "roster.json")])
+    shown = CliRunner().invoke(app, ["job", "show", str(out), "--roster", str(folder / "roster.json")])
     assert '"malignant"' in shown.output
 
 

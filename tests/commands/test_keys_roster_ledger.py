@@ -3,21 +3,15 @@ import re
 from hashlib import sha256
 
 import pytest
-import typer
 from support.ledgers import first, keyed, open_ledger, private, summed
 from typer.testing import CliRunner
 
-from staddle.commands import keys, roster
-from staddle.commands.ledger import ledger
+from staddle.commands.main import app
 from staddle.errors import LocalError
 from staddle.security.ledger.records import Applied, Payload, Peer, TensorDigest
 from staddle.security.policy.release import Release
 
 HASH = "ab" * 32
-
-app = typer.Typer()
-for name, module in (("keys", keys), ("roster", roster), ("ledger", ledger)):
-    app.add_typer(module.app, name=name)
 
 
 def run(*arguments, code=0):

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.commands.coordinator import app
 from staddle.commands.federation import local_federation
+from staddle.commands.main import app
 from staddle.coordinator import config as configs
 from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.check import check, largest_round
@@ -77,10 +77,10 @@ def serve(federation, then):
 
 
 def test_all_that_is_as_it_should_be(federation):
-    result = CliRunner().invoke(app, ["check", "--config", str(federation.coordinator_config)])
+    result = CliRunner().invoke(app, ["coordinator", "check", "--config", str(federation.coordinator_config)])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == "all is well"
-    result = CliRunner().invoke(app, ["check", "--json", "--config", str(federation.coordinator_config)])
+    result = CliRunner().invoke(app, ["coordinator", "check", "--json", "--config", str(federation.coordinator_config)])
     document = json.loads(result.output)
     assert [finding["name"] for finding in document["findings"]] == NAMES
     texts = {finding["name"]: finding["text"] for finding in document["findings"]}

@@ -9,7 +9,7 @@ from support.coordinator_thread import coordinator
 from support.raw_silo import SECONDS, Caller
 
 from staddle.commands.federation import local_federation, operator_client
-from staddle.commands.job import status_fields
+from staddle.commands.federation.jobs import status_fields
 from staddle.coordinator import config as configs
 from staddle.coordinator import daemon as daemons
 from staddle.coordinator.server import gauges

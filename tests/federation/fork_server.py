@@ -29,6 +29,8 @@ CLOSE_SECONDS = 10.0
 LEFT = "processes that a test left behind:"
 PRELOADED = (  # what the daemons import, and what their libraries import late
     "staddle.commands.main",
+    "staddle.commands.coordinator",
+    "staddle.commands.silo",
     "staddle.coordinator.config",
     "staddle.coordinator.server",
     "staddle.silo.config",

@@ -18,7 +18,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Sum
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
-from staddle.commands.job import app
+from staddle.commands.main import app
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_canonical
 from staddle.proto import tensor_pb2 as tensor
@@ -210,7 +210,15 @@ def told(down):
 
 def check_results(running, job, parts, quiet, folder):
     """The coordinator hands out what it has, and says who has the rest."""
-    arguments = ["results", job.name, "--out", folder / job.name, "--config", running.federation.coordinator_config]
+    arguments = [
+        "job",
+        "results",
+        job.name,
+        "--out",
+        folder / job.name,
+        "--config",
+        running.federation.coordinator_config,
+    ]
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     files = {path.stem for path in (folder / job.name).glob("*.safetensors")}

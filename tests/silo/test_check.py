@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
-from staddle.commands.silo import app
+from staddle.commands.main import app
 from staddle.coordinator import config as coordinator_configs
 from staddle.coordinator.server import running
 from staddle.errors import LocalError
@@ -299,13 +299,13 @@ def test_nothing_listens_or_no_such_host(federation):
 
 
 def test_the_command_numbers_its_lines_and_ends_with_1(federation):
-    result = CliRunner().invoke(app, ["check", "--config", str(federation.silo_config("silo-a"))])
+    result = CliRunner().invoke(app, ["silo", "check", "--config", str(federation.silo_config("silo-a"))])
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0].startswith(" 1  ok    configuration")
     assert any(line.startswith("10  FAIL  reach ") for line in lines)
     assert lines[-1] == "3 of 12 failed"
-    result = CliRunner().invoke(app, ["check", "--json", "--config", str(federation.silo_config("silo-a"))])
+    result = CliRunner().invoke(app, ["silo", "check", "--json", "--config", str(federation.silo_config("silo-a"))])
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)
     assert [finding["name"] for finding in document["findings"]] == NAMES + WAY

@@ -13,7 +13,7 @@ from staddle.algorithms.course import SiloState
 from staddle.algorithms.job.privacy import Spend
 from staddle.algorithms.training.accountant import Counts
 from staddle.algorithms.training.silo_round import RoundReport
-from staddle.commands.simulate import membership_files
+from staddle.commands.simulate import membership
 from staddle.errors import LocalError
 from staddle.proto import secure_pb2 as pb
 from staddle.security.blind.mix_row import RowMemory, VersionMemory
@@ -68,7 +68,7 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
     "report.json": (lambda p: JobFolder(p).finish(report(), {"silo": "a"}), lambda p: JobFolder(p).report()["final"]),
     "model.safetensors": (
         lambda p: JobFolder(p).save_model(STATE),
-        lambda p: membership_files.read_all([p / "model.safetensors"]).memberships.tolist(),
+        lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist(),
     ),
     "counts.json": (
         lambda p: account(p).keep_counts(Counts(torch.tensor([4, 0, 9]), 3)),

@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import typer
 from support.ledgers import (
     FEDERATION,
     HASH,
@@ -22,7 +21,7 @@ from support.ledgers import (
 from support.report_ledgers import give
 from typer.testing import CliRunner
 
-from staddle.commands.ledger import ledger
+from staddle.commands.main import app
 from staddle.errors import LocalError, PeerError, ProofError
 from staddle.files.documents import canonical_json
 from staddle.security.dp.budget import Budget, rekey_all
@@ -33,9 +32,6 @@ from staddle.security.ledger import export as ledger_export
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
 from staddle.security.log import head
-
-app = typer.Typer()
-app.add_typer(ledger.app, name="ledger")
 
 
 def run(*arguments, code=0):

@@ -4,12 +4,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import typer
 from support.ledgers import DIGESTS, HASH, copied, intend, payload, put_back, stored
 from typer.testing import CliRunner
 
 from staddle.commands.federation import local_federation
-from staddle.commands.ledger import ledger as commands
+from staddle.commands.main import app
 from staddle.errors import LocalError, StaddleError
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
@@ -25,8 +24,6 @@ from staddle.security.log.chain import FRAME
 from staddle.security.log.head import Signer
 from staddle.silo.egress.witness import HEADS
 
-app = typer.Typer()
-app.add_typer(commands.app, name="ledger")
 SILO = "silo-a"
 
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 from staddle.algorithms.data.dataset import digits
 from staddle.algorithms.job.job import Job
 from staddle.commands.federation import local_federation
+from staddle.commands.main import app
 from staddle.commands.policy.draft import draft
-from staddle.commands.policy.policy import app
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import canonical_json
 from staddle.security.identity import roster as rosters
@@ -54,7 +54,7 @@ def check(federation, tmp_path):
             text = text.replace(old, new)
         (tmp_path / "policy.toml").write_text(text)
         options = ["--config", federation.silo_config("a"), "--policy", tmp_path / "policy.toml"]
-        result = CliRunner().invoke(app, [str(word) for word in ("check", signed, *options, *arguments)])
+        result = CliRunner().invoke(app, [str(word) for word in ("policy", "check", signed, *options, *arguments)])
         assert result.exit_code == code, (result.output, result.exception)
         roster = rosters.load(config.roster)
         with pytest.raises(RefusedError) if code else contextlib.nullcontext():
@@ -253,9 +253,9 @@ def test_a_job_that_is_refused_before_the_policy_is_asked(federation, check):
 def test_without_a_configuration_policy_and_roster_are_named(federation):
     signed, roster = federation.folder / "jobs" / "others.json", federation.folder / "roster.json"
     policy = federation.folder / "a" / "policy.toml"
-    run = CliRunner().invoke(app, ["check", str(signed), "--policy", str(policy), "--roster", str(roster)])
+    run = CliRunner().invoke(app, ["policy", "check", str(signed), "--policy", str(policy), "--roster", str(roster)])
     assert "ACCEPT" in run.output  # of which silo nobody said
-    run = CliRunner().invoke(app, ["check", str(signed), "--policy", str(policy)])
+    run = CliRunner().invoke(app, ["policy", "check", str(signed), "--policy", str(policy)])
     assert isinstance(run.exception, LocalError)
     assert "both --policy POLICY.toml and --roster" in str(run.exception)
 
@@ -265,7 +265,7 @@ def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tm
         text = (federation.folder / "a" / name).read_text()
         (tmp_path / name).write_text(text.replace('"local"', '"other"').replace("../", f"{federation.folder}/"))
     run = CliRunner().invoke(
-        app, ["check", str(federation.folder / "jobs/one.json"), "--config", str(tmp_path / "silo.toml")]
+        app, ["policy", "check", str(federation.folder / "jobs/one.json"), "--config", str(tmp_path / "silo.toml")]
     )
     assert "roster is of federation 'local', ours is 'other'" in str(run.exception)
 
@@ -329,14 +329,14 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     options = ["--roster", folder / "roster.json"]
 
     def run(*more):
-        return CliRunner().invoke(app, [str(word) for word in (*own, *options, *more)])
+        return CliRunner().invoke(app, [str(word) for word in ("policy", *own, *options, *more)])
 
     assert "[dataset.cxr] lets all jobs together" in run("--dataset", "cxr").output
     refused = run()
     assert isinstance(refused.exception, LocalError)
     assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)
     made = CliRunner().invoke(
-        app, ["new", str(own[1]), "--dataset", "cxr", "--out", str(tmp_path / "new.toml"), *map(str, options)]
+        app, ["policy", "new", str(own[1]), "--dataset", "cxr", "--out", str(tmp_path / "new.toml"), *map(str, options)]
     )
     assert made.exit_code == 0, made.exception
     assert policies.load(tmp_path / "new.toml", "cxr").budget.required

@@ -7,10 +7,10 @@ from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import Kind
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import job_spends
-from staddle.commands.console import examples
+from staddle.commands.console import job_example
 from staddle.commands.federation import local_federation
+from staddle.commands.main import app
 from staddle.commands.policy.draft import WHAT, draft
-from staddle.commands.policy.policy import app
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_json
 from staddle.security.dp.rdp import cost, shown
@@ -34,7 +34,7 @@ def jobs(federation, tmp_path_factory):
     folder, found = tmp_path_factory.mktemp("jobs"), {}
     for name in METHODS:
         path = folder / f"{name}.toml"
-        path.write_text(examples.job_text(name))
+        path.write_text(job_example.job_text(name))
         found[name] = Job.from_toml(path)
     return found
 
@@ -261,7 +261,7 @@ def test_policy_new_says_that_trust_is_for_the_person_to_give(federation, signed
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["policy", *(str(argument) for argument in arguments)])
 
 
 def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):

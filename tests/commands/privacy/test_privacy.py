@@ -13,9 +13,9 @@ from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.privacy import job_spends
 from staddle.commands.federation import local_federation
+from staddle.commands.main import app
 from staddle.commands.privacy import plan as privacy_plan
 from staddle.commands.privacy import show as privacy_show
-from staddle.commands.privacy.privacy import app
 from staddle.errors import LocalError, PeerError
 from staddle.security.dp.budget import Budget
 from staddle.security.dp.budget_records import MechanismSteps
@@ -84,7 +84,7 @@ def federation(tmp_path_factory):
 
 
 def call(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(app, ["privacy", *(str(argument) for argument in arguments)])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -346,7 +346,7 @@ def test_a_budget_that_is_gone_is_told_beside_those_that_are_not(silo):
     )
     assert said in lost["lost"]
     assert (there["dataset"], there["spent"]) == ("older", "0.0000")
-    result = CliRunner().invoke(app, ["show", "--config", str(silo.config)])
+    result = CliRunner().invoke(app, ["privacy", "show", "--config", str(silo.config)])
     assert result.exit_code == 1
     assert said in " ".join(result.output.split())
     assert "data set 'older': " in result.output

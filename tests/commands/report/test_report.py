@@ -7,7 +7,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-import typer
 from support import report_ledgers as ledgers
 from support.ledgers import (
     FEDERATION,
@@ -28,7 +27,7 @@ from support.ledgers import (
 from support.report_ledgers import CONTROL, HASH, LONG, NASTY, OTHER, POLICY, QUOTES, SCRIPT
 from typer.testing import CliRunner
 
-from staddle.commands.ledger import ledger as commands
+from staddle.commands.main import app
 from staddle.commands.report import page as report_page
 from staddle.commands.report import report, tables
 from staddle.commands.report.page import RosterSources
@@ -730,10 +729,6 @@ def test_an_empty_ledger(path):
 
 
 # The command.
-
-
-app = typer.Typer()
-app.add_typer(commands.app, name="ledger")
 
 
 def run(*arguments):

@@ -2,22 +2,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.methods.ppfl import heatmap
 from staddle.algorithms.training.silo_round import state_to_bytes
-from staddle.commands.simulate import membership
+from staddle.commands.main import app
 from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError
 
 RELEASED = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
 SILOS = ("north", "east", "far-south")
-
-app = typer.Typer()
-app.add_typer(membership.app, name="membership")
 
 
 def show(*arguments):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from staddle.algorithms.engines.engine import Serial
 from staddle.commands.simulate import published as reproduce_tables
-from staddle.commands.simulate import reproduce, reproduce_run
+from staddle.commands.simulate import reproduce
 from staddle.errors import LocalError
 from staddle.simulator.reproduce import published
 
@@ -84,7 +84,7 @@ def one_thread():
 def toys(monkeypatch):
     """The one table; and a disk that is never waited for."""
     tables = published.parse("toys", TABLE)
-    for module in (reproduce_run, reproduce_tables):
+    for module in (reproduce, reproduce_tables):
         monkeypatch.setattr(module, "find", {table.path: table for table in tables}.__getitem__)
     monkeypatch.setattr(reproduce_tables, "published", lambda: tables)
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -101,7 +101,7 @@ def data(tmp_path):
 def reported(monkeypatch):
     """Settings whose summary and pictures would be written: simulate's tests have them."""
     names = []
-    monkeypatch.setattr(reproduce_run, "report", lambda prepared: names.append(prepared.out.name))
+    monkeypatch.setattr(reproduce, "report", lambda prepared: names.append(prepared.out.name))
     return names
 
 

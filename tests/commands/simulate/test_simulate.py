@@ -19,7 +19,6 @@ from staddle.algorithms.engines.engine import Serial
 from staddle.commands.simulate import simulate
 from staddle.errors import LocalError
 from staddle.security.log.lock import locked
-from staddle.simulator.report import report
 
 FILE = """\
 version = 1
@@ -259,7 +258,7 @@ def kill_after(processes):
 
 def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
     """By kill -9, after the first checkpoint, of two workers; and in a later round, of one process."""
-    monkeypatch.setattr(report, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
+    monkeypatch.setattr(simulate, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
     file, outs = write(rounds=16, looks=8), [tmp_path / "two", tmp_path / "one"]
     kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
     for out in outs:

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from staddle.algorithms.course import SiloState
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
-from staddle.commands.simulate import membership_files
+from staddle.commands.simulate import membership
 from staddle.errors import UnwritableError
 from staddle.simulator.run.export import model_file, rounds_csv, silos_csv, write
 from staddle.simulator.run.history import Measured
@@ -77,9 +77,9 @@ def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
     own = {silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}}) for silo, p in (("b", 0.25), ("a", 0.5))}
     write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])})
-    rows = membership_files.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
+    rows = membership.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])
-    rows = membership_files.read_all([tmp_path / "coordinator.safetensors"])
+    rows = membership.read_all([tmp_path / "coordinator.safetensors"])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[1, 0], [0, 1]])
 
 

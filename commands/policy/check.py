@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...files.documents import read_bytes
 from ...security.identity import roster as rosters
@@ -15,12 +16,14 @@ from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
 from ...security.policy.policy import Policy, Verdict
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from ..console import examples, printer
+from ...silo import config as configs
+from ...silo.admission import checks
+from ...silo.admission.checks import Outflow
+from ...silo.admission.private_jobs import privacy_objections
+from ..console import printer
 from ..console.output import number
-
-if TYPE_CHECKING:
-    from ...algorithms.job.job import Job
-    from ...silo.admission.checks import Outflow
+from ..privacy import budget_text
+from .visibility import together, told_by_likeness, unbounded
 
 WIDTH = 100
 SHARED = f"{MASKED} to be compared"
@@ -32,52 +35,7 @@ READ = {  # who reads what leaves in a form that hides it
     ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
 }
 
-app = typer.Typer(no_args_is_help=True, help="Write a silo's policy, and say what it lets leave.")
 
-
-@app.command("init")
-def init(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
-    """Write a commented example of a policy, which lets nothing leave as it stands."""
-    examples.write(file, examples.text("policy"), 0o644)
-    printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")
-
-
-@app.command("new")
-def new(
-    signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
-    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
-    out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
-    dataset: Annotated[
-        str, typer.Option(help="The silo's data set, as its configuration calls it.")
-    ] = policies.DATASET,
-) -> None:
-    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
-
-    Each rule says what its tensors are and what they can tell about your records.
-    """
-    from ...silo.admission import checks  # noqa: PLC0415 torch takes seconds to import
-    from .draft import draft, trusting_jobs  # noqa: PLC0415
-
-    members = rosters.load(roster)
-    jobs = [checks.read_job(read_bytes(path), members, str(path))[0] for path in signed_jobs]
-    text = draft(jobs, dataset=dataset)
-    rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
-    examples.write(out, text, 0o644)
-    printer.show(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
-    if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
-        printer.show(
-            f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
-            "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
-            'dropouts = "any"'
-        )
-    if names := trusting_jobs(jobs):
-        printer.show(
-            f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
-            f'if you trust in that, take the # from its line trust = "{checks.TRUSTED}"'
-        )
-
-
-@app.command("check")
 def check(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
     config: Annotated[Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")] = None,
@@ -90,10 +48,6 @@ def check(
 
     The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
     """
-    from ...silo.admission import checks  # noqa: PLC0415 torch takes seconds to import
-    from ...silo.admission.private_jobs import privacy_objections  # noqa: PLC0415
-    from ..privacy import budget_text  # noqa: PLC0415
-
     found, members, silo = _sources(config, policy, roster, dataset)
     try:
         job, signer = checks.read_job(read_bytes(signed_job), members, str(signed_job))
@@ -131,7 +85,6 @@ def _sources(
         if policy is None or roster is None:
             raise LocalError("say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json")
         return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
-    from ...silo import config as configs  # noqa: PLC0415 beside the admission, as light as it is
 
     loaded = configs.load(config)
     members = rosters.load(roster or loaded.roster)
@@ -143,11 +96,7 @@ def _sources(
 # For people.
 
 
-def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
-    from ...silo.admission import checks  # noqa: PLC0415 beside the admission, as light as it is
-    from ..privacy import budget_text  # noqa: PLC0415
-    from .visibility import together, told_by_likeness, unbounded  # noqa: PLC0415
-
+def _lines(job: Job, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
@@ -209,7 +158,7 @@ def _looked_at(policy: Policy) -> str:
     )
 
 
-def _declared(job: "Job", silo: str) -> dict[str, Any]:
+def _declared(job: Job, silo: str) -> dict[str, Any]:
     """What the job says of this silo's records; nothing where it says nothing, or no configuration says who we are."""
     security = job.security
     found: dict[str, Any] = {}
@@ -234,13 +183,13 @@ def _objections(objections: Sequence[str]) -> Iterator[str]:
         yield ""
 
 
-def _rounds(outflow: "Outflow") -> str:
+def _rounds(outflow: Outflow) -> str:
     if outflow.first == outflow.last:
         return f"round {outflow.first}"
     return f"rounds {outflow.first} to {outflow.last}, each"
 
 
-def _part(part: str, verdicts: Sequence[Verdict], outflow: "Outflow", longest: float | None) -> Iterator[str]:
+def _part(part: str, verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None) -> Iterator[str]:
     """One part, a line a tensor; all of a part leave in one form."""
     release = verdicts[0].release
     way = SILOS_READER if SILOS_READER in release.readers else release.form
@@ -274,7 +223,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
-def _ending(outflows: Sequence["Outflow"], accepts: bool) -> tuple[str, ...]:
+def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
     if accepts:
         total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
         return (
@@ -289,7 +238,7 @@ def _ending(outflows: Sequence["Outflow"], accepts: bool) -> tuple[str, ...]:
 # For scripts.
 
 
-def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outflow"], accepts: bool) -> dict[str, Any]:
+def _document(job: Job, signer: str, policy: Policy, outflows: Sequence[Outflow], accepts: bool) -> dict[str, Any]:
     return {
         "accept": accepts,
         "job": job.name,
@@ -317,7 +266,7 @@ def _document(job: "Job", signer: str, policy: Policy, outflows: Sequence["Outfl
     }
 
 
-def _max_norms(job: "Job", policy: Policy, outflow: "Outflow") -> dict[str, float]:
+def _max_norms(job: Job, policy: Policy, outflow: Outflow) -> dict[str, float]:
     """By part, where the policy has one."""
     rules = {v.release.part: policy.rule(job.method_name, v.release.part) for v in outflow.decision.tensors}
     return {part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None}

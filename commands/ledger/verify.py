@@ -1,6 +1,5 @@
-"""``staddle ledger``: what left a silo, and whether its ledger holds."""
+"""``staddle ledger verify``: whether a ledger holds."""
 
-import datetime as dt
 import re
 from dataclasses import asdict, replace
 from itertools import islice
@@ -10,38 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import LocalError
-from ...files.documents import write_atomic
 from ...security.identity import roster as rosters
-from ...security.identity.keys import load_keys
 from ...security.identity.roster import Roster
 from ...security.ledger import audit, messages, receipt_checks
 from ...security.ledger.audit import AuditResult
-from ...security.ledger.egress_ledger import Ledger
-from ...security.log.head import log_key, roster_log_key, stored
+from ...security.log.head import roster_log_key, stored
 from ...security.log.lock import held
 from ...security.log.note import Note, VerifierKey
 from ...security.log.segments import CHECKPOINT
 from ...security.log.tree_head import TreeHead, owner
 from ..console import printer
-from . import (
-    proofs,
-    received,
-    reconcile,
-    roster_files,
-)
-from . import (
-    show as ledger_show,
-)
+from . import roster_files
 from .proofs import read_note
 from .roster_files import Founders, RosterFiles, Threshold
 from .show import Json, LedgerPath
 
-REPORT = Path("ledger-report.html")
 
-app = typer.Typer(no_args_is_help=True, help="Check a silo's ledger, read in it what left, and prove it to others.")
-
-
-@app.command("verify")
 def verify(
     path: LedgerPath,
     roster: RosterFiles = None,
@@ -137,71 +120,6 @@ def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> Veri
     if note is None:
         raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
     return roster_log_key(note, roster)
-
-
-@app.command("report")
-def report(
-    path: LedgerPath,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
-    job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    roster: RosterFiles = None,
-    founder: Founders = None,
-    threshold: Threshold = None,
-) -> None:
-    """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
-
-    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
-    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
-    """
-    from ..report import page as report_page  # noqa: PLC0415
-    from ..report import report as reports  # noqa: PLC0415 the template engine takes a moment to import
-
-    given = roster_files.read(roster, founder, threshold)
-    sources = report_page.RosterSources(given.each, given.founders)
-    made = dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    folder = audit.ledger_folder(path)
-    received.check_silos(folder)
-    page = reports.read(folder, made, sources, job or "")
-    write_atomic(out, reports.html(page))
-    if page.body is None:
-        printer.show(f"{out}: the ledger does NOT hold, and the page says why")
-        raise typer.Exit(1)
-    left = f"{page.body.message_count:,} messages, {page.body.total.bytes:,} bytes"
-    printer.show(f"{out}: verified, {left}, head {page.head or 'none'}")
-
-
-@app.command("rekey")
-def rekey(
-    path: LedgerPath,
-    old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
-    new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
-) -> None:
-    """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
-    folder = audit.ledger_folder(path)
-    before, after = load_keys(old), load_keys(new)
-    note = stored(folder)
-    if note is None:
-        raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
-    federation, silo = owner(TreeHead.parse(note.text).origin)
-    if not silo == before.entry.id == after.entry.id:
-        raise LocalError(
-            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
-            "name the old and the new keys of that silo"
-        )
-    from ...security.dp.budget import rekey_all  # noqa: PLC0415 opacus takes two seconds to import
-    from ...silo.admission.budget import FOLDER  # noqa: PLC0415
-
-    with Ledger.open(folder, silo, federation, before.log) as ledger:
-        datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
-        appended = ledger.rekey(after.log)
-    for dataset in datasets:
-        printer.show(f"the budget of data set {dataset!r} goes on under the new key")
-    printer.show(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
-
-
-ledger_show.add_to(app)
-proofs.add_to(app)
-app.command("reconcile")(reconcile.reconcile)
 
 
 def _known(text: str) -> tuple[int, str]:

@@ -1,0 +1,118 @@
+"""The commented example that ``staddle job init`` writes: templates/job.toml with the options of a method.
+
+What works together: the small model that fits every method's example, and what single methods need beside it.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Mapping
+from itertools import pairwise
+from string import Template
+from typing import Any, Literal, cast, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from ...algorithms.catalog import method_class, names
+from ...algorithms.method import Method
+from ...algorithms.models.build import ModelOptions, input_shape
+from ...algorithms.models.registry import NETWORKS
+from ...files.documents import Strict
+from . import examples
+from .toml import inline
+
+MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
+# What a method needs to make sense in a job as short as the demo's; there the other jobs run with the same model and
+# participation, so that the comparison is one.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    # It moves the models of absent silos; of eight, a blind round takes one of two batches.
+    "fedsimsup": {"silos": 8, "participation": 0.75, "options": {"tau_theta": 2}},
+    "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
+    "fedbn": {"model": {"norm": "group"}},  # it shares all but the norm layers
+    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
+}
+
+
+WIDTH = 118
+WITHOUT_DEFAULT = (1.0, 1, 0.25)  # examples for numbers that are left out by default; the first that the model takes
+
+
+def job_text(method: str, *, private: bool = False) -> str:
+    """A job file for one method, its options and a model that works with it."""
+    chosen, settings = method_class(method, "--method"), SETTINGS.get(method, {})
+    model = ModelOptions.model_validate({**MODEL, **settings.get("model", {})})
+    share, norm = settings.get("participation"), model.norm
+    return Template(examples.text("job")).substitute(
+        method=method,
+        version=chosen.version,
+        methods=_listed(names()),
+        options=options_text(chosen.options_model),
+        model=model.name,
+        models=_listed(NETWORKS),
+        input=list(input_shape(model)),
+        norm='# norm = "none"' if norm == "none" else f'norm = "{norm}"',
+        participation="# participation = 1.0" if share is None else f"participation = {share}",
+        privacy="[privacy]" if private else "# [privacy]",
+        on="" if private else "# ",
+        statistics=f"{method} has none" if chosen.measure is Method.measure else f"its features, in {method}",
+    )
+
+
+def _listed(names: Any) -> str:
+    return "\n# ".join(textwrap.wrap(", ".join(names), WIDTH - len("# One of: ."), break_on_hyphens=False))
+
+
+def options_text(model: type[Strict]) -> str:
+    """The options of a method, each commented out, below what its docstring says."""
+    docs, lines = docstrings(model), []
+    for name, field in model.model_fields.items():
+        said = [docs.get(name, ""), _choices(field), "Left out by default." if field.default is None else ""]
+        lines += [f"# {line}" for line in textwrap.wrap(" ".join(filter(None, said)), WIDTH)]
+        lines.append(f"# {name} = {_toml(_shown(field))}")
+    return "\n".join(lines) if lines else "# It has none."
+
+
+def docstrings(model: type[Strict]) -> dict[str, str]:
+    """The string below each field, by name, those that it inherits first."""
+    found: dict[str, str] = {}
+    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]):
+        found |= _docstrings(cls)
+    return found
+
+
+def _docstrings(cls: type[Strict]) -> dict[str, str]:
+    (source,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    statements = source.body if isinstance(source, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(below.value.value.replace("``", "").split())
+        for field, below in pairwise(statements)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
+
+
+def _choices(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is not Literal:
+        return ""
+    return f"One of {', '.join(_toml(choice) for choice in get_args(field.annotation))}."
+
+
+def _shown(field: FieldInfo) -> Any:
+    """The default, or an example of what may be given."""
+    if field.default is not None:
+        return field.default
+    adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", field.annotation))
+    for number in WITHOUT_DEFAULT:
+        try:
+            return adapter.validate_python(number)
+        except ValidationError:
+            continue
+    return ""
+
+
+def _toml(value: Any) -> str:
+    return inline(value)

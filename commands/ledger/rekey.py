@@ -1,0 +1,44 @@
+"""``staddle ledger rekey``: a ledger under the new keys of its silo."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import LocalError
+from ...security.dp.budget import rekey_all
+from ...security.identity.keys import load_keys
+from ...security.ledger import audit
+from ...security.ledger.egress_ledger import Ledger
+from ...security.log.head import log_key, stored
+from ...security.log.segments import CHECKPOINT
+from ...security.log.tree_head import TreeHead, owner
+from ...silo.admission.budget import FOLDER
+from ..console import printer
+from .show import LedgerPath
+
+
+def rekey(
+    path: LedgerPath,
+    old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
+    new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
+) -> None:
+    """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
+    folder = audit.ledger_folder(path)
+    before, after = load_keys(old), load_keys(new)
+    note = stored(folder)
+    if note is None:
+        raise LocalError(f"{folder / CHECKPOINT}: is missing; run: staddle ledger verify {folder}")
+    federation, silo = owner(TreeHead.parse(note.text).origin)
+    if not silo == before.entry.id == after.entry.id:
+        raise LocalError(
+            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
+            "name the old and the new keys of that silo"
+        )
+
+    with Ledger.open(folder, silo, federation, before.log) as ledger:
+        datasets = rekey_all(folder.parent / FOLDER, federation, silo, before.log, after.log)
+        appended = ledger.rekey(after.log)
+    for dataset in datasets:
+        printer.show(f"the budget of data set {dataset!r} goes on under the new key")
+    printer.show(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")

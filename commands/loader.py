@@ -1,0 +1,135 @@
+"""Which commands there are; a command's module is imported when that command, or its own help, is asked for.
+
+Importing PyTorch takes seconds. So ``staddle --help``, the help of a group and the completion of names import none of
+these modules: a command's line of help is read from the docstring in its source.
+"""
+
+import ast
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ..proto.channel import require_tls13
+
+COMMANDS: Mapping[str, str] = {  # as they are typed: in which module of this folder, and by which function
+    "status": "status:status",
+    "demo": "federation.demo:demo",
+    "simulate": "simulate.simulate:simulate",
+    "reproduce": "simulate.reproduce:reproduce",
+    "keys new": "keys:new",
+    "keys show": "keys:show",
+    "roster new": "roster:new",
+    "roster add": "roster:add",
+    "roster remove": "roster:remove",
+    "roster sign": "roster:sign",
+    "roster show": "roster:show",
+    "roster verify": "roster:verify",
+    "operator init": "console.examples:operator",
+    "job init": "job:init",
+    "job sign": "job:sign",
+    "job show": "federation.jobs:show",
+    "job submit": "federation.jobs:submit",
+    "job list": "federation.jobs:list_",
+    "job watch": "federation.jobs:watch",
+    "job stop": "federation.jobs:stop",
+    "job resume": "federation.jobs:resume",
+    "job results": "federation.results:results",
+    "coordinator init": "console.examples:coordinator",
+    "coordinator check": "coordinator:check",
+    "coordinator run": "coordinator:run",
+    "silo init": "console.examples:silo",
+    "silo check": "silo:check",
+    "silo run": "silo:run",
+    "policy init": "console.examples:policy",
+    "policy new": "policy.draft:new",
+    "policy check": "policy.check:check",
+    "ledger verify": "ledger.verify:verify",
+    "ledger report": "report.report:report",
+    "ledger rekey": "ledger.rekey:rekey",
+    "ledger show": "ledger.show:show",
+    "ledger summary": "ledger.show:summary",
+    "ledger prove": "ledger.proofs:prove",
+    "ledger verify-proof": "ledger.proofs:verify_proof",
+    "ledger consistency": "ledger.proofs:consistency",
+    "ledger verify-consistency": "ledger.proofs:verify_consistency",
+    "ledger export": "ledger.proofs:export",
+    "ledger verify-export": "ledger.proofs:verify_export",
+    "ledger reconcile": "ledger.reconcile:reconcile",
+    "privacy plan": "privacy.plan:plan",
+    "privacy show": "privacy.show:show",
+    "membership show": "simulate.membership:show",
+    "partition make": "simulate.partition:make",
+    "partition show": "simulate.partition:show",
+}
+GROUPS: Mapping[str, str] = {  # the first word of two: what its help says
+    "keys": "Make and show the keys of a member: silo, coordinator, operator, founder.",
+    "roster": "Make, change, sign and check the list of a federation's members.",
+    "operator": "Configure an operator's access to the coordinator.",
+    "job": "Write and sign job files; submit, watch and stop jobs.",
+    "coordinator": "Configure, check and run the coordinator daemon.",
+    "silo": "Configure, check and run a silo agent.",
+    "policy": "Write a silo's policy, and say what it lets leave.",
+    "ledger": "Check a silo's ledger, read in it what left, and prove it to others.",
+    "privacy": "What private jobs cost the records of a silo.",
+    "membership": "Show the memberships of a ppfl job, where they were released.",
+    "partition": "Deal out a simulation's records to its silos, and look at who holds what.",
+}
+
+
+def function(target: str) -> Callable[..., None]:
+    """The function of a command, such as ``silo:run``; imports its module and what that needs."""
+    require_tls13()  # before anything imports gRPC, which reads its variables then
+    module, _, name = target.partition(":")
+    found: Callable[..., None] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return found
+
+
+class LazyCommand(TyperCommand):
+    """A command of which name and help are known, until its options are asked for."""
+
+    def __init__(self, name: str, target: str) -> None:
+        """``target`` is a value of ``COMMANDS``."""
+        self._target = target
+        super().__init__(name)
+
+    def _docstring(self) -> str:
+        module, _, name = self._target.partition(":")
+        return _docstrings(module)[name]
+
+    help: Any = property(_docstring, lambda _, __: None)  # the class above sets it, to nothing
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Parse the command line: from here on the real command stands in for this one."""
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name)(function(self._target))
+        return typer.main.get_command(alone).make_context(*args, **options)
+
+
+class LazyGroup(TyperGroup):
+    """The commands under one word, or those under none with all groups."""
+
+    def __init__(self, *, name: str | None = None, **options: Any) -> None:
+        """An empty ``name`` is that of the program itself."""
+        word = name or ""
+        commands: dict[str, Any] = {
+            last: LazyCommand(last, target)
+            for path, target in COMMANDS.items()
+            for first, _, last in [path.rpartition(" ")]
+            if first == word
+        }
+        if not word:
+            commands |= {each: LazyGroup(name=each, help=text, no_args_is_help=True) for each, text in GROUPS.items()}
+        super().__init__(name=name, **{**options, "commands": commands})
+
+
+@cache
+def _docstrings(module: str) -> dict[str, str]:
+    """What the functions of a module say of themselves, by name."""
+    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    return {node.name: ast.get_docstring(node) or "" for node in functions}

@@ -1,0 +1,112 @@
+"""The table of commands, and that nothing is imported before it is needed."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from staddle.commands import loader
+from staddle.commands.loader import COMMANDS, GROUPS, LazyCommand, LazyGroup
+from staddle.commands.main import app
+from staddle.proto.channel import CIPHERS_VARIABLE
+
+ROOT = Path(loader.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "extend-command.md"
+SLOW = {"torch", "grpc", "numpy", "opacus", "cryptography", "jinja2", "matplotlib"}
+
+
+def imported(*arguments):
+    """Which of the libraries that take long a program imported until it ended."""
+    program = (
+        "import sys\nfrom staddle.commands import main\ntry:\n    main.main()\nexcept SystemExit as ended:\n"
+        f"    print('imported', *sorted({SLOW!r} & set(sys.modules)))\n    sys.exit(ended.code)"
+    )
+    run = subprocess.run([sys.executable, "-P", "-c", program, *arguments], capture_output=True, text=True, check=True)
+    return set(run.stdout.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize("arguments", [(), *((group,) for group in GROUPS)])
+def test_the_help_of_a_group_imports_nothing_that_takes_long(arguments):
+    assert imported(*arguments, "--help") == set()
+
+
+def test_a_command_imports_what_it_needs():
+    assert imported("keys", "new", "--help") == {"cryptography"}
+    assert imported("silo", "run", "--help") >= {"torch", "grpc"}
+
+
+def without_tls(*program):
+    """Run Python in a process where nobody has set the variable that gRPC reads when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if name != CIPHERS_VARIABLE}
+    return subprocess.run(
+        [sys.executable, "-P", *program], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_tls_is_set_before_a_command_imports_grpc():
+    call = "from staddle.commands import loader\nloader.function('silo:run')\nloader.require_tls13()"
+    assert without_tls("-c", call).stderr == ""
+
+
+@pytest.mark.parametrize("module", ["staddle.silo", "staddle.coordinator"])
+def test_nothing_imports_grpc_before_a_daemon_begins(module):
+    run = without_tls("-m", module, "--config", "missing.toml")
+    assert run.stderr == "staddle: missing.toml: cannot read it: No such file or directory\n"
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_line_of_help_is_the_one_of_the_function(path):
+    """And the module of the table has that function, so that no entry can be wrong."""
+    target = COMMANDS[path]
+    assert LazyCommand(path.split()[-1], target).help == inspect.getdoc(loader.function(target))
+
+
+def test_every_group_has_commands_and_every_command_its_group():
+    assert {path.split()[0] for path in COMMANDS if " " in path} == GROUPS.keys()
+    assert list(LazyGroup(name="silo").commands) == ["init", "check", "run"]
+    assert LazyGroup(name="").commands.keys() == {path for path in COMMANDS if " " not in path} | GROUPS.keys()
+
+
+def test_commands_import_at_the_top_of_their_modules():
+    late = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in ROOT.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert late == []
+
+
+def blocks():
+    """The pieces of code of the page, in their order."""
+    return [piece.split("\n", 1)[1] for piece in PAGE.read_text().split("```")[1::2]]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
+def test_the_example_of_the_page_is_a_command(monkeypatch, tmp_path):
+    module, entry, call = blocks()
+    (tmp_path / "hello.py").write_text(module)
+    package = f"{loader.__package__}.hello"
+    monkeypatch.setattr(sys.modules[loader.__package__], "__path__", [str(tmp_path), str(ROOT)])
+    monkeypatch.setattr(loader, "__file__", str(tmp_path / "loader.py"))
+    monkeypatch.setattr(loader, "COMMANDS", {**ast.literal_eval(f"{{{entry}}}"), "status": "status:status"})
+    monkeypatch.setattr(loader, "GROUPS", {})
+    (tmp_path / "status.py").write_text((ROOT / "status.py").read_text())
+    loader._docstrings.cache_clear()
+    command, said = call.strip().split("\n")
+    assert package not in sys.modules
+    try:
+        shown = CliRunner().invoke(app, ["--help"]).output
+        assert "Greet a silo." in " ".join(shown.split())
+        assert package not in sys.modules
+        assert CliRunner().invoke(app, command.split()[2:]).output == f"{said}\n"
+    finally:
+        sys.modules.pop(package, None)
+        loader._docstrings.cache_clear()
