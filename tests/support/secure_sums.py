@@ -81,10 +81,10 @@ class Run:
     """One attempt: a coordinator, silos and their shells in this process, messages delivered in a drawn order.
 
     ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "UploadWords", ...); it is silent from
-    then on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None. ``pads(silo)``
-    are those of groups that the coordinator is not to read. ``vectors``, by silo, are what is compared by shares, and
-    ``cut(silo, share)`` may give another sealed share in the place of one that a silo is told. ``before[silo, event
-    name]`` is (state, event) as they
+    then on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None.
+    ``pads(silo)`` are those of groups that the coordinator is not to read. ``vectors``, by silo, are what is compared
+    by shares, and ``cut(silo, share)`` may give another sealed share in the place of one that a silo is told.
+    ``before[silo, event name]`` is (state, event) as they
     were; ``sent`` all effects, by who had them.
     """
 
