@@ -20,6 +20,7 @@ from staddle.security.blind.plan import simulated
 PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
 BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
 SMALL = {"name": "cnn-digits", "norm": "group"}
+LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is dear
 MODEL = {0: ("model sum.mean", "model")}  # by the round that a phase begins in: what goes up, and what comes down
 EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
 AVERAGED = "model sum.mean"
@@ -47,7 +48,7 @@ class Case:
 
 
 CASES = {
-    "apfl": Case(MODEL, not_private="it takes gradients at a mixture of two models"),
+    "apfl": Case(MODEL, model=LINEAR, not_private="it takes gradients at a mixture of two models"),
     "cfl": Case(
         {0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
         options={"sketch": 64, "eps_1": 0.0},
@@ -111,6 +112,7 @@ CASES = {
     "per-fedavg": Case(
         {**MODEL, 3: ("", "model")},
         options={"alpha": 0.05},
+        model=LINEAR,
         not_private="its inner step is taken on half a batch",
     ),
     "pfedfda": Case(
@@ -123,7 +125,7 @@ CASES = {
         },
         not_private=PROTOTYPES,
     ),
-    "pfedme": Case(MODEL, options={"steps": 2}, not_private="its inner steps are taken on a whole batch"),
+    "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR, not_private="its inner steps are taken on a whole batch"),
     "pfedsim": Case(
         {
             0: (AVERAGED, "model"),
@@ -223,4 +225,4 @@ def test_the_wire_list_is_as_declared(name):
     assert (final["from_round"], final["up"]) == (make(name).length, [])
     assert final["down"] == phases[-1]["down"]
     if found[0] == MODEL[0] and name != "fedbn":  # tensor by tensor what crosses in FedAvg
-        assert phases[0] == make("fedavg").document()["schema"][0]
+        assert phases[0] == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()["schema"][0]
