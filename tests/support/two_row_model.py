@@ -9,9 +9,8 @@ from math import log
 import torch
 from torch import nn
 
-from staddle.algorithms.data.dataset import Dataset
 from staddle.algorithms.engines.engine import Records, Serial
-from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.simulation import Simulation
 from staddle.algorithms.methods.common.second_model import MODEL
 
 LINEAR = {"name": "glm", "input": (1, 8, 8)}  # for whole jobs that need no layers
@@ -48,19 +47,3 @@ def played(job, shards):
 def same_model(one, other):
     """Whether the job's model, buffers too, has the same bits in two states."""
     return all(torch.equal(v, other.parts[part][name]) for part in MODEL for name, v in one.parts[part].items())
-
-
-def easy(records, seed):
-    """Records of three classes, each of which is bright in rows of its own."""
-    rng = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(records, 1, 8, 8, generator=rng), torch.arange(records) % 3
-    for label in range(3):
-        x[y == label, :, label] += 3
-    return Dataset(x, y)
-
-
-def accuracy(job):
-    """Of the models that the silos keep in the end, on easy records of all silos together."""
-    shards = {silo: (easy(30, place), easy(12, 100 + place)) for place, silo in enumerate(job.silos)}
-    last = [reports[-1] for reports in simulate(job, shards).history.values()]
-    return sum(report.correct_trained for report in last) / sum(report.tested for report in last)

@@ -2,14 +2,11 @@ from math import log
 
 import pytest
 import torch
-from support.two_row_model import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model
+from support.two_row_model import HALF, LINEAR, ONE, gradient_of, line, played, same_model
 
 from staddle.algorithms.baselines.apfl import Mixture
 from staddle.algorithms.course import Change, Facts, SiloState, Survey
 from staddle.algorithms.methods.common.second_model import MODEL
-from staddle.errors import LocalError
-
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
 
 
 def parts_of(v, w=(0.0, 0.0), alpha=0.5):
@@ -87,12 +84,3 @@ def test_running_statistics_of_w_and_of_the_mixture_are_their_own(make_job, make
     of_w, of_mixture = (states["a"].parts[f"{p}extractor"] for p in ("", "own_"))
     assert of_w["norm1.num_batches_tracked"] == of_mixture["norm1.num_batches_tracked"] == 3  # batches of 24 records
     assert not torch.equal(of_w["norm2.running_mean"], of_mixture["norm2.running_mean"])
-
-
-def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):
-    job = make_job("apfl", {}, LINEAR)
-    assert accuracy(job) > 0.8  # of three classes
-    blind = make_job("apfl", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
-    assert blind.document()["schema"]
-    with pytest.raises(LocalError, match="method 'apfl': it takes gradients at a mixture of two models"):
-        make_job("apfl", privacy=PRIVACY).document()

@@ -172,16 +172,11 @@ def test_silos_whose_labels_differ_part_and_learn(make_job, make_data, options):
     assert not torch.equal(one, other)
 
 
-def test_blind_it_mixes_and_compares_as_in_the_clear(make_job, make_shards):
+def test_blind_a_cluster_of_few_silos_is_not_mixed(make_job, make_shards):
     fields = {**FOUR, "min_cohort": 3, "rounds": 3}
     security = {"secure_aggregation": "required", "clip_exponent": 6}
     options = {"sketch": 64, "eps_1": 0.0}
-    blind, plain = make_job("cfl", options, security=security, **fields), make_job("cfl", options, **fields)
-    assert blind.document()
-    shards = make_shards(blind)
-    hidden, clear = simulate(blind, shards, exchanges=simulated(blind)), simulate(plain, shards)
-    for name, value in clear.states["a"].parts["classifier"].items():
-        assert torch.allclose(hidden.states["a"].parts["classifier"][name], value, atol=1e-3)
+    shards = make_shards(make_job("cfl", **fields))
     apart = make_job("cfl", {**options, "eps_1": 1e3, "eps_2": 0.0}, security=security, **fields)
     alone = simulate(apart, shards, exchanges=simulated(apart)).states  # no cluster has three silos beside one
     assert len({state.parts["classifier"]["weight"].sum().item() for state in alone.values()}) == 4

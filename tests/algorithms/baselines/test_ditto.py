@@ -1,6 +1,6 @@
 import pytest
 import torch
-from support.two_row_model import LINEAR, ONE, accuracy, line, played, same_model, values_of
+from support.two_row_model import LINEAR, ONE, line, played, same_model, values_of
 
 from staddle.algorithms.course import Effort, Facts, SiloState
 from staddle.algorithms.method import initial_state
@@ -80,9 +80,5 @@ def test_a_silo_predicts_by_v(make_job):
     assert make_job("ditto").method().predict(parts, ONE[0]).tolist() == [[0, 0, 1]]
 
 
-def test_it_learns_and_a_blind_job_takes_it(make_job):
-    job = make_job("ditto", {}, LINEAR)
-    assert accuracy(job) > 0.8  # of three classes
-    blind = make_job("ditto", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
-    assert blind.document()["schema"]
+def test_it_trains_twice_as_long(make_job):
     assert make_job("ditto", training={"epochs": 3}).method().effort(0) == Effort(epochs=6)

@@ -12,7 +12,6 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError
-from staddle.security.blind.plan import simulated
 
 STILL = 1e-12  # a learning rate that moves nothing
 LINE = {"name": "glm", "input": [1, 1, 1], "classes": 2}  # logits W x + b of one number x
@@ -174,21 +173,6 @@ def test_running_statistics_are_never_mixed(make_job, make_shards, buffers):
     simulation = simulate(job, make_shards(job))
     one, other = (simulation.states[silo].parts["extractor"]["norm1.running_mean"] for silo in "ab")
     assert not torch.equal(one, other)  # each trained last
-
-
-def test_it_is_summed_blind_and_cannot_be_private(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 2}
-    blind = make_job("fedala", security={"secure_aggregation": "required", "clip_exponent": 6}, **fields)
-    assert blind.document()
-    shards = make_shards(blind)
-    hidden, plain = simulate(blind, shards, exchanges=simulated(blind)), simulate(make_job("fedala", **fields), shards)
-    for name, value in plain.states["a"].parts["classifier"].items():
-        assert torch.allclose(hidden.states["a"].parts["classifier"][name], value, atol=1e-3)
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
-    with pytest.raises(
-        LocalError, match=r"\[privacy\] with method 'fedala': how much of the global model a silo takes"
-    ):
-        make_job("fedala", privacy=privacy).method()
 
 
 def test_silos_whose_labels_differ_learn_what_is_theirs(make_job, make_data):

@@ -5,7 +5,6 @@ from staddle.algorithms.course import Effort
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.training.silo_round import local_round, state_to_bytes
-from staddle.security.blind.plan import simulated
 
 
 def test_its_rounds_and_what_crosses(make_job):
@@ -45,11 +44,3 @@ def test_silos_that_were_never_drawn_before_tune_the_shared_model_too(make_job, 
     assert all(len(reports) == 2 + (silo == drawn) for silo, reports in result.history.items())
     assert not any(torch.equal(start, end) for end in ends)
     assert len({end.sum().item() for end in ends}) == 3
-
-
-def test_it_learns_in_the_clear_and_blind(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 2, "security": {"secure_aggregation": "required"}}
-    job = make_job("fedavg-ft", **fields)
-    for exchanges in ({}, {"exchanges": simulated(job)}):
-        result = simulate(job, make_shards(job), **exchanges)
-        assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes

@@ -10,7 +10,6 @@ from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import facts_of, local_round
-from staddle.security.blind.plan import simulated
 
 MIB = 2**20
 ONE = Dataset(torch.ones(1, 1), torch.tensor([0]))
@@ -93,12 +92,9 @@ def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shar
     assert torch.equal(simulate(untouched, make_shards(untouched)).states["b"].flat[head], start[head])
 
 
-def test_it_learns_in_the_clear_and_blind_and_tuning_helps(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": {"secure_aggregation": "required"}}
-    job = make_job("fedbabu", training={"epochs": 2}, **fields)
-    for exchanges in ({}, {"exchanges": simulated(job)}):
-        result = simulate(job, make_shards(job), **exchanges)
-        assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes
+def test_tuning_helps(make_job, make_shards):
+    job = make_job("fedbabu", training={"epochs": 2}, silos=list("abcd"), rounds=3)
+    result = simulate(job, make_shards(job))
     (before, after) = (
         sum(r[-2].__dict__[f"correct_{w}"] for r in result.history.values()) for w in ("delivered", "trained")
     )

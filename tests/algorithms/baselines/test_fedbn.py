@@ -8,7 +8,6 @@ from staddle.algorithms.method import METRICS
 from staddle.algorithms.models.build import ModelOptions, sketch
 from staddle.algorithms.models.registry import NETWORKS
 from staddle.errors import LocalError
-from staddle.security.blind.plan import simulated
 
 NORMED = {"norm": "batch"}
 SHARED = [f"extractor.{layer}.{what}" for layer in ("conv1", "conv2", "fc1") for what in ("weight", "bias")]
@@ -76,11 +75,3 @@ def test_a_model_without_norms_and_statistics_that_should_cross_are_refused(make
         make_job("fedbn").document()
     with pytest.raises(LocalError, match=r"model.buffers = 'global', but method 'fedbn' gives no running statistics"):
         make_job("fedbn", model={**NORMED, "buffers": "global"}).document()
-
-
-def test_it_learns_in_the_clear_and_blind(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": {"secure_aggregation": "required"}}
-    job = make_job("fedbn", model=NORMED, training={"epochs": 2}, **fields)
-    for exchanges in ({}, {"exchanges": simulated(job)}):
-        result = simulate(job, make_shards(job), **exchanges)
-        assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes

@@ -144,7 +144,7 @@ def test_a_silo_gets_the_models_of_the_chosen_and_zeros_behind(make_job):
     assert deliver(method, PLAIN, method.begin(), 1, "a", MemoryArchive()) == {}
 
 
-def test_what_crosses_is_seen_and_so_refused_blind(make_job):
+def test_what_crosses(make_job):
     job = make_job("fedfomo", {"models": 9})
     assert [(part.name, part.exchange) for part in job.up(1)[:-1]] == [("model", Each()), ("weights", Each())]
     (down,) = job.down(1)
@@ -152,13 +152,6 @@ def test_what_crosses_is_seen_and_so_refused_blind(make_job):
     model = sum(spec.nbytes for spec in job.up(1)[0].tensors)
     assert sum(spec.nbytes for spec in down.tensors) == 2 * model + 8
     assert job.down(0) == ()
-    security = {"secure_aggregation": "required"}
-    blind = make_job("fedfomo", silos=list("abcd"), min_cohort=3, security=security)
-    with pytest.raises(LocalError, match=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose"):
-        blind.document()
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
-    with pytest.raises(LocalError, match=r"\[privacy\] with method 'fedfomo': a silo weighs others' models"):
-        make_job("fedfomo", privacy=privacy).method()
 
 
 def test_models_that_the_coordinator_cannot_keep_are_refused(make_job):

@@ -1,7 +1,6 @@
 """FedKD: its losses and what is left of an update by hand; what crosses; that all of an update is FedAvg of mentees."""
 
 import math
-from statistics import mean
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round, to_modules
 from staddle.errors import LocalError
-from staddle.security.blind.plan import simulated
 
 MENTOR = ("mentor_extractor", "mentor_classifier")
 
@@ -126,25 +124,3 @@ def test_mentor_and_map_have_the_widths_of_both(make_job, make_shards):
     assert wide != 64
     with pytest.raises(LocalError, match=r"fedkd: mentor = 'lenet5' needs at least 16 x 16 pixels.*; choose one"):
         make_job("fedkd", {"mentor": "lenet5"}).document()
-
-
-def test_it_cannot_be_private(make_job):
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
-    with pytest.raises(LocalError, match="method 'fedkd': its losses weigh distillation by a batch's mean"):
-        make_job("fedkd", privacy=privacy).document()
-
-
-def test_it_learns_and_blind_it_learns_the_same(make_job, make_data):
-    model = {"name": "glm", "classes": 2, "input": [1, 1, 16]}
-    security = {"secure_aggregation": "required", "clip_exponent": 5}
-    job = make_job("fedkd", model=model, silos=list("abcd"), min_cohort=3, rounds=3, security=security)
-    assert job.document()["schema"][0]["up"][0]["exchange"] == "sum.mean"
-    shards = {
-        silo: tuple(make_data(n, 9 * i + n, classes=2, shape=(1, 1, 16)) for n in (30 + 5 * i, 20))
-        for i, silo in enumerate(job.silos)
-    }
-    plain, blind = simulate(job, shards), simulate(job, shards, exchanges=simulated(job))
-    assert mean(plain.accuracy("trained").values()) > 0.8
-    for part, tensors in plain.states["c"].parts.items():
-        for name, value in tensors.items():
-            assert torch.allclose(blind.states["c"].parts[part][name], value, atol=1e-3), (part, name)

@@ -12,9 +12,7 @@ from staddle.algorithms.exchange.parts import WEIGHT, Each, Gram, Mix, Sum
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.local import Local
 from staddle.errors import LocalError
-from staddle.security.blind.plan import simulated
 
-BLIND = {"secure_aggregation": "required", "clip_exponent": 5}
 POOLED = {"variances": "pooled"}
 
 
@@ -149,27 +147,9 @@ def test_it_learns_and_mixes(make_job, make_shards):
     assert bool((prototypes != 0).any(1).all())
 
 
-def test_blind_it_takes_pooled_variances(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": BLIND}
-    with pytest.raises(LocalError, match=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on"):
-        make_job("fedpac", **fields).document()
-    job = make_job("fedpac", POOLED, **fields)
-    assert job.document()["security"]["secure_aggregation"] == "required"
-    shards = make_shards(job)
-    blind, clear = simulate(job, shards, exchanges=simulated(job)), simulate(job, shards)
-    assert torch.allclose(blind.coordinator["alpha"], clear.coordinator["alpha"], atol=1e-3)
-    assert clear.coordinator["alpha"].fill_diagonal_(0).any()
-    for silo in job.silos:
-        for name, value in clear.states[silo].flat.items():
-            assert torch.allclose(blind.states[silo].flat[name], value, atol=5e-3), name
-
-
 def test_what_cannot_be_is_refused(make_job):
     with pytest.raises(LocalError, match=r"draws 1 of 3 silos, so no two are ever compared .* raise participation"):
         make_job("fedpac", participation=0.1, min_cohort=1).document()
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
-    with pytest.raises(LocalError, match="surveyed without noise; choose fedper"):
-        make_job("fedpac", privacy=privacy).document()
 
 
 def test_a_delivery_goes_where_it_belongs(make):

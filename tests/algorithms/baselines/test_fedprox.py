@@ -10,7 +10,6 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import facts_of, state_to_bytes, to_modules
-from staddle.security.blind.plan import simulated
 
 
 def stage_of(job, state, silo="a", round_=0):
@@ -81,12 +80,3 @@ def test_the_larger_mu_the_less_a_model_moves(make_job, make_shards):
     distances = [moved(mu) for mu in (0, 0.5, 3)]
     assert distances == sorted(distances, reverse=True)
     assert distances[2] < 0.5 * distances[0]
-
-
-def test_what_crosses_is_what_crosses_in_fedavg_and_it_learns_blind_too(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3}
-    security = {"secure_aggregation": "required"}
-    job = make_job("fedprox", {"mu": 0.1}, security=security, **fields)
-    assert job.document()["schema"] == make_job("fedavg", security=security, **fields).document()["schema"]
-    result = simulate(job, make_shards(job), exchanges=simulated(job))
-    assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes

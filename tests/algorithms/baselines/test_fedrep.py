@@ -11,7 +11,6 @@ from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.training.loop import train
 from staddle.algorithms.training.silo_round import facts_of, local_round
-from staddle.security.blind.plan import simulated
 
 
 def stages_of(job):
@@ -83,11 +82,3 @@ def test_running_statistics_move_while_the_extractor_trains_alone(make_job, make
     method = job.method()
     outcome = local_round(method, job, initial_state(method, "a"), 0, {}, make_data(20), make_data(5, 1), "a")
     assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 6
-
-
-def test_it_learns_in_the_clear_and_blind(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": {"secure_aggregation": "required"}}
-    job = make_job("fedrep", {"head_epochs": 2}, training={"epochs": 2}, **fields)
-    for exchanges in ({}, {"exchanges": simulated(job)}):
-        result = simulate(job, make_shards(job), **exchanges)
-        assert sum(result.accuracy(job.method().product).values()) / 4 > 0.6  # of three classes

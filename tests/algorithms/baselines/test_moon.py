@@ -8,7 +8,6 @@ from staddle.algorithms.course import Facts
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.method import initial_state
 from staddle.errors import LocalError
-from staddle.security.blind.plan import simulated
 
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 SMALL = {"name": "digits-cnn-c", "input": [1, 8, 8]}
@@ -86,11 +85,6 @@ def test_running_statistics_of_the_delivered_model_follow_the_policy(make_job, b
         assert state.parts[part]["norm1.running_mean"][0] == kept
 
 
-def test_only_what_fedavg_gives_crosses(make_job):
-    mine, theirs = make_job("moon").document(), make_job("fedavg").document()
-    assert mine["schema"] == theirs["schema"]
-
-
 def test_without_mu_it_is_fedavg_to_the_bit(make_job):
     one, other = (make_job(*given, SMALL, rounds=2) for given in (("moon", {"mu": 0}), ("fedavg", {})))
     mine, theirs = (simulate(job, banded_shards(job.silos)) for job in (one, other))
@@ -121,16 +115,6 @@ def test_it_learns(make_job):
     assert all(
         torch.equal(result.states["a"].flat[n], t) for n, t in result.states["b"].flat.items() if "previ" not in n
     )
-
-
-def test_blind_it_trains_as_in_the_clear(make_job):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 2}
-    job = make_job("moon", {}, SMALL, security={"secure_aggregation": "required"}, **fields)
-    clear = make_job("moon", {}, SMALL, **fields)
-    shards = banded_shards(job.silos)
-    one, other = simulate(job, shards, exchanges=simulated(job)), simulate(clear, shards)
-    for name, value in other.states["a"].flat.items():
-        assert torch.allclose(one.states["a"].flat[name], value, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"mu": -1}, {"temperature": 0}, {"mu": float("nan")}])

@@ -2,15 +2,13 @@ from math import exp, log
 
 import pytest
 import torch
-from support.two_row_model import HALF, LINEAR, accuracy, gradient_of, line, played
+from support.two_row_model import HALF, LINEAR, gradient_of, line, played
 
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.methods.common.second_model import MODEL
 from staddle.algorithms.training.silo_round import to_modules
-from staddle.errors import LocalError
 
 ALPHA = 2 * HALF  # ln 3
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
 
 
 def meta(method, *labels, x=1.0):
@@ -89,12 +87,3 @@ def test_the_inner_step_leaves_running_statistics_to_the_outer_one(make_job, mak
     job = make_job("per-fedavg", {}, {"norm": "batch", "buffers": "global"}, rounds=1)
     states, _ = played(job, make_shards(job))
     assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3 + 3  # 24 records, then the own steps
-
-
-def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):
-    job = make_job("per-fedavg", {"alpha": 0.1}, LINEAR)
-    assert accuracy(job) > 0.8  # of three classes
-    blind = make_job("per-fedavg", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
-    assert blind.document()["schema"]
-    with pytest.raises(LocalError, match="method 'per-fedavg': its inner step is taken on half a batch"):
-        make_job("per-fedavg", privacy=PRIVACY).document()

@@ -178,12 +178,6 @@ def test_blind_a_class_of_few_silos_is_not_summed(make_job, make_shards):
             assert torch.allclose(blind.states[silo].flat[name].double(), value.double(), atol=2e-2), name
 
 
-def test_what_cannot_be_is_refused(make_job):
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
-    with pytest.raises(LocalError, match="surveyed without noise; choose fedper"):
-        make_job("pfedfda", privacy=privacy).document()
-
-
 def test_the_ridge_is_an_option(make, make_data):
     data = make_data(9)
     for ridge in (0.5, 1.0):

@@ -3,7 +3,7 @@ from math import exp, log
 
 import pytest
 import torch
-from support.two_row_model import HALF, LINEAR, ONE, accuracy, gradient_of, line, played, same_model, values_of
+from support.two_row_model import HALF, LINEAR, ONE, gradient_of, line, played, same_model, values_of
 
 from staddle.algorithms.course import Change, Facts, SiloState, Survey
 from staddle.algorithms.method import initial_state
@@ -11,7 +11,6 @@ from staddle.algorithms.methods.common.second_model import MODEL
 from staddle.errors import LocalError
 
 FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5}
 
 
 @pytest.mark.parametrize("lam", [0.5, 1.0])
@@ -113,13 +112,3 @@ def test_inner_steps_leave_running_statistics_to_the_envelope(make_job, make_sha
     states, _ = played(job, make_shards(job))
     assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3  # batches of 24 records
     assert states["a"].parts["own_extractor"]["norm1.num_batches_tracked"] == 3  # as w
-
-
-def test_it_learns_a_blind_job_takes_it_and_a_private_one_does_not(make_job):
-    job = make_job("pfedme", {}, LINEAR)
-    assert job.method().up(0) == make_job("fedavg", {}, LINEAR).method().up(0)
-    assert accuracy(job) > 0.8  # of three classes
-    blind = make_job("pfedme", silos=list("abcd"), min_cohort=3, security={"secure_aggregation": "required"})
-    assert blind.document()["schema"]
-    with pytest.raises(LocalError, match="method 'pfedme': its inner steps are taken on a whole batch"):
-        make_job("pfedme", privacy=PRIVACY).document()

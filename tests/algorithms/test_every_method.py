@@ -1,0 +1,228 @@
+"""What holds for each method of the catalog, by one table; what one method alone promises has a file of its own."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import mean
+
+import pytest
+import torch
+from support.banded_records import banded_shards
+
+from staddle.algorithms.catalog import METHODS
+from staddle.algorithms.engines.engine import Records
+from staddle.algorithms.engines.simulation import Simulation, simulate
+from staddle.algorithms.engines.vmap_engine import Stacked
+from staddle.algorithms.job.job import Job, JobFile
+from staddle.algorithms.method import METRICS
+from staddle.errors import LocalError
+from staddle.security.blind.plan import simulated
+
+PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
+BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
+SMALL = {"name": "cnn-digits", "norm": "group"}
+LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is dear
+MODEL = {0: ("model sum.mean", "model")}  # by the round that a phase begins in: what goes up, and what comes down
+EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
+AVERAGED = "model sum.mean"
+PROTOTYPES = "surveyed without noise; choose fedper"
+FOUR_OF_FIVE = {"silos": list("abcde"), "participation": 0.8}
+
+BY_CLASS = {silo: [6 + 2 * own] * 3 for own, silo in enumerate("abcde")}  # of ``banded_shards``
+DECLARED = {"weights": "public", "dropouts": "any", "class_counts": BY_CLASS}
+DECLARED["counts"] = {silo: sum(own) for silo, own in BY_CLASS.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with what it promises: its wire list beside ``metrics``, and why it has no blind or private form."""
+
+    wire: dict
+    not_blind: str = ""
+    not_private: str = ""
+    options: dict = field(default_factory=dict)
+    model: dict = field(default_factory=dict)
+    fields: dict = field(default_factory=dict)
+    security: dict = field(default_factory=dict)
+    method: str = ""
+    learns: float = 0.8
+
+
+CASES = {
+    "apfl": Case(MODEL, model=LINEAR, not_private="it takes gradients at a mixture of two models"),
+    "cfl": Case(
+        {0: ("model mix, update gram", ""), 1: ("model mix, update gram", "model")},
+        options={"sketch": 64, "eps_1": 0.0},
+    ),
+    "ditto": Case(MODEL),
+    "fedaims": Case(
+        {0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")}, model={"name": "convnet-digits"}
+    ),
+    "fedala": Case(MODEL, options={"start_epochs": 1}, not_private="how much of the global model a silo takes"),
+    "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES, security={"clip_exponent": 12}),
+    "fedavg": Case(MODEL),
+    "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
+    "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
+    "fedbn": Case(MODEL),
+    "fedclassavg": Case({0: ("classifier sum.mean", "classifier")}, not_private="contrast = 1 lets a record move"),
+    "feddyn": Case({0: (AVERAGED, "corrected")}),
+    "fedfomo": Case(
+        {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
+        not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
+        not_private="a silo weighs others' models",
+    ),
+    "fedkd": Case({0: ("mentee sum.mean", "mentee")}, not_private="its losses weigh distillation by a batch's mean"),
+    "fedpac": Case(
+        {
+            0: (
+                "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram, variance each",
+                "extractor, prototypes, classifier",
+            )
+        },
+        not_blind=r"part 'variance' \(prototypes\) crosses by 'each' from round 1 on",
+        not_private=PROTOTYPES,
+    ),
+    "fedpac, pooled": Case(
+        {
+            0: ("extractor sum.mean, prototypes sum.ratio", "extractor, prototypes, classifier"),
+            1: (
+                "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram, variance sum.mean",
+                "extractor, prototypes, classifier",
+            ),
+        },
+        options={"variances": "pooled"},
+        not_private=PROTOTYPES,
+        method="fedpac",
+    ),
+    "fedper": Case(EXTRACTOR),
+    "fedproto": Case({0: ("prototypes sum.ratio", "prototypes")}, not_private="its prototypes sum the features"),
+    "fedprox": Case(MODEL),
+    "fedrep": Case(EXTRACTOR, options={"head_epochs": 2}),
+    "fedrod": Case(MODEL),
+    "fedsimsup": Case(
+        {0: ("census each", ""), 1: ("theta mix", ""), 2: ("theta mix", "theta")},
+        options={"tau_theta": 1, "supervisor": "cnn"},
+        fields=FOUR_OF_FIVE,
+        security=DECLARED,
+    ),
+    "fedssa": Case({0: ("rows sum.ratio", "header")}, options={"t_stable": 3}),
+    "fml": Case({0: ("meme sum.mean", "meme")}),
+    "lg-fedavg": Case({0: ("layers sum.mean", "layers")}),
+    "local": Case({0: ("", "")}),
+    "moon": Case(MODEL),
+    "per-fedavg": Case(
+        {**MODEL, 3: ("", "model")},
+        options={"alpha": 0.05},
+        model=LINEAR,
+        not_private="its inner step is taken on half a batch",
+    ),
+    "pfedfda": Case(
+        {
+            0: (
+                "extractor sum.mean, covariance sum.mean, changes sum.ratio, records sum.total",
+                "extractor, covariance, means",
+            ),
+            3: ("", "extractor, covariance, means"),
+        },
+        not_private=PROTOTYPES,
+    ),
+    "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR, not_private="its inner steps are taken on a whole batch"),
+    "pfedsim": Case(
+        {
+            0: (AVERAGED, "model"),
+            1: ("extractor mix, rows gram", "model"),
+            2: ("extractor mix, rows gram", "extractor, model"),
+        },
+        options={"rho": 0.5},
+    ),
+    "ppfl": Case({0: ("model sum.mean, coupling sum.total", "model, coupling")}),
+}
+
+
+def make(name, **fields):
+    case = CASES[name]
+    document = {
+        "version": 1,
+        "name": "test",
+        "seed": 7,
+        "rounds": 3,
+        "silos": list("abcd"),
+        "min_cohort": 3,
+        "method": {"name": case.method or name, "options": case.options},
+        "model": {"classes": 3, **SMALL, **case.model},
+        "training": {"epochs": 2, "batch_size": 8, "lr": 0.1},
+        **case.fields,
+        **fields,
+    }
+    return Job.from_file(JobFile.model_validate(document), "job.toml")
+
+
+@cache
+def plain(name):
+    job = make(name)
+    return simulate(job, banded_shards(job.silos))
+
+
+def check_same(one, other, tolerance):
+    """All that silos and the coordinator hold in the end."""
+    pairs = [(one.states[silo].flat, other.states[silo].flat) for silo in one.states]
+    for mine, theirs in (*pairs, (one.coordinator, other.coordinator)):
+        assert {name for name in theirs if not name.startswith("extra/counted.")} == mine.keys()
+        for name, value in mine.items():
+            assert torch.allclose(theirs[name].double(), value.double(), atol=tolerance, rtol=0), name
+
+
+def test_the_table_has_every_method():
+    assert {case.method or name for name, case in CASES.items()} == set(METHODS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns(name):
+    reached = plain(name).accuracy(make(name).method().product)
+    assert mean(reached.values()) > CASES[name].learns, reached  # of three classes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_engines_are_equal(name):
+    """In float32, over a whole job; ``engines/test_vmap_engine.py`` compares in float64, option by option."""
+    job = make(name)
+    simulation = Simulation(job, Stacked(job, {s: Records(*own) for s, own in banded_shards(job.silos).items()}))
+    while simulation.round < job.length:
+        simulation.step()
+    simulation.finish(simulation.look())
+    check_same(plain(name), simulation, 1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
+    blind = make(name, security={**BLIND, **CASES[name].security})
+    if CASES[name].not_blind:
+        with pytest.raises(LocalError, match=CASES[name].not_blind):
+            blind.document()
+        return
+    assert blind.document()["security"]["secure_aggregation"] == "required"
+    check_same(plain(name), simulate(blind, banded_shards(blind.silos), exchanges=simulated(blind)), 1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_can_be_private_or_says_why_not(name):
+    job, why = make(name, privacy=PRIVACY), CASES[name].not_private
+    if why:
+        with pytest.raises(LocalError, match=rf"\[privacy\] with method '{job.method_name}': .*{why}"):
+            job.document()
+    else:
+        assert job.document()["privacy"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_wire_list_is_as_declared(name):
+    """By phase; in the last one, the final delivery, nothing goes up and the same comes down as before."""
+    *phases, final = make(name).document()["schema"]
+    found = {}
+    for phase in phases:
+        up = [f"{part['name']} {part['exchange']}" for part in phase["up"] if part["name"] != METRICS.name]
+        found[phase["from_round"]] = (", ".join(up), ", ".join(part["name"] for part in phase["down"]))
+    assert found == CASES[name].wire
+    assert (final["from_round"], final["up"]) == (make(name).length, [])
+    assert final["down"] == phases[-1]["down"]
+    if found[0] == MODEL[0] and name != "fedbn":  # tensor by tensor what crosses in FedAvg
+        assert phases[0] == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()["schema"][0]
