@@ -192,7 +192,8 @@ class Stacked:
         pieces: list[Pieces] = []
         for silo, places in zip(group, self._places(group, "train"), strict=True):
             rng = stage_stream(self._method, self._job, silo, round_, number)
-            epochs = (PLAIN.batches(stage, len(places), self._job.batch_size, rng, wrap) for _ in range(stage.epochs))
+            size = self._job.training.batch_size
+            epochs = (PLAIN.batches(stage, len(places), size, rng, wrap) for _ in range(stage.epochs))
             pieces.append([places.start + batch for epoch in epochs for batch in epoch])
         return pieces
 
@@ -235,7 +236,8 @@ class Stacked:
     def _fitting(self, largest: str, steps: Course) -> int:
         """How many silos go at once, of which this one has the most records."""
         template, own = self._template(largest), len(self._records[largest].train)
-        records = own if any(isinstance(step, Stage) and step.full_batch for step in steps) else self._job.batch_size
+        full_batch = any(isinstance(step, Stage) and step.full_batch for step in steps)
+        records = own if full_batch else self._job.training.batch_size
         looked = min(template.looked, max(len(data) for own in self._records.values() for data in own.sides))
         each = COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
         return max(1, room(self.device) // each)

@@ -29,7 +29,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import floor
 from pathlib import Path
@@ -50,25 +50,12 @@ from ..models.build import ModelOptions, build, input_shape, sketch
 from ..numerics.streams import Seed as AnySeed
 from ..numerics.streams import raw, stream
 from .batches import Batches, drawn_batches, smallest_round, split, whole_batches
+from .blind_rules import Crossing, Draw, cohort_fault, crossing_fault
 from .class_census import ClassCensus, by_class
 from .lr_schedule import Schedule, paced
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain
-from .security import (
-    Name,
-    SecurityTable,
-    classes_fault,
-    cohort_fault,
-    compare_fault,
-    for_silos,
-    holders_fault,
-    keyed_exchanges,
-    mix_fault,
-    sums_fault,
-    tagged,
-    tags_fault,
-    unblind,
-)
+from .security import Name, SecurityTable, for_silos, keyed_exchanges, tagged, unblind
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
@@ -97,6 +84,11 @@ class TrainingTable(Strict):
     weight_decay: Annotated[Real, Field(ge=0)] = 0.0
     schedule: Schedule | None = None
     """How lr falls from round to round; left out, it stays."""
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """One step of training as a stage of a method takes it."""
+        return Optimiser(self.lr, self.momentum, self.weight_decay)
 
 
 Seed = Annotated[Whole, Field(ge=0, le=LARGEST_SEED)]
@@ -146,9 +138,13 @@ class JobFile(JobSettings):
         return self
 
 
+COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "method"})
+"""Keys that a job file, a job and its document have alike."""
+
+
 @dataclass(frozen=True)
 class Job:
-    """A checked job; the one form of it that all of Staddle uses."""
+    """A checked job; the one form of it that all of Staddle uses. Its fields are ``COPIED`` and the method's."""
 
     name: str
     seed: int
@@ -161,12 +157,9 @@ class Job:
     method_name: str
     method_options: Strict
     model: ModelOptions
-    epochs: int
-    batch_size: int
-    optimiser: Optimiser
+    training: TrainingTable
     security: SecurityTable
     privacy: PrivacyTable | None = None
-    schedule: Schedule | None = None
     federated: bool = field(default=False, compare=False)
 
     @classmethod
@@ -184,21 +177,11 @@ class Job:
                 f"it is {here}; install the Staddle release that the job was written with"
             )
         job = cls(
-            **{key: getattr(file, key) for key in ("name", "seed", "rounds", "silos", "participation", "min_cohort")},
-            round_timeout=file.round_timeout,
-            quorum=file.quorum,
+            **{key: getattr(file, key) for key in COPIED},
             method_name=file.method.name,
             method_options=method_options(file.method.name, file.method.options, origin),
-            model=file.model,
-            epochs=file.training.epochs,
-            batch_size=file.training.batch_size,
-            optimiser=Optimiser(file.training.lr, file.training.momentum, file.training.weight_decay),
-            security=file.security,
-            privacy=file.privacy,
-            schedule=file.training.schedule,
         )
-        rounds = (job.cohort_size, job.min_cohort, job.participation, job.quorum, job.batched)
-        if fault := cohort_fault(job.security, job.silos, *rounds):
+        if fault := cohort_fault(job._draw):
             raise LocalError(f"{origin}: {fault}")
         return job
 
@@ -233,30 +216,12 @@ class Job:
         """The document without what follows from it."""
         return {
             "version": 1,
-            "name": self.name,
-            "seed": self.seed,
-            "rounds": self.rounds,
-            "silos": list(self.silos),
-            "participation": plain(self.participation),
-            "min_cohort": self.min_cohort,
-            "round_timeout": plain(self.round_timeout),
-            "quorum": plain(self.quorum),
             "method": {
                 "name": self.method_name,
                 "version": method_class(self.method_name, self.name).version,
                 "options": plain(self.method_options),
             },
-            "model": plain(self.model),
-            "training": {
-                "epochs": self.epochs,
-                "batch_size": self.batch_size,
-                "lr": plain(self.optimiser.lr),
-                "momentum": plain(self.optimiser.momentum),
-                "weight_decay": plain(self.optimiser.weight_decay),
-                "schedule": plain(self.schedule),
-            },
-            "security": plain(self.security),
-            "privacy": plain(self.privacy),
+            **{key: plain(getattr(self, key)) for key in COPIED},
         }
 
     def for_federation(self) -> "Job":
@@ -284,6 +249,10 @@ class Job:
     def digest(self) -> str:
         """SHA-256 of the canonical document, in hex: the name of this job in signatures and ledgers."""
         return hashlib.sha256(canonical_json(self.document())).hexdigest()
+
+    @property
+    def _draw(self) -> Draw:
+        return Draw(**{key.name: getattr(self, key.name) for key in fields(Draw)})
 
     @cached_property
     def _method(self) -> Method:
@@ -314,17 +283,7 @@ class Job:
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
-        varying = self.participation < 1 or self.security.dropouts == "any"
-        others = len(self.silos) - 1
-        fault = classes_fault(self.security, self.silos, self.model.classes, self._method.compares_labels)
-        fault = fault or sums_fault(self.security, schema, varying, others, self.min_cohort, self._summing)
-        fault = fault or tags_fault(self.security, schema, self.counted)
-        fault = fault or holders_fault(self.security, self.counted, self.min_cohort, len(self.silos))
-        drawn = (self.cohort_size, self.min_cohort)
-        fault = fault or mix_fault(self.security, schema, self.silos, *drawn, self._method.directed_for)
-        largest = max(len(self.cohort(phase["from_round"])) for phase in schema)
-        fault = fault or compare_fault(self.security, schema, largest)
-        if fault:
+        if fault := crossing_fault(Crossing(self._draw, self._method, schema, self.blind_methods)):
             raise LocalError(f"{where}: {fault}")
         return schema
 
@@ -360,7 +319,7 @@ class Job:
         exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
         return self.security.counts if "sum.mean" in exchanges else {}
 
-    def _summing(self) -> list[str]:
+    def blind_methods(self) -> list[str]:
         """Methods that, with their default options, work with this job's model and can be blind."""
         found = []
         for name in METHODS:
@@ -368,7 +327,9 @@ class Job:
             short = min(self.rounds, ENOUGH_ROUNDS)
             other = replace(self, method_name=name, method_options=options, security=SecurityTable(), rounds=short)
             with suppress(LocalError):
-                found += [] if any(unblind(phases(other.length, other.up, other.down))) else [name]
+                schema = phases(other.length, other.up, other.down)
+                if not any(unblind(schema)):
+                    found.append(name)
         return found
 
     @cached_property
@@ -391,8 +352,8 @@ class Job:
             self.rounds,
             self.model.classes,
             input_shape(self.model),
-            self.epochs,
-            self.optimiser,
+            self.training.epochs,
+            self.training.optimiser,
             self.root,
             lambda: build(self.model, self.root),
             lambda: sketch(self.model),
@@ -466,8 +427,10 @@ class Job:
     def _even(self, batches: Batches) -> bool:
         """Whether these may be the batches: of several, none has a silo that declared too many records for it."""
         counts = self.weighing
-        each = ([counts[silo] for silo in batch] for batch in batches) if counts and len(batches) > 1 else ()
-        return not any(concentration_fault(of, self.min_cohort) for of in each)
+        if not counts or len(batches) == 1:
+            return True
+        declared = [[counts[silo] for silo in batch] for batch in batches]
+        return not any(concentration_fault(numbers, self.min_cohort) for numbers in declared)
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
@@ -502,8 +465,11 @@ class Job:
 
         Rows for a round's own members lean on who is in it, so the next attempt has new ones, without who was lost.
         """
-        rows = self.security.mix == "directed" and self._method.directed_for == "members"
-        return self.batches or (tuple((silo,) for silo in self.silos) if rows else ())
+        if self.batches:
+            return self.batches
+        if self.security.mix == "directed" and self._method.directed_for == "members":
+            return tuple((silo,) for silo in self.silos)
+        return ()
 
     def cohort(self, round_: int) -> tuple[str, ...]:
         """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method.
@@ -511,15 +477,20 @@ class Job:
         Of a blind job those of some of its ``batches``.
         """
         self._check_round(round_)
-        census = self._method.census and round_ == 0
-        if self.cohort_size == len(self.silos) or census or (self._method.tunes and round_ == self.length - 1):
+        if self.cohort_size == len(self.silos) or self._asks_all(round_):
             return self.silos
         rng = stream(self.root, "", round_, "cohort")
         if self.batched:
-            batches = self.batches
-            drawn = {silo for i in _drawn(rng, len(batches), self._batching[1]) for silo in batches[i]}
+            numbers = _drawn(rng, len(self.batches), self._batching[1])
+            drawn = set().union(*(self.batches[i] for i in numbers))
             return tuple(silo for silo in self.silos if silo in drawn)
         return tuple(self.silos[i] for i in sorted(_drawn(rng, len(self.silos), self.cohort_size)))
+
+    def _asks_all(self, round_: int) -> bool:
+        """Whether a round is the census or the one that tunes, in which every silo takes part."""
+        if round_ == 0:
+            return self._method.census
+        return self._method.tunes and round_ == self.length - 1
 
     def rounds_before(self, round_: int) -> int:
         """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
@@ -527,9 +498,10 @@ class Job:
 
     def paced(self, course: Course, round_: int) -> Course:
         """What a method has a silo do in a round, at the learning rates that the schedule has for it."""
-        if self.schedule is None:
+        schedule = self.training.schedule
+        if schedule is None:
             return course
-        return paced(course, self.schedule.at_round(self.rounds_before(round_), self.rounds))
+        return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
 
     def summed_sets(self) -> Batches:
         """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its rounds."""

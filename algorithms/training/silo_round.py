@@ -108,7 +108,7 @@ def local_round(
     correct_delivered = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
     side.measure(modules, train_data)
-    course, size = job.paced(side.stages(state), round_), job.batch_size
+    course, size = job.paced(side.stages(state), round_), job.training.batch_size
     stages = [stage for stage in course if isinstance(stage, Stage)]
     total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
     counter, loss = _Counter(progress, total), None

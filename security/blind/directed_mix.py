@@ -28,9 +28,9 @@ job draws, of that silo alone, over this round's parts, none above half, as many
 are alike it cannot check. So a coordinator that is in league with the recipient of a row weighs that row as it likes,
 within these bounds: one equation a round over ``min_cohort`` silos or more. Two recipients in league would have two
 equations of its choice, from which one silo's part can follow exactly, so jobs with ``colluders`` above 1 have no rows
-for members (``job_security.mix_fault``). Over rounds the same holds of one recipient, but for what training changes in
-between: rows of two rounds, weighed for it, come near to one silo's part. Differential privacy alone bounds that
-(docs/threat-model.md, "What is open").
+for members (``_members_in_league`` of algorithms/job/blind_rules.py). Over rounds the same holds of one recipient, but
+for what training changes in between: rows of two rounds, weighed for it, come near to one silo's part. Differential
+privacy alone bounds that (docs/threat-model.md, "What is open").
 """
 
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(ma
     for silo, state in result.states.items():
         trained = sum(report.loss is not None for report in result.history[silo])
         tracked = [v.item() for name, v in state.parts["extractor"].items() if name.endswith("num_batches_tracked")]
-        assert tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.batch_size)] * 2
+        assert tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.training.batch_size)] * 2
 
 
 def test_shards_must_fit_the_job(make_job, make_shards):

@@ -511,7 +511,7 @@ def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
     monkeypatch.setattr(vmap_engine, "room", lambda _: room(torch.device("cuda")))
     job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
-    job = replace(job, batch_size=32)
+    job = replace(job, training=job.training.model_copy(update={"batch_size": 32}))
     engine = Stacked(job, records_of(job, COUPLED, (3, 32, 32)))
     assert 100 <= engine._fitting("b", ()) < 1000
 

@@ -1,10 +1,11 @@
 import copy
+from dataclasses import fields
 
 import pytest
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import MOST_TENSORS, WEIGHT, Each, Kind, Part, Sum, TensorSpec
-from staddle.algorithms.job.job import Job
+from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
 from staddle.algorithms.method import METRICS
 from staddle.algorithms.models.registry import NETWORKS
@@ -42,7 +43,7 @@ def read(tmp_path, text=TEXT):
 
 def test_a_job_file_fills_in_its_defaults(tmp_path):
     job = read(tmp_path)
-    assert (job.min_cohort, job.round_timeout, job.batch_size, job.optimiser.momentum) == (2, 600.0, 32, 0.0)
+    assert (job.min_cohort, job.round_timeout, job.training.batch_size, job.training.momentum) == (2, 600.0, 32, 0.0)
     assert job.method().name == "pfedsim"
     assert job.method().warmup == 3
 
@@ -120,6 +121,12 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
     assert back.digest == job.digest
     assert canonical_json(back.document()) == sent
     assert job.document()["training"]["lr"] == "0.1"
+
+
+def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
+    assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED}
+    own = {"method_name", "method_options", "federated"}
+    assert {field.name for field in fields(Job)} - own == JobFile.model_fields.keys() - {"version", "method"}
 
 
 def test_the_digest_follows_every_choice(make_job):

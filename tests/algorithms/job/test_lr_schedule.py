@@ -79,7 +79,7 @@ def test_the_document_says_it(make_job, schedule):
 def test_a_census_and_a_last_tuning_do_not_count(make_job):
     def rates(method, **fields):
         job = make_job(method, training={"lr": 1.0, "schedule": EXPONENTIAL}, rounds=2, **fields)
-        stage = Stage(("extractor",), 1, len, job.optimiser)
+        stage = Stage(("extractor",), 1, len, job.training.optimiser)
         return [job.paced((stage,), round_)[0].optimiser.lr for round_ in range(job.length)]
 
     assert rates("fedavg") == [1, 0.5]

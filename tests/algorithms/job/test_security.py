@@ -4,8 +4,9 @@ import pytest
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import DISCLOSED, Gram, Mix
+from staddle.algorithms.job.blind_rules import LARGEST_MIX_CLIP, Crossing, no_blind_form
 from staddle.algorithms.job.job import Job
-from staddle.algorithms.job.security import LARGEST_MIX_CLIP, LONGEST_COMPARED, MOST_SILOS, SecurityTable, sums_fault
+from staddle.algorithms.job.security import LONGEST_COMPARED, MOST_SILOS, SecurityTable
 from staddle.errors import LocalError
 from staddle.files.documents import canonical_json, parse_json
 from staddle.security.arithmetic import fixedpoint
@@ -265,9 +266,10 @@ def test_where_no_method_would_do_none_is_named(blind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", DISCLOSED)
-def test_inner_products_that_tell_the_vectors_are_refused(kind):
+def test_inner_products_that_tell_the_vectors_are_refused(blind, kind):
     phase = {"from_round": 2, "up": [{"name": "p", "kind": kind.name, "exchange": "gram", "tensors": []}]}
-    said = sums_fault(SecurityTable.model_validate(BLIND), [phase], False, 4, 3, lambda: ["fedavg"])
+    job = blind()
+    said = no_blind_form(Crossing(job, job.method(), [phase], lambda: ["fedavg"]))
     assert said.startswith(f"part 'p' ({kind.name.lower()}) crosses by 'gram' from round 2 on, which has no blind form")
 
 
@@ -497,7 +499,7 @@ def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, lab
             blind("pfedsim", {"rho": 0.2}, security={**BLIND, "mix": "directed"})
     with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
         blind("fedavg", security={**BLIND, "mix": "directed"})
-    monkeypatch.setattr("staddle.algorithms.job.security.MOST_DIRECTED", 35)
+    monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 35)
     with pytest.raises(LocalError, match=r"1 silos are away in a round, each with its own weights of 4, more than one"):
         labels(mix="directed")
 
@@ -520,7 +522,7 @@ def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blin
         blind("pfedsim", {"rho": 0.2}, counted, silos=silos, participation=0.5, min_cohort=4)
     with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
         blind("pfedsim", {"rho": 0.99}, security=directed)
-    monkeypatch.setattr("staddle.algorithms.job.security.MOST_DIRECTED", 143)
+    monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 143)
     with pytest.raises(LocalError, match=r"4 silos are in a round, each with its own weights of 4, more than one"):
         blind("pfedsim", {"rho": 0.2}, security=directed)
 

@@ -185,7 +185,7 @@ def test_a_silo_takes_one_step_on_all_its_records_by_hand(make):
     records = Dataset(torch.zeros(50, 1, 1, 3), torch.tensor([0] * 40 + [1] * 10))  # more than one batch of 8
     modules = to_modules(method, "a", state)
     (stage, _) = method.stages(state, FACTS)
-    train(modules, stage, records, job.batch_size, stream(0, "a", 0, "train/0"))
+    train(modules, stage, records, job.training.batch_size, stream(0, "a", 0, "train/0"))
     likelihood = {0: (0.75, 0.5), 1: (0.25, 0.5)}
     mixed = {y: 0.25 * p[0] + 0.75 * p[1] for y, p in likelihood.items()}
     gradient = [-(0.8 * likelihood[0][k] / mixed[0] + 0.2 * likelihood[1][k] / mixed[1]) for k in (0, 1)]
