@@ -190,7 +190,7 @@ def stop(job: Name, operator: OperatorFile) -> None:
 
 @app.command("resume")
 def resume(job: Name, operator: OperatorFile) -> None:
-    """Let a stopped job go on when its turn comes."""
+    """Resume a stopped job when its turn comes."""
     require_tls13()
     from .federation.operator_client import connected  # noqa: PLC0415
 

@@ -48,7 +48,7 @@ def verify(
     founder: Founders = None,
     threshold: Threshold = None,
     checkpoint: Annotated[
-        list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
+        list[Path] | None, typer.Option(help="A tree head of this ledger that you hold; may be repeated.")
     ] = None,
     known: Annotated[
         list[str] | None,
@@ -59,10 +59,10 @@ def verify(
 ) -> None:
     """Check every record of a ledger; exit code 1 if it does not hold.
 
-    Checked are the chain of hashes, the order of the records and the checkpoint in the folder, which must be of all
-    records unless an agent writes them now; with --roster also who signed it, the coordinator's receipts and the roster
-    itself, with --founder who vouches for that. Whoever has the silo's log key could still cut records off, or write
-    them anew: give with --checkpoint or --known what the coordinator, another silo or you noted earlier.
+    Without options: the chain of hashes, the order of the records, and the tree head in the folder, which must cover
+    all records unless an agent is running. With --roster also who signed the head, the coordinator's receipts and the
+    roster itself; with --founder who vouches for the roster. Whoever has the silo's log key could still cut off or
+    rewrite records: pass what the coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
     given = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
@@ -151,7 +151,7 @@ def report(
     """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
 
     The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
-    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
+    gives it names, and the keys to check the tree head and receipts with; founders vouch for the roster.
     """
     from ..report import page as report_page  # noqa: PLC0415
     from ..report import report as reports  # noqa: PLC0415 the template engine takes a moment to import

@@ -44,9 +44,9 @@ def reproduce(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is shown as JSON, for scripts.")] = False,
 ) -> None:
-    """Run a published table, setting by setting, always with Local and FedRep, and show it beside the paper's values.
+    """Run a published table, setting by setting, always with Local and FedRep, and show it next to the paper's values.
 
-    Stopped or killed, the same command goes on where it was. What is finished is not run again.
+    After a stop or a kill, the same command resumes. What is finished is not run again.
     """
     from ...simulator.engines.choose import OnGpu  # noqa: PLC0415 torch takes seconds to import
     from . import published, reproduce_run  # noqa: PLC0415
