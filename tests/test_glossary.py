@@ -18,7 +18,7 @@ FORBIDDEN = {
     r"\bOf (?:what|whom|which|those|that)\b": "name the subject first: 'For parts that …', 'The coordinator reads …'",
     r"\bWhether [^.|]{1,200}, that\b": "put the subject and its verb first, then 'whether …'",
     r"\bThat of\b": "name what it is: 'The ledger of …'",
-    r"\b(?:is|are) no (?:method|model|option|silo|command)\b": "'unknown method', 'unknown model', …",
+    r"\b(?:is|are) no (?:method|model|option|command)\b": "'unknown method', 'unknown model', …",
     r"\bnone that there can be\b": "'invalid', 'missing' or 'out of range'",
     r"\b(?:go|goes|went|gone|going) on\b(?! (?:to|with what)\b)": "'resume', 'continue' or 'start again'",
     r"\bbeside\b": "'next to', 'alongside' or 'as well as'",
