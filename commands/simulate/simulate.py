@@ -13,7 +13,10 @@ def simulate(
         Path, typer.Argument(metavar="FILE.toml", help="The experiment: a job file with data, a partition, methods.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results go. Default: a folder next to FILE, named after the experiment.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where results go. Default: a folder next to FILE, named after the experiment."
+        ),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="LABEL", help="Only this method of FILE; may be given again.")
