@@ -122,49 +122,49 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Beat(self, request, context):
-        """Says that the silo is alive, and asks whether its work is still wanted.
+        """Reports that the silo is alive, and asks whether its work is still wanted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Answer(self, request, context):
-        """Accepts or declines a job, gives up a round, or confirms the end of a job.
+        """Accepts or declines a job, abandons a round, or confirms the end of a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Streams what is delivered to this silo at the start of a round.
+        """Streams this silo's delivery at the start of a round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Streams what this silo gives in a round.
+        """Streams this silo's contribution to a round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Standing(self, request, context):
-        """Tells what the coordinator has of this silo's upload of a round. Asked after a lost connection: one that still runs ends.
+        """Returns what the coordinator has of this silo's upload after a lost connection; an upload that still runs ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attest(self, request, context):
-        """Says what this silo holds of another one's ledger, when that silo has asked for it.
+        """Attests which tree head of another silo's ledger this silo holds, when that silo has asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Secure(self, request, context):
-        """Gives a message of a secure sum.
+        """Sends a message of a secure sum.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,21 +178,21 @@ class FederationServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Contribute(self, request, context):
-        """Gives this silo's share of the key that a job's silos have and the coordinator lacks; the same again changes nothing.
+        """Contributes to the key that a job's silos have and the coordinator lacks; repeating it changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GroupKey(self, request, context):
-        """Tells what the other silos gave to that key.
+        """Returns the other silos' contributions to that key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Padded(self, request, context):
-        """Gives a silo's word on an upload of a Mix; the same again changes nothing.
+        """Sends a silo's signed word on an upload of a Mix; repeating it changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

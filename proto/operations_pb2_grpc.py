@@ -71,7 +71,7 @@ class OperationsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Submit(self, request, context):
-        """Queues a job that an operator signed; the same bytes again change nothing.
+        """Queues a job that an operator signed; repeating the same bytes changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +92,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The same, then again at each change with the rounds closed since, until the job has ended.
+        """The same, and again at each change with the rounds closed since, until the job has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ class OperationsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Lets a stopped job go on when its turn comes.
+        """Resumes a stopped job when its turn comes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

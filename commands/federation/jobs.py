@@ -98,7 +98,7 @@ def stop(job: Name, operator: OperatorFile) -> None:
 
 
 def resume(job: Name, operator: OperatorFile) -> None:
-    """Let a stopped job go on when its turn comes."""
+    """Resume a stopped job when its turn comes."""
     with connected(operator) as here:
         printer.show(_line(here.resume(job)))
 

@@ -30,7 +30,7 @@ RosterFile = Annotated[Path | None, typer.Option("--roster", help="The roster th
 def prove(
     seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")], path: LedgerPath, out: Out = None
 ) -> None:
-    """Prove that a record stands in the ledger: a tlog-proof file under the checkpoint in the folder."""
+    """Prove that a record stands in the ledger: a tlog-proof file under the tree head in the folder."""
     tree, note = ledger_export.tree_and_checkpoint(ledger_folder(path))
     size = TreeHead.parse(note.text).size
     if seq >= size:
@@ -56,25 +56,25 @@ def verify_proof(
 
 
 def consistency(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The earlier checkpoint.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The later checkpoint.")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The earlier tree head.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The later tree head.")],
     path: LedgerPath,
     out: Out = None,
 ) -> None:
-    """Prove that the ledger only grew between two checkpoints, in the form that a tlog-witness takes."""
+    """Prove that the ledger only grew between two tree heads, in the form that a tlog-witness takes."""
     tree, _ = ledger_export.tree_and_checkpoint(ledger_folder(path))
     _write(bytes(growth.prove(tree, read_note(old), read_note(new))), out)
 
 
 def verify_consistency(
     proof: Annotated[Path, typer.Argument(metavar="FILE", help="The consistency proof.")],
-    old: Annotated[Path, typer.Option(help="The earlier checkpoint, which you hold.")],
+    old: Annotated[Path, typer.Option(help="The earlier tree head, which you hold.")],
     key: Key = None,
     roster: RosterFile = None,
     founder: Founders = None,
     threshold: Threshold = None,
 ) -> None:
-    """Check that a ledger only grew since a checkpoint that you hold."""
+    """Check that a ledger only grew since a tree head that you hold."""
     found = growth.Consistency.parse(_read(proof))
     log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
     after = growth.verify(found, read_note(old), log)
@@ -100,7 +100,7 @@ def verify_export(
     founder: Founders = None,
     threshold: Threshold = None,
 ) -> None:
-    """Check every record of an export against the checkpoint that the silo signed."""
+    """Check every record of an export against the tree head that the silo signed."""
     data = _read(file)
     log = _log(
         ledger_export.checkpoint_of(data), key, roster_files.read([roster] if roster else None, founder, threshold)

@@ -31,7 +31,7 @@ def verify(
     founder: Founders = None,
     threshold: Threshold = None,
     checkpoint: Annotated[
-        list[Path] | None, typer.Option(help="A checkpoint of this ledger that you hold; may be repeated.")
+        list[Path] | None, typer.Option(help="A tree head of this ledger that you hold; may be repeated.")
     ] = None,
     known: Annotated[
         list[str] | None,
@@ -42,10 +42,10 @@ def verify(
 ) -> None:
     """Check every record of a ledger; exit code 1 if it does not hold.
 
-    Checked are the chain of hashes, the order of the records and the checkpoint in the folder, which must be of all
-    records unless an agent writes them now; with --roster also who signed it, the coordinator's receipts and the roster
-    itself, with --founder who vouches for that. Whoever has the silo's log key could still cut records off, or write
-    them anew: give with --checkpoint or --known what the coordinator, another silo or you noted earlier.
+    Without options: the chain of hashes, the order of the records, and the tree head in the folder, which must cover
+    all records unless an agent is running. With --roster also who signed the head, the coordinator's receipts and the
+    roster itself; with --founder who vouches for the roster. Whoever has the silo's log key could still cut off or
+    rewrite records: pass what the coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
     given = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)

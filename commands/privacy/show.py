@@ -28,7 +28,7 @@ def show(
 ) -> None:
     """Show what jobs have spent of the budgets of this silo's data sets, and what is left.
 
-    Reads the disk, beside a running agent too, and checks it: exit code 1 for a budget that does not hold or is gone.
+    Reads and checks the disk, while an agent runs too. Exit code 1 if a budget does not hold or is gone.
     """
     found = documents(config)
     if as_json:

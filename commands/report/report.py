@@ -57,7 +57,7 @@ def report(
     """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
 
     The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
-    gives it names, and the keys to check checkpoint and receipts with; founders vouch for the roster.
+    gives it names, and the keys to check the tree head and receipts with; founders vouch for the roster.
     """
     given = roster_files.read(roster, founder, threshold)
     sources = report_page.RosterSources(given.each, given.founders)

@@ -57,9 +57,9 @@ def reproduce(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is shown as JSON, for scripts.")] = False,
 ) -> None:
-    """Run a published table, setting by setting, always with Local and FedRep, and show it beside the paper's values.
+    """Run a published table, setting by setting, always with Local and FedRep, and show it next to the paper's values.
 
-    Stopped or killed, the same command goes on where it was. What is finished is not run again.
+    After a stop or a kill, the same command resumes. What is finished is not run again.
     """
     if listed:
         published.show(table, data, as_json=as_json)

@@ -61,7 +61,10 @@ def simulate(
         Path, typer.Argument(metavar="FILE.toml", help="The experiment: a job file with data, a partition, methods.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results go; left out, beside FILE under its name.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where results go. Default: a folder next to FILE, named after the experiment."
+        ),
     ] = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="LABEL", help="Only this method of FILE; may be given again.")
@@ -80,7 +83,7 @@ def simulate(
 ) -> None:
     """Run an experiment: each of its methods with each of its seeds, on the same silos, and compare them.
 
-    Stopped or killed, the same command goes on where it was, and ends in the same bytes. What is finished is not run
+    After a stop or a kill, the same command resumes, and the results are byte-identical. What is finished is not run
     again. Results, curves and a summary lie in DIR.
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
