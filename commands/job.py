@@ -61,6 +61,7 @@ def sign(
     The noise of a private job is planned, unless the file names it: then it is checked against the job's target.
     """
     from ..algorithms.job.job import Job  # noqa: PLC0415 torch takes seconds to import
+    from ..security.blind.plan import JobPlan  # noqa: PLC0415
     from ..security.blind.weight_checks import weights_fault  # noqa: PLC0415 as it imports numpy
     from .policy.visibility import seen, together, told_by_likeness, unbounded  # noqa: PLC0415
 
@@ -86,11 +87,12 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     printer.show(seen(job))
+    plan = JobPlan(job)
     if batches := together(job):
         printer.show(batches)
-    if open_still := unbounded(job):
+    if open_still := unbounded(plan):
         printer.show(open_still)
-    if likeness := told_by_likeness(job):
+    if likeness := told_by_likeness(plan):
         printer.show(likeness)
     if told:
         printer.show(told)

@@ -317,6 +317,7 @@ class Agent:
                 f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.length} are over, "
                 "and what a round gave is given once",
             )
+        plan = admitted.plan.round(round_)
         if admitted.declared.bounds is not None:
 
             async def trained(delivered: ReceivedDelivery) -> Contributions:
@@ -324,11 +325,11 @@ class Agent:
 
             own = partial(self._work(admitted).own, asked.counted)
             local = OwnValues(folder.path, asked.counted, own)
-            await self._blind.take_part(admitted, round_, cohort, local, trained, WAITING)
+            await self._blind.take_part(admitted.declared, plan, cohort, local, trained, WAITING)
             log.event("round.given", job=job.name, round=round_)
             return
         if bundle is None:
-            delivered = await self._gate.fetch(job, round_)
+            delivered = await self._gate.fetch(plan)
             bundle = await self._train(admitted, asked, delivered)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
@@ -451,13 +452,11 @@ class Agent:
         return Worked()
 
     async def _final(self, admitted: Admitted, finished: JobFinished) -> ReceivedDelivery:
-        job = admitted.job
+        job, plan = admitted.job, admitted.plan.round(finished.round)
         if not job.security.required:
-            return await self._gate.fetch(job, finished.round)
+            return await self._gate.fetch(plan)
         own = partial(self._work(admitted).own, finished.counted)
-        return await self._blind.fetch(
-            job, finished.round, OwnValues(self._folder(job.name).path, finished.counted, own)
-        )
+        return await self._blind.fetch(plan, OwnValues(self._folder(job.name).path, finished.counted, own))
 
 
 def _code(error: StaddleError) -> str:

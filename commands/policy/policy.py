@@ -20,6 +20,7 @@ from ..console.output import number
 
 if TYPE_CHECKING:
     from ...algorithms.job.job import Job
+    from ...security.blind.plan import JobPlan
     from ...silo.admission.checks import Outflow
 
 WIDTH = 100
@@ -90,6 +91,7 @@ def check(
 
     The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
     """
+    from ...security.blind.plan import JobPlan  # noqa: PLC0415 torch takes seconds to import
     from ...silo.admission import checks  # noqa: PLC0415 torch takes seconds to import
     from ...silo.admission.private_jobs import privacy_objections  # noqa: PLC0415
     from ..privacy import budget_text  # noqa: PLC0415
@@ -105,8 +107,9 @@ def check(
         else:
             printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
-    outflows = checks.outflows(job, members, found)
-    objections = (*privacy_objections(job, found), *checks.sum_objections(job, found, members))
+    plan = JobPlan(job)
+    outflows = checks.outflows(plan, members, found)
+    objections = (*privacy_objections(job, found), *checks.sum_objections(plan, found, members))
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {
@@ -117,7 +120,7 @@ def check(
         }
         printer.show_json(document)
     else:
-        printer.show(*_lines(job, signer, silo, found, outflows), *_objections(objections))
+        printer.show(*_lines(plan, signer, silo, found, outflows), *_objections(objections))
         printer.show(*_ending(outflows, accepts))
     if not accepts:
         raise typer.Exit(1)
@@ -143,11 +146,12 @@ def _sources(
 # For people.
 
 
-def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
+def _lines(plan: "JobPlan", signer: str, silo: str, policy: Policy, outflows: Sequence["Outflow"]) -> Iterator[str]:
     from ...silo.admission import checks  # noqa: PLC0415 beside the admission, as light as it is
     from ..privacy import budget_text  # noqa: PLC0415
     from .visibility import together, told_by_likeness, unbounded  # noqa: PLC0415
 
+    job = plan.job
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
@@ -157,7 +161,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         yield from _wrapped(said, "")
     if batches := together(job):
         yield from _wrapped(batches, "")
-    if open_still := unbounded(job):
+    if open_still := unbounded(plan):
         yield from _wrapped(open_still, "")
     yield from _wrapped(_looked_at(policy), "")
     if job.privacy is not None:
@@ -169,7 +173,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
         enough = job.min_holders + job.security.colluders
         said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
         yield from _wrapped(said, "")
-    if checks.trusting(job):
+    if checks.trusting(plan):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
         hidden, it = ("the tags of its counts are", "them")
@@ -179,7 +183,7 @@ def _lines(job: "Job", signer: str, silo: str, policy: Policy, outflows: Sequenc
             hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
         said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
         yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
-    if likeness := told_by_likeness(job):
+    if likeness := told_by_likeness(plan):
         yield from _wrapped(likeness, "")
     for outflow in outflows:
         yield ""
