@@ -178,7 +178,7 @@ async def echo(
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
                         local = OwnValues(place, task.round.counted, own)
-                        await blind.take_part(declared, plan.round(task.round.round), cohort, local, trained, ())
+                        await blind.take_part(declared, plan.round(task.round.round), cohort, local, None, trained, ())
                     else:
                         bundle = await trained(await gate.fetch(plan.round(task.round.round)))
                         await gate.give(declared, task.round.round, bundle, tuple(task.round.cohort))

@@ -9,7 +9,7 @@ Durable before the message that it is about leaves, so that neither a crash nor 
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,6 +74,13 @@ class MemoryFiles:
 Train = Callable[[ReceivedDelivery], Coroutine[Any, Any, Contributions]]
 
 
+def _reusing(kept: Contributions | None, train: Train) -> Train:
+    async def contributions(delivered: ReceivedDelivery) -> Contributions:
+        return await train(delivered) if kept is None else kept
+
+    return contributions
+
+
 @dataclass(frozen=True)
 class OwnValues:
     """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
@@ -110,13 +117,17 @@ class BlindRounds:
         plan: RoundPlan,
         cohort: tuple[str, ...],
         local: OwnValues,
+        kept: Contributions | None,
         train: Train,
-        waiting: tuple[str, ...],
+        waiting: Collection[str],
     ) -> None:
-        """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
+        """Until the round's sum is open. What was ``kept`` of its training is not trained again.
+
+        ``waiting`` are the codes of refusals after which it may still go on.
+        """
         if self._now is None or not self.goes_on(plan.job.digest, plan.round):
             await self.leave()
-            self._now = await self._enter(declared, plan, cohort, local, train)
+            self._now = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
         goes_on = False
         try:
             await self._now.run()
