@@ -280,7 +280,9 @@ def test_any_message(message):
 @given(st.data())
 def test_a_message_with_some_bytes_changed(data):
     value = data.draw(givens | tolds | askeds)
-    kind = {"Given": pb.SecureUpload, "Told": pb.SecureDelivery, "Asked": pb.SecurePoll}[type(value).__name__]
+    kind = {"SecaggUpload": pb.SecureUpload, "SecaggDelivery": pb.SecureDelivery, "SecaggPoll": pb.SecurePoll}[
+        type(value).__name__
+    ]
     sent = bytearray(TO_WIRE[kind](value).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.integers(0, len(sent)))
