@@ -32,12 +32,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from staddle.proto.channel import CHUNK_BYTES, OPTIONS, SERVER_OPTIONS, require_tls13
+from staddle.security.blind.plan import JobPlan
 
 require_tls13()
+
 
 import grpc  # noqa: E402 its variables must be set before it is imported
 import numpy as np  # noqa: E402
@@ -55,7 +56,6 @@ from staddle.security.identity.keys import load_keys  # noqa: E402
 from staddle.security.ledger.egress_ledger import Ledger  # noqa: E402
 from staddle.security.policy import policy as policies  # noqa: E402
 from staddle.security.policy.policy import Policy  # noqa: E402
-from staddle.silo.admission.checks import Admitted  # noqa: E402
 from staddle.silo.blind.group_keys import GroupKeys  # noqa: E402
 from staddle.silo.blind.rounds import BlindRounds, OwnValues  # noqa: E402
 from staddle.silo.egress import gate as egress  # noqa: E402
@@ -143,6 +143,7 @@ async def echo(
     policy = policies.load(folder / silo / "policy.toml")
     document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
     job, declared = Job.from_document(document, "job"), Declared.of(document, RecordCount(train=1, test=0))
+    plan = JobPlan(job)
     shared, zeros = given_first(job)
     place = folder / silo / "jobs" / "bench"
     place.mkdir(parents=True)
@@ -153,7 +154,6 @@ async def echo(
         gate = Gate(open_client(address, keys, roster), ledger, policy, roster, witness)
         group_keys = GroupKeys(roster, keys, gate, place.parent)
         blind = BlindRounds(roster, policy, gate, keys, group_keys)
-        admitted = cast("Admitted", SimpleNamespace(job=job, declared=declared))
         last: dict[str, torch.Tensor] = {}
 
         async def trained(delivered: ReceivedDelivery) -> Contributions:
@@ -178,9 +178,9 @@ async def echo(
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
                         local = OwnValues(place, task.round.counted, own)
-                        await blind.take_part(admitted, task.round.round, cohort, local, trained, ())
+                        await blind.take_part(declared, plan.round(task.round.round), cohort, local, None, trained, ())
                     else:
-                        bundle = await trained(await gate.fetch(job, task.round.round))
+                        bundle = await trained(await gate.fetch(plan.round(task.round.round)))
                         await gate.give(declared, task.round.round, bundle, tuple(task.round.cohort))
                     if task.round.round:
                         took.append((spent["gate"], spent["ledger"]))

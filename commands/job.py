@@ -8,6 +8,7 @@ import typer
 from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import canonical_json, write_atomic
+from ..security.blind.plan import JobPlan
 from ..security.blind.weight_checks import weights_fault
 from ..security.identity import roster as rosters
 from ..security.identity.domains import JOB
@@ -69,11 +70,12 @@ def sign(
     write_atomic(out, canonical_json(signed) + b"\n", 0o644)
     printer.show(f"{out}: job {job.name!r}, method {job.method_name}, digest {job.digest}")
     printer.show(seen(job))
+    plan = JobPlan(job)
     if batches := together(job):
         printer.show(batches)
-    if open_still := unbounded(job):
+    if open_still := unbounded(plan):
         printer.show(open_still)
-    if likeness := told_by_likeness(job):
+    if likeness := told_by_likeness(plan):
         printer.show(likeness)
     if told:
         printer.show(told)

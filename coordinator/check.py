@@ -12,7 +12,7 @@ from ..algorithms.job.job import Job
 from ..errors import LocalError
 from ..files.documents import parse_json, read_bytes
 from ..security import preflight
-from ..security.blind.plan import uploaded
+from ..security.blind.plan import JobPlan
 from ..security.identity.keys import ENTRY_FILE, Role, load_entry
 from ..security.identity.roster import Roster
 from ..security.log import note as notes
@@ -94,7 +94,7 @@ def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[s
 def largest_round(job: Job) -> int:
     """Bytes that all silos together give in the largest round."""
     if job.security.required:
-        given = [masked_bytes(job, start) + sum(map(part_bytes, uploaded(job.up(start)))) for start in job.phase_starts]
+        given = [masked_bytes(phase) + sum(map(part_bytes, phase.uploads)) for phase in JobPlan(job).phases]
     else:
         given = [sum(item.spec.nbytes for item in upload_items(job.up(start))) for start in job.phase_starts]
     return max(given) * len(job.silos)

@@ -23,7 +23,7 @@ from ..algorithms.exchange.parts import Mix, Part, Sum, delivered_items, upload_
 from ..algorithms.job.job import Job
 from ..algorithms.method import METRICS
 from ..errors import LocalError
-from ..security.blind.plan import bounds, directed, shared, summed, sums_published, uploaded
+from ..security.blind.plan import JobPlan, RoundPlan
 from ..security.blind.sum import group
 from ..security.preflight import size
 from .blind.mixing import part_bytes
@@ -61,24 +61,24 @@ def room(job: Job) -> Room:
     versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
     published: dict[str, int] = {}
     mail: dict[str, int] = {}
-    for start in job.phase_starts:
-        up = job.up(start)
+    for phase in JobPlan(job).phases:
+        up = phase.up
         upload = sum(item.spec.nbytes for item in upload_items(up))
         if job.security.required:
-            parts = silos * sum(part_bytes(part) for part in uploaded(up))
-            products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in shared(up))
-            given = max(given, silos * masked_bytes(job, start) + opened_bytes(summed(up)) + products + parts)
+            parts = silos * sum(part_bytes(part) for part in phase.uploads)
+            products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
+            given = max(given, silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts)
         else:
             given = max(given, silos * upload)
-        rows = len(job.row_readers(start)) * sum(4 * spec.elements for part in directed(up) for spec in part.tensors)
+        rows = len(phase.readers) * sum(4 * spec.elements for part in phase.rows for spec in part.tensors)
         if rows:
-            last = GENERATIONS * silos * rows // len(job.row_readers(start))
+            last = GENERATIONS * silos * rows // len(phase.readers)
             mixed = max(mixed, last if job.method().directed_for == "members" else job.length * rows)
         if mixes := [part for part in up if part.exchange == Mix()]:
             hidden = sum(part_bytes(part) for part in mixes)
             mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
         _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
-        words = max(words, words_bytes(job, start))
+        words = max(words, words_bytes(phase))
     for start in (*job.phase_starts, job.length):
         down = job.down(start)
         _largest(mail, [part for part in down if KEEP in part.tensors and not job.keyed])
@@ -92,13 +92,10 @@ def opened_bytes(up: Sequence[Part]) -> int:
     return sum(HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements for part, spec in walk_tensors(up))
 
 
-def words_bytes(job: Job, round_: int) -> int:
+def words_bytes(plan: RoundPlan) -> int:
     """The files of the words that silos get of the sums of a round."""
-    parts = {part.name: part for part in summed(job.up(round_))}
-    groups = [group(parts[name], bounds(job)) for name in sums_published(job, round_)]
-    if not groups:
-        return 0
-    tail = SPEC_BYTES * (len(summed(job.up(round_))) + len(job.silos))
+    groups = [group(part, plan.whole.bounds) for part in plan.sums if part.name in plan.published]
+    tail = SPEC_BYTES * (len(plan.sums) + len(plan.job.silos))
     return sum(own.nbytes + tail for own in groups)
 
 

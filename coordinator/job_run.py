@@ -16,7 +16,7 @@ from ..errors import LateError, LocalError, RefusedError
 from ..proto.convert.mix import PaddedWord
 from ..proto.convert.secagg_received import SecaggDelivery
 from ..security.blind.mix_row import RowMemory
-from ..security.blind.plan import bounds, sums_down, sums_published, uploaded
+from ..security.blind.plan import JobPlan, RoundPlan
 from ..security.blind.sum import group
 from ..security.identity import roster as rosters
 from ..security.identity.signers import Sign
@@ -58,11 +58,12 @@ class JobRun:
 
     def __init__(self, job: Job, stored: StoredJob, folder: Path, roster: rosters.Roster, sign: Sign) -> None:
         self.job = job
+        self.plan = JobPlan(job)
         self.signed = stored.signed
         self.state = stored.state
         self.store = JobStore(folder, lambda round_: upload_items(job.up(round_)), stored.files, stored.given)
-        self.mixing = Mixing(job, roster, sign, stored, self.store) if job.keyed else None
-        words = _words(job, stored.state.round) if stored.state.round < job.length else ()
+        self.mixing = Mixing(self.plan, roster, sign, stored, self.store) if job.keyed else None
+        words = _words(self.plan.round(stored.state.round)) if stored.state.round < job.length else ()
         self.store.clean(_kept(stored, words), self.mixing.needed if self.mixing is not None else ())
         self.exchanges: Exchanges = PLAIN
         self.summing: SecureSum | None = None  # of the open round of a blind job, once it was begun
@@ -71,7 +72,7 @@ class JobRun:
         self._method_state: CoordinatorState = stored.method
         self._reading = asyncio.Semaphore(2)  # deliveries in memory at a time
         if self.state.blind:
-            self.exchanges = OpenedSums(self.store, lambda: self.state.round, bounds(job))
+            self.exchanges = OpenedSums(self.store, lambda: self.state.round, self.plan.bounds)
         self.largest_upload = max(
             self.upload_bytes(round_, part) for round_ in job.phase_starts for part in ("", *self._parts(round_))
         )
@@ -90,11 +91,11 @@ class JobRun:
         if self.state.blind and self.summing is not None and self.summing.round == round_ and self.summing.attempt >= 0:
             return payload_bytes(self.summing.spec)  # its cohort may have fewer silos than the job draws
         if self.state.blind:
-            return masked_bytes(self.job, round_)
+            return masked_bytes(self.plan.round(round_))
         return sum(item.spec.nbytes for item in upload_items(self.job.up(round_)))
 
     def _parts(self, round_: int) -> dict[str, int]:
-        parts = uploaded(self.job.up(round_)) if self.job.keyed else ()
+        parts = self.plan.round(round_).uploads if self.job.keyed else ()
         return {part.name: part_bytes(part) for part in parts}
 
     def check_open(self, silo: str, round_: int, context: bytes = b"", part: str = "") -> None:
@@ -172,7 +173,7 @@ class JobRun:
 
     def sums(self, round_: int, silo: str) -> list[KeptSum]:
         """The open sums that a silo gets in words beside it, in wire order."""
-        places = {each.part.name: each for each in sums_down(self.job, round_)}
+        places = {each.part.name: each for each in self.plan.round(round_).sums_down}
         if not places:
             return []
         given = self._method.deliveries(self._method_state, round_, silo)
@@ -181,7 +182,7 @@ class JobRun:
         for name, place in places.items():
             path = self.store.words(name)
             if path is not None and name in latest:
-                found.append(kept_sum(name, path, group(place.part, bounds(self.job)).nbytes))
+                found.append(kept_sum(name, path, group(place.part, self.plan.bounds).nbytes))
         return found
 
     def rows(self, round_: int, silo: str) -> tuple[list[PlannedRow], Memories]:
@@ -248,17 +249,17 @@ class JobRun:
         self.make_room()
         given = {silo: digest for silo in members if (digest := self.state.given.get(silo, ""))}  # one by one
         self.store.check_uploads(given, round_)
-        up, memories = self.job.up(round_), dict[tuple[str, str], RowMemory]()
+        plan, memories = self.plan.round(round_), dict[tuple[str, str], RowMemory]()
         if self.mixing is None:
             read, archive = self.store.reader(members, round_), self.store.folding(round_)
         else:
-            compared = [part for part in uploaded(up) if isinstance(part.exchange, Gram)]
+            compared = [part for part in plan.uploads if isinstance(part.exchange, Gram)]
             self.mixing.check_rotated(round_, members, compared)
             read = self.store.rotated(members, round_, compared)
             posting = self.mixing.posting(round_, memories)
-            archive = self.store.folding(round_, posting, sums_published(self.job, round_))
+            archive = self.store.folding(round_, posting, plan.published)
         method, metrics = aggregation.close_round(
-            self._method, self.exchanges, self._method_state, round_, members, up, read, archive
+            self._method, self.exchanges, self._method_state, round_, members, plan.up, read, archive
         )
         if round_ + 1 == self.job.length:
             self.store.keep_result(method, self.job.silos)
@@ -289,10 +290,10 @@ class JobRun:
             self.store.discard_hidden(round_)
 
 
-def _words(job: Job, round_: int) -> tuple[str, ...]:
+def _words(plan: RoundPlan) -> tuple[str, ...]:
     """Names of the files of words that the sum of a round may leave."""
-    published = (summed_words(round_, part) for part in sums_published(job, round_))
-    return (*published, *row_words(job, round_))
+    published = (summed_words(plan.round, part) for part in plan.published)
+    return (*published, *row_words(plan))
 
 
 def _kept(stored: StoredJob, words: Sequence[str]) -> list[str]:

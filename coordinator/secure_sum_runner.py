@@ -13,7 +13,6 @@ from torch import Tensor
 from ..algorithms.exchange.parts import Item, delivered_items
 from ..errors import LocalError, RefusedError
 from ..proto.wire import tensor_bytes
-from ..security.blind.plan import model_digest, round_frame, summed, sums_no_model, sums_published
 from ..security.identity import roster as rosters
 from ..security.identity.domains import SECAGG_SPEC
 from ..security.identity.keys import Keys
@@ -21,7 +20,7 @@ from ..security.identity.signers import Signers
 from ..security.secagg.coordinator_events import Open
 from ..security.secagg.evidence import Misdealing
 from ..security.secagg.gram_pieces import SealedShare, place_of, sealed_bytes
-from ..security.secagg.spec import RoundSpec, Terms, specify
+from ..security.secagg.spec import RoundSpec, specify
 from .blind import settled
 from .blind.secure_sum import SecureSum
 from .blind.secure_sum_shell import SumSetting
@@ -75,6 +74,7 @@ class SecureSumRunner:
     def __init__(self, host: DaemonCalls, means: SumResources, run: JobRun) -> None:
         job = run.job
         self.round = run.state.round
+        self._plan = run.plan.round(self.round)
         notes, shown = settled.brought([settled.loaded(row) for _, row in means.database.settled_rows(job.name)])
         self._host, self._means, self._run = host, means, run
         setting = SumSetting(
@@ -83,7 +83,7 @@ class SecureSumRunner:
             round=self.round,
             silos=job.silos,
             signers=Signers.of(means.roster, job.silos),
-            terms=Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches),
+            terms=run.plan.terms,
             sign=means.keys.sign,
             together=job.together,
             proofs=tuple(each for each in means.database.misdealings(job.name) if each.spec.round < self.round),
@@ -108,7 +108,7 @@ class SecureSumRunner:
         roster, job = self._means.roster, self._run.job
         parts, model = self._means.contributions.parts(job), await self._model(effect)
         digest, weights = rosters.digest(roster), self._run.member_weights
-        frame = round_frame(job, self.round, roster.federation, digest, model, parts, weights)
+        frame = self._plan.frame(roster.federation, digest, model, parts, weights)
         spec = specify(frame, self.summing.repeats or effect.cohort, effect.attempt)
         state = self._run.state  # it may have been stopped meanwhile, and resumed
         wanted = (state.stage, state.round, state.attempt) == ("round", self.round, effect.attempt)
@@ -123,19 +123,19 @@ class SecureSumRunner:
 
     async def _model(self, effect: Gather) -> str:
         """Digest of what each of the cohort receives; LocalError where they receive different values."""
-        job, found, hashed = self._run.job, set[str](), Hashed()
-        if sums_no_model(job, self.round):  # whatever comes down is no part of it
-            return model_digest(job, self.round, (), ())
+        plan, found, hashed = self._plan, set[str](), Hashed()
+        if plan.sums_no_model:  # whatever comes down is no part of it
+            return plan.model_digest((), ())
         for silo in effect.cohort:
             sums = [(each.part, each.sha256) for each in self._run.sums(self.round, silo)]
             delivery = await self._run.delivery(self.round, silo)
-            items = delivered_items([part for part in job.down(self.round) if part.name in delivery.tensors])
+            items = delivered_items([part for part in plan.down if part.name in delivery.tensors])
             digests = await asyncio.to_thread(_digests, items, delivery, hashed)
-            found.add(model_digest(job, self.round, items, digests, sums))
+            found.add(plan.model_digest(items, digests, sums))
             if len(found) > 1:
                 raise LocalError(
-                    f"method {job.method_name!r} delivers different values to silos in round {self.round}; it cannot "
-                    "be blind yet: choose another method, or sign the job without secure_aggregation"
+                    f"method {plan.job.method_name!r} delivers different values to silos in round {self.round}; it "
+                    "cannot be blind yet: choose another method, or sign the job without secure_aggregation"
                 )
         return found.pop()
 
@@ -178,15 +178,15 @@ class SecureSumRunner:
 
     def open(self, attempt: int, spec: RoundSpec, opening: Open) -> None:
         """Add up the survivors' words and take these masks off, in the thread of the folds."""
-        run, job = self._run, self._run.job
+        run, plan = self._run, self._plan
         signature = self._means.keys.sign(SECAGG_SPEC, spec.payload())
-        keep = Keeping(sums_published(job, self.round), signature)
+        keep = Keeping(plan.published, signature)
 
         digests = self.summing.digests
 
         def work() -> bytes:
             run.make_room()
-            return open_sum(run.store, summed(job.up(self.round)), spec, opening, digests, keep)
+            return open_sum(run.store, plan.sums, spec, opening, digests, keep)
 
         self._host.start(self._host.in_turn(run, self.round, work), partial(self._opened, attempt))
 

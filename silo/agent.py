@@ -39,6 +39,7 @@ from .ingress.delivery import ReceivedDelivery
 from .ingress.mix_memory import MixMemory
 from .job_folder import JobFolder, split_key
 from .parts.contributions import UNSAID, Contributions
+from .plain_rounds import PlainRounds
 from .session import (
     Barred,
     Conclude,
@@ -97,6 +98,7 @@ class Agent:
         self._budget = budget
         self._group_keys = GroupKeys(roster, keys, gate, config.directory / "jobs")
         self._blind = BlindRounds(roster, policy, gate, keys, self._group_keys)
+        self._plain = PlainRounds(gate)
         self._trainer = Trainer()
         training = config.training
         self._place = TrainingDevice(training.device, training.precision, graphs=training.graphs)
@@ -300,7 +302,8 @@ class Agent:
         if job.privacy is not None and not self._gate.witnessed:
             await self._await_word(asked)
             return
-        goes_on = self._blind.goes_on(job.digest, round_)
+        rounds = self._rounds(admitted)
+        goes_on = rounds.goes_on(job.digest, round_)
         bundle = None if goes_on else await self._outbox(job, folder, round_)
         if bundle is not None and bundle.start not in (UNSAID, asked.counted):
             raise RefusedError(
@@ -317,23 +320,18 @@ class Agent:
                 f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.length} are over, "
                 "and what a round gave is given once",
             )
-        if admitted.declared.bounds is not None:
-
-            async def trained(delivered: ReceivedDelivery) -> Contributions:
-                return bundle if bundle is not None else await self._train(admitted, asked, delivered)
-
-            own = partial(self._work(admitted).own, asked.counted)
-            local = OwnValues(folder.path, asked.counted, own)
-            await self._blind.take_part(admitted, round_, cohort, local, trained, WAITING)
-            log.event("round.given", job=job.name, round=round_)
-            return
-        if bundle is None:
-            delivered = await self._gate.fetch(job, round_)
-            bundle = await self._train(admitted, asked, delivered)
-        else:
-            await asyncio.sleep(PAUSE_SECONDS)  # told again: we set the pace
-        await self._gate.give(admitted.declared, round_, bundle, cohort)
+        plan = admitted.plan.round(round_)
+        train = partial(self._train, admitted, asked)
+        own = self._own(admitted, asked.counted)
+        await rounds.take_part(admitted.declared, plan, cohort, own, bundle, train, WAITING)
         log.event("round.given", job=job.name, round=round_)
+
+    def _rounds(self, admitted: Admitted) -> BlindRounds | PlainRounds:
+        return self._plain if admitted.declared.bounds is None else self._blind
+
+    def _own(self, admitted: Admitted, counted: int) -> OwnValues:
+        own = partial(self._work(admitted).own, counted)
+        return OwnValues(self._folder(admitted.job.name).path, counted, own)
 
     async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Contributions | None:
         """What a round gives that was trained before; if the disk changed it and nothing left, it is trained again.
@@ -451,13 +449,8 @@ class Agent:
         return Worked()
 
     async def _final(self, admitted: Admitted, finished: JobFinished) -> ReceivedDelivery:
-        job = admitted.job
-        if not job.security.required:
-            return await self._gate.fetch(job, finished.round)
-        own = partial(self._work(admitted).own, finished.counted)
-        return await self._blind.fetch(
-            job, finished.round, OwnValues(self._folder(job.name).path, finished.counted, own)
-        )
+        plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
+        return await self._rounds(admitted).fetch(plan, own)
 
 
 def _code(error: StaddleError) -> str:

@@ -8,7 +8,7 @@ A row is given only where, as SECURITY.md rule 7 has it::
     holders ≥ min_holders + lost + c
 
 with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind those who still
-open it: 0, since whatever is summed here is summed over all of the job's silos or not at all (``round_terms`` of
+open it: 0, since whatever is summed here is summed over all of the job's silos or not at all (``JobPlan.terms`` of
 security/blind/plan.py), but for silos that are proven to have broken the rules, which are among the c. Presence hardly
 changes in a job, and so it is summed once, over the same silos as all else.
 

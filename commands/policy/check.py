@@ -11,6 +11,7 @@ import typer
 from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...files.documents import read_bytes
+from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.keys import ENTRY_FILE, load_entry
 from ...security.policy import policy as policies
@@ -59,8 +60,9 @@ def check(
         else:
             printer.show(f"this silo would DECLINE the job, {error.code}: {error.why}")
         raise typer.Exit(1) from error
-    outflows = checks.outflows(job, members, found)
-    objections = (*privacy_objections(job, found), *checks.sum_objections(job, found, members))
+    plan = JobPlan(job)
+    outflows = checks.outflows(plan, members, found)
+    objections = (*privacy_objections(job, found), *checks.sum_objections(plan, found, members))
     accepts = not objections and all(outflow.decision.allow for outflow in outflows)
     if as_json:
         document = {
@@ -71,7 +73,7 @@ def check(
         }
         printer.show_json(document)
     else:
-        printer.show(*_lines(job, signer, silo, found, outflows), *_objections(objections))
+        printer.show(*_lines(plan, signer, silo, found, outflows), *_objections(objections))
         printer.show(*_ending(outflows, accepts))
     if not accepts:
         raise typer.Exit(1)
@@ -96,7 +98,8 @@ def _sources(
 # For people.
 
 
-def _lines(job: Job, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
+def _lines(plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
+    job = plan.job
     yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
@@ -106,7 +109,7 @@ def _lines(job: Job, signer: str, silo: str, policy: Policy, outflows: Sequence[
         yield from _wrapped(said, "")
     if batches := together(job):
         yield from _wrapped(batches, "")
-    if open_still := unbounded(job):
+    if open_still := unbounded(plan):
         yield from _wrapped(open_still, "")
     yield from _wrapped(_looked_at(policy), "")
     if job.privacy is not None:
@@ -118,7 +121,7 @@ def _lines(job: Job, signer: str, silo: str, policy: Policy, outflows: Sequence[
         enough = job.min_holders + job.security.colluders
         said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
         yield from _wrapped(said, "")
-    if checks.trusting(job):
+    if checks.trusting(plan):
         trust = policy.file.secure_aggregation.trust
         forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
         hidden, it = ("the tags of its counts are", "them")
@@ -128,7 +131,7 @@ def _lines(job: Job, signer: str, silo: str, policy: Policy, outflows: Sequence[
             hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
         said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
         yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
-    if likeness := told_by_likeness(job):
+    if likeness := told_by_likeness(plan):
         yield from _wrapped(likeness, "")
     for outflow in outflows:
         yield ""

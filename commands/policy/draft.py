@@ -12,7 +12,7 @@ from ...algorithms.exchange.parts import Kind
 from ...algorithms.job.job import Job
 from ...files.documents import read_bytes
 from ...proto.convert.secagg_sent import most_contributed
-from ...security.blind.plan import bounds, shared, sum_groups
+from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.policy import policy as policies
 from ...security.policy.file import SecureAggregation
@@ -131,12 +131,12 @@ def draft(
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
     for job in jobs:
-        for start in job.phase_starts:
-            releases = upload_releases(job, start)
+        for phase in JobPlan(job).phases:
+            releases = upload_releases(phase)
             given = sum(release.nbytes for release in releases)
             if job.security.required:
-                groups = len(sum_groups(job.up(start), bounds(job), job.row_readers(start))[1])
-                products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in shared(job.up(start)))
+                groups = len(phase.groups[1])
+                products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in phase.shared)
                 given = TIMES_BLIND * (given + most_contributed(len(job.silos), groups, products))
             else:
                 given *= TIMES
@@ -235,7 +235,7 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
 
 def trusting_jobs(jobs: Sequence[Job]) -> str:
     """Names of those that ask a silo to trust that the coordinator is in league with no silo; empty for none."""
-    return ", ".join(f"{job.name!r}" for job in jobs if job.security.required and trusting(job))
+    return ", ".join(f"{job.name!r}" for job in jobs if job.security.required and trusting(JobPlan(job)))
 
 
 def _rule(part: str, rule: Drafted) -> str:

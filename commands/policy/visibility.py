@@ -2,7 +2,7 @@
 
 from ...algorithms.exchange.parts import Gram, Kind, Mix
 from ...algorithms.job.job import Job
-from ...security.blind.plan import directed, in_words
+from ...security.blind.plan import JobPlan
 from ..console.output import number
 
 
@@ -24,17 +24,18 @@ def seen(job: Job) -> str:
     return f"blind: what a silo gives is masked, the coordinator reads {reads}"
 
 
-def unbounded(job: Job) -> str:
+def unbounded(plan: JobPlan) -> str:
     """What blind sums leave open, by the coordinator and by a silo; empty where it is bounded, or where all is seen.
 
     A coordinator alone hands down a model of its own where silos cannot check it: what is neither the words of a sum
     that they tagged nor a row of a Mix.
     """
-    starts = (*job.phase_starts, job.length)
-    down = [(start, part) for start in starts for part in job.down(start)]
+    job = plan.job
+    delivered = [plan.round(start) for start in (*job.phase_starts, job.length)]
+    down = [(round_, part) for round_ in delivered for part in round_.down]
     if not job.security.required or job.privacy is not None or not down:
         return ""
-    alone = any(part.name not in in_words(job, start) and not isinstance(part.exchange, Mix) for start, part in down)
+    alone = any(part.name not in round_.in_words and not isinstance(part.exchange, Mix) for round_, part in down)
     whom = "the coordinator or to one silo" if alone else "one silo, alone or in league with the coordinator"
     return (
         f"blind sums do not bound what a model that is made to leak shows of single records, to {whom}: policies look "
@@ -53,12 +54,12 @@ def together(job: Job) -> str:
     return f"it has {len(job.batches)} batches: {named}; {lost}"
 
 
-def told_by_likeness(job: Job) -> str:
+def told_by_likeness(plan: JobPlan) -> str:
     """What a job's comparisons tell of the records; empty where it compares nothing.
 
     The figures are those of pFedSim's classifier rows, which alone were examined (docs/threat-model.md).
     """
-    parts = [part for start in job.phase_starts for part in job.up(start) if isinstance(part.exchange, Gram)]
+    parts = [part for phase in plan.phases for part in phase.up if isinstance(part.exchange, Gram)]
     if not parts:
         return ""
     rows = [spec.shape[0] for part in parts if part.kind is Kind.CLASSIFIER_ROWS for spec in part.tensors]
@@ -68,7 +69,7 @@ def told_by_likeness(job: Job) -> str:
         told = "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was examined)"
     else:
         told = "which silos have similar records"
-    weighed = any(directed(job.up(start)) for start in job.phase_starts)
+    weighed = any(phase.rows for phase in plan.phases)
     whom = (
         "the coordinator, and the silos of a round, which check the weights of its rows,"
         if weighed

@@ -18,11 +18,10 @@ from pydantic import Field
 from ... import log
 from ...algorithms.delivery import Delivery, Mail, Post
 from ...algorithms.exchange.parts import Part
-from ...algorithms.job.job import Job
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical
 from ...proto.convert.mix import Mixed
-from ...security.blind.plan import bounds, directed
+from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.blind.sum import row_group, row_name
 from ...security.secagg.spec import RoundSpec, kept
 from ..storage.store import JobStore, summed_words
@@ -58,10 +57,11 @@ class DirectedRow:
 class Directed:
     """Those of one job."""
 
-    def __init__(self, job: Job, store: JobStore) -> None:
-        self._job = job
+    def __init__(self, plan: JobPlan, store: JobStore) -> None:
+        self._job = plan.job
+        self._bounds = plan.bounds
         self._store = store
-        self._parts = {part.name: part for start in job.phase_starts for part in directed(job.up(start))}
+        self._parts = {part.name: part for phase in plan.phases for part in phase.rows}
 
     def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> list[DirectedRow]:
         """Those that a silo gets of what its method delivers, in the order of the parts and, within one, of rounds."""
@@ -110,14 +110,13 @@ class Directed:
         return from_json(data, _DirectedAsides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
-        own = row_group(self._parts[part], bounds(self._job), silo)
+        own = row_group(self._parts[part], self._bounds, silo)
         return kept_sum(part, self._store.path(_name(round_, part, silo)), own.nbytes)
 
 
-def row_words(job: Job, round_: int) -> tuple[str, ...]:
+def row_words(plan: RoundPlan) -> tuple[str, ...]:
     """Names of all files of rows that the sum of a round can have."""
-    mixed, readers = directed(job.up(round_)), job.row_readers(round_)
-    return tuple(_name(round_, part.name, silo) for part in mixed for silo in readers)
+    return tuple(_name(plan.round, part.name, silo) for part in plan.rows for silo in plan.readers)
 
 
 def _kept_share(row: KeptSum, silo: str) -> float:

@@ -16,14 +16,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...algorithms.exchange.parts import Gram, Mix, Part
-from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import PaddedWord, padded_from_wire
 from ...proto.convert.secagg_sent import ENVELOPE
 from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.padded_mix import check_upload
-from ...security.blind.plan import line_of, uploaded, use_of
+from ...security.blind.plan import JobPlan
 from ...security.faults import Code
 from ...security.identity import roster as rosters
 from ...security.identity.signers import Signers
@@ -49,13 +48,14 @@ class StoredUpload:
 class HiddenUploadStore:
     """Those of one job, on disk and in the database as here."""
 
-    def __init__(self, job: Job, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()) -> None:
-        self.signers = Signers.of(roster, job.silos)
-        self._job = job
+    def __init__(self, plan: JobPlan, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()) -> None:
+        self.signers = Signers.of(roster, plan.job.silos)
+        self._plan = plan
         digest = rosters.digest(roster)
-        parts = [part for start in job.phase_starts for part in uploaded(job.up(start))]
         self.lines: Mapping[str, MixContext] = {
-            part.name: line_of(job, part, roster.federation, digest) for part in parts if isinstance(part.exchange, Mix)
+            name: plan.line(part, roster.federation, digest)
+            for name, part in plan.uploads.items()
+            if isinstance(part.exchange, Mix)
         }
         self._federation, self._roster = roster.federation, digest
         self._here = {(each.round, each.part, each.silo): _here(each) for each in stored}
@@ -65,7 +65,7 @@ class HiddenUploadStore:
 
     def part(self, silo: str, round_: int, name: str) -> Part:
         """A part that is an upload of its own; RefusedError MANIFEST where the round has none of this name."""
-        for part in uploaded(self._job.up(round_)):
+        for part in self._plan.round(round_).uploads:
             if part.name == name:
                 return part
         raise RefusedError(silo, "MANIFEST", f"round {round_} has no upload of a part {name[:64]!r} of its own")
@@ -73,7 +73,7 @@ class HiddenUploadStore:
     def check_context(self, silo: str, round_: int, part: Part, context: bytes) -> None:
         """RefusedError MANIFEST unless an upload of this part may be bound to this context."""
         if isinstance(part.exchange, Gram):
-            fits = context == use_of(self._job, part, round_).context(self._federation, self._roster)
+            fits = context == self._plan.use(part, round_).context(self._federation, self._roster)
         else:  # a hash over a number that comes with the silo's word on it
             fits = len(context) == CONTEXT_BYTES
         if not fits:
@@ -91,7 +91,7 @@ class HiddenUploadStore:
 
     def lacks(self, silo: str, round_: int) -> list[str]:
         """Parts of which a silo has still to give, or to sign, its upload of a round."""
-        return [part.name for part in uploaded(self._job.up(round_)) if not self._done(round_, part, silo)]
+        return [part.name for part in self._plan.round(round_).uploads if not self._done(round_, part, silo)]
 
     def _done(self, round_: int, part: Part, silo: str) -> bool:
         here = self._here.get((round_, part.name, silo))

@@ -27,7 +27,6 @@ from pydantic import Field
 
 from ... import log
 from ...algorithms.exchange.parts import integer_weights
-from ...algorithms.job.job import Job
 from ...files.checked_file import from_json, to_json
 from ...files.documents import Strict, parse_canonical
 from ...proto.convert.mix import Mixed, WireSummand
@@ -35,7 +34,7 @@ from ...security.arithmetic.masks import PIECE
 from ...security.blind.mix_context import MixContext, Version
 from ...security.blind.mix_row import RecipientRow, RowMemory, Share, fault, make_row
 from ...security.blind.padded_mix import mixed_pieces
-from ...security.blind.plan import row_terms
+from ...security.blind.plan import JobPlan
 from ...security.blind.prekeys import Word
 from ...security.blind.sealing import letter_for
 from ...security.identity.signers import Sign
@@ -75,12 +74,12 @@ class _Asides(Strict):
 class Planning:
     """Makes the rows of one job, and remembers of each recipient what they were made of."""
 
-    def __init__(self, job: Job, lines: Mapping[str, MixContext], sign: Sign, memories: Memories) -> None:
+    def __init__(self, plan: JobPlan, lines: Mapping[str, MixContext], sign: Sign, memories: Memories) -> None:
         self.lines = lines
         self.memories = dict(memories)
-        self._job = job
+        self._job = plan.job
         self._sign = sign
-        self._terms = row_terms(job)
+        self._terms = plan.terms
 
     def plan(
         self,

@@ -10,11 +10,11 @@ from pathlib import Path
 from ... import log
 from ...algorithms.delivery import Delivery, Mail, Post, Row
 from ...algorithms.exchange.parts import Mix, Part, upload_items
-from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto.convert.mix import MOST_TOLD
 from ...security.blind.mix_context import WORD_BYTES, Version
 from ...security.blind.mix_row import RowMemory
+from ...security.blind.plan import JobPlan
 from ...security.identity import roster as rosters
 from ...security.identity.signers import Sign
 from ..storage.database import Place, StoredJob
@@ -29,12 +29,12 @@ Changes = Mapping[Place, str | None]
 class Mixing:
     """The padded and rotated uploads of one job, and its rows."""
 
-    def __init__(self, job: Job, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
-        self.hidden = HiddenUploadStore(job, roster, stored.hidden)
-        self._job = job
+    def __init__(self, plan: JobPlan, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
+        self.hidden = HiddenUploadStore(plan, roster, stored.hidden)
+        self._job = plan.job
         self._store = store
-        self._planning = Planning(job, self.hidden.lines, sign, stored.memories)
-        self.directed = Directed(job, store)
+        self._planning = Planning(plan, self.hidden.lines, sign, stored.memories)
+        self.directed = Directed(plan, store)
         self._mixed: dict[tuple[str, str], frozenset[str]] = {}  # by part and silo: files that rows put aside are of
         for _, part, silo in store.mailed():
             self._mixed[part, silo] = self._of(part, silo, store.put_aside(part, silo) or b"")

@@ -36,7 +36,6 @@ from torch import Tensor
 
 from ...algorithms.exchange.parts import Contribution, Gram, Part, Read, Sum
 from ...algorithms.exchange.plain import PLAIN
-from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...files import tensor_file
 from ...files.checked_file import from_json, to_json
@@ -45,7 +44,7 @@ from ...proto.channel import CHUNK_BYTES
 from ...security.arithmetic.fixedpoint import COORDINATOR_READS, WORD, Words
 from ...security.blind.directed_mix import is_row
 from ...security.blind.open_sum import Claim, tag_of
-from ...security.blind.plan import round_frame
+from ...security.blind.plan import RoundPlan
 from ...security.blind.sum import Bounds, folded, group
 from ...security.identity.keys import Hex32, Id
 from ...security.secagg.coordinator_events import Open
@@ -147,13 +146,13 @@ class Keeping:
 NOTHING_KEPT = Keeping()
 
 
-def masked_bytes(job: Job, round_: int) -> int:
+def masked_bytes(plan: RoundPlan) -> int:
     """How long a silo's upload is in a round at most, masked words and shares of what is compared.
 
     LocalError for a job whose sums cannot be.
     """
-    frame = round_frame(job, round_, "none", NO_DIGEST, NO_DIGEST)
-    return payload_bytes(specify(frame, job.cohort(round_), 0))
+    frame = plan.frame("none", NO_DIGEST, NO_DIGEST)
+    return payload_bytes(specify(frame, plan.job.cohort(plan.round), 0))
 
 
 def open_sum(

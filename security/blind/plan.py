@@ -4,17 +4,20 @@ A round of a job with ``secure_aggregation = "required"`` is one secure sum over
 is a group of that sum, in the order in which the parts cross (security/blind/sum.py). Behind them come the rows of a
 directed ``Mix``: a group for each silo that gets one (security/blind/directed_mix.py). Every other part of a ``Mix`` or
 a ``Gram`` is an upload of its own, before that of the masked words: padded words (security/blind/padded_mix.py), or
-rotated vectors (security/blind/rotation.py). They are bound to lines and uses that ``line_of`` and ``use_of`` make. A
-``Gram`` by secret sharing crosses with the masked words (security/secagg/gram_pieces.py).
+rotated vectors (security/blind/rotation.py). They are bound to lines and uses that ``JobPlan`` makes. A ``Gram`` by
+secret sharing crosses with the masked words (security/secagg/gram_pieces.py).
 
-In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words (``sums_down``), so
-that silos check it (security/blind/open_sum.py). Where the job's audience are its silos these words are under pads that
-the coordinator cannot take off (security/blind/silo_pads.py).
+In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words
+(``RoundPlan.sums_down``), so that silos check it (security/blind/open_sum.py). Where the job's audience are its silos
+these words are under pads that the coordinator cannot take off (security/blind/silo_pads.py).
+
+A ``JobPlan`` is made once, when a job is admitted; whoever works on a round is handed its ``RoundPlan``.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from ...algorithms.exchange.parts import Gram, Item, Mix, Part, Sum
@@ -32,6 +35,7 @@ from .sum import SOME_KEY, Bounds, Quantised, group, row_group, row_name
 PURPOSE = "update"
 WORDS = b"@words"  # in place of a tensor's name; "@" cannot start one
 RECIPIENT = "coordinator"
+ROUNDS_HELD = 64  # plans of one job in memory: a job may have many thousand rounds
 
 
 def summed(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -77,84 +81,245 @@ class SumDown:
     group: int
 
 
-def sums_down(job: Job, round_: int) -> tuple[SumDown, ...]:
-    """What can come down so at the start of a round, in wire order: the sums of the rounds before it, in a keyed job.
+@dataclass(frozen=True)
+class RoundPlan:
+    """One round of a job: what crosses, and how.
 
-    Each round that sums a part publishes it, or is the last one, so it is known of which round the newest is.
+    ::
+
+        up, down       parts that silos upload, and that may be delivered at its start, in wire order
+        sums           parts of its secure sum
+        rows, readers  parts of which each of these silos gets a row by that sum
+        shared         the part that is compared by shares, none or one
+        uploads        parts that are uploads of their own, in the order in which they leave
+        in_words       of ``down``: never tensors, but words of their sum, since the job is keyed and publishes it
+        summed_before  of ``down``: the round before opened a sum of them
+        published      of ``sums``: their words are kept for silos, to which they come down in a later round
+
+    Each round of a blind job is summed before the next begins, so a delivery without a part of ``summed_before`` hides
+    a sum that silos know to be open (SECURITY.md rule 34).
     """
-    starts = (*job.phase_starts, job.length)
-    phases = [(start, min(end, round_)) for start, end in pairwise(starts) if start < round_]
-    found = []
-    for part in in_words(job, round_):
-        for start, end in reversed(phases):
-            names = [each.name for each in summed(job.up(start))]
-            if part in names:
-                group_ = names.index(part)
-                found.append(SumDown(summed(job.up(start))[group_], end - 1, group_))
-                break
-    return tuple(found)
+
+    whole: "JobPlan"
+    round: int
+    up: tuple[Part, ...]
+    down: tuple[Part, ...]
+    sums: tuple[Part, ...]
+    rows: tuple[Part, ...]
+    readers: tuple[str, ...]
+    shared: tuple[Part, ...]
+    uploads: tuple[Part, ...]
+    in_words: tuple[str, ...]
+    summed_before: tuple[str, ...]
+    published: tuple[str, ...]
+
+    @property
+    def job(self) -> Job:
+        """The job whose round it is."""
+        return self.whole.job
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
+        """The groups of its sum, without scale, and the part that each is of."""
+        return sum_groups(self.up, self.whole.bounds, self.readers)
+
+    @cached_property
+    def sums_down(self) -> tuple[SumDown, ...]:
+        """What can come down in words at its start, in wire order.
+
+        Each round that sums a part publishes it, or is the last one, so it is known of which round the newest is.
+        """
+        return tuple(each for name in self.in_words for each in self.whole.newest_sum(name, self.round))
+
+    @property
+    def sums_metrics_alone(self) -> bool:
+        """Whether its sum has nothing of a model."""
+        return (*self.sums, *self.rows) == (METRICS,)
+
+    @property
+    def sums_no_model(self) -> bool:
+        """Whether nothing that came down to all silos alike has a part in its sum: metrics, rows, no more."""
+        return self.sums == (METRICS,)
+
+    def model_digest(
+        self, items: Sequence[Item], tensors: Sequence[bytes], sums: Sequence[tuple[str, bytes]] = ()
+    ) -> str:
+        """SHA-256, in hex, of what a silo received for it: names and digests of its tensors, in wire order.
+
+        ``sums`` are the names of parts that came as the words of open sums, and the digests of these.
+
+        It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out
+        rows and other values of one silo. What was summed once is never summed again (security/secagg/memory.py), so
+        the round is part of it only where there is no such result, as before the first; in rounds that sum rows of
+        single silos, or metrics alone, it is all.
+        Where holders are counted it is always part of it: rows that too few hold come down as they were, and all sums
+        are over all of the job's silos.
+        """
+        job, alone = self.job, self.sums_no_model
+        own = job.method().addressed
+        every = zip(items, tensors, strict=True)
+        pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
+        named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
+        named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
+        when = [] if named and not job.counted else [self.round.to_bytes(8)]
+        return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
+
+    def frame(
+        self,
+        federation: str,
+        roster: str,
+        model: str,
+        parts: bytes = b"",
+        weights: Callable[[str], Mapping[str, float]] | None = None,
+    ) -> Frame:
+        """The frame of its sum; ``roster`` is the digest of the roster, ``model`` that of what was received.
+
+        ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by silo, are those of
+        rows that the coordinator weighs (``Method.member_weights``); silos have none, and look at what it brings.
+        """
+        job, said, method = self.job, self.job.security, self.job.method()
+        declared: Mapping[str, int] = said.counts
+        members = method.directed_for == "members"
+        rows = {
+            row_name(part.name, silo): (weights(silo) if weights else {})
+            if members
+            else method.row_weights(self.round, silo)
+            for part in self.rows
+            for silo in self.readers
+        }
+        return Frame(
+            federation=federation,
+            roster=roster,
+            job=job.name,
+            job_digest=job.digest,
+            round=self.round,
+            exchange="sum",
+            purpose=PURPOSE,
+            recipient=RECIPIENT,
+            model_digest=model,
+            schema_digest=self.whole.schema_digest,
+            groups=self.groups[1],
+            key_parts=parts.hex(),
+            compared=next((compared_of(part, said.clip_exponent) for part in self.shared), None),
+            min_cohort=job.min_cohort,
+            colluders=said.colluders,
+            tagged=job.keyed,
+            counts=tuple(sorted(declared.items())),
+            rows=rows,
+            brought=frozenset(rows) if members else frozenset(),
+        )
 
 
-def in_words(job: Job, round_: int) -> tuple[str, ...]:
-    """Parts of a round's delivery that never come as tensors: in a keyed job, what is summed and published as it is."""
-    if not job.keyed:
+def _names(item: Item) -> tuple[bytes, bytes]:
+    return item.part.encode(), item.spec.name.encode()
+
+
+class JobPlan:
+    """What crosses in all rounds of one job: made once from its signed document, and the same for all who have it."""
+
+    def __init__(self, job: Job) -> None:
+        """Plans of rounds are made when they are first asked for."""
+        self.job = job
+        self.round: Callable[[int], RoundPlan] = lru_cache(ROUNDS_HELD)(self._round)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """What the job declares of its values."""
+        said = self.job.security
+        return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most, self.job.for_silos)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """By what rules the coordinator opens its sums and makes rows; who asks for more gives no part to them.
+
+        The silos of a batch are in a sum together or not at all (rule 1).
+        """
+        job = self.job
+        return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)
+
+    @cached_property
+    def schema_digest(self) -> str:
+        """SHA-256, in hex, of what the job says of all that crosses."""
+        return hashlib.sha256(canonical_json(self.job.document()["schema"])).hexdigest()
+
+    @property
+    def instance(self) -> str:
+        """Names the job's sums in what its silos remember of them: ``Frame.instance``."""
+        return f"{self.job.name}/sum/{PURPOSE}/{RECIPIENT}"
+
+    @property
+    def phases(self) -> tuple[RoundPlan, ...]:
+        """The first round of each set of parts that crosses, in turn; the final delivery is not among them."""
+        return tuple(map(self.round, self.job.phase_starts))
+
+    @property
+    def uploads(self) -> dict[str, Part]:
+        """All parts that are uploads of their own in any round, by name."""
+        return {part.name: part for phase in self.phases for part in phase.uploads}
+
+    def _round(self, round_: int) -> RoundPlan:
+        job = self.job
+        up, down = job.up(round_), job.down(round_)
+        sums, rows = summed(up), directed(up)
+        words = {part.name for part in down} & self._summed if job.keyed else set()
+        before = {part.name for part in summed(job.up(round_ - 1))} if round_ else set()
+        return RoundPlan(
+            self,
+            round_,
+            up,
+            down,
+            sums,
+            rows,
+            job.row_readers(round_) if rows else (),
+            shared(up),
+            uploaded(up),
+            tuple(part.name for part in down if part.name in words),
+            tuple(part.name for part in down if part.name in before),
+            tuple(part.name for part in sums if part.name in self._published),
+        )
+
+    @cached_property
+    def _summed(self) -> frozenset[str]:
+        """Names of the parts that any round sums."""
+        return frozenset(part.name for start in self.job.phase_starts for part in summed(self.job.up(start)))
+
+    @cached_property
+    def _published(self) -> frozenset[str]:
+        """Of a keyed job: names of those of them that any delivery has."""
+        job = self.job
+        if not job.keyed:
+            return frozenset()
+        return self._summed & {part.name for start in (*job.phase_starts, job.length) for part in job.down(start)}
+
+    def newest_sum(self, name: str, round_: int) -> tuple[SumDown, ...]:
+        """The last sum of a part before a round, none or one."""
+        starts = (*self.job.phase_starts, self.job.length)
+        for start, end in reversed([pair for pair in pairwise(starts) if pair[0] < round_]):
+            sums = summed(self.job.up(start))
+            for index, part in enumerate(sums):
+                if part.name == name:
+                    return (SumDown(part, min(end, round_) - 1, index),)
         return ()
-    given = {part.name for start in job.phase_starts for part in summed(job.up(start))}
-    return tuple(part.name for part in job.down(round_) if part.name in given)
 
+    def line(self, part: Part, federation: str, roster: str) -> MixContext:
+        """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
 
-def summed_before(job: Job, round_: int) -> tuple[str, ...]:
-    """Parts of a round's delivery of which the round before it opened a sum, in wire order.
+        The key is made once for a job and its roster, so its epoch is 0 (security/blind/group_key.py).
+        """
+        elements = sum(spec.elements for spec in part.tensors)
+        return MixContext(
+            federation=federation,
+            roster=roster,
+            key_epoch=0,
+            job=self.job.name,
+            job_digest=self.job.digest,
+            schema_digest=self.schema_digest,
+            group=mix_group(part.name, elements, self.job.security.clip_exponent),
+        )
 
-    Each round of a blind job is summed before the next begins, so a delivery without such a part hides a sum that silos
-    know to be open (SECURITY.md rule 34).
-    """
-    given = {part.name for part in summed(job.up(round_ - 1))} if round_ else set()
-    return tuple(part.name for part in job.down(round_) if part.name in given)
-
-
-def sums_published(job: Job, round_: int) -> tuple[str, ...]:
-    """Parts of a round's sum whose words are kept for silos: those that come down in a later round."""
-    later = {name for start in (*job.phase_starts, job.length) for name in in_words(job, start)}
-    return tuple(part.name for part in summed(job.up(round_)) if part.name in later)
-
-
-def line_of(job: Job, part: Part, federation: str, roster: str) -> MixContext:
-    """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
-
-    The key is made once for a job and its roster, so its epoch is 0 (security/blind/group_key.py).
-    """
-    elements = sum(spec.elements for spec in part.tensors)
-    return MixContext(
-        federation=federation,
-        roster=roster,
-        key_epoch=0,
-        job=job.name,
-        job_digest=job.digest,
-        schema_digest=schema_digest(job),
-        group=mix_group(part.name, elements, job.security.clip_exponent),
-    )
-
-
-def use_of(job: Job, part: Part, round_: int, row: int = 0) -> Use:
-    """What one secret rotation of a Gram part is for: a row of its tensor in one round."""
-    return Use(epoch=0, job=job.digest, round=round_, attempt=0, group=part.name, row=row)
-
-
-def schema_digest(job: Job) -> str:
-    """SHA-256, in hex, of what the job says of all that crosses."""
-    return hashlib.sha256(canonical_json(job.document()["schema"])).hexdigest()
-
-
-def bounds(job: Job) -> Bounds:
-    """What the job declares of its values."""
-    said = job.security
-    return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most, job.for_silos)
-
-
-def row_terms(job: Job) -> Terms:
-    """By what rules the coordinator opens sums and makes rows of a Mix; who asks for more gives no part to them."""
-    return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders)
+    def use(self, part: Part, round_: int, row: int = 0) -> Use:
+        """What one secret rotation of a Gram part is for: a row of its tensor in one round."""
+        return Use(epoch=0, job=self.job.digest, round=round_, attempt=0, group=part.name, row=row)
 
 
 def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
@@ -163,101 +328,5 @@ def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
     The same bits under the job's own group key; under another one inner products, and what a method makes of them, are
     within a bound of it (security/blind/mix_and_gram.py).
     """
-    return Quantised(bounds(job), job.security.counts, row_terms(job), group_key, job.digest)
-
-
-def model_digest(
-    job: Job, round_: int, items: Sequence[Item], tensors: Sequence[bytes], sums: Sequence[tuple[str, bytes]] = ()
-) -> str:
-    """SHA-256, in hex, of what a silo received for a round: names and digests of its tensors, in wire order.
-
-    ``sums`` are the names of parts that came as the words of open sums, and the digests of these.
-
-    It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out rows
-    and other values of one silo. What was summed once is never summed again (security/secagg/memory.py), so the round
-    is part of it only where there is no such result, as before the first; in rounds that sum rows of single silos, or
-    metrics alone, it is all.
-    Where holders are counted it is always part of it: rows that too few hold come down as they were, and all sums are
-    over all of the job's silos.
-    """
-    alone, own = sums_no_model(job, round_), job.method().addressed
-    every = zip(items, tensors, strict=True)
-    pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
-    named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-    named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
-    when = [] if named and not job.counted else [round_.to_bytes(8)]
-    return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
-
-
-def sums_metrics_alone(job: Job, round_: int) -> bool:
-    """Whether a round's sum has nothing of a model."""
-    up = job.up(round_)
-    return (*summed(up), *directed(up)) == (METRICS,)
-
-
-def sums_no_model(job: Job, round_: int) -> bool:
-    """Whether nothing that came down to all silos alike has a part in what a round sums: metrics, rows, no more."""
-    return summed(job.up(round_)) == (METRICS,)
-
-
-def _names(item: Item) -> tuple[bytes, bytes]:
-    return item.part.encode(), item.spec.name.encode()
-
-
-def round_terms(job: Job, terms: Terms, proven: frozenset[str] = frozenset()) -> Terms:
-    """What ``terms`` ask of this job's sums: the silos of a batch are in one together or not at all (rule 1).
-
-    Sums may lack silos that are ``proven`` to have misdealt (security/secagg/evidence.py).
-    """
-    return replace(terms, batches=job.batches, excused=proven)
-
-
-def instance_of(job: Job) -> str:
-    """Names the sums of a job in what its silos remember of them: ``Frame.instance``."""
-    return f"{job.name}/sum/{PURPOSE}/{RECIPIENT}"
-
-
-def round_frame(
-    job: Job,
-    round_: int,
-    federation: str,
-    roster: str,
-    model: str,
-    parts: bytes = b"",
-    weights: Callable[[str], Mapping[str, float]] | None = None,
-) -> Frame:
-    """The frame of a round's sum; ``roster`` is the digest of the roster, ``model`` that of what was received.
-
-    ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by silo, are those of rows
-    that the coordinator weighs (``Method.member_weights``); silos have none, and look at what it brings.
-    """
-    said = job.security
-    declared: Mapping[str, int] = said.counts
-    method, up, readers = job.method(), job.up(round_), job.row_readers(round_)
-    members = method.directed_for == "members"
-    rows = {
-        row_name(part.name, silo): (weights(silo) if weights else {}) if members else method.row_weights(round_, silo)
-        for part in directed(up)
-        for silo in readers
-    }
-    return Frame(
-        federation=federation,
-        roster=roster,
-        job=job.name,
-        job_digest=job.digest,
-        round=round_,
-        exchange="sum",
-        purpose=PURPOSE,
-        recipient=RECIPIENT,
-        model_digest=model,
-        schema_digest=schema_digest(job),
-        groups=sum_groups(up, bounds(job), readers)[1],
-        key_parts=parts.hex(),
-        compared=next((compared_of(part, said.clip_exponent) for part in shared(up)), None),
-        min_cohort=job.min_cohort,
-        colluders=job.security.colluders,
-        tagged=job.keyed,
-        counts=tuple(sorted(declared.items())),
-        rows=rows,
-        brought=frozenset(rows) if members else frozenset(),
-    )
+    plan = JobPlan(job)
+    return Quantised(plan.bounds, job.security.counts, plan.terms, group_key, job.digest)

@@ -12,7 +12,7 @@ from ...algorithms.training.record_checks import check_records, check_training
 from ...errors import LocalError, PeerError, RefusedError
 from ...files.documents import parse_json
 from ...security.arithmetic.fixedpoint import scale_exponent
-from ...security.blind.plan import bounds, row_terms, summed, uploaded
+from ...security.blind.plan import JobPlan
 from ...security.blind.sum import group
 from ...security.blind.weight_checks import weights_fault
 from ...security.identity.domains import JOB
@@ -35,7 +35,7 @@ TRUSTED = "non-colluding-coordinator"  # secure_aggregation.trust
 class Admitted:
     """A job that this silo takes part in, with its own data and its own initial weights."""
 
-    job: Job
+    plan: JobPlan
     declared: Declared
     signer: str
     train: Dataset
@@ -43,6 +43,11 @@ class Admitted:
     weights: Mapping[str, Tensors]  # by part
     digests: Mapping[str, str]  # of their files, SHA-256 in hex
     public: frozenset[str] = frozenset()  # parts whose weights were trained on none of this silo's records
+
+    @property
+    def job(self) -> Job:
+        """The job itself."""
+        return self.plan.job
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,14 @@ def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, rost
     return tuple(sorted(cohort))
 
 
-def outflows(job: Job, roster: Roster, policy: Policy) -> list[Outflow]:
+def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
     """What the policy says to all that the job's rounds give; rounds in a row that give the same are one."""
     found: dict[int, tuple[Release, ...]] = {}
-    for start in job.phase_starts:
-        releases = upload_releases(job, start)
+    job = plan.job
+    for phase in plan.phases:
+        releases = upload_releases(phase)
         if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
-            found[start] = releases
+            found[phase.round] = releases
     return [
         Outflow(first, following - 1, *_decided(job, roster, policy, releases))
         for (first, releases), following in zip(found.items(), (*list(found)[1:], job.length), strict=True)
@@ -135,9 +141,9 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
     return tuple(readers), Decision(tuple(verdicts), tuple(whole))
 
 
-def asked_of_rows(job: Job, policy: Policy) -> Terms:
-    """What this silo asks of each row that it opens: of the job and of its policy, what is stricter."""
-    made, terms = row_terms(job), policy.terms
+def asked_of_rows(made: Terms, policy: Policy) -> Terms:
+    """What this silo asks of each row that it opens: of the job, as ``made``, and of its policy, what is stricter."""
+    terms = policy.terms
     return Terms(
         max(made.min_cohort, terms.min_cohort),
         max(made.min_honest, terms.min_honest),
@@ -145,15 +151,15 @@ def asked_of_rows(job: Job, policy: Policy) -> Terms:
     )
 
 
-def sum_objections(job: Job, policy: Policy, roster: Roster) -> tuple[str, ...]:
+def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
     """All that the policy has against a blind job, each with its fix; it asks the same of every cohort."""
-    if not job.security.required:
+    if not plan.job.security.required:
         return ()
-    return (*_objections(job, policy), *(_keyed_objections(job, policy, roster) if job.keyed else ()))
+    return (*_objections(plan, policy), *(_keyed_objections(plan, policy, roster) if plan.job.keyed else ()))
 
 
-def _objections(job: Job, policy: Policy) -> Iterator[str]:
-    security, terms = job.security, policy.terms
+def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
+    job, security, terms = plan.job, plan.job.security, policy.terms
     # (1) The job takes as many silos to be in league with the coordinator as the policy does.
     if security.colluders < terms.colluders:
         yield (
@@ -193,7 +199,7 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
         if fault := weights_fault(job.weighing, job.summed_sets(), fewest):
             yield fault
     # (6) The sum of so many silos fits into its ring.
-    yield from _rings(job)
+    yield from _rings(plan)
     # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
     asked = policy.file.secure_aggregation.min_holders or terms.min_cohort
     if job.counted and job.min_holders < asked:
@@ -205,11 +211,11 @@ def _objections(job: Job, policy: Policy) -> Iterator[str]:
         )
 
 
-def _rings(job: Job) -> Iterator[str]:
-    declared, sums = bounds(job), [part for start in job.phase_starts for part in summed(job.up(start))]
-    for own in dict.fromkeys(group(part, declared) for part in sums):
+def _rings(plan: JobPlan) -> Iterator[str]:
+    sums = [part for phase in plan.phases for part in phase.sums]
+    for own in dict.fromkeys(group(part, plan.bounds) for part in sums):
         try:
-            scale_exponent(own.ring, len(job.silos), own.clip_exponent, own.weights)
+            scale_exponent(own.ring, len(plan.job.silos), own.clip_exponent, own.weights)
         except LocalError as error:
             yield f"part {own.name!r}: {error}"
 
@@ -218,43 +224,43 @@ def _mixes(job: Job) -> bool:
     return any(isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start))
 
 
-def trusting(job: Job) -> bool:
+def trusting(plan: JobPlan) -> bool:
     """Whether something of a job is hidden, or held, by what the coordinator and any one of its silos have together.
 
     What is mixed by directed sums is not. Nor is what tags alone are for: who can forge them alters what comes down of
     a sum, as any coordinator can where there are none, and reads no more than the sum (security/secagg/linear_tags.py).
     """
-    hidden = bool(job.for_silos) or job.counted or any(uploaded(job.up(start)) for start in job.phase_starts)
-    return job.keyed and hidden
+    job = plan.job
+    return job.keyed and (bool(job.for_silos) or job.counted or bool(plan.uploads))
 
 
-def _without_key(job: Job) -> list[str]:
+def _without_key(plan: JobPlan) -> list[str]:
     """What a job may say instead, for each part that it hides by a key of all its silos and need not."""
-    parts = {part.name: part for start in job.phase_starts for part in uploaded(job.up(start))}.values()
+    parts = plan.uploads.values()
     mixed = [part for part in parts if isinstance(part.exchange, Mix)]
     compared = [part for part in parts if isinstance(part.exchange, Gram) and not part.sketch]
-    directed = ['security.mix = "directed"'] * len(mixed) if job.method().directed_for else []
+    directed = ['security.mix = "directed"'] * len(mixed) if plan.job.method().directed_for else []
     return [*directed, *['security.compare = "shared"'] * len(compared)]
 
 
-def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]:
+def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator[str]:
     """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
-    parts = dict.fromkeys(part.name for start in job.phase_starts for part in uploaded(job.up(start)))
+    job, parts = plan.job, plan.uploads
     hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
     names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its counts"
     opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
     instead = "to have it signed without security.audience"
     if parts:
         instead = SUMS_ALONE
-        keys = _without_key(job)
+        keys = _without_key(plan)
         if len(keys) == len(parts):
             instead = f"to have it signed with {' and '.join(sorted(set(keys)))}, by which no such key hides anything"
     elif job.counted:
         instead = "for a method that sums nothing class by class"
     rows = _mixes(job)
     # (8) This silo trusts that the coordinator is in league with no silo of the job.
-    if trusting(job) and asked.trust != TRUSTED:
+    if trusting(plan) and asked.trust != TRUSTED:
         yield (
             f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
             f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
@@ -263,7 +269,7 @@ def _keyed_objections(job: Job, policy: Policy, roster: Roster) -> Iterator[str]
     # (9) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
     both = [entry.id for entry in roster.in_one_hand]
-    if trusting(job) and both:
+    if trusting(plan) and both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
             f"open {opened}, whatever trust says; another organisation must run the one or the other, or "
@@ -290,12 +296,13 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
     job, signer = read_job(signed, roster)
+    plan = JobPlan(job)
     # (3) We are one of its silos.
     check_member(job, silo, roster)
     # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its rounds gives.
-    if objections := (*privacy_objections(job, policy), *sum_objections(job, policy, roster)):
+    if objections := (*privacy_objections(job, policy), *sum_objections(plan, policy, roster)):
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
-    for outflow in outflows(job, roster, policy):
+    for outflow in outflows(plan, roster, policy):
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
             raise RefusedError(coordinator, "POLICY", why)
@@ -319,4 +326,4 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     digests = {part: digest for part, (_, digest) in loaded.items()}
     public = frozenset(part for part, own in own_weights.items() if own.public)
     declared = Declared.of(parse_json(signed, "the offered job")["document"], RecordCount(len(train), len(test)))
-    return Admitted(job, declared, signer, train, test, weights, digests, public)
+    return Admitted(plan, declared, signer, train, test, weights, digests, public)

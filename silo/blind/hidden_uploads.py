@@ -24,7 +24,6 @@ from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import PaddedWord, padded_to_wire, upload_from_wire
 from ...security.blind.mix_context import Version
 from ...security.blind.padded_mix import make_upload
-from ...security.blind.plan import use_of
 from ...security.blind.rotation import digest_of
 from ...security.blind.sealing import SECRET_BYTES
 from ...security.identity.pairwise_keys import KEY_BYTES
@@ -175,7 +174,7 @@ class HiddenUploads:
         if await asyncio.to_thread(self._remember, part, bundle, ctx):
             return
         if ctx not in self._accepted:
-            use = use_of(self._sharing.job, part, self._round)
+            use = self._sharing.plan.use(part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
             await self._door.upload_rotated(self._declared, self._round, bundle, rotating, self._cohort)
         await asyncio.to_thread(self._accept, part, ctx)

@@ -9,24 +9,15 @@ Durable before the message that it is about leaves, so that neither a crash nor 
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...algorithms.job.job import Job
 from ...errors import LocalError, RefusedError
 from ...files import checked_file
-from ...security.blind.plan import (
-    instance_of,
-    model_digest,
-    round_frame,
-    round_terms,
-    summed_before,
-    sums_down,
-    sums_metrics_alone,
-    uploaded,
-)
+from ...security.blind.plan import JobPlan, RoundPlan
 from ...security.faults import COORDINATOR, Code
 from ...security.identity import roster as rosters
 from ...security.identity.domains import SECAGG_CONTEXT, framed
@@ -36,7 +27,7 @@ from ...security.identity.signers import Signers
 from ...security.policy.policy import Policy
 from ...security.secagg.memory import NO_STATE, Memory
 from ...security.secagg.silo import Participant
-from ..admission.checks import Admitted, asked_of_rows
+from ..admission.checks import asked_of_rows
 from ..egress.gate import Gate, TurnedAwayError, UnreachableError
 from ..egress.outcomes import SettledUpload
 from ..ingress.delivery import ReceivedDelivery
@@ -45,6 +36,7 @@ from ..ingress.keyed_job import Sharing
 from ..ingress.mix_rows import IncomingRows, Own, expected_rows
 from ..ingress.open_sums import IncomingSums, Refusal
 from ..parts.contributions import Contributions
+from ..parts.declared import Declared
 from .group_keys import GroupKeys
 from .hidden_uploads import HiddenUploads
 from .round import BlindRound, Pads, no_pads
@@ -82,6 +74,13 @@ class MemoryFiles:
 Train = Callable[[ReceivedDelivery], Coroutine[Any, Any, Contributions]]
 
 
+def _reusing(kept: Contributions | None, train: Train) -> Train:
+    async def contributions(delivered: ReceivedDelivery) -> Contributions:
+        return await train(delivered) if kept is None else kept
+
+    return contributions
+
+
 @dataclass(frozen=True)
 class OwnValues:
     """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
@@ -114,18 +113,21 @@ class BlindRounds:
 
     async def take_part(
         self,
-        admitted: Admitted,
-        round_: int,
+        declared: Declared,
+        plan: RoundPlan,
         cohort: tuple[str, ...],
         local: OwnValues,
+        kept: Contributions | None,
         train: Train,
-        waiting: tuple[str, ...],
+        waiting: Collection[str],
     ) -> None:
-        """Until the round's sum is open. ``waiting`` are the codes of refusals after which it may still go on."""
-        job = admitted.job
-        if self._now is None or not self.goes_on(job.digest, round_):
+        """Until the round's sum is open. What was ``kept`` of its training is not trained again.
+
+        ``waiting`` are the codes of refusals after which it may still go on.
+        """
+        if self._now is None or not self.goes_on(plan.job.digest, plan.round):
             await self.leave()
-            self._now = await self._enter(admitted, round_, cohort, local, train)
+            self._now = await self._enter(declared, plan, cohort, local, _reusing(kept, train))
         goes_on = False
         try:
             await self._now.run()
@@ -139,40 +141,40 @@ class BlindRounds:
             if not goes_on:
                 await self.leave()
 
-    async def fetch(self, job: Job, round_: int, local: OwnValues) -> ReceivedDelivery:
+    async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
         """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened.
 
         RefusedError for a coordinator that sets this silo back, or that hides a sum which was opened (rule 34).
         """
-        folder, own = local.folder, local.own
-        memory = await self._remembered(job, round_, local)
+        job, folder, own = plan.job, local.folder, local.own
+        memory = await self._remembered(plan, local)
         sums = None
         rows: AnyRows | None = None
-        if expected_rows(job, round_):
-            sharing, asked = await self._sharing(job, folder), asked_of_rows(job, self._policy)
+        if expected_rows(plan):
+            sharing, asked = await self._sharing(plan.whole, folder), asked_of_rows(plan.whole.terms, self._policy)
             directed = job.security.mix == "directed"
-            counted = DirectedRows(sharing, round_, asked, local.counted) if directed else None
-            rows = counted or IncomingRows(sharing, round_, asked, own)
-        if sums_down(job, round_):
-            sums = IncomingSums(await self._sharing(job, folder), round_, memory)
-        delivered = await self._gate.fetch(job, round_, rows, sums)
-        missing = [name for name in summed_before(job, round_) if name not in delivered.tensors]
+            counted = DirectedRows(sharing, plan, asked, local.counted) if directed else None
+            rows = counted or IncomingRows(sharing, plan, asked, own)
+        if plan.sums_down:
+            sums = IncomingSums(await self._sharing(plan.whole, folder), plan, memory)
+        delivered = await self._gate.fetch(plan, rows, sums)
+        missing = [name for name in plan.summed_before if name not in delivered.tensors]
         if missing:
-            why = f"delivers round {round_} without {', '.join(missing)}, of which an earlier round opened a sum"
-            await self._refuse(job, round_, RefusedError(COORDINATOR, Code.SUM, why))
+            why = f"delivers round {plan.round} without {', '.join(missing)}, of which an earlier round opened a sum"
+            await self._refuse(job, plan.round, RefusedError(COORDINATOR, Code.SUM, why))
         if sums is not None and sums.memory != memory:
-            await asyncio.to_thread(self._keeper(job, folder).save, instance_of(job), sums.memory)
+            await asyncio.to_thread(self._keeper(job, folder).save, plan.whole.instance, sums.memory)
         return delivered
 
-    async def _remembered(self, job: Job, round_: int, local: OwnValues) -> Memory:
+    async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
         """What this silo remembers of the job's sums; RefusedError where the coordinator sets it back."""
-        memory = await asyncio.to_thread(self._keeper(job, local.folder).load, instance_of(job))
-        if memory.signed_round == round_:  # it goes on after an interruption, and no second sum of it is entered
+        memory = await asyncio.to_thread(self._keeper(plan.job, local.folder).load, plan.whole.instance)
+        if memory.signed_round == plan.round:  # it goes on after an interruption, and no second sum of it is entered
             return memory
         try:
             return memory.starting(local.counted)
         except RefusedError as error:
-            await self._refuse(job, memory.signed_round, error)
+            await self._refuse(plan.job, memory.signed_round, error)
 
     async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
         """Record who is to blame, then refuse."""
@@ -184,21 +186,21 @@ class BlindRounds:
         return MemoryFiles(folder, lambda: self._gate.entered(job))
 
     async def _enter(
-        self, admitted: Admitted, round_: int, cohort: tuple[str, ...], local: OwnValues, train: Train
+        self, declared: Declared, plan: RoundPlan, cohort: tuple[str, ...], local: OwnValues, train: Train
     ) -> BlindRound:
-        job = admitted.job
+        job = plan.job
         before, key, parts = None, b"", b""
         pads: Pads = no_pads
         if job.keyed:
-            sharing = await self._sharing(job, local.folder)
+            sharing = await self._sharing(plan.whole, local.folder)
             key, parts, pads = sharing.key, sharing.parts, sharing.pads
-            if uploaded(job.up(round_)):
-                accepted = self._accepted_in(job.name, round_)
-                before = HiddenUploads(self._gate, sharing, admitted.declared, round_, cohort, accepted)
-        delivered = await self.fetch(job, round_, local)
-        model = model_digest(job, round_, delivered.items, delivered.digests, delivered.sums)
-        frame = round_frame(job, round_, self._roster.federation, rosters.digest(self._roster), model, parts)
-        terms = round_terms(job, self._policy.terms)
+            if plan.uploads:
+                accepted = self._accepted_in(job.name, plan.round)
+                before = HiddenUploads(self._gate, sharing, declared, plan.round, cohort, accepted)
+        delivered = await self.fetch(plan, local)
+        model = plan.model_digest(delivered.items, delivered.digests, delivered.sums)
+        frame = plan.frame(self._roster.federation, rosters.digest(self._roster), model, parts)
+        terms = replace(self._policy.terms, batches=job.batches)
         signers, others = (Signers.of(self._roster, silos) for silos in (cohort, job.silos))
         party = Participant(self._silo, signers, terms, self._keys.sign, os.urandom, others)
         training = asyncio.create_task(train(delivered))
@@ -208,16 +210,16 @@ class BlindRounds:
             frame,
             self._keeper(job, local.folder),
             job,
-            admitted.declared,
+            declared,
             training,
             before,
             key,
             pads,
-            NO_STATE if sums_metrics_alone(job, round_) else local.counted,
+            NO_STATE if plan.sums_metrics_alone else local.counted,
         )
 
-    async def _sharing(self, job: Job, folder: Path) -> Sharing:
-        return Sharing.of(job, self._roster, self._keys, await self._group_keys.keys(job), folder)
+    async def _sharing(self, plan: JobPlan, folder: Path) -> Sharing:
+        return Sharing.of(plan, self._roster, self._keys, await self._group_keys.keys(plan.job), folder)
 
     def settled(self, upload: SettledUpload) -> None:
         """Take note of what became of an upload whose connection broke."""

@@ -56,6 +56,7 @@ from ...proto.stream import Digester, Digests
 from ...security.arithmetic.fixedpoint import unscaled
 from ...security.blind.directed_mix import is_row
 from ...security.blind.group_key import KeyContribution, Relayed
+from ...security.blind.plan import RoundPlan
 from ...security.blind.sealing import SealedSecret
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
@@ -227,20 +228,19 @@ class Gate:
     # Deliveries.
 
     async def fetch(
-        self, job: Job, round_: int, rows: AnyRows | None = None, sums: IncomingSums | None = None
+        self, plan: RoundPlan, rows: AnyRows | None = None, sums: IncomingSums | None = None
     ) -> delivery.ReceivedDelivery:
         """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
 
         ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there may be none. A sum
         that is refused is recorded as one that ended, with who is to blame.
         """
-        request = pb.FetchRequest(
-            session=self._session, job=job.name, job_digest=bytes.fromhex(job.digest), round=round_
-        )
+        job, digest = plan.job, bytes.fromhex(plan.job.digest)
+        request = pb.FetchRequest(session=self._session, job=job.name, job_digest=digest, round=plan.round)
         self._count(request)
-        frames = self._client.fetch(request, delivery.largest(job, round_))
+        frames = self._client.fetch(request, delivery.largest(plan))
         try:
-            return await delivery.take(self._ledger, self._coordinator, job, round_, frames, rows, sums)
+            return await delivery.take(self._ledger, self._coordinator, plan, frames, rows, sums)
         except RefusedError:
             if sums is not None and sums.refused is not None:
                 await self.secure_records.refused(job.name, job.digest, sums.refused)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ...algorithms.exchange.parts import Item, delivered_items
-from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto import tensor_pb2 as tensor
 from ...proto.channel import FETCH
 from ...proto.convert.secagg_messages import MOST_PROOF_BYTES, proofs_from_wire, proofs_to_wire
 from ...proto.frames import ChunkFrame, Frame
 from ...proto.stream import TOGETHER, Digests, Inbound
-from ...security.blind.plan import in_words
+from ...security.blind.plan import RoundPlan
 from ...security.ledger.egress_ledger import Ledger
 from ...security.ledger.records import Payload, Peer
 from ..parts.tensors import Buffer, announced, unpack
@@ -42,20 +41,17 @@ class ReceivedDelivery:
     sums: Sequence[tuple[str, bytes]] = ()
 
 
-def largest(job: Job, round_: int) -> int:
+def largest(plan: RoundPlan) -> int:
     """Bytes of the largest delivery that a round can have."""
-    otherwise = {*expected_rows(job, round_), *in_words(job, round_)}
-    plain = sum(
-        item.spec.nbytes for item in delivered_items([part for part in job.down(round_) if part.name not in otherwise])
-    )
-    return plain + largest_sums(job, round_) + largest_rows(job, round_)
+    otherwise = {*expected_rows(plan), *plan.in_words}
+    plain = [part for part in plan.down if part.name not in otherwise]
+    return sum(item.spec.nbytes for item in delivered_items(plain)) + largest_sums(plan) + largest_rows(plan)
 
 
 async def take(
     ledger: Ledger,
     sender: Peer,
-    job: Job,
-    round_: int,
+    plan: RoundPlan,
     frames: AsyncIterator[Frame],
     rows: AnyRows | None = None,
     sums: IncomingSums | None = None,
@@ -65,7 +61,7 @@ async def take(
     ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one or
     the other there may be none.
     """
-    taking = _Taking(sender.id, job, round_, rows, sums)
+    taking = _Taking(sender.id, plan, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
     waiting: list[Frame] = []
     async for frame in frames:
@@ -81,7 +77,7 @@ async def take(
     _, digests = inbound.finish()
     delivered = taking.delivered()
     if delivered:
-        await asyncio.to_thread(_record, ledger, sender, job, round_, taking.size, digests)
+        await asyncio.to_thread(_record, ledger, sender, plan, taking.size, digests)
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
     named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
     return ReceivedDelivery(delivered, taking.items, plain, named)
@@ -95,10 +91,10 @@ def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
 class _Taking:
     """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
 
-    def __init__(self, sender: str, job: Job, round_: int, rows: AnyRows | None, sums: IncomingSums | None) -> None:
+    def __init__(self, sender: str, plan: RoundPlan, rows: AnyRows | None, sums: IncomingSums | None) -> None:
         self.items: Sequence[Item] = ()
         self.size = 0
-        self._sender, self._job, self._round, self._rows, self._sums = sender, job, round_, rows, sums
+        self._sender, self._plan, self._rows, self._sums = sender, plan, rows, sums
         self._buffer = Buffer()
         self._left = 0  # bytes of plain tensors
         self._summed = 0  # bytes of the words of sums
@@ -116,7 +112,7 @@ class _Taking:
             words = self._rows.announced(self._sender, manifest.rows, manifest.prekeys)
         elif brought := len(manifest.rows) + len(manifest.prekeys):
             raise RefusedError(self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none")
-        self.items = announced(self._sender, self._job, self._round, manifest, [*summed, *words])
+        self.items = announced(self._sender, self._plan.job, self._plan.round, manifest, [*summed, *words])
         self._show(manifest)
         if self._sums is not None:
             self._sums.admit()
@@ -141,7 +137,7 @@ class _Taking:
 
     def _check_words(self, parts: set[str]) -> None:
         """RefusedError for a part that comes as tensors, where nothing would show that they are its sum."""
-        for name in in_words(self._job, self._round):
+        for name in self._plan.in_words:
             if name in parts:
                 why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
                 if self._sums is not None:
@@ -167,10 +163,10 @@ class _Taking:
         return {name: tensors for delivered in (plain, *found) for name, tensors in delivered.items()}
 
 
-def _record(ledger: Ledger, sender: Peer, job: Job, round_: int, size: int, digests: Digests) -> None:
+def _record(ledger: Ledger, sender: Peer, plan: RoundPlan, size: int, digests: Digests) -> None:
     ledger.ingress(
-        job=job.name,
-        round_number=round_,
+        job=plan.job.name,
+        round_number=plan.round,
         purpose="delivery",
         rpc=FETCH,
         sender=sender,

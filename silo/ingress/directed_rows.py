@@ -10,7 +10,7 @@ connection, and older ones do not (``OpenedDirected``, durable before a row is o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from ...security.arithmetic.fixedpoint import Group, Words
 from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import open_row, recipient_pads
 from ...security.blind.open_sum import Claim, check_claim
-from ...security.blind.plan import round_frame, round_terms
+from ...security.blind.plan import RoundPlan
 from ...security.blind.sum import folded, row_name
 from ...security.faults import COORDINATOR, Code, check
 from ...security.secagg.evidence import Misdealing
@@ -54,7 +54,7 @@ class _AwaitedRow:
 class DirectedRows:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int, terms: Terms, counted: int) -> None:
+    def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, counted: int) -> None:
         """``terms`` are what this silo asks of the sum that a row is of.
 
         ``counted``: one more than the last round of this silo that counts.
@@ -62,10 +62,10 @@ class DirectedRows:
         self._sharing = sharing
         self._asked = terms
         self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
-        self._round = round_
+        self._round = plan.round
         self._last = counted - 1
         self._members = sharing.job.method().directed_for == "members"
-        self._expected = expected_rows(sharing.job, round_)
+        self._expected = expected_rows(plan)
         self._mixed: tuple[Mixed, ...] = ()
         self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
@@ -125,8 +125,8 @@ class DirectedRows:
         why = f"brings a row of round {round_}, the last one of {sharing.silo!r} that counts is {self._last}"
         check(last_own, COORDINATOR, Code.SPEC, why)
         # (3) The sum is the one that this silo would have written, with its own weights, and may be open.
-        frame = round_frame(job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
-        terms = round_terms(job, self._asked, sharing.proven(self.proofs))
+        frame = sharing.plan.round(round_).frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
+        terms = replace(self._asked, batches=job.batches, excused=sharing.proven(self.proofs))
         spec = check_claim(claim, frame, terms, sharing.signers)
         drawn = set(spec.cohort) <= set(job.cohort(round_))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")

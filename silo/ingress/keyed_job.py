@@ -28,7 +28,7 @@ from ...security.arithmetic.masks import Term
 from ...security.blind.directed_mix import sender_pads
 from ...security.blind.group_key import Epoch, JobKeys
 from ...security.blind.mix_context import MixContext, Version
-from ...security.blind.plan import line_of, use_of
+from ...security.blind.plan import JobPlan
 from ...security.blind.prekeys import Known, Prekey, publish
 from ...security.identity import roster as rosters
 from ...security.identity.keys import Keys
@@ -107,7 +107,7 @@ class PrekeyFiles:
 class Sharing:
     """One keyed job at one silo, under one roster."""
 
-    job: Job
+    plan: JobPlan
     silo: str
     federation: str
     roster: str  # its digest, hex
@@ -121,10 +121,11 @@ class Sharing:
     draw: Callable[[int], bytes] = field(default=os.urandom, repr=False)
 
     @classmethod
-    def of(cls, job: Job, roster: Roster, keys: Keys, shared: JobKeys, folder: Path) -> Self:
+    def of(cls, plan: JobPlan, roster: Roster, keys: Keys, shared: JobKeys, folder: Path) -> Self:
         """``folder`` is that of the job, ``shared`` are its keys."""
+        job = plan.job
         return cls(
-            job,
+            plan,
             keys.entry.id,
             roster.federation,
             rosters.digest(roster),
@@ -137,9 +138,14 @@ class Sharing:
             shared.parts,
         )
 
+    @property
+    def job(self) -> Job:
+        """The job itself."""
+        return self.plan.job
+
     def line(self, part: Part) -> MixContext:
         """What uploads and rows of a Mix part are bound to."""
-        return line_of(self.job, part, self.federation, self.roster)
+        return self.plan.line(part, self.federation, self.roster)
 
     def proven(self, proofs: Sequence[Misdealing]) -> frozenset[str]:
         """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
@@ -158,4 +164,4 @@ class Sharing:
 
     def rotation(self, part: Part, round_: int) -> bytes:
         """Ctx of the upload of a Gram part in a round."""
-        return use_of(self.job, part, round_).context(self.federation, self.roster)
+        return self.plan.use(part, round_).context(self.federation, self.roster)

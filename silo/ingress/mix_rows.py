@@ -22,13 +22,13 @@ from torch import Tensor
 
 from ...algorithms.delivery import KEEP
 from ...algorithms.exchange.parts import DTYPES, MIX_BITS, Mix, Part
-from ...algorithms.job.job import Job
 from ...proto import secure_pb2 as pb
 from ...proto.convert.mix import Mixed, rows_from_wire, words_from_wire
 from ...security.arithmetic.fixedpoint import Flat, Floats, check_values
 from ...security.blind.mix_context import WORD_BYTES, MixContext
 from ...security.blind.mix_row import RecipientRow, RowMemory, admit, check_uploads
 from ...security.blind.padded_mix import Opening, Summand, check_sent, open_seed
+from ...security.blind.plan import RoundPlan
 from ...security.blind.prekeys import Known, Word
 from ...security.faults import COORDINATOR, Code, check
 from ...security.identity.domains import MIX_ROW, framed
@@ -56,21 +56,21 @@ class Expected:
         return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(spec.elements for spec in self.part.tensors)
 
 
-def expected_rows(job: Job, round_: int) -> dict[str, Expected]:
+def expected_rows(plan: RoundPlan) -> dict[str, Expected]:
     """The parts of a round's delivery that come down in rows, by name; of mail a row for each round there was."""
-    found = {}
+    found, job = {}, plan.job
     one = job.method().directed_for == "members"  # a silo's own round clears what waited for it
-    for part in job.down(round_) if job.keyed else ():
+    for part in plan.down if job.keyed else ():
         if isinstance(part.exchange, Mix):  # directed or not
             mailed = KEEP in part.tensors
             given = replace(part, tensors=tuple(spec for spec in part.tensors if spec != KEEP))
-            found[part.name] = Expected(given, round_ if mailed and not one else 1, mailed)
+            found[part.name] = Expected(given, plan.round if mailed and not one else 1, mailed)
     return found
 
 
-def largest_rows(job: Job, round_: int) -> int:
+def largest_rows(plan: RoundPlan) -> int:
     """Bytes of all rows that a round's delivery can have."""
-    return sum(each.most * each.nbytes for each in expected_rows(job, round_).values())
+    return sum(each.most * each.nbytes for each in expected_rows(plan).values())
 
 
 def announced_rows(peer: str, messages: Sequence[pb.MixedRow], expected: Mapping[str, Expected]) -> tuple[Mixed, ...]:
@@ -99,13 +99,13 @@ class _Admitted:
 class IncomingRows:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int, terms: Terms, own: Own) -> None:
+    def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, own: Own) -> None:
         """``terms`` are what this silo asks of a row; ``own`` is asked only for a row that it has a part in."""
         self._sharing = sharing
         self._terms = terms
         self._own = own
-        self._round = round_
-        self._expected = expected_rows(sharing.job, round_)
+        self._round = plan.round
+        self._expected = expected_rows(plan)
         self._mixed: tuple[Mixed, ...] = ()
         self._words: tuple[tuple[str, Word], ...] = ()
         self._openings: Iterator[tuple[_Admitted, Opening]] = iter(())
@@ -210,9 +210,10 @@ class IncomingRows:
 
     def _coming(self) -> set[str]:
         """The parts of which rows may still come down."""
-        job = self._sharing.job
-        starts = [self._round, *(start for start in (*job.phase_starts, job.length) if start > self._round)]
-        return {name for start in starts for name in expected_rows(job, start)}
+        plan = self._sharing.plan
+        starts = (*plan.job.phase_starts, plan.job.length)
+        coming = [self._round, *(start for start in starts if start > self._round)]
+        return {name for start in coming for name in expected_rows(plan.round(start))}
 
     def _check_posted(self, row: RecipientRow, keep: float, found: Sequence[_Admitted]) -> None:
         """RefusedError unless it is of one round, later than that of the row before, and as the method posts it."""

@@ -9,23 +9,22 @@ round.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ...algorithms.job.job import Job
 from ...errors import RefusedError
 from ...proto import secure_pb2 as pb
 from ...proto.convert.open_sum import sums_from_wire
 from ...security.arithmetic.fixedpoint import Group, Words
 from ...security.blind.open_sum import Claim, check_claim, open_group
-from ...security.blind.plan import SumDown, round_frame, round_terms, row_terms, sums_down
-from ...security.blind.sum import folded
+from ...security.blind.plan import RoundPlan, SumDown
+from ...security.blind.sum import folded, group
 from ...security.faults import COORDINATOR, Code, check
 from ...security.identity.domains import SECAGG_CONTEXT, framed
 from ...security.secagg.evidence import Misdealing
 from ...security.secagg.memory import NO_STATE, Memory
-from ...security.secagg.spec import Frame, RoundSpec, Terms
+from ...security.secagg.spec import RoundSpec, Terms
 from .keyed_job import Sharing
 from .word_reader import WordReader
 
@@ -58,14 +57,14 @@ class _AwaitedSum:
 class IncomingSums:
     """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
 
-    def __init__(self, sharing: Sharing, round_: int, memory: Memory) -> None:
+    def __init__(self, sharing: Sharing, plan: RoundPlan, memory: Memory) -> None:
         """``memory`` is what this silo remembers of the job's sums; afterwards it knows those that came down."""
         self.refused: Refusal | None = None
         self.memory = memory
         self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
         self._sharing = sharing
-        self._down = {part.name: part for part in sharing.job.down(round_)}
-        self._expected = {each.part.name: each for each in sums_down(sharing.job, round_)}
+        self._down = {part.name: part for part in plan.down}
+        self._expected = {each.part.name: each for each in plan.sums_down}
         self._claims: dict[str, Claim] = {}
         self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
@@ -78,8 +77,8 @@ class IncomingSums:
     def announced(self, peer: str, messages: Sequence[pb.OpenSum]) -> list[int]:
         """The bytes of each sum's words; RefusedError for sums that there cannot be."""
         self._claims = sums_from_wire(peer, messages, tuple(self._expected))
-        places = [self._expected[name] for name in self._claims]
-        return [self._frame(place.round).groups[place.group].nbytes for place in places]
+        bounds = self._sharing.plan.bounds
+        return [group(self._expected[name].part, bounds).nbytes for name in self._claims]
 
     def admit(self) -> None:
         """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
@@ -106,31 +105,28 @@ class IncomingSums:
         """What the sums came to, part by part."""
         return self._made
 
-    def _frame(self, round_: int) -> Frame:
-        sharing = self._sharing
-        return round_frame(sharing.job, round_, sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
-
     @property
     def _terms(self) -> Terms:
         """By which sums of the job are opened, also such as this silo is not in."""
-        job = self._sharing.job
-        return round_terms(job, row_terms(job), self._sharing.proven(self.proofs))
+        return replace(self._sharing.plan.terms, excused=self._sharing.proven(self.proofs))
 
     def _checked(self, place: SumDown, claim: Claim) -> RoundSpec:
-        job, terms = self._sharing.job, self._terms
-        spec = check_claim(claim, self._frame(place.round), terms, self._sharing.signers)
+        sharing, terms = self._sharing, self._terms
+        plan = sharing.plan.round(place.round)
+        frame = plan.frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
+        spec = check_claim(claim, frame, terms, sharing.signers)
         # Beyond that, its cohort was drawn for that round.
-        drawn = set(spec.cohort) <= set(job.cohort(place.round))
+        drawn = set(spec.cohort) <= set(plan.job.cohort(place.round))
         check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
         # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34), or
         # one of other batches, which was made without this silo's.
-        without = terms.regroups(spec) and self._sharing.silo not in claim.survivors
+        without = terms.regroups(spec) and sharing.silo not in claim.survivors
         why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
         held = without or self.memory.may_be_opened(place.round, spec.context())
         check(held, COORDINATOR, Code.SUM, why)
         # And where this silo's values are in it, that round counts.
         start = self.memory.start
-        counts = self._sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
+        counts = sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
         why = f"delivers a sum of round {place.round} with values of this silo, and does not count the round for it"
         check(counts, COORDINATOR, Code.SUM, why)
         return spec
@@ -153,7 +149,6 @@ class IncomingSums:
         self.refused = Refusal(place.round, ctx, error)
 
 
-def largest_sums(job: Job, round_: int) -> int:
+def largest_sums(plan: RoundPlan) -> int:
     """Bytes of all words that a round's delivery can have."""
-    frames = [(each, round_frame(job, each.round, "none", NO_MODEL, NO_MODEL)) for each in sums_down(job, round_)]
-    return sum(frame.groups[each.group].nbytes for each, frame in frames)
+    return sum(group(each.part, plan.whole.bounds).nbytes for each in plan.sums_down)

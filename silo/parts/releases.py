@@ -12,10 +12,9 @@ from ...algorithms.exchange.parts import (
     TensorSpec,
     upload_items,
 )
-from ...algorithms.job.job import Job
 from ...security.arithmetic.fixedpoint import COORDINATOR_READS, SILOS_READ, Group
 from ...security.blind.directed_mix import is_row
-from ...security.blind.plan import bounds, shared, sum_groups, uploaded
+from ...security.blind.plan import RoundPlan
 from ...security.identity.roster import Roster
 from ...security.policy.release import (
     GRAM_READER,
@@ -80,28 +79,28 @@ def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) ->
     return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
 
 
-def upload_releases(job: Job, round_: int) -> tuple[Release, ...]:
+def upload_releases(plan: RoundPlan) -> tuple[Release, ...]:
     """All that a silo gives in a round, in the form and the order in which it leaves.
 
     Who gets rows is another matter in each round: they are for any of the job's silos. Of a private job it is as it is
     meant to be, differentially private; what paid for it, and that it is so, is known in the round alone.
     """
-    releases = _given(job, round_)
-    return tuple(replace(each, taint="dp") for each in releases) if job.privacy else releases
+    releases = _given(plan)
+    return tuple(replace(each, taint="dp") for each in releases) if plan.job.privacy else releases
 
 
-def _given(job: Job, round_: int) -> tuple[Release, ...]:
-    parts = job.up(round_)
+def _given(plan: RoundPlan) -> tuple[Release, ...]:
+    job = plan.job
     if not job.security.required:
-        return tuple(release_of(item) for item in upload_items(parts))
+        return tuple(release_of(item) for item in upload_items(plan.up))
     hidden = [
         release
-        for part in uploaded(parts)
+        for part in plan.uploads
         for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
     ]
-    masked = masked_releases(*sum_groups(parts, bounds(job), job.row_readers(round_)))
-    cohort = len(job.cohort(round_))
-    masked += tuple(release for part in shared(parts) for release in shared_releases(part, cohort))
+    masked = masked_releases(*plan.groups)
+    cohort = len(job.cohort(plan.round))
+    masked += tuple(release for part in plan.shared for release in shared_releases(part, cohort))
     return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
 
 

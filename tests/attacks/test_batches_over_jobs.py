@@ -6,13 +6,14 @@ has together. A job for that batch and one silo more tells it that silo's record
 could see that. The measure is how far off the recovered numbers of training and test records are.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.hostile_coordinator import SILO, offer, play, records, round_of
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, GroupValues, make_world
 
 from staddle.algorithms.job.batches import split
-from staddle.security.blind.plan import round_terms
 from staddle.security.identity.signers import Signers
 from staddle.security.ledger.sum_history import SignedSet, told
 from staddle.security.secagg import coordinator_events as c
@@ -72,7 +73,7 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
     hostile = play(Blind(world, script, {0: [whole, second]}), tmp_path)
     half = Counted(world, "first", attempt=1, cohort=WITHOUT)  # the same values, without the real silo's batch
     # Its silos, honest ones, have signed the sum over all, and sign this one.
-    terms, members = round_terms(world.jobs["first"], Terms()), frozenset((*EIGHT, NINTH))
+    terms, members = replace(Terms(), batches=world.jobs["first"].batches), frozenset((*EIGHT, NINTH))
     Memory().signed(whole.spec, EIGHT).entered(half.spec, (), Signers.of(world.roster), None, terms)
     assert told([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST) is None
     off = None

@@ -26,7 +26,7 @@ from staddle.proto.channel import SECURE
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
 from staddle.proto.convert.secagg_sent import Attempt, Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.arithmetic.shamir import split
-from staddle.security.blind.plan import model_digest, round_frame, round_terms
+from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import Code
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -90,10 +90,10 @@ class BlindCaller(Caller):
     def __init__(self, address, keys, roster, job):
         super().__init__(address, keys, roster, job)
         self.raw = self.channel.unary_unary(SECURE, request_serializer=bytes)
-        terms = round_terms(job, Terms())
+        terms = replace(Terms(), batches=job.batches)
         self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
-        model = model_digest(job, 0, (), ())
-        self.frame = round_frame(job, 0, roster.federation, rosters.digest(roster), model)
+        model = JobPlan(job).round(0).model_digest((), ())
+        self.frame = JobPlan(job).round(0).frame(roster.federation, rosters.digest(roster), model)
         self.had, self.state, self.survivors = 0, None, None
 
     @property

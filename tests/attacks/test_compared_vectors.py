@@ -20,7 +20,7 @@ from staddle.commands.federation import local_federation
 from staddle.coordinator import config as configs
 from staddle.errors import RefusedError
 from staddle.security.arithmetic.field import from_signed, interpolation, product, to_signed
-from staddle.security.blind.plan import use_of
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.rotation import rotate
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -128,7 +128,7 @@ def test_rotated_vectors_are_read_as_they_stand(tmp_path):
     """The friend has the key, and so the rotation of each use; its rows are the images of the unit vectors."""
     done = play(tmp_path, "rotated")
     (part,) = (part for part in done.job.up(0) if isinstance(part.exchange, Gram))
-    turning = rotate(np.eye(WIDTH), use_of(done.job, part, 0, 0).key(KEY))
+    turning = rotate(np.eye(WIDTH), JobPlan(done.job).use(part, 0, 0).key(KEY))
     worst = 0.0
     for silo in SILOS[1:]:
         found = np.frombuffer(done.silos[silo].uploads[part.name], "<f4").astype(np.float64) @ turning.T

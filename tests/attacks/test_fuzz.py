@@ -29,6 +29,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.frames import decode
 from staddle.proto.wire import to_wire
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.egress_ledger import Ledger
@@ -381,7 +382,7 @@ def any_delivery(made, gate, steps):
     good = delivery(made.job)
     gate.client.frames = [frame_of(caller, good, *one) for one in steps]
     with contextlib.nullcontext() if gate.client.frames == good else pytest.raises(PeerError):
-        gate.run(gate.gate.fetch(made.job, 1))
+        gate.run(gate.gate.fetch(JobPlan(made.job).round(1)))
 
 
 @pytest.mark.actor("coordinator")

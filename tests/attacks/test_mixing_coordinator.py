@@ -15,6 +15,7 @@ from support.recording_gate import Made
 
 from staddle.algorithms.data.dataset import digits
 from staddle.commands.federation import local_federation
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.prekeys import Known
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -58,7 +59,7 @@ def world(tmp_path_factory):
     security, model = {"secure_aggregation": "required", "clip_exponent": 6}, {"name": "cnn-digits", "classes": 10}
     job = made.job("first", "pfedsim", SILOS, {"rho": 0}, model=model, min_cohort=3, security=security)
     local_federation.write_silo(files, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
-    mixing = Coordinator(made, job, expected_rows(job, 1)["extractor"].part, folder / "silos")
+    mixing = Coordinator(made, job, expected_rows(JobPlan(job).round(1))["extractor"].part, folder / "silos")
     for number in range(2):
         mixing.give_all(number)
     return SimpleNamespace(

@@ -24,7 +24,7 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.silo_round import local_round
 from staddle.commands.federation.local_federation import policy_text
 from staddle.security.arithmetic.fixedpoint import SIGNED, WORD, dequantise, weight_exponent
-from staddle.security.blind.plan import model_digest, round_frame
+from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import GroupValues
@@ -66,8 +66,9 @@ class Trapped(Attempted):
     def framed(self, round_):
         end = self.frames()[-1].end
         items = delivered_items(self.job.down(round_))
-        model = model_digest(self.job, round_, items, list(end.tensor_sha256))
-        return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
+        plan = JobPlan(self.job).round(round_)
+        model = plan.model_digest(items, list(end.tensor_sha256))
+        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
 
     def contribution(self, group, silo):
         if group.name != "model":

@@ -13,7 +13,7 @@ from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.security.arithmetic.masks import Term, pair_term
 from staddle.security.arithmetic.shamir import join, weights_at_zero
-from staddle.security.blind.plan import model_digest, round_frame, summed
+from staddle.security.blind.plan import JobPlan, summed
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.pairwise_keys import agree, pair_key, self_key
 from staddle.security.secagg import coordinator_events as c
@@ -212,8 +212,9 @@ class Delivered(Attempted):
     def framed(self, round_):
         items = delivered_items(self.job.down(round_))
         digests = list(delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end.tensor_sha256)
-        model = model_digest(self.job, round_, items, digests)
-        return round_frame(self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model)
+        plan = JobPlan(self.job).round(round_)
+        model = plan.model_digest(items, digests)
+        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
 
     def act(self, who, effect):
         super().act(who, effect)

@@ -19,7 +19,7 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedssa.method import FedSSA, rows_of
 from staddle.algorithms.training.silo_round import local_round
 from staddle.errors import LocalError, PeerError, RefusedError
-from staddle.security.blind.plan import bounds, simulated
+from staddle.security.blind.plan import JobPlan, simulated
 from staddle.security.blind.sum import Quantised
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.secagg.linear_tags import PRIME, Tagger
@@ -61,7 +61,7 @@ class Opened(Quantised):
     """A coordinator that keeps each opened sum of a part, and what the victim gave of it."""
 
     def __init__(self, job, part="rows"):
-        super().__init__(bounds(job))
+        super().__init__(JobPlan(job).bounds)
         self.part, self.sums, self.own = part, [], []
 
     def collect(self, part, members, read):

@@ -9,6 +9,7 @@ from support.keyed_jobs import BLIND, SILOS, Coordinator, even, make_keyed
 from staddle.errors import RefusedError
 from staddle.proto.convert.mix import words_to_wire
 from staddle.security.blind.padded_mix import open_seed
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sealing import letters
 from staddle.security.secagg.spec import Terms
 from staddle.silo.ingress.keyed_job import OWN
@@ -25,14 +26,15 @@ class Running:
 
     def __init__(self, keyed, folder):
         self.folder, self.job = folder, keyed.jobs["long"]
-        self.made = Coordinator(keyed, self.job, expected_rows(self.job, 1)["extractor"].part, folder)
+        self.made = Coordinator(keyed, self.job, expected_rows(JobPlan(self.job).round(1))["extractor"].part, folder)
         self.round = 0
 
     def deliver(self, silo, words=True):
         """Of versions of others, by silo and number, whatever is newest."""
         newest = sorted((other, number) for other, number in self.made.newest.items() if other != silo)
         told = [self.made.word(silo, *version) for version in newest] if words else []
-        rows = IncomingRows(self.made.silos[silo], self.round, TERMS, None)  # no part of its own
+        sharing = self.made.silos[silo]
+        rows = IncomingRows(sharing, sharing.plan.round(self.round), TERMS, None)  # no part of its own
         message, _ = self.made.row(silo, even(newest))
         rows.announced("coordinator", [message], words_to_wire(told))
         rows.admit()
@@ -142,7 +144,7 @@ def test_an_older_prekey_that_is_handed_down_again_is_not_sealed_to(running):
     mine = running.made.silos[ME]
     before = mine.prekeys.known()
     newest = [(other, 2) for other in OTHERS]
-    rows = IncomingRows(mine, 3, TERMS, None)
+    rows = IncomingRows(mine, mine.plan.round(3), TERMS, None)
     rows.announced("coordinator", [running.made.row(ME, even(newest))[0]], words_to_wire(old(running)))
     rows.admit()
     assert mine.prekeys.known().newest == before.newest
@@ -163,7 +165,8 @@ def test_a_row_that_is_sealed_to_an_erased_prekey_is_the_coordinators_fault(runn
         running.turn()
     running.deliver(ME)
     memory.write_bytes(begun)
-    rows, disk = IncomingRows(running.made.silos[ME], 1, TERMS, None), (running.folder / f"of-{ME}" / OWN).read_bytes()
+    sharing, disk = running.made.silos[ME], (running.folder / f"of-{ME}" / OWN).read_bytes()
+    rows = IncomingRows(sharing, sharing.plan.round(1), TERMS, None)
     rows.announced("coordinator", [running.made.row(ME, even([(other, 0) for other in OTHERS]))[0]], [])
     with pytest.raises(RefusedError, match="sealed to prekey 0, which is erased") as caught:
         rows.admit()
@@ -189,7 +192,8 @@ def test_what_no_silo_signed_is_refused_and_changes_nothing(running, hostile):
     messages = words_to_wire([running.made.word(ME, other, 0) for other in OTHERS])
     hostile(messages)
     before = running.files()
-    rows = IncomingRows(running.made.silos[ME], 1, TERMS, None)
+    sharing = running.made.silos[ME]
+    rows = IncomingRows(sharing, sharing.plan.round(1), TERMS, None)
     row, _ = running.made.row(ME, even([(other, 0) for other in OTHERS]))
 
     def take():

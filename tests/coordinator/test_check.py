@@ -15,6 +15,7 @@ from staddle.coordinator.blind.unmask import masked_bytes
 from staddle.coordinator.check import check, largest_round
 from staddle.coordinator.server import running
 from staddle.files.documents import validate
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
@@ -223,4 +224,4 @@ def test_the_largest_round_of_a_blind_job_has_padded_words_of_eight_bytes():
     )
     extractor, rows, metrics = (sum(spec.nbytes for spec in part.tensors) for part in plain.up(0))
     assert largest_round(plain) == 4 * (extractor + rows + metrics)
-    assert largest_round(blind) == 4 * (2 * extractor + rows + masked_bytes(blind, 0))
+    assert largest_round(blind) == 4 * (2 * extractor + rows + masked_bytes(JobPlan(blind).round(0)))

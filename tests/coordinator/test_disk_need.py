@@ -18,7 +18,7 @@ from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError
 from staddle.files.documents import validate
 from staddle.proto.wire import tensor_bytes
-from staddle.security.blind.plan import uploaded
+from staddle.security.blind.plan import JobPlan, uploaded
 
 SILOS = ("a", "b", "c", "d")
 JOBS = {
@@ -110,7 +110,7 @@ def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
     job = dataclasses.replace(
         made("fedavg"), min_cohort=3, participation=1.0, security=SecurityTable(secure_aggregation="required")
     )
-    words, values = masked_bytes(job, 0), sum(item.spec.elements for item in upload_items(job.up(0)))
+    words, values = masked_bytes(JobPlan(job).round(0)), sum(item.spec.elements for item in upload_items(job.up(0)))
     assert 4 * values < words < 9 * values  # a word of 4 or 8 bytes each, and canaries
     assert 4 * words + 8 * values < room(job).uploads < 4 * words + 8 * values + 20_000
 
@@ -127,7 +127,7 @@ def test_a_blind_mix_is_counted_by_eight_bytes_a_number():
     padded, rotated = (sum(spec.elements for spec in part.tensors) for part in (extractor, rows))
     found = room(job)
     assert found.versions == 4 * 2 * 8 * padded
-    whole = 4 * (masked_bytes(job, 3) + 8 * padded + 4 * rotated)
+    whole = 4 * (masked_bytes(JobPlan(job).round(3)) + 8 * padded + 4 * rotated)
     model = room(dataclasses.replace(job, method_name="fedavg", method_options=made("fedavg").method_options)).uploads
     assert found.uploads >= max(whole, model)
     assert found.uploads <= max(whole, model) + 20_000

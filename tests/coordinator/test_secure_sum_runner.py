@@ -13,7 +13,7 @@ from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.secure_sum_runner import SecureSumRunner, SumResources
 from staddle.coordinator.storage.database import Database
 from staddle.files.documents import validate
-from staddle.security.blind.plan import round_terms
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.spec import Terms
 
@@ -52,7 +52,8 @@ def gathering(tmp_path, name, round_=0, proofs=()):
         for proof in proofs:
             database.add_misdealing("job", proof)
     means = SumResources(None, roster, SimpleNamespace(sign=None), database, None)
-    found = SecureSumRunner(None, means, SimpleNamespace(job=job, state=SimpleNamespace(round=round_)))
+    run = SimpleNamespace(job=job, plan=JobPlan(job), state=SimpleNamespace(round=round_))
+    found = SecureSumRunner(None, means, run)
     database.close()
     return job, found.summing
 
@@ -62,7 +63,8 @@ def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
     """Else it would wait for signatures that they do not give, or let a sum be that they would repeat."""
     job, summing = gathering(tmp_path, name)
     setting = summing._setting
-    assert setting.terms == round_terms(job, Terms(min_cohort=job.min_cohort, colluders=job.security.colluders))
+    terms = Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)
+    assert setting.terms == terms
     assert {silo for batch in setting.together for silo in batch} == (set() if name == "changing silos" else set(SILOS))
 
 

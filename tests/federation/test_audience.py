@@ -25,7 +25,7 @@ from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import FETCH
 from staddle.proto.convert.open_sum import sums_from_wire
 from staddle.security.blind.open_sum import open_group
-from staddle.security.blind.plan import bounds
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised
 from staddle.security.secagg.masked_sum import opened_group
 from staddle.security.secagg.spec import RoundSpec
@@ -56,7 +56,7 @@ class Watched(Quantised):
 def oracle(running, job):
     """What each silo should have, and the sums by round and part."""
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
-    exchanges = Watched(bounds(job))
+    exchanges = Watched(JobPlan(job).bounds)
     exchanges.sums = []
     expected = simulate(job, shards, exchanges=exchanges)
     made = iter(exchanges.sums)

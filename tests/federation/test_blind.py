@@ -8,7 +8,7 @@ import torch
 from staddle.algorithms.data.dataset import split
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.security.blind.plan import bounds
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.audit import ledger_folder, verify
@@ -93,7 +93,7 @@ def test_blind_jobs_give_the_sums_of_the_quantised_simulation(start, document):
     running.stop()
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
     for job in running.jobs:
-        expected = simulate(job, shards, exchanges=Quantised(bounds(job)))
+        expected = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds))
         for silo in SILOS:
             check_silo(running, job, silo, expected)
             check_withheld(running, job, silo, *shards[silo])

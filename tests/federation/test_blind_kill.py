@@ -14,7 +14,7 @@ from staddle.algorithms.job.job import Job
 from staddle.algorithms.training.silo_round import state_from_bytes
 from staddle.commands.federation import local_federation
 from staddle.commands.ledger.reconcile import compare
-from staddle.security.blind.plan import bounds
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised, given, group
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.audit import ledger_folder
@@ -74,7 +74,7 @@ def check_result(running, silos=SILOS, exchanges=Quantised):
     torch.set_num_threads(1)
     (job,) = running.jobs
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
-    expected = simulate(job, shards, exchanges=exchanges(bounds(job), job.security.counts))
+    expected = simulate(job, shards, exchanges=exchanges(JobPlan(job).bounds, job.security.counts))
     for silo in silos:
         path = running.federation.state(silo) / "jobs" / job.name / "model.safetensors"
         found = state_from_bytes(path.read_bytes())

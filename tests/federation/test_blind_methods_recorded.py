@@ -27,7 +27,7 @@ from staddle.proto.channel import FETCH, UPLOAD
 from staddle.proto.wire import tensor_bytes
 from staddle.security.arithmetic.fixedpoint import quantise
 from staddle.security.blind.directed_mix import is_row
-from staddle.security.blind.plan import line_of, row_terms, sums_published, use_of
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.rotated_sketch import hidden
 from staddle.security.identity import roster as rosters
 from staddle.security.secagg.masked_sum import Accumulator
@@ -91,7 +91,11 @@ class World:
         shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS}
         said = job.security
         kept = Kept(
-            test_blind_recorded.bounds(job), said.counts, row_terms(job), self.keys.get(job.name, bytes(32)), job.digest
+            JobPlan(job).bounds,
+            said.counts,
+            JobPlan(job).terms,
+            self.keys.get(job.name, bytes(32)),
+            job.digest,
         )
         simulate(job, shards, exchanges=kept)
         gave = iter(kept.contributions)
@@ -116,7 +120,7 @@ class World:
 
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
-        line = line_of(self.jobs[place.job], part, self.roster.federation, rosters.digest(self.roster))
+        line = JobPlan(self.jobs[place.job]).line(part, self.roster.federation, rosters.digest(self.roster))
         words = np.empty(line.group.elements, "<u8")
         flat = torch.cat([tensors[spec.name].double().reshape(-1) for spec in part.tensors]).numpy()
         quantise(line.group, flat, 1.0, words)
@@ -229,7 +233,7 @@ def check_table(world):
         declared = {field for field in ("counts", "class_counts") if getattr(said, field)}
         found[mode] = tuple(map(frozenset, (groups, parts[False], parts[True], declared)))
         job = world.jobs[name]
-        down = any(sums_published(job, round_) for round_ in range(job.length))
+        down = any(JobPlan(job).round(round_).published for round_ in range(job.length))
         assert bool(parts[True] | parts[False] or "holders" in groups or down) == job.keyed
     assert found == table()
 
@@ -323,7 +327,7 @@ def check_rotated(world):
         (sent,) = part.wire
         left = np.frombuffer(world.crossed[place], "<f4").reshape(sent.shape)
         keys = [
-            use_of(world.jobs[place.job], part, place.round, row).key(world.keys[place.job])
+            JobPlan(world.jobs[place.job]).use(part, place.round, row).key(world.keys[place.job])
             for row in range(len(vectors))
         ]
         expected = [hidden(vectors[row : row + 1].copy(), part.sketch, key)[0] for row, key in enumerate(keys)]

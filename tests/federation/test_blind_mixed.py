@@ -11,7 +11,7 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.silo_round import state_from_bytes
-from staddle.security.blind.plan import simulated, sums_down
+from staddle.security.blind.plan import JobPlan, simulated
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger.audit import ledger_folder, verify
 from staddle.security.ledger.reconcile import reconcile
@@ -104,7 +104,7 @@ def test_blind_jobs_that_mix_and_compare_give_what_the_oracle_computes(start, do
             if alone:  # nearly what it is in the clear
                 for name, value in alone.states[silo].parts["extractor"].items():
                     assert torch.allclose(kept(running, job, silo).parts["extractor"][name], value, atol=1e-2), name
-        if any(expected_rows(job, round_) for round_ in range(job.length)):
+        if any(expected_rows(JobPlan(job).round(round_)) for round_ in range(job.length)):
             assert opened_rows(running, job), f"{job.name}: no silo had a row"
         check_sums(coordinator, job)
     for silo in SILOS:
@@ -125,7 +125,7 @@ def check_sums(coordinator, job):
     told = {
         line["round"] for line in seen if line["event"] == "delivered" and line["job"] == job.name and "sums" in line
     }
-    due = {round_ for round_ in range(job.length + 1) if sums_down(job, round_)}
+    due = {round_ for round_ in range(job.length + 1) if JobPlan(job).round(round_).sums_down}
     if job.method_name == "pfedsim":  # afterwards only to silos that have given no extractor
         assert told >= {round_ for round_ in due if job.up(round_ - 1)[0].name == "model"}
     else:

@@ -21,7 +21,7 @@ from staddle.coordinator.rounds.events import RoundDeadline, Unkeyed
 from staddle.coordinator.storage import table_seals
 from staddle.files.documents import parse_canonical
 from staddle.security.blind.mix_row import RecipientRow
-from staddle.security.blind.plan import simulated, uploaded
+from staddle.security.blind.plan import JobPlan, simulated, uploaded
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.silo.ingress.mix_rows import expected_rows
@@ -149,7 +149,7 @@ async def check_mail(world, oracle, each, round_):
     """Bit for bit what the oracle delivers by Mail; of how many rows it is."""
     expected = oracle.down(round_, each.silo).get("theta")
     found = (await each.opened(round_)).get("theta", [])
-    rounds = range(round_ if round_ < world.job.length and expected_rows(world.job, round_) else 0)
+    rounds = range(round_ if round_ < world.job.length and expected_rows(JobPlan(world.job).round(round_)) else 0)
     rounds = [n for n in rounds if uploaded(world.job.up(n))]
     check_prekeys(each, {other: n for n in rounds for other in set(world.job.cohort(n)) - {each.silo}})
     assert bool(found) == (expected is not None)

@@ -24,7 +24,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.wire import tensor_bytes
 from staddle.security.blind.directed_mix import is_row
-from staddle.security.blind.plan import bounds, sums_published
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised, folded, given
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -139,7 +139,7 @@ def contributions(running):
     shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
     found = defaultdict(list)
     for job in running.jobs:
-        kept = Kept(bounds(job))
+        kept = Kept(JobPlan(job).bounds)
         simulate(job, shards, exchanges=kept)
         told = iter(kept.contributions)
         for round_ in range(job.length):
@@ -247,7 +247,7 @@ def check_sum(calls, given_by, job, round_, folder, cohort=SILOS):
 
     The digest, in hex.
     """
-    place, published = (job.name, round_), sums_published(job, round_)
+    place, published = (job.name, round_), JobPlan(job).round(round_).published
     spec = spec_of(calls[cohort[0]], place)
     assert spec.cohort == tuple(sorted(cohort))
     accumulator = Accumulator(readable(spec))

@@ -28,7 +28,7 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto.convert.secagg_sent import Over
 from staddle.proto.wire import tensor_bytes
-from staddle.security.blind.plan import bounds
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Quantised
 from staddle.security.faults import Code
 from staddle.security.identity import roster as rosters
@@ -88,7 +88,8 @@ def world(tmp_path):
 def published(world, round_, members=SILOS):
     """What the members' contributions of a round become, summed without masks."""
     (part,) = (part for part in world.job.up(round_) if part.name != METRICS.name)
-    exchanges, gave = Quantised(bounds(world.job)), {silo: world.contributions(silo)(round_) for silo in members}
+    exchanges = Quantised(JobPlan(world.job).bounds)
+    gave = {silo: world.contributions(silo)(round_) for silo in members}
     fold = exchanges.collect(part, members, lambda silo, name: gave[silo][part.name][name])
     return b"".join(bytes(tensor_bytes(fold[spec.name])) for spec in part.tensors)
 

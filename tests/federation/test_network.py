@@ -26,6 +26,7 @@ from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.policy import policy as policies
 from staddle.silo import agent as agents
 from staddle.silo import config as silo_configs
+from staddle.silo import plain_rounds
 from staddle.silo.agent import Agent
 from staddle.silo.egress import client as clients
 from staddle.silo.egress.gate import Gate, open_client
@@ -136,6 +137,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 0.5)
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(plain_rounds, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(clients, "RECONNECT_MS", (50, 200))
     return events
 

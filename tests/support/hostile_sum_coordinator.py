@@ -4,6 +4,7 @@ What the one real silo is told, each attack changes. ``world`` is that of hostil
 """
 
 import asyncio
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
 from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
 from staddle.proto.convert.secagg_sent import Attempt, Over, secagg_upload_from_wire
-from staddle.security.blind.plan import model_digest, round_frame, round_terms
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.identity.keys import load_keys
@@ -100,7 +101,7 @@ class Attempted:
         self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
         self.notes = tuple(notes)
         self.signers = Signers.of(world.roster)
-        self.terms = Terms() if lenient else round_terms(self.job, Terms())
+        self.terms = Terms() if lenient else replace(Terms(), batches=self.job.batches)
         self.frame = self.framed(round_)
         self.spec = specify(self.frame, cohort, attempt)
         self.attempt = self.named(self.spec)
@@ -111,10 +112,9 @@ class Attempted:
     def framed(self, round_):
         items = delivered_items(self.job.down(round_)) if round_ and not self.empty else ()
         end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
-        model = model_digest(self.job, round_, items, list(end.tensor_sha256) if items else ())
-        return round_frame(
-            self.job, round_, self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts
-        )
+        plan = JobPlan(self.job).round(round_)
+        model = plan.model_digest(items, list(end.tensor_sha256) if items else ())
+        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts)
 
     def named(self, spec):
         job = self.world.jobs[spec.job]

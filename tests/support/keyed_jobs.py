@@ -17,6 +17,7 @@ from staddle.security.blind.group_key import JobKeys
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.mix_row import Share, make_row
 from staddle.security.blind.padded_mix import PaddedUpload, hidden_pieces, make_upload, mixed_pieces, tagger_of
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.prekeys import Known, Prekey, Word
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
@@ -50,7 +51,7 @@ def keys_of(made, silo):
 
 def sharing_of(made, job, silo, folder, key=KEY):
     folder.mkdir(parents=True, exist_ok=True)
-    sharing = Sharing.of(job, made.roster, keys_of(made, silo), job_keys(job, silo, key), folder)
+    sharing = Sharing.of(JobPlan(job), made.roster, keys_of(made, silo), job_keys(job, silo, key), folder)
     sharing.memory.begin(job)  # as before the silo gives to the job's key
     sharing.prekeys.begin(first_prekey(silo), Known.first(sharing.others))
     return sharing

@@ -15,7 +15,7 @@ from staddle.proto.stream import Digester, recut
 from staddle.proto.wire import tensor_bytes, to_wire
 from staddle.security.blind import sum as blind_sum
 from staddle.security.blind.open_sum import Claim, tag_of
-from staddle.security.blind.plan import round_frame, summed, sums_down
+from staddle.security.blind.plan import JobPlan, summed
 from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -82,7 +82,7 @@ class Summed:
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
-        frame = round_frame(job, round_, made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
+        frame = JobPlan(job).round(round_).frame(made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)
         ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}
@@ -157,8 +157,9 @@ class Recipient:
             if not self.world.gate._session:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
-            taking = IncomingSums(sharing, round_, memory or Memory(start=round_)) if sums_down(job, round_) else None
-            found = await self.world.gate.fetch(job, round_, None, taking)
+            plan = sharing.plan.round(round_)
+            taking = IncomingSums(sharing, plan, memory or Memory(start=round_)) if plan.sums_down else None
+            found = await self.world.gate.fetch(plan, None, taking)
             self.remembered = taking and taking.memory
             return found
 

@@ -11,7 +11,7 @@ from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
 from staddle.proto.convert.secagg_sent import Over, SecaggPoll, SecaggUpload, poll_to_wire, secagg_upload_to_wire
-from staddle.security.blind.plan import model_digest, round_frame, round_terms, sums_metrics_alone
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import given
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.signers import Signers
@@ -30,7 +30,7 @@ class BlindSilo(Caller):
 
     def __init__(self, address, keys, roster, job, contributions):
         super().__init__(address, keys, roster, job)
-        terms = round_terms(job, Terms(colluders=job.security.colluders))
+        terms = replace(Terms(colluders=job.security.colluders), batches=job.batches)
         self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
         self.whole_roster, self.contributions, self.memory = roster, contributions, Memory()
         self.hear = lambda effect: effect
@@ -42,9 +42,10 @@ class BlindSilo(Caller):
         self.received = b"".join(frame.chunk for frame in frames)
         down = {header.part for header in frames[0].manifest.tensors}
         items = delivered_items([part for part in self.job.down(round_) if part.name in down])
-        model = model_digest(self.job, round_, items, frames[-1].end.tensor_sha256[: len(items)])
+        plan = JobPlan(self.job).round(round_)
+        model = plan.model_digest(items, frames[-1].end.tensor_sha256[: len(items)])
         roster = rosters.digest(self.whole_roster)
-        return round_frame(self.job, round_, self.whole_roster.federation, roster, model)
+        return plan.frame(self.whole_roster.federation, roster, model)
 
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""
@@ -56,7 +57,7 @@ class BlindSilo(Caller):
     async def take_part(self, round_):
         """The round, until its sum is open; what it was told in the end."""
         own = await self.frame(round_)
-        self.memory = self.memory.starting(NO_STATE if sums_metrics_alone(self.job, round_) else round_)
+        self.memory = self.memory.starting(NO_STATE if JobPlan(self.job).round(round_).sums_metrics_alone else round_)
         self.had, self.finished = 0, None
         async with asyncio.timeout(SECONDS):
             while self.finished is None:

@@ -21,7 +21,7 @@ from staddle.security.blind import mix_row
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.group_key import Epoch, JobKeys, contribute
 from staddle.security.blind.mix_context import Version
-from staddle.security.blind.plan import bounds, line_of, shared, sum_groups, summed, uploaded, use_of
+from staddle.security.blind.plan import JobPlan, shared, sum_groups, summed, uploaded
 from staddle.security.blind.prekeys import Known, publish
 from staddle.security.blind.rotation import rotate
 from staddle.security.blind.sum import given
@@ -71,7 +71,7 @@ class MixSilo(BlindSilo):
         return self.epoch.others(self.silo)
 
     def line(self, part):
-        return line_of(self.job, part, self.whole_roster.federation, rosters.digest(self.whole_roster))
+        return JobPlan(self.job).line(part, self.whole_roster.federation, rosters.digest(self.whole_roster))
 
     async def contribute(self):
         made = contribute(self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign)
@@ -123,12 +123,12 @@ class MixSilo(BlindSilo):
         (spec,) = part.tensors
         vectors = self.contributions(round_)[part.name][spec.name].double().numpy()
         turned = [
-            rotate(vectors[row : row + 1].copy(), use_of(self.job, part, round_, row).key(KEY))[0]
+            rotate(vectors[row : row + 1].copy(), JobPlan(self.job).use(part, round_, row).key(KEY))[0]
             for row in range(len(vectors))
         ]
         told = self.whole_roster.federation, rosters.digest(self.whole_roster)
         value = torch.stack([torch.from_numpy(row) for row in turned]).to(DTYPES[spec.dtype])
-        return bytes(tensor_bytes(value)), use_of(self.job, part, round_).context(*told)
+        return bytes(tensor_bytes(value)), JobPlan(self.job).use(part, round_).context(*told)
 
     def part_frames(self, part, round_, payload, context, /, **changes):
         """The upload of a part, right in all that ``changes`` of the manifest leave."""
@@ -257,14 +257,14 @@ class DirectedSilo(MixSilo):
     def __init__(self, address, keys, roster, job, contributions, folder):
         super().__init__(address, keys, roster, job, contributions)
         folder.mkdir(parents=True, exist_ok=True)
-        self.sharing = Sharing.of(job, roster, keys, JobKeys(KEY, PARTS, self.others), folder)
+        self.sharing = Sharing.of(JobPlan(job), roster, keys, JobKeys(KEY, PARTS, self.others), folder)
         self.sharing.memory.begin(job)
         self.last = self.gave = -1  # rounds whose sum it is in, and whose parts it has given
         self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
 
     def masked(self, terms):
         spec = self.state.spec
-        of, _ = sum_groups(self.job.up(spec.round), bounds(self.job), self.job.row_readers(spec.round))
+        of, _ = sum_groups(self.job.up(spec.round), JobPlan(self.job).bounds, self.job.row_readers(spec.round))
         contributions = self.contributions(spec.round)
         values = [given(part, group, contributions[part.name]) for part, group in zip(of, spec.groups, strict=True)]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
@@ -285,7 +285,7 @@ class DirectedSilo(MixSilo):
         manifest, payload, _ = await self.delivery(round_)
         said = [bytes.fromhex(json.loads(row.document)["key_parts"]) for row in manifest.rows]
         sharing = replace(self.sharing, parts=said[0] if said else PARTS)
-        opener = DirectedRows(sharing, round_, self.terms, self.last + 1)
+        opener = DirectedRows(sharing, sharing.plan.round(round_), self.terms, self.last + 1)
         assert sum(opener.announced("coordinator", manifest.rows, manifest.prekeys)) == len(payload)
         opener.admit()
         opener.write(memoryview(payload))

@@ -13,6 +13,7 @@ from staddle.commands.main import app
 from staddle.commands.policy.draft import WHAT, draft
 from staddle.errors import LocalError, RefusedError
 from staddle.files.documents import parse_json
+from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.rdp import cost, shown
 from staddle.security.identity import roster as rosters
 from staddle.security.policy import policy as policies
@@ -43,16 +44,16 @@ def jobs(federation, tmp_path_factory):
 def test_a_draft_allows_its_job_and_no_other_method(federation, jobs, method):
     roster = rosters.load(federation.folder / "roster.json")
     policy = policies.parse(draft([jobs[method]]).encode(), "policy.toml")
-    assert all(outflow.decision.allow for outflow in outflows(jobs[method], roster, policy))
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(jobs[method]), roster, policy))
     for other, job in jobs.items():
-        allowed = [verdict for flow in outflows(job, roster, policy) for verdict in flow.decision.tensors]
+        allowed = [verdict for flow in outflows(JobPlan(job), roster, policy) for verdict in flow.decision.tensors]
         assert other == method or all(verdict.reasons for verdict in allowed)
 
 
 def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
     """One round's bytes, and once more what a broken upload sends again; a byte more does not leave."""
     roster, job = rosters.load(federation.folder / "roster.json"), jobs["pfedsim"]
-    flows = outflows(job, roster, policies.parse(draft([job]).encode(), "policy.toml"))
+    flows = outflows(JobPlan(job), roster, policies.parse(draft([job]).encode(), "policy.toml"))
     largest = max(flow.size for flow in flows)
     limit = policies.parse(draft([job, jobs["local"]]).encode(), "p").file.limits.max_bytes_per_round
     assert 2 * largest <= limit < 2 * largest + 1024
@@ -136,15 +137,15 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     counted = {"weights": "samples"} if method == "ppfl" else {}  # declared counts stand for no other weights
     job = signed("blind", security, method, counted, silos=list(silos))
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
-    assert sum_objections(job, policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert sum_objections(JobPlan(job), policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
     least = {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust | least
     for rule in policy.file.allow:
         assert (rule.forms, rule.readers) == (("masked",), ("sum",))
         assert set(rule.dtypes) <= {"uint32", "uint64"}
-    plain = outflows(signed("plain", method=method), roster, policy)
+    plain = outflows(JobPlan(signed("plain", method=method)), roster, policy)
     assert not any(flow.decision.allow for flow in plain)
     assert all(verdict.reasons for flow in plain for verdict in flow.decision.tensors)
 
@@ -154,8 +155,8 @@ def test_a_draft_of_jobs_of_both_kinds_allows_both(federation, signed):
     both = [signed("plain"), signed("blind", PUBLIC)]
     policy = policies.parse(draft(both).encode(), "policy.toml")
     for job in both:
-        assert sum_objections(job, policy, roster) == ()
-        assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+        assert sum_objections(JobPlan(job), policy, roster) == ()
+        assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == {
         "public_counts": True,
         "min_difference": 3,
@@ -172,8 +173,8 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
     roster = rosters.load(federation.folder / "roster.json")
     job = signed("keyed", {**BLIND, "clip_exponent": 6}, "pfedsim")
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
-    assert sum_objections(job, policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert sum_objections(JobPlan(job), policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     forms = {rule.parts[0]: (rule.forms, rule.readers, rule.dtypes) for rule in policy.file.allow}
@@ -196,7 +197,7 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
     text = draft([job], trust=True)
     policy = policies.parse(text.encode(), "policy.toml")
     roster = rosters.load(federation.folder / "roster.json")
-    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     rule = policy.rule("pfedsim", "rows")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
     said = " ".join(text.replace("#", " ").split())
@@ -209,9 +210,9 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     roster = rosters.load(federation.folder / "roster.json")
     job, other = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"), signed("open", BLIND, "ppfl")
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
-    assert sum_objections(job, policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
-    assert not all(outflow.decision.allow for outflow in outflows(other, roster, policy))
+    assert sum_objections(JobPlan(job), policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
+    assert not all(outflow.decision.allow for outflow in outflows(JobPlan(other), roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
     assert asked == {"required": True, "min_difference": 3, "trust": "non-colluding-coordinator"}
     readers = {rule.parts[0]: (rule.forms, rule.readers) for rule in policy.file.allow}
@@ -223,7 +224,7 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     both = policies.parse(draft([job, other], trust=True).encode(), "policy.toml")
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
-        assert all(outflow.decision.allow for outflow in outflows(each, roster, both))
+        assert all(outflow.decision.allow for outflow in outflows(JobPlan(each), roster, both))
 
 
 def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed):
@@ -233,16 +234,16 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     text = draft([job, other])
     policy = policies.parse(text.encode(), "policy.toml")
     assert policy.file.secure_aggregation.trust == "none"
-    (why,) = sum_objections(job, policy, roster)
+    (why,) = sum_objections(JobPlan(job), policy, roster)
     assert 'set it to "non-colluding-coordinator" if you trust' in why
-    assert sum_objections(other, policy, roster) == ()
+    assert sum_objections(JobPlan(other), policy, roster) == ()
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "What 'keyed-too' mixes or compares" in flowing
     assert "As it is, this silo declines such jobs; if you do, take the # from the line below." in flowing
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
     assert decided != text
-    assert sum_objections(job, policies.parse(decided.encode(), "policy.toml"), roster) == ()
+    assert sum_objections(JobPlan(job), policies.parse(decided.encode(), "policy.toml"), roster) == ()
     assert local_federation.policy_text([job]).count(line) == 1  # who makes a local federation has decided
 
 
@@ -302,11 +303,11 @@ def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federati
     security = {**BLIND, "weights": "public", "dropouts": "any", **counts, "mix": "directed", "colluders": 0}
     job = signed("directed", security, "fedsimsup", participation=0.75)
     policy = policies.parse(draft([job]).encode(), "policy.toml")
-    (why,) = sum_objections(job, policy, roster)
+    (why,) = sum_objections(JobPlan(job), policy, roster)
     assert why.endswith('have it signed without dropouts, or set that of the policy to "any"')
     policy = policies.parse(draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml")
-    assert sum_objections(job, policy, roster) == ()
-    assert all(outflow.decision.allow for outflow in outflows(job, roster, policy))
+    assert sum_objections(JobPlan(job), policy, roster) == ()
+    assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
     assert asked == {"required": True, "public_counts": True, "assumed_colluders": 0, "dropouts": "any"}
     rule = policy.rule("fedsimsup", "theta")
@@ -340,12 +341,12 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(fed
     assert (str(both.budget.epsilon), float(both.budget.delta)) == (shown(cost(spends, 1e-5)), 1e-5)
     for job in (first, second):
         assert list(privacy_objections(job, both)) == []
-        assert all(outflow.decision.allow for outflow in outflows(job, roster, both))
+        assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, both))
     plain = signed("plain")
-    assert not any(outflow.decision.allow for outflow in outflows(plain, roster, both))
+    assert not any(outflow.decision.allow for outflow in outflows(JobPlan(plain), roster, both))
     mixed = policies.parse(draft([plain, first]).encode(), "policy.toml")
     assert not mixed.budget.required
-    assert all(flow.decision.allow for job in (plain, first) for flow in outflows(job, roster, mixed))
+    assert all(flow.decision.allow for job in (plain, first) for flow in outflows(JobPlan(job), roster, mixed))
     assert policies.parse(draft([plain]).encode(), "policy.toml").file.dataset == {}
 
 

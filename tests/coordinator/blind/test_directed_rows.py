@@ -18,7 +18,7 @@ from staddle.coordinator.disk_need import room
 from staddle.coordinator.storage.store import JobStore
 from staddle.errors import LocalError
 from staddle.security.blind.open_sum import Claim
-from staddle.security.blind.plan import bounds, sum_groups
+from staddle.security.blind.plan import JobPlan, sum_groups
 from staddle.security.secagg import coordinator_events as c
 
 SILOS = tuple("abcde")
@@ -48,7 +48,7 @@ class Kept:
     def __init__(self, folder):
         self.job, self.folder = made_job(), folder
         self.store = JobStore(folder, lambda _: (), {})
-        self.directed = d.Directed(self.job, self.store)
+        self.directed = d.Directed(JobPlan(self.job), self.store)
         by_silo = {}
         for round_ in range(1, self.job.length):
             by_silo.setdefault(self.job.away(round_)[0], []).append(round_)
@@ -56,10 +56,10 @@ class Kept:
 
     def open(self, round_):
         """The words of its row of a round, as an open sum leaves them."""
-        _, (_, own) = sum_groups(self.job.up(round_), bounds(self.job), (self.silo,))
+        _, (_, own) = sum_groups(self.job.up(round_), JobPlan(self.job).bounds, (self.silo,))
         words = np.full(own.elements, round_, "<u4")
         claim = Claim(b"{}" * 50, bytes(64), SILOS[:4], bytes(8))
-        (name,) = d.row_words(self.job, round_)
+        (name,) = d.row_words(JobPlan(self.job).round(round_))
         self.store.write_aside(name, kept_words(claim, [words]))
         return name
 
@@ -183,5 +183,5 @@ def test_of_members_a_row_each_waits_and_no_more():
     (part,) = (part for part in job.up(1) if part.name == "extractor")
     elements = sum(spec.elements for spec in part.tensors)
     assert room(job).versions == 3 * len(SILOS) * 4 * elements
-    assert masked_bytes(job, 1) > len(SILOS) * 4 * elements > masked_bytes(job, 0)
+    assert masked_bytes(JobPlan(job).round(1)) > len(SILOS) * 4 * elements > masked_bytes(JobPlan(job).round(0))
     assert room(job).uploads > len(SILOS) ** 2 * 4 * elements

@@ -26,6 +26,7 @@ from staddle.security.blind import mix_row, sealing
 from staddle.security.blind import padded_mix as o
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.mix_row import RecipientRow, RowMemory, Share
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.prekeys import Prekey, Word
 from staddle.security.blind.sealing import Letter, SealedSecret, Sealing
 from staddle.security.secagg.spec import Terms
@@ -57,8 +58,8 @@ def path(mixing):
 
 def planning(mixing, memories=None):
     security = SimpleNamespace(colluders=1)
-    job = SimpleNamespace(name="j1", min_cohort=3, security=security)
-    return r.Planning(job, {"extractor": mixing.line}, signer("coordinator"), memories or {})
+    job = SimpleNamespace(name="j1", min_cohort=3, security=security, batches=())
+    return r.Planning(JobPlan(job), {"extractor": mixing.line}, signer("coordinator"), memories or {})
 
 
 def versions(mixing, *without):

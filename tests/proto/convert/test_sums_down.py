@@ -6,7 +6,7 @@ from staddle.algorithms.exchange.parts import Sum
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import METRICS
 from staddle.errors import LocalError
-from staddle.security.blind.plan import in_words, round_frame, sums_down, sums_published
+from staddle.security.blind.plan import JobPlan
 from staddle.silo.parts.declared import Declared, RecordCount
 
 SILOS = ["a", "b", "c", "d", "e"]
@@ -60,15 +60,19 @@ def slowly(job, round_):
 def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
     job = made(name, *JOBS[name])
     assert job.keyed
+    plan = JobPlan(job)
     for round_ in range(job.length + 1):
-        assert [(each.part, each.round, each.group) for each in sums_down(job, round_)] == slowly(job, round_)
-        assert {each.part.name for each in sums_down(job, round_)} <= set(in_words(job, round_))
+        now = plan.round(round_)
+        assert [(each.part, each.round, each.group) for each in now.sums_down] == slowly(job, round_)
+        assert {each.part.name for each in now.sums_down} <= set(now.in_words)
     for round_ in range(job.length):
-        assert round_frame(job, round_, "lung", NOTHING, NOTHING).tagged
-        later = {(each.part.name, each.round) for after in range(job.length + 1) for each in sums_down(job, after)}
+        assert plan.round(round_).frame("lung", NOTHING, NOTHING).tagged
+        later = {
+            (each.part.name, each.round) for after in range(job.length + 1) for each in plan.round(after).sums_down
+        }
         due = {part for part, before in later if before == round_}
-        assert due <= set(sums_published(job, round_)) <= {part.name for part in job.up(round_)} - {METRICS.name}
-    words = {each.part.name for round_ in range(job.length + 1) for each in sums_down(job, round_)}
+        assert due <= set(plan.round(round_).published) <= {part.name for part in job.up(round_)} - {METRICS.name}
+    words = {each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down}
     wanted = {
         "fedavg": {"model"},
         "fedper": {"extractor"},
@@ -91,35 +95,38 @@ def test_what_silos_alone_read_is_what_comes_down_in_words(name):
     job = made(name, options, quiet, participation)
     assert job.keyed
     for round_ in range(job.length):
-        frame = round_frame(job, round_, "lung", NOTHING, NOTHING)
+        frame = JobPlan(job).round(round_).frame("lung", NOTHING, NOTHING)
         readers = {own.name: own.reader for own in frame.groups}
         assert frame.tagged
         assert readers.pop(METRICS.name) == "coordinator"
         if name == "fedssa":
             readers.pop("rows", None)  # of them its coordinator half makes what it publishes
-        assert readers == dict.fromkeys(sums_published(job, round_), "silos")
+        assert readers == dict.fromkeys(JobPlan(job).round(round_).published, "silos")
         declared = Declared.of(job.document(), RecordCount(30, 10)).groups(round_)[1]
         assert declared == frame.groups  # the gate reads the same from the signed document
 
 
 def test_a_part_never_comes_as_tensors_before_its_first_sum():
     job = made("fedavg", *JOBS["fedavg"])
-    assert (sums_down(job, 0), in_words(job, 0)) == ((), ("model",))
+    first = JobPlan(job).round(0)
+    assert (first.sums_down, first.in_words) == ((), ("model",))
 
 
 def test_what_is_counted_once_comes_down_in_every_later_round():
     job = made("fedssa", *JOBS["fedssa"])
-    found = [[(each.part.name, each.round) for each in sums_down(job, n)] for n in range(job.length + 1)]
+    plan = JobPlan(job)
+    found = [[(each.part.name, each.round) for each in plan.round(n).sums_down] for n in range(job.length + 1)]
     assert found == [[]] + [[("holders", 0)]] * job.length
-    assert [sums_published(job, n) for n in range(job.length)] == [("holders",)] + [()] * (job.length - 1)
+    assert [plan.round(n).published for n in range(job.length)] == [("holders",)] + [()] * (job.length - 1)
 
 
 def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
     job = made("fedavg", {}, {"secure_aggregation": "required", "tags": False})
     assert not job.keyed
-    assert all((sums_down(job, n), in_words(job, n)) == ((), ()) for n in range(job.length + 1))
-    assert sums_published(job, 0) == ()
-    assert not round_frame(job, 0, "lung", NOTHING, NOTHING).tagged
+    rounds = [JobPlan(job).round(n) for n in range(job.length + 1)]
+    assert all((each.sums_down, each.in_words) == ((), ()) for each in rounds)
+    assert rounds[0].published == ()
+    assert not rounds[0].frame("lung", NOTHING, NOTHING).tagged
 
 
 @pytest.mark.parametrize("key", ["tags", "audience"])

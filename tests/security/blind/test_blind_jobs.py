@@ -14,7 +14,7 @@ from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
 from staddle.security.blind.mix_and_gram import FLOAT32, gram_deviation, row_deviation
 from staddle.security.blind.mix_context import mix_group
-from staddle.security.blind.plan import bounds, row_terms, simulated
+from staddle.security.blind.plan import JobPlan, simulated
 from staddle.security.blind.sum import Quantised
 from staddle.security.dp.noise import Randomness
 from staddle.security.secagg.spec import Terms
@@ -70,7 +70,7 @@ class Watched(Quantised):
     """Each row and each Gram of a job beside the one in the clear, of the same values."""
 
     def __init__(self, job, key=KEYS[0]):
-        super().__init__(bounds(job), job.security.counts, row_terms(job), key, job.digest)
+        super().__init__(JobPlan(job).bounds, job.security.counts, JobPlan(job).terms, key, job.digest)
         self.rows, self.grams = [], []
 
     def mix(self, part, recipient, weights, read):
@@ -144,7 +144,7 @@ def test_a_whole_job_is_within_its_bound_of_the_one_in_the_clear(shards, run):
     ):  # where some classes are at few silos; tests/algorithms/job/test_class_census.py has it where none is
         clear = blind
     watched = Watched(blind)
-    same = Compared(bounds(blind), {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
+    same = Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
     found, plain = simulate(blind, shards, exchanges=watched), simulate(clear, shards, exchanges=same)
     assert (len(watched.rows), len(watched.grams)) == (rows, grams)
     off = furthest(plain, found)
@@ -191,7 +191,7 @@ def test_a_private_job_may_be_blind(shards, run):
     blind, clear = jobs(shards, *method, **more, **changes)
     if blind.counted:
         clear = blind
-    same = Compared(bounds(blind), {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
+    same = Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
 
     def ran(job, exchanges):
         private = {silo: PrivateSilo(MemoryAccount(job), Drawn(silo)) for silo in SILOS}
@@ -215,7 +215,7 @@ def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_near
 def test_who_may_have_no_row_keeps_its_own_model(shards):
     """Terms that no row of five others meets: pFedSim is then training alone from the phase change on."""
     job, clear = jobs(shards, "pfedsim", {"rho": 0})
-    exchanges = Quantised(bounds(job), {}, Terms(min_cohort=6))
+    exchanges = Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=6))
     found = simulate(job, shards, exchanges=exchanges)
     alone = Job.from_file(
         JobFile.model_validate({**_file(clear), "method": {"name": "local"}}),
@@ -226,7 +226,7 @@ def test_who_may_have_no_row_keeps_its_own_model(shards):
 
 def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
     job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7)
-    found = simulate(job, shards, exchanges=Quantised(bounds(job), {}, Terms(min_cohort=5)))
+    found = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=5)))
     away = [sum(silo not in job.cohort(round_) for round_ in range(1, job.length)) for silo in SILOS]
     assert found.coordinator["unmatched"].tolist() == away
     assert sum(away) > 0
@@ -234,7 +234,7 @@ def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
 
 def test_a_jobs_own_exchanges_are_by_its_terms(shards):
     job, _ = jobs(shards, "pfedsim", {"rho": 0})
-    assert row_terms(job) == Terms(min_cohort=3, colluders=1)
+    assert JobPlan(job).terms == Terms(min_cohort=3, colluders=1, batches=job.batches)
     found = simulate(job, shards, exchanges=simulated(job, KEYS[1]))
     assert furthest(found, simulate(job, shards, exchanges=Watched(job, KEYS[1]))) == 0
 

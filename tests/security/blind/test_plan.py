@@ -4,7 +4,7 @@ import pytest
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.algorithms.job.job import Job, JobFile
-from staddle.security.blind.plan import model_digest
+from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]
 GIVEN = {"fedssa": {"t_stable": 3}, "fedaims": {"sampling": "algorithm2"}, "pfedsim": {"rho": 0.5}, "fedavg": {}}
@@ -34,7 +34,8 @@ def digest(method, round_, changed=""):
     """Of a round's delivery, with other values in one part."""
     job = job_of(method)
     items = delivered_items(job.down(round_))
-    return model_digest(job, round_, items, [bytes([item.part == changed]) * 32 for item in items])
+    digests = [bytes([item.part == changed]) * 32 for item in items]
+    return JobPlan(job).round(round_).model_digest(items, digests)
 
 
 @pytest.mark.parametrize(("method", "part"), [("fedssa", "header"), ("fedaims", "backbone"), ("fedavg", "model")])
@@ -62,3 +63,30 @@ def test_a_round_that_sums_metrics_alone_is_known_by_its_number():
     assert digest("pfedsim", 3) == digest("pfedsim", 3, "model")
     assert digest("pfedsim", 3) != digest("pfedsim", 2)
     assert digest("pfedsim", 1) != digest("pfedsim", 1, "model")  # its first phase sums the model
+
+
+@pytest.mark.parametrize("method", GIVEN)
+def test_each_part_crosses_in_one_way(method):
+    plan = JobPlan(job_of(method))
+    for round_ in range(plan.job.length + 1):
+        now = plan.round(round_)
+        ways = [part.name for way in (now.sums, now.rows, now.shared, now.uploads) for part in way]
+        assert sorted(ways) == sorted(part.name for part in now.up)
+        assert now.groups[0] == now.sums  # nothing of these jobs is a row
+        before = {part.name for part in plan.round(round_ - 1).sums} if round_ else set()
+        assert set(now.summed_before) == {part.name for part in now.down} & before
+
+
+def test_a_round_is_planned_once(monkeypatch):
+    """Its method is asked once per round, however many read the plan."""
+    job, asked = job_of("fedavg"), []
+    up = Job.up
+    monkeypatch.setattr(Job, "up", lambda self, round_: asked.append(round_) or up(self, round_))
+    plan = JobPlan(job)
+    first = plan.round(2)
+    asked.clear()
+    assert plan.round(2) is first
+    assert (first.sums_down, first.published, first.groups[0]) == (first.sums_down, ("model",), first.sums)
+    again = len(asked)
+    assert first.sums_down[0].round == 1
+    assert len(asked) == again

@@ -15,6 +15,7 @@ from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.errors import PeerError, RefusedError
 from staddle.files.documents import canonical_json
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import JOB, ROSTER
 from staddle.security.identity.keys import load_keys
@@ -308,12 +309,12 @@ def blind(made):
 def test_4_a_blind_job_is_decided_as_masked_words_that_are_read_as_a_sum(ask, blind, made):
     asked = blind("masked")
     assert ask(**asked).job.security.required
-    (outflow,) = outflows(blind.job, made.roster, asked["policy"])
+    (outflow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"])
     assert outflow.readers == (SUM_READER,)
     assert {verdict.release.form for verdict in outflow.decision.tensors} == {"masked"}
     assert {verdict.release.dtype for verdict in outflow.decision.tensors} == {"uint64"}
     assert "extractor/@weight" in {f"{v.release.part}/{v.release.name}" for v in outflow.decision.tensors}
-    plain = outflows(made.jobs["simple"], made.roster, asked["policy"])[0]
+    plain = outflows(JobPlan(made.jobs["simple"]), made.roster, asked["policy"])[0]
     assert (plain.readers, plain.decision.allow) == (("coordinator",), False)
 
 
@@ -376,7 +377,7 @@ def test_4_a_policy_agrees_to_a_blind_sum_or_says_what_it_has_against_it(
     asked = blind("agreed", security, silos=silos, asks=asks)
     why = refused("POLICY", **asked)
     assert said in why
-    assert sum_objections(blind.job, asked["policy"], made.roster) == (why,)
+    assert sum_objections(JobPlan(blind.job), asked["policy"], made.roster) == (why,)
 
 
 def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
@@ -388,7 +389,7 @@ def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
 
 def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
     hard = "[secure_aggregation]\nmin_cohort = 900\nmin_honest = 800\nassumed_colluders = 99\n"
-    assert sum_objections(made.jobs["simple"], made.policy(made.jobs["simple"], added=hard), made.roster) == ()
+    assert sum_objections(JobPlan(made.jobs["simple"]), made.policy(made.jobs["simple"], added=hard), made.roster) == ()
 
 
 # (4) again: jobs that mix and compare, by a key that all of their silos have.
@@ -407,7 +408,7 @@ def keyed(blind):
 def test_4_a_keyed_job_is_decided_form_by_form(ask, keyed, blind, made):
     asked = keyed("by-forms")
     assert ask(**asked).job.keyed
-    early, late = outflows(blind.job, made.roster, asked["policy"])
+    early, late = outflows(JobPlan(blind.job), made.roster, asked["policy"])
     assert (early.readers, late.readers) == (("sum",), ("mix", "gram", "sum"))
     found = {(v.release.part, v.release.form, v.release.dtype) for v in late.decision.tensors}
     assert found == {("extractor", "padded", "uint64"), ("rows", "rotated", "float32"), ("metrics", "masked", "uint64")}
@@ -429,7 +430,7 @@ def test_4_a_rule_for_one_form_is_none_for_another(refused, keyed, old, new, sai
 def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind, made):
     job = keyed("whole", options={"rho": 0})
     (limit,) = re.findall(r"max_bytes_per_round = .*", job["policy"].text)
-    (largest,) = outflows(blind.job, made.roster, job["policy"])
+    (largest,) = outflows(JobPlan(blind.job), made.roster, job["policy"])
     by_form = {}
     for verdict in largest.decision.tensors:
         by_form[verdict.release.form] = by_form.get(verdict.release.form, 0) + verdict.release.nbytes
@@ -483,7 +484,7 @@ HIDDEN = {**BLIND, "audience": "silos"}
 def test_4_a_job_whose_sums_silos_alone_read_is_decided_part_by_part(ask, blind, made, refused):
     asked = blind("for-silos", HIDDEN, "fedavg", asks=TRUST)
     assert ask(**asked).job.keyed
-    (flow,) = outflows(blind.job, made.roster, asked["policy"])
+    (flow,) = outflows(JobPlan(blind.job), made.roster, asked["policy"])
     assert flow.readers == ("silos", "sum")
     readers = {v.release.part: v.release.readers for v in flow.decision.tensors}
     assert readers == {"model": ("silos",), "metrics": ("sum",)}
@@ -502,10 +503,10 @@ def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, b
     entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
     roster = made.roster.model_copy(update={"entries": tuple(entries)})
     job = blind("one-hand", HIDDEN, "fedavg", asks=TRUST)
-    (why,) = sum_objections(blind.job, job["policy"], roster)
+    (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
     assert "also runs silo-b, and so can open the sum of model, whatever trust says" in why
     job = blind("both", {**HIDDEN, "clip_exponent": 6}, "pfedsim", asks=TRUST)
-    (why,) = sum_objections(blind.job, job["policy"], roster)
+    (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
     assert "can open extractor, rows of every silo and the sum of model, whatever trust says" in why
 
 
@@ -517,7 +518,7 @@ def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind, made, tags):
     own = {"host_operator": made.roster["silo-b"].organisation}
     entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
     roster = made.roster.model_copy(update={"entries": tuple(entries)})
-    assert sum_objections(blind.job, asked["policy"], roster) == ()
+    assert sum_objections(JobPlan(blind.job), asked["policy"], roster) == ()
 
 
 @pytest.mark.parametrize("key", ["organisation", "host_operator"])
@@ -529,17 +530,19 @@ def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(b
     )
     roster = made.roster.model_copy(update={"entries": entries})
     job = keyed("one-hand", TRUST)
-    (why,) = sum_objections(blind.job, job["policy"], roster)
+    (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
     assert why.startswith("whoever runs coordinator (organisation of coordinator) also runs silo-c, and so can open ")
     assert "extractor, rows of every silo, whatever trust says" in why
-    assert sum_objections(blind.job, job["policy"], made.roster) == ()
+    assert sum_objections(JobPlan(blind.job), job["policy"], made.roster) == ()
 
 
 def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keyed, made):
     hosted = {"host_operator": made.roster["silo-b"].organisation}
     entries = [entry.model_copy(update=hosted) if entry.id == "coordinator" else entry for entry in made.roster.entries]
     job = keyed("hosted", TRUST)
-    (why,) = sum_objections(blind.job, job["policy"], made.roster.model_copy(update={"entries": tuple(entries)}))
+    (why,) = sum_objections(
+        JobPlan(blind.job), job["policy"], made.roster.model_copy(update={"entries": tuple(entries)})
+    )
     assert "(organisation of coordinator and organisation of silo-b) also runs silo-b" in why
 
 
@@ -560,10 +563,10 @@ def test_4_what_a_policy_asks_of_rows_is_met_at_its_bounds(ask, keyed):
 
 def test_what_is_asked_of_rows_is_the_stricter_of_job_and_policy(keyed, blind, made):
     job = keyed("stricter", f"{TRUST}\nmin_cohort = 2\nmin_honest = 3\nassumed_colluders = 0")
-    found = asked_of_rows(blind.job, job["policy"])
+    found = asked_of_rows(JobPlan(blind.job).terms, job["policy"])
     assert (found.min_cohort, found.min_honest, found.colluders) == (3, 3, 1)
     strict = made.policy(made.jobs["simple"], added="[secure_aggregation]\nmin_cohort = 9\nassumed_colluders = 2\n")
-    found = asked_of_rows(blind.job, strict)
+    found = asked_of_rows(JobPlan(blind.job).terms, strict)
     assert (found.min_cohort, found.min_honest, found.colluders) == (9, 2, 2)
 
 
@@ -779,7 +782,7 @@ def directed(blind):
 def test_4_directed_rows_are_decided_by_who_may_read_them(ask, refused, directed, blind, made):
     asked = directed("rows")
     assert ask(**asked).job.keyed
-    late = outflows(blind.job, made.roster, asked["policy"])[-1]
+    late = outflows(JobPlan(blind.job), made.roster, asked["policy"])[-1]
     assert late.readers == ("sum", *FIVE)
     rows = [verdict.release for verdict in late.decision.tensors if verdict.release.part == "theta"]
     (away,) = {len(blind.job.away(round_)) for round_ in range(1, blind.job.length)}
@@ -797,9 +800,14 @@ def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, 
     assert ask(**asked).job.keyed
     everybody = made.roster.coordinator.host_operator
     entries = [entry.model_copy(update={"host_operator": everybody}) for entry in made.roster.entries]
-    assert sum_objections(blind.job, asked["policy"], made.roster.model_copy(update={"entries": tuple(entries)})) == ()
+    assert (
+        sum_objections(JobPlan(blind.job), asked["policy"], made.roster.model_copy(update={"entries": tuple(entries)}))
+        == ()
+    )
     one_upload = {**DIRECTED, "mix": "one-upload"}
-    (why,) = sum_objections(directed("trusting", security=one_upload) and blind.job, asked["policy"], made.roster)
+    (why,) = sum_objections(
+        JobPlan(directed("trusting", security=one_upload) and blind.job), asked["policy"], made.roster
+    )
     assert "would be hidden from" in why
     assert why.endswith('or ask to have it signed with security.mix = "directed", by which no such key hides anything')
 
@@ -820,7 +828,7 @@ def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blin
     for mix, compare in product(("one-upload", "directed"), ("rotated", "shared")):
         name, security = f"m-{mix[0]}-{compare[0]}", {**BLIND, "mix": mix, "compare": compare}
         asked = blind(name, security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
-        said[mix, compare] = sum_objections(blind.job, asked["policy"], made.roster)
+        said[mix, compare] = sum_objections(JobPlan(blind.job), asked["policy"], made.roster)
     assert said.pop(("directed", "shared")) == ()
     assert ask(**asked).job.keyed  # to tag, as it happens
     ends = {

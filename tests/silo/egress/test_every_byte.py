@@ -20,6 +20,7 @@ from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.stream import Digester
 from staddle.proto.wire import to_wire
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
@@ -175,7 +176,7 @@ def record(world):
         await world.gate.record_decision(job.name, job.digest, "operator", None)
         await world.gate.answer(job.name, job.digest, 0, "ACCEPT")
         await world.gate.poll()
-        await world.gate.fetch(job, 1)
+        await world.gate.fetch(JobPlan(job).round(1))
         await world.gate.beat(job.name, 1)
 
     asyncio.run(before())

@@ -19,6 +19,7 @@ from staddle.proto.channel import CHUNK_BYTES
 from staddle.proto.frames import decode
 from staddle.proto.stream import Digester, Inbound
 from staddle.proto.wire import check_manifest, to_wire
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
@@ -733,7 +734,7 @@ def test_no_control_message_leaves_without_a_session(world):
         world.gate.poll(),
         world.gate.beat("simple", 1),
         world.gate.answer("simple", "00" * 32, 1, "DONE"),
-        world.gate.fetch(world.job, 0),
+        world.gate.fetch(JobPlan(world.job).round(0)),
     ):
         with pytest.raises(UnreachableError, match="no session"):
             asyncio.run(call)
@@ -882,7 +883,7 @@ def fetched(world, frames, round_=1):
 
     async def scenario():
         await world.gate.hello()
-        return (await world.gate.fetch(world.job, round_)).tensors
+        return (await world.gate.fetch(JobPlan(world.job).round(round_))).tensors
 
     with mock.patch.object(stream, "CHUNK_BYTES", PIECE):
         return asyncio.run(scenario())

@@ -19,7 +19,7 @@ from staddle.proto.convert.mix import PaddedWord, padded_from_wire, padded_to_wi
 from staddle.proto.wire import to_wire
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.padded_mix import hidden_pieces, make_upload, tagger_of
-from staddle.security.blind.plan import use_of
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.prekeys import Prekey
 from staddle.security.blind.rotated_sketch import sketched
 from staddle.security.blind.rotation import rotate
@@ -61,7 +61,7 @@ class Keyed(World):
 
     def rotating(self, round_=0):
         part = self.parts["rows"]
-        return Rotating(use_of(self.job, part, round_), self.sharing.rotation(part, round_), KEY)
+        return Rotating(JobPlan(self.job).use(part, round_), self.sharing.rotation(part, round_), KEY)
 
     def run(self, call):
         async def scenario():
@@ -235,7 +235,7 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     world.job, world.parts = job, {part.name: part for part in job.up(1)}
     world.sharing = sharing_of(keyed, job, SILO, tmp_path / "sketched")
     part = world.parts["direction"]
-    use, ctx = use_of(job, part, 1), world.sharing.rotation(part, 1)
+    use, ctx = JobPlan(job).use(part, 1), world.sharing.rotation(part, 1)
     (whole,) = [item.spec for item in world.declared.items(1) if item.part == "direction"]
     assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
     assert whole.elements > 10_000

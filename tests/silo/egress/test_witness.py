@@ -10,6 +10,7 @@ from support.recording_gate import RECORDS, SILO, SILOS, World
 from staddle.errors import LocalError, PeerError
 from staddle.files import checked_file
 from staddle.proto import federation_pb2 as pb
+from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys, load_keys
 from staddle.security.log import note as notes
@@ -118,7 +119,7 @@ def private_round(made, world):
     job = private_job(made)
     config = SiloConfig.model_construct(directory=world.path.parent)
     agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
-    admitted = Admitted(job, Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
+    admitted = Admitted(JobPlan(job), Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
     run(agent._round(admitted, RoundOpened(job.name, job.digest, 0, 0, SILOS)))
 
 

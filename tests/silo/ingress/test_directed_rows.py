@@ -34,8 +34,7 @@ from staddle.proto.stream import Digester, recut
 from staddle.security.blind import sum as blind_sum
 from staddle.security.blind.directed_mix import sender_pads
 from staddle.security.blind.open_sum import tag_of
-from staddle.security.blind.plan import bounds as bounds_of
-from staddle.security.blind.plan import directed, round_frame, sum_groups
+from staddle.security.blind.plan import JobPlan, directed, sum_groups
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -72,9 +71,9 @@ class Sum:
         self.cohort = cohort or tuple(sorted(job.cohort(round_)))
         self.survivors = survivors or self.cohort
         roster = rosters.digest(keyed.roster)
-        frame = round_frame(job, round_, keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
+        frame = JobPlan(job).round(round_).frame(keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
         self.spec = specify(frame, self.cohort, 0)
-        of, _ = sum_groups(job.up(round_), bounds_of(job), job.row_readers(round_))
+        of, _ = sum_groups(job.up(round_), JobPlan(job).bounds, job.row_readers(round_))
         (self.part,) = directed(job.up(round_))
         rng = torch.Generator().manual_seed(round_)
         self.held = {
@@ -167,8 +166,9 @@ class Recipient:
                 for frame in frames_of(self.job, round_, rows, chunk):
                     yield decode(frame.SerializeToString())
 
-            opener = DirectedRows(sharing or self.sharing, round_, TERMS, counted)
-            return await delivery.take(self.ledger, self.peer, self.job, round_, coming(), opener)
+            plan = JobPlan(self.job).round(round_)
+            opener = DirectedRows(sharing or self.sharing, plan, TERMS, counted)
+            return await delivery.take(self.ledger, self.peer, plan, coming(), opener)
 
         (made,) = asyncio.run(scenario()).tensors.values()
         return made
@@ -320,7 +320,7 @@ def test_memory_that_is_gone_is_no_memory_of_nothing(recipient, keyed, twice):
 
 def test_later_prekeys_are_refused(recipient, twice):
     """There are none in such a job: the first ones stay until it ends."""
-    opener = DirectedRows(recipient.sharing, 8, TERMS, 0)
+    opener = DirectedRows(recipient.sharing, recipient.sharing.plan.round(8), TERMS, 0)
     with pytest.raises(RefusedError, match="brings later prekeys") as caught:
         opener.announced("coordinator", [twice[1][0].down()[0]], [pb.DeliveredPrekey()])
     assert (caught.value.peer, caught.value.code) == ("coordinator", "KEYS")
@@ -334,7 +334,7 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     stored_ = mail.stored[SILOS[0], 0]
     summand = WireSummand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
     assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
-    uploads = IncomingRows(mail.silos[first.reader], 4, TERMS, lambda _: ())
+    uploads = IncomingRows(mail.silos[first.reader], mail.silos[first.reader].plan.round(4), TERMS, lambda _: ())
     with pytest.raises(RefusedError, match="brings directed rows, there are none"):
         uploads.announced("coordinator", [first.down()[0]], [])
 

@@ -14,6 +14,7 @@ from staddle.proto import stream
 from staddle.proto.convert.mix import words_to_wire
 from staddle.proto.frames import decode
 from staddle.proto.wire import tensor_bytes
+from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.ledger.egress_ledger import Ledger
 from staddle.security.ledger.records import Peer
@@ -39,7 +40,7 @@ def contributors(keyed, tmp_path_factory):
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
         job = keyed.jobs[name]
-        part = next(iter(mix_rows.expected_rows(job, round_).values())).part
+        part = next(iter(mix_rows.expected_rows(JobPlan(job).round(round_)).values())).part
         found[name] = Coordinator(keyed, job, part, tmp_path_factory.mktemp(name))
         for number in range(4):
             for silo in job.silos:
@@ -74,8 +75,9 @@ class Recipient:
                 for frame in frames:
                     yield decode(frame.SerializeToString())
 
-            opener = mix_rows.IncomingRows(self.sharing, round_, self.terms, self.own)
-            return await delivery.take(self.ledger, self.peer, self.coordinator.job, round_, coming(), opener)
+            plan = JobPlan(self.coordinator.job).round(round_)
+            opener = mix_rows.IncomingRows(self.sharing, plan, self.terms, self.own)
+            return await delivery.take(self.ledger, self.peer, plan, coming(), opener)
 
         return asyncio.run(scenario())
 
@@ -140,7 +142,7 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     """As behind tensors whose bytes are no multiple of eight."""
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
-    opener = mix_rows.IncomingRows(recipient.sharing, 1, TERMS, recipient.own)
+    opener = mix_rows.IncomingRows(recipient.sharing, recipient.sharing.plan.round(1), TERMS, recipient.own)
     assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
@@ -261,7 +263,7 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
 
 
 def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_again(keyed, tmp_path):
-    part = next(iter(mix_rows.expected_rows(keyed.jobs["mail"], 2).values())).part
+    part = next(iter(mix_rows.expected_rows(JobPlan(keyed.jobs["mail"]).round(2)).values())).part
     made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
     own = made.silos[ME]
     for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
@@ -271,7 +273,7 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
             prekeys.save(prekeys.known().heard(*made.word(silo, ME, number)))
 
     def fetch(numbers):
-        opener = mix_rows.IncomingRows(own, 4, TERMS, None)
+        opener = mix_rows.IncomingRows(own, own.plan.round(4), TERMS, None)
         told = words_to_wire([made.word(ME, silo, max(numbers)) for silo in OTHERS])
         opener.announced("coordinator", [mail(made, number)[0] for number in numbers], told)
         opener.admit()
@@ -479,10 +481,10 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
             yield frame
 
     with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
-        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming()))
     frames = made.delivery(1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)]))
     with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
-        asyncio.run(delivery.take(recipient.ledger, recipient.peer, made.job, 1, coming()))
+        asyncio.run(delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming()))
 
 
 # What was opened is not opened again with other weights.

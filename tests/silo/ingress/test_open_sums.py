@@ -13,7 +13,7 @@ from staddle.algorithms.method import METRICS
 from staddle.errors import RefusedError
 from staddle.proto.convert.open_sum import sums_from_wire
 from staddle.proto.convert.secagg_messages import proofs_to_wire
-from staddle.security.blind.plan import model_digest
+from staddle.security.blind.plan import JobPlan
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_CONTEXT, SECAGG_DEALING, SECAGG_SPEC, framed
 from staddle.security.identity.pairwise_keys import public_key
@@ -59,7 +59,8 @@ def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chu
     digest = hashlib.sha256(made.words["model"]).digest()
     assert (found.items, found.digests, found.sums) == ((), (), (("model", digest),))
     assert recipient.recorded("ingress")[-1]["message"]["bytes"] == len(made.words["model"])
-    digests = {model_digest(made.job, 1, (), (), each) for each in (found.sums, (("model", bytes(32)),), ())}
+    plan = JobPlan(made.job).round(1)
+    digests = {plan.model_digest((), (), each) for each in (found.sums, (("model", bytes(32)),), ())}
     assert len(digests) == 3
 
 

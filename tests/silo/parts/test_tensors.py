@@ -13,6 +13,7 @@ from staddle.errors import LocalError, RefusedError
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as pb
 from staddle.proto.stream import Digester, Inbound, chunks
+from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import Bounds, group
 from staddle.security.policy.release import Release
 from staddle.silo.parts.releases import (
@@ -241,7 +242,7 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     document = {key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED}
     blind = {"silos": list("abcd"), "min_cohort": 3, "method": {"name": method}, "security": security}
     job = Job.from_file(JobFile.model_validate(document | blind), "job.toml")
-    releases = upload_releases(job, 0)
+    releases = upload_releases(JobPlan(job).round(0))
     for part in job.up(0):
         own = group(part, Bounds(3, "private", 1, 50))
         assert sum(r.elements for r in releases if r.part == part.name) == own.body
@@ -252,4 +253,6 @@ def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     own = job.up(0)[0]
     assert readers_of_message(padded_releases(own), made.roster) == ("mix",)
     assert readers_of_message(rotated_releases(own), made.roster) == ("gram",)
-    assert upload_releases(made.jobs["simple"], 0) == tuple(map(release_of, upload_items(made.jobs["simple"].up(0))))
+    assert upload_releases(JobPlan(made.jobs["simple"]).round(0)) == tuple(
+        map(release_of, upload_items(made.jobs["simple"].up(0)))
+    )

@@ -9,6 +9,7 @@ from staddle.algorithms.method import initial_state
 from staddle.algorithms.training.accountant import PrivateSilo
 from staddle.algorithms.training.silo_round import state_from_bytes, state_to_bytes
 from staddle.errors import LocalError, UnwritableError
+from staddle.security.blind.plan import JobPlan
 from staddle.security.dp.noise import Randomness
 from staddle.silo.admission.accountant import JobAccount
 from staddle.silo.admission.checks import Admitted
@@ -29,7 +30,7 @@ def work(made, tmp_path):
         folder = JobFolder(tmp_path / name)
         folder.accept(b"{}")
         declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
-        admitted = Admitted(job, declared, "operator", train, test, weights or {}, {})
+        admitted = Admitted(JobPlan(job), declared, "operator", train, test, weights or {}, {})
         return JobTraining(admitted, folder, "silo-a", 1, lambda: False)
 
     return make
@@ -158,7 +159,7 @@ def paid(made, tmp_path):
 
         def make(weights=None, public=frozenset()):
             declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
-            admitted = Admitted(job, declared, "operator", train, test, weights or {}, {}, public)
+            admitted = Admitted(JobPlan(job), declared, "operator", train, test, weights or {}, {}, public)
             private = PrivateSilo(JobAccount(budget, job, folder), Randomness)
             return JobTraining(admitted, folder, "silo-a", 1, lambda: False, private)
 

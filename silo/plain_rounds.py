@@ -1,0 +1,45 @@
+"""Rounds whose uploads leave in the clear: fetch, train, upload; the counterpart of silo/blind/rounds.py."""
+
+import asyncio
+from collections.abc import Collection
+
+from ..security.blind.plan import RoundPlan
+from .blind.rounds import OwnValues, Train
+from .egress.gate import Gate
+from .ingress.delivery import ReceivedDelivery
+from .parts.contributions import Contributions
+from .parts.declared import Declared
+
+PAUSE_SECONDS = 0.5  # rate limit: a coordinator must not be able to make us spin
+
+
+class PlainRounds:
+    """Nothing of a round is in memory between two calls."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def goes_on(self, job_digest: str, round_: int) -> bool:
+        """Never: what a lost connection leaves of a round is on disk."""
+        return False
+
+    async def take_part(
+        self,
+        declared: Declared,
+        plan: RoundPlan,
+        cohort: tuple[str, ...],
+        local: OwnValues,
+        kept: Contributions | None,
+        train: Train,
+        waiting: Collection[str],
+    ) -> None:
+        """Until the coordinator has what the round gives: what was ``kept`` of it, or what is trained now."""
+        if kept is None:
+            kept = await train(await self.fetch(plan, local))
+        else:
+            await asyncio.sleep(PAUSE_SECONDS)  # the round is asked for again
+        await self._gate.give(declared, plan.round, kept, cohort)
+
+    async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
+        """What comes down for a round, the final delivery too."""
+        return await self._gate.fetch(plan)
