@@ -4,6 +4,7 @@ import pytest
 
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.policy.visibility import seen, together, told_by_likeness, unbounded
+from staddle.security.blind.plan import JobPlan
 
 SILOS = list("abcdefg")
 
@@ -121,7 +122,7 @@ def test_what_comparisons_tell_is_said_with_figures(method, options, said):
         "model": {"name": "cnn-digits", "classes": 10},
         "training": {"lr": 0.1},
     }
-    told = told_by_likeness(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    told = told_by_likeness(JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml")))
     assert said in told
     assert bool(told) == bool(said)
 
@@ -144,7 +145,7 @@ def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_
     assert "with 1 silo in league, more than the means that it gets, by the coordinator's weights)" in seen(job)
     assert (
         "tells the coordinator, and the silos of a round, which check the weights of its rows, which"
-        in told_by_likeness(job)
+        in told_by_likeness(JobPlan(job))
     )
 
 
@@ -176,6 +177,6 @@ def test_whom_a_model_that_is_made_to_leak_shows_records_is_said(method, own, sa
         "training": {"lr": 0.1},
         "security": {"secure_aggregation": "required", **own},
     }
-    told = unbounded(Job.from_file(JobFile.model_validate(document), "job.toml"))
+    told = unbounded(JobPlan(Job.from_file(JobFile.model_validate(document), "job.toml")))
     assert said in told
     assert bool(said) == bool(told)
