@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from staddle.commands.main import app
+from staddle.commands.loader import COMMANDS, function
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 UNITS = {"coordinator": "staddle-coordinator.service", "silo": "staddle-silo@.service"}
@@ -56,7 +56,9 @@ def test_the_service_starts_a_command_that_exists(role):
     program, *words = shlex.split(unit(role)["ExecStart"])
     assert Path(program).name == "staddle"
     assert words[:3] == [role, "run", "--config"]
-    command = typer.main.get_command(app).commands[words[0]].commands[words[1]]
+    alone = typer.Typer()
+    alone.command()(function(COMMANDS[f"{words[0]} {words[1]}"]))
+    command = typer.main.get_command(alone)
     assert words[2] in [option for parameter in command.params for option in parameter.opts]
 
 

@@ -394,10 +394,10 @@ def refused(world, payload, words):
         (BIAS, torch.eye(16)[0].to_sparse(), "sparse"),
         (BIAS, torch.empty(16, device="meta"), "meta"),
         (BIAS, secret(torch.int32)[:16], "int32"),
-        (WEIGHT, torch.tensor(1.5, dtype=torch.float64), "no whole number from 0 to 30"),
-        (WEIGHT, torch.tensor(31.0, dtype=torch.float64), "no whole number from 0 to 30"),
-        (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "no whole number from 0 to 30"),
-        (WEIGHT, torch.tensor(5e-324, dtype=torch.float64), "no whole number from 0 to 30"),
+        (WEIGHT, torch.tensor(1.5, dtype=torch.float64), "not a whole number from 0 to 30"),
+        (WEIGHT, torch.tensor(31.0, dtype=torch.float64), "not a whole number from 0 to 30"),
+        (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "not a whole number from 0 to 30"),
+        (WEIGHT, torch.tensor(5e-324, dtype=torch.float64), "not a whole number from 0 to 30"),
     ],
 )
 def test_1_and_3_the_gate_refuses_what_the_runner_let_pass(world, name, value, words):

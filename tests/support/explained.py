@@ -334,7 +334,7 @@ class _Reader:
         bodies = [frame.WhichOneof("body") for frame in frames]
         ends = bodies.count("end")
         if bodies != ["manifest", *["chunk"] * (len(bodies) - 1 - ends), *["end"] * ends] or ends > 1:
-            yield f"frames {bodies} are not manifest, chunks and end"
+            yield f"frames {bodies} are no manifest, chunks and end"
             return
         manifest = frames[0].manifest
         entry = self._intent(manifest, frames[-1].end if ends else None)

@@ -145,13 +145,13 @@ def test_checkpoints(lone):
 
 
 def test_roots_are_those_of_rfc_6962(lone):
-    tree = lone.Tree()
+    tree = lone.RightEdgeTree()
     for size, leaf in enumerate(TREES.KNOWN):
         assert tree.root().hex() == TREES.ROOTS[size]
         assert leaf == lone.leaf_hash(bytes.fromhex(TREES.RECORDS[size]))
         tree.append(leaf)
     assert (tree.size, tree.root().hex()) == (8, TREES.ROOTS[8])
-    tree = lone.Tree()
+    tree = lone.RightEdgeTree()
     for size in range(64):
         assert tree.root() == TREES.naive_root(TREES.LEAVES[:size])
         tree.append(TREES.LEAVES[size])

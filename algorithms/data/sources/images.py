@@ -119,7 +119,7 @@ def _images(folder: Path) -> list[Path]:
     files = [path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith(".")]
     for path in files:
         if path.suffix.lower() not in SUFFIXES:
-            raise LocalError(f"{path}: is no {' or '.join(FORMATS)} by its name; convert it, or move it away")
+            raise LocalError(f"{path}: is not a {' or '.join(FORMATS)} by its name; convert it, or move it away")
     return sorted(files, key=lambda path: path.as_posix())
 
 

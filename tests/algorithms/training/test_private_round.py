@@ -678,7 +678,7 @@ def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, make_data, 
     """
     privacy = {"sigma": "0", "clip": 64.0, "statistics_clip": 64.0, "sample_rate": 1.0, "metrics_sigma": 1e-9}
     private = make_private(name, options, privacy, training={"epochs": 2})
-    plain = replace(private, privacy=None, batch_size=24)
+    plain = replace(private, privacy=None, training=private.training.model_copy(update={"batch_size": 24}))
     records, outcomes = make_data(24), []
     data = Wide(records.x.double(), records.y)
     for job in (private, plain):

@@ -117,6 +117,6 @@ def test_numbers_that_are_no_memberships_are_refused_with_their_silo(tmp_path):
         rows = RELEASED.clone()
         rows[2, 0] = wrong
         assert "far-south" in fails(result(tmp_path, rows))
-    assert "no memberships" in fails(own(tmp_path / "s", 0.5, 0.6))
-    assert "no memberships" in fails(own(tmp_path / "t", 1.5, -0.5))
+    assert "not memberships" in fails(own(tmp_path / "s", 0.5, 0.6))
+    assert "not memberships" in fails(own(tmp_path / "t", 1.5, -0.5))
     assert "takes memberships [N, K]" in fails(result(tmp_path, torch.ones(3)))

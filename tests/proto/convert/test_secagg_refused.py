@@ -115,7 +115,7 @@ def faults(part):
                     yield name, "bytes", lambda p, w=wrong: p.proof.insert(1, w)
         elif field.type == FieldDescriptor.TYPE_STRING:
             for wrong in ("", "A", "a\n", "a" * 65, "é"):
-                yield name, "no id", lambda p, n=name, w=wrong: setattr(p, n, w)
+                yield name, "not an id", lambda p, n=name, w=wrong: setattr(p, n, w)
         elif field.type == FieldDescriptor.TYPE_ENUM:
             for wrong in (0, 18, -1):
                 yield name, "which there is not", lambda p, n=name, w=wrong: setattr(p, n, w)
@@ -176,8 +176,8 @@ def test_each_field_is_refused_with_the_code_of_its_step(message, path):
     [
         ({"key": b"k" * 31}, "31 bytes"),
         ({"key": b""}, "0 bytes"),
-        ({"holder": ""}, "no id"),
-        ({"holder": "A"}, "no id"),
+        ({"holder": ""}, "not an id"),
+        ({"holder": "A"}, "not an id"),
         ({"kind": pb.SHARE_KIND_SELF}, "and with shares"),
         ({"shares": [pb.HolderShare()]}, "and with shares"),
     ],

@@ -123,7 +123,7 @@ def test_totals_of_counts_are_exact_and_of_floats_within_the_bound():
 
 
 def test_what_a_sum_cannot_hold_is_said():
-    with pytest.raises(LocalError, match="no secure sum"):
+    with pytest.raises(LocalError, match="not a secure sum"):
         group(Part("e", Kind.COUNTS, Each(), (TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
     with pytest.raises(LocalError, match=r"its largest magnitude is .* above its clip 8"):

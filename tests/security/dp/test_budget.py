@@ -144,7 +144,7 @@ def test_a_commit_of_what_was_not_reserved_is_refused(tmp_path, taken):
         with pytest.raises(LocalError, match=r"reserved were \[100\]"):
             budget.commit(one, taken)
         budget.commit(one, [100])
-        with pytest.raises(LocalError, match="no open reservation"):
+        with pytest.raises(LocalError, match="not an open reservation"):
             budget.commit(one, [0])
 
 

@@ -92,8 +92,8 @@ def test_keys_of_another_folder_are_refused(folder, tmp_path):
 def test_broken_and_swapped_key_files_are_refused(folder):
     kept = (folder / "log.key").read_bytes()
     for bad, said in [
-        (b"", "no unencrypted PKCS8"),
-        (kept[:40], "no unencrypted PKCS8"),
+        (b"", "not an unencrypted PKCS8"),
+        (kept[:40], "not an unencrypted PKCS8"),
         ((folder / "exchange.key").read_bytes(), "holds a X25519PrivateKey"),
     ]:
         (folder / "log.key").write_bytes(bad)

@@ -143,7 +143,7 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)), f"has {BYTES + 1} bytes, the intent {BYTES}"),
             (lambda: ledger.outcome(ref, "sent", BYTES), "'sent' without a digest"),
             (lambda: ledger.outcome(ref, "failed", BYTES + 1), "the intent has"),
-            (lambda: ledger.outcome(ref + 9, "failed", 0), "no open intent"),
+            (lambda: ledger.outcome(ref + 9, "failed", 0), "not an open intent"),
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
@@ -153,7 +153,7 @@ def test_writer_refuses_what_the_verifier_would(path):
             (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
             (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
             (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
-            (lambda: ledger.control_close(0, 1, 1), "no open control session"),
+            (lambda: ledger.control_close(0, 1, 1), "not an open control session"),
         ]:
             with pytest.raises(LocalError, match=said):
                 call()
@@ -163,7 +163,7 @@ def test_writer_refuses_what_the_verifier_would(path):
         with pytest.raises(LocalError, match="with 5 of"):
             ledger.outcome(ref, "sent", 5)
         ledger.outcome(ref, "sent", BYTES)
-        with pytest.raises(LocalError, match="no open intent"):
+        with pytest.raises(LocalError, match="not an open intent"):
             ledger.outcome(ref, "sent", BYTES)
         control = ledger.control_open("s1", PEER, 10, 100).seq
         with pytest.raises(LocalError, match=r"'s1' .* is still open"):
@@ -183,14 +183,14 @@ def test_verifier_finds_each_broken_rule(path):
     last = len(good)
     later = {"ref": last}
     wrong = {
-        "no open intent": [{**digest, "ref": 5}],
+        "not an open intent": [{**digest, "ref": 5}],
         "outcome refers to": [{**outcome, "ref": 0}],
         "second digest": [intent, {**digest, **later}, {**digest, **later}],
         "has tensors none": [intent, {**digest, **later, "tensors": []}],
         "bytes, the intent": [intent, {**digest, **later, "message": {"bytes": 1, "sha256": HASH}}],
         "without a digest": [intent, {**outcome, **later}],
         "is still open": [control, control],
-        "no open control session": [close],
+        "not an open control session": [close],
         "its cap is": [control, {**close, **later, "messages": 101}],
         "several silos": [{**intent, "silo": "silo-b"}],
         "does not match any|unknown|tag": [{"type": "egress.secret"}],

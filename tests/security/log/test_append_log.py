@@ -260,7 +260,7 @@ def test_another_spelling_of_the_last_record_is_refused(path):
     data = first(path).read_bytes()
     for other in (data[:-1] + b" \n", json.dumps(json.loads(data)).encode() + b"\n", data[:-1] + b"\r\n"):
         first(path).write_bytes(other)
-        with pytest.raises(LocalError, match="no canonical JSON object"):
+        with pytest.raises(LocalError, match="not a canonical JSON object"):
             list(Reading(path))
 
 

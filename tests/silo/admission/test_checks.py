@@ -160,7 +160,7 @@ def test_1_a_changed_envelope_is_refused(refused, made, field):
 
 def test_1_an_unknown_signer_is_refused(refused, made):
     envelope = json.loads(made.signed("simple"))
-    assert "no member" in refused("JOB_SIGNATURE", signed=canonical_json({**envelope, "signer": "nobody"}))
+    assert "is not a member" in refused("JOB_SIGNATURE", signed=canonical_json({**envelope, "signer": "nobody"}))
 
 
 @pytest.mark.parametrize("member", ["coordinator", "silo-a", "founder"])

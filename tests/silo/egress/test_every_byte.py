@@ -281,7 +281,7 @@ DOCTORED = {
         lambda c: of(c, "Beat").sent.__setitem__(0, of(c, "Beat").sent[0][:-1] + b"\x81\x00"),
         "with more than its fields",
     ),
-    "bytes that are not a message": (lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"), "are not BeatRequest"),
+    "bytes that are not a message": (lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"), "are no BeatRequest"),
     "a second message in a call": (
         lambda c: of(c, "Poll").sent.append(of(c, "Poll").sent[0]),
         "2 messages in a call that has one",

@@ -103,8 +103,8 @@ def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (WEIGHT, torch.tensor(2.5, dtype=torch.float64), "no whole number from 0 to 9007199254740991, .*are noisy"),
-        (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "no whole number from 0"),
+        (WEIGHT, torch.tensor(2.5, dtype=torch.float64), "not a whole number from 0 to 9007199254740991, .*are noisy"),
+        (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "not a whole number from 0"),
         ("tested", torch.tensor(2**53), "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy"),
         ("correct.trained", torch.tensor(11), "correct.trained is 11, of 10 that were tested"),
     ],

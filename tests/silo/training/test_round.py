@@ -137,9 +137,9 @@ def test_what_a_silo_mixes_in_itself_is_its_state_of_the_round_that_counted(work
 def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
     part = made.jobs["simple"].up(0)[0]
     odd = replace(part, tensors=(replace(part.tensors[0], name="theta.w"),))
-    with pytest.raises(LocalError, match=r"tensor 'theta\.w' is not one of this silo's state"):
+    with pytest.raises(LocalError, match=r"tensor 'theta\.w' is not part of this silo's state"):
         work("one").own(0, odd)
-    with pytest.raises(LocalError, match="is not one of this silo's state"):
+    with pytest.raises(LocalError, match="is not part of this silo's state"):
         work("two").own(0, replace(part, tensors=(replace(part.tensors[0], shape=(1, 2)),)))
 
 

@@ -61,7 +61,7 @@ def test_ppfl_is_drawn_by_the_states_of_the_silos():
     assert np.allclose(drawn.values, torch.stack([rows[silo] for silo in job.silos]).numpy())
     assert not drawn.pairs
     assert by_likeness(drawn) == [0, 3, 1, 2]
-    with pytest.raises(LocalError, match="no memberships"):
+    with pytest.raises(LocalError, match="not memberships"):
         heat_map(job, {}, lambda silo: SiloState({"membership": {"c": 2 * rows[silo]}}))
 
 

@@ -90,7 +90,7 @@ def test_cifar_from_its_binary_layout_without_torchvision(tmp_path, monkeypatch)
     assert read(tmp_path, "CIFAR100", part="test").y.tolist() == fine["test.bin"][:, 1].tolist()
     for content in (b"", b"x" * 3072, b"x" * 6147):
         (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(content)
-        with pytest.raises(LocalError, match=r"data_batch_3\.bin: .* no whole number of records; fetch"):
+        with pytest.raises(LocalError, match=r"data_batch_3\.bin: .* not a whole number of records; fetch"):
             read(tmp_path, "CIFAR10")
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(LocalError, match=r"data_batch_3\.bin: cannot read it: No such file"):
