@@ -1,7 +1,6 @@
 """A federation on loopback: real processes, real TLS."""
 
 import base64
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from federation.fork_server import ForkServer
+from support.split_keys import fix_split
 
 from staddle.algorithms.data.dataset import Dataset, digits
 from staddle.algorithms.job.job import Job
@@ -18,7 +18,6 @@ from staddle.algorithms.partition.draw import dirichlet
 from staddle.commands.federation import local_federation
 from staddle.commands.federation.local_federation import LocalFederation
 from staddle.commands.federation.processes import ChildProcess, Launcher, launched
-from staddle.files.documents import write_new
 
 TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 CRASHING = str(Path(__file__).with_name("crashing.py"))
@@ -109,11 +108,7 @@ class Running:
         self.fix_split(silo)
 
     def fix_split(self, silo: str) -> None:
-        """A split of the silo's name: one that is drawn may leave no test record, and decides what a job draws."""
-        folder = self.federation.state(silo)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if not (key := folder / "split.key").exists():
-            write_new(key, hashlib.sha256(silo.encode()).digest())
+        fix_split(self.federation.state(silo), silo)
 
     def start_silo(self, silo: str) -> ChildProcess:
         return self.launch(silo, ("-m", "staddle.silo"), self.federation.silo_config(silo))

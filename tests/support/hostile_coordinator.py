@@ -12,6 +12,7 @@ import re
 import grpc
 import torch
 from support.ledgers import first, stored
+from support.split_keys import fix_split
 
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.commands.federation.local_federation import policy_text
@@ -216,6 +217,7 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
     world, complaints = hostile.world, []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
+    fix_split(folder, SILO)
     with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
         config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
         check_remembered(folder / "jobs", ledger)
