@@ -3,19 +3,25 @@
 ::
 
     StaddleError
-    ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the wrong order
+    ├── LocalError        we, or the person at this keyboard: a file, a key, a value, a call in the
+                          wrong order
     │   ├── CancelledError     this process was asked to stop
-    │   ├── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on once there is room
-    │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of it was done
+    │   ├── UnwritableError    the disk does not take what must be kept: a daemon stops, and goes on
+                               once there is room
+    │   └── ExhaustedError     a data set's privacy budget does not cover what is asked; nothing of
+                               it was done
     ├── PeerError         another member of the federation broke the protocol, or a stranger knocked
     │   └── RefusedError       the same, with a code of the closed list that may be told to the peer
-    │       └── LateError          what was asked of it came when it was no longer needed; nobody's fault
-    ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows whose it is
+    │       └── LateError          what was asked of it came when it was no longer needed; nobody's
+                                   fault
+    ├── ProofError         a note, checkpoint or proof does not hold; whoever asked for it knows
+                           whose it is
     └── AbortedError           nobody's fault: a deadline passed, too few silos were left
 
-Every text names the thing, the value and the fix. From a silo only codes of the closed list ``ErrorCode`` in
-``proto/federation.proto`` cross the wire, never these texts: a text may hold what a silo must not tell. The
-coordinator, which holds no data, explains a refusal to the silo whose message it refuses.
+Every text names the thing, the value and the fix. From a silo only codes of the closed list
+``ErrorCode`` in ``proto/federation.proto`` cross the wire, never these texts: a text may hold what
+a silo must not tell. The coordinator, which holds no data, explains a refusal to the silo whose
+message it refuses.
 """
 
 
@@ -49,7 +55,10 @@ class PeerError(StaddleError):
 
 
 class RefusedError(PeerError):
-    """What a peer sent is refused; ``code`` is a name of ``ErrorCode`` without its prefix, such as ``POLICY``."""
+    """What a peer sent is refused.
+
+    ``code`` is a name of ``ErrorCode`` without its prefix, such as ``POLICY``.
+    """
 
     def __init__(self, peer: str, code: str, why: str) -> None:
         super().__init__(peer, why)
@@ -57,11 +66,16 @@ class RefusedError(PeerError):
 
 
 class LateError(RefusedError):
-    """What a peer was asked for came after others had given enough; it is told so, and nothing is wrong."""
+    """What a peer was asked for came after others had given enough.
+
+    It is told so, and nothing is wrong.
+    """
 
 
 class ProofError(StaddleError):
-    """A signed note, a checkpoint or a Merkle proof is malformed, or does not prove what it should."""
+    """A signed note, a checkpoint or a Merkle proof is malformed, or does not prove what it
+    should.
+    """
 
 
 class AbortedError(StaddleError):

@@ -3,7 +3,8 @@
 Never a value of data, a parameter or a secret: names, counts, sizes and codes only. JSON:
 ``{"time":"2026-11-20T21:30:05.123Z","level":"info","event":"round.opened","job":"demo","round":3}``
 
-Either form is one line of printable characters, whatever a peer put into a field: the others are escaped.
+Either form is one line of printable characters, whatever a peer put into a field: the others are
+escaped.
 """
 
 import json
@@ -27,7 +28,11 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time = (
+            datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
         if self._form == "json":
             head = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
             return json.dumps({**head, **{k: _finite(v) for k, v in fields.items()}, **head})
@@ -48,7 +53,9 @@ def _plain(value: object) -> str:
 
 
 class _Libraries(logging.Handler):
-    """Makes an event of a library's warning, such as asyncio's of a task that failed: so it is escaped as ours are."""
+    """Makes an event of a library's warning, such as asyncio's of a task that failed: so it is
+    escaped as ours are.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != _LOGGER.name:
@@ -80,7 +87,9 @@ def followed(follower: Follower) -> Iterator[None]:
 
 
 def setup(form: Format) -> None:
-    """Send this process's events to standard error in the given format, and what libraries log as events "library"."""
+    """Send this process's events to standard error in the given format, and what libraries log as
+    events "library".
+    """
     others = logging.getLogger()
     if not any(isinstance(handler, _Libraries) for handler in others.handlers):
         others.addHandler(_Libraries())

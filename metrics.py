@@ -1,8 +1,8 @@
 """Prometheus metrics of a daemon, on loopback, off unless the configuration has ``[metrics]``.
 
-What is counted comes from the log's own events by one table a role, so a daemon says each thing once; what has a value
-at any time (``Gauge``) is read from the daemon when it is asked. Labels are names of jobs and silos and codes of closed
-lists: never data, nor anything that strangers choose.
+What is counted comes from the log's own events by one table a role, so a daemon says each thing
+once; what has a value at any time (``Gauge``) is read from the daemon when it is asked. Labels are
+names of jobs and silos and codes of closed lists: never data, nor anything that strangers choose.
 """
 
 import ipaddress
@@ -28,8 +28,8 @@ def _loopback(listen: str) -> str:
         raise ValueError("is not host:port with a port up to 65535, such as 127.0.0.1:9464")
     if not _stays_here(host):
         raise ValueError(
-            "is not on loopback, and whoever reads metrics needs no key; give 127.0.0.1, [::1] or localhost, and put a "
-            "reverse proxy that asks for one before it"
+            "is not on loopback, and whoever reads metrics needs no key; give 127.0.0.1, [::1] or"
+            " localhost, and put a reverse proxy that asks for one before it"
         )
     return listen
 
@@ -51,7 +51,10 @@ class MetricsConfig(Strict):
 
 @dataclass(frozen=True)
 class MetricRule:
-    """What one event adds to: 1, or the number in a field of it; a label's value is the field of its name."""
+    """What one event adds to: 1, or the number in a field of it.
+
+    A label's value is the field of its name.
+    """
 
     event: str
     name: str
@@ -62,28 +65,70 @@ class MetricRule:
 
 
 COORDINATOR = (
-    MetricRule("upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)),
-    MetricRule("refused", "calls_refused", "Calls that were refused, uploads among them, by code.", ("method", "code")),
-    MetricRule("call.failed", "calls_failed", "Calls in which the coordinator itself failed.", ("method",)),
-    MetricRule("receipt", "received_bytes", "Payload bytes of the accepted uploads.", ("silo",), "bytes"),
+    MetricRule(
+        "upload.accepted", "uploads_accepted", "Uploads that were checked and kept.", ("silo",)
+    ),
+    MetricRule(
+        "refused",
+        "calls_refused",
+        "Calls that were refused, uploads among them, by code.",
+        ("method", "code"),
+    ),
+    MetricRule(
+        "call.failed", "calls_failed", "Calls in which the coordinator itself failed.", ("method",)
+    ),
+    MetricRule(
+        "receipt", "received_bytes", "Payload bytes of the accepted uploads.", ("silo",), "bytes"
+    ),
     MetricRule("delivered", "sent_bytes", "Payload bytes of the deliveries.", ("silo",), "bytes"),
-    MetricRule("silo.dropped", "silos_dropped", "Silos that dropped out of a round, by code.", ("silo", "code")),
+    MetricRule(
+        "silo.dropped",
+        "silos_dropped",
+        "Silos that dropped out of a round, by code.",
+        ("silo", "code"),
+    ),
     MetricRule("round.closed", "rounds_closed", "Rounds that were folded.", ("job",)),
-    MetricRule("round.metrics", "fold_seconds", "Time that folds took.", ("job",), "seconds", each=True),
-    MetricRule("fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)),
+    MetricRule(
+        "round.metrics", "fold_seconds", "Time that folds took.", ("job",), "seconds", each=True
+    ),
+    MetricRule(
+        "fold.waits", "fold_waits", "Folds that met a full disk or file table and waited.", ("job",)
+    ),
     MetricRule("job.ended", "jobs_ended", "Jobs that ended.", ("outcome",)),
 )
 SILO = (
-    MetricRule("round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)),
-    MetricRule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
-    MetricRule("round.abandoned", "rounds_abandoned", "Rounds whose training stopped, being wanted no more.", ("job",)),
     MetricRule(
-        "leaving", "sent_bytes", "Bytes that the ledger counts as left, control aside.", ("job", "kind"), "bytes"
+        "round.given", "rounds_given", "Rounds whose upload the coordinator accepted.", ("job",)
     ),
-    MetricRule("round.trained", "training_seconds", "Time that local training took.", ("job",), "seconds", each=True),
+    MetricRule("round.failed", "rounds_failed", "Rounds that were given up, by code.", ("code",)),
+    MetricRule(
+        "round.abandoned",
+        "rounds_abandoned",
+        "Rounds whose training stopped, being wanted no more.",
+        ("job",),
+    ),
+    MetricRule(
+        "leaving",
+        "sent_bytes",
+        "Bytes that the ledger counts as left, control aside.",
+        ("job", "kind"),
+        "bytes",
+    ),
+    MetricRule(
+        "round.trained",
+        "training_seconds",
+        "Time that local training took.",
+        ("job",),
+        "seconds",
+        each=True,
+    ),
     MetricRule("job.declined", "jobs_declined", "Jobs that were declined, by code.", ("code",)),
-    MetricRule("turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)),
-    MetricRule("coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."),
+    MetricRule(
+        "turned.away", "calls_refused", "Calls that the coordinator refused, by code.", ("code",)
+    ),
+    MetricRule(
+        "coordinator.lost", "connections_lost", "Times that the coordinator could not be reached."
+    ),
 )
 
 
@@ -103,7 +148,9 @@ Gauges: TypeAlias = Callable[[], Iterable[Gauge]]
 class _Counts:
     """Follows the log by a table of rules."""
 
-    def __init__(self, role: str, rules: Sequence[MetricRule], registry: prometheus.CollectorRegistry) -> None:
+    def __init__(
+        self, role: str, rules: Sequence[MetricRule], registry: prometheus.CollectorRegistry
+    ) -> None:
         self._counting: dict[str, tuple[MetricRule, prometheus.Counter | prometheus.Summary]] = {}
         for rule in rules:
             kind = prometheus.Summary if rule.each else prometheus.Counter
@@ -116,7 +163,8 @@ class _Counts:
             return
         rule, metric = self._counting[event]
         if rule.labels:
-            metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))  # of a method
+            # of a method
+            metric = metric.labels(*(str(fields[name]).rpartition("/")[2] for name in rule.labels))
         amount = float(str(fields[rule.amount])) if rule.amount else 1.0
         if isinstance(metric, prometheus.Summary):
             metric.observe(amount)
@@ -133,15 +181,22 @@ class _Now(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for gauge in self._gauges():
-            family = GaugeMetricFamily(f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels)
+            family = GaugeMetricFamily(
+                f"staddle_{self._role}_{gauge.name}", gauge.help, labels=gauge.labels
+            )
             for labels, value in gauge.values.items():
                 family.add_metric(labels, value)
             yield family
 
 
 @contextmanager
-def served(config: MetricsConfig | None, role: str, rules: Sequence[MetricRule], gauges: Gauges) -> Iterator[None]:
-    """Count and answer while the block runs, in a thread of its own; nothing at all without a configuration."""
+def served(
+    config: MetricsConfig | None, role: str, rules: Sequence[MetricRule], gauges: Gauges
+) -> Iterator[None]:
+    """Count and answer while the block runs, in a thread of its own.
+
+    Nothing at all without a configuration.
+    """
     if config is None:
         yield
         return
@@ -157,7 +212,9 @@ def served(config: MetricsConfig | None, role: str, rules: Sequence[MetricRule],
             bound = stack.enter_context(listening(host.strip("[]"), int(port), app))
         except OSError as error:
             why = f"cannot listen there: {error.strerror or error}"
-            raise LocalError(f"metrics.listen = {config.listen!r}: {why}; choose another port") from error
+            raise LocalError(
+                f"metrics.listen = {config.listen!r}: {why}; choose another port"
+            ) from error
         stack.enter_context(log.followed(counts.follow))
         log.event("metrics.listening", address=f"{host}:{bound}")
         yield

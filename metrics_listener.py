@@ -1,8 +1,8 @@
 """The HTTP listener for metrics: one thread, however many connect and whatever they then do.
 
-A scraper sends one request and reads one answer. Whoever connects beside it, and sends nothing, or slowly, or does not
-read, holds neither a thread nor a file descriptor for long: a connection has ``SECONDS`` in all, and of more than
-``MOST_CONNECTIONS`` the oldest is closed.
+A scraper sends one request and reads one answer. Whoever connects beside it, and sends nothing, or
+slowly, or does not read, holds neither a thread nor a file descriptor for long: a connection has
+``SECONDS`` in all, and of more than ``MOST_CONNECTIONS`` the oldest is closed.
 """
 
 import asyncio
@@ -21,16 +21,20 @@ SECONDS = 10.0  # from a connection's start to the last byte of its answer
 MOST_CONNECTIONS = 64  # a few scrapers need as many as they are
 MOST_BYTES = 16 * 1024  # of a request's first line and headers
 
-App: TypeAlias = Callable[[dict[str, Any], Callable[..., object]], Any]  # of WSGI: environment, start_response → body
+# of WSGI: environment, start_response → body
+App: TypeAlias = Callable[[dict[str, Any], Callable[..., object]], Any]
 
 
 @contextlib.contextmanager
 def listening(host: str, port: int, app: App) -> Iterator[int]:
-    """Answer by a WSGI application that only looks at the request's line and headers, while the block runs.
+    """Answer by a WSGI application that only looks at the request's line and headers, while the
+    block runs.
 
     Gives the port; OSError where the address is not to be had.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    family, _, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
     with socket.create_server(address[:2], family=family, backlog=MOST_CONNECTIONS) as bound:
         listener = _Listener(app)
         thread = threading.Thread(target=listener.run, args=(bound,), name="metrics", daemon=True)
@@ -65,7 +69,8 @@ class _Listener:
     async def _serve(self, bound: socket.socket) -> None:
         server = await asyncio.start_server(self._connected, sock=bound, limit=MOST_BYTES)
         await self._stop.wait()
-        self._loop.remove_reader(bound)  # before close(), with which asyncio forgets what it is just accepting
+        # before close(), with which asyncio forgets what it is just accepting
+        self._loop.remove_reader(bound)
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for writer in list(self._open):
                 _reset(writer)
@@ -84,7 +89,8 @@ class _Listener:
                     writer.write(await self._answered(reader))
                 writer.close()
                 await writer.wait_closed()
-        except (asyncio.IncompleteReadError, OSError):  # it left, is slow (TimeoutError), or was the oldest
+        # it left, is slow (TimeoutError), or was the oldest
+        except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
             self._open.pop(writer, None)
@@ -113,12 +119,16 @@ class _Listener:
             "HTTP_ACCEPT_ENCODING": fields.get("Accept-Encoding"),
         }
         told: list[tuple[str, list[tuple[str, str]]]] = []
-        body = b"".join(self._app(environment, lambda status, fields: told.append((status, fields))))
+        body = b"".join(
+            self._app(environment, lambda status, fields: told.append((status, fields)))
+        )
         return _written(*told[0], body)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close a connection together with what the kernel still holds for a peer that does not read."""
+    """Close a connection together with what the kernel still holds for a peer that does not
+    read.
+    """
     own = writer.get_extra_info("socket")
     if own.fileno() != -1:  # not closed already
         own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,34 +1,44 @@
 #!/usr/bin/env python3
-"""Verify what a Staddle silo says has left it, without Staddle: this one file, Python 3.9 or later, `cryptography`.
+"""Verify what a Staddle silo says has left it, without Staddle: this one file, Python 3.9 or later,
+`cryptography`.
 
 ::
 
-    python3 staddle_verify.py keys     roster.json --founder SHA256:47DE…     the keys of the silos, for --key below
-    python3 staddle_verify.py ledger   FOLDER --key KEY --checkpoint NOTE     records, signed heads, what left
-    python3 staddle_verify.py receipts FOLDER --roster roster.json            what the coordinator says it received
-    python3 staddle_verify.py proof    FILE --key KEY --record FILE           that one record stands in a ledger
-    python3 staddle_verify.py growth   OLD NEW PROOF --key KEY                that a ledger only grew
+    python3 staddle_verify.py keys     roster.json --founder SHA256:47DE…  the keys of the silos,
+                                                                           for --key below
+    python3 staddle_verify.py ledger   FOLDER --key KEY --checkpoint NOTE  records, signed heads,
+                                                                           what left
+    python3 staddle_verify.py receipts FOLDER --roster roster.json         what the coordinator says
+                                                                           it received
+    python3 staddle_verify.py proof    FILE --key KEY --record FILE        that one record stands in
+                                                                           a ledger
+    python3 staddle_verify.py growth   OLD NEW PROOF --key KEY             that a ledger only grew
 
-Exit status: 0 every check holds, 1 one does not, 2 called wrongly or a file cannot be read. It reads files and does
-nothing else. Checks run in the order of their numbers; the first that fails ends the run.
+Exit status: 0 every check holds, 1 one does not, 2 called wrongly or a file cannot be read. It
+reads files and does nothing else. Checks run in the order of their numbers; the first that fails
+ends the run.
 
-A ledger is a folder of segments, ``seg-00000001.jsonl`` and so on, of canonical JSON, one record a line::
+A ledger is a folder of segments, ``seg-00000001.jsonl`` and so on, of canonical JSON, one record a
+line::
 
     {"mono_us":83123,"nonce":"5f0c…","prev":"0000…","seq":0,"time":"2026-11-20T21:30:05.123456Z","type":"stop",…,"v":1}
 
-The hash of a line is SHA-256(0x00 || line without newline); ``prev`` is that of the line before, in the segment before
-where need be. These hashes are the leaves of a Merkle tree (RFC 6962), whose root the silo signs in ``checkpoint``, a
-note (c2sp.org/signed-note, c2sp.org/tlog-checkpoint) named ``staddle.example/<federation>/<silo>/egress``.
+The hash of a line is SHA-256(0x00 || line without newline); ``prev`` is that of the line before, in
+the segment before where need be. These hashes are the leaves of a Merkle tree (RFC 6962), whose
+root the silo signs in ``checkpoint``, a note (c2sp.org/signed-note, c2sp.org/tlog-checkpoint) named
+``staddle.example/<federation>/<silo>/egress``.
 
-One message is up to three records: ``egress.intent`` is on the disk before its first byte leaves, ``egress.digest``
-before the message counts at the recipient, ``egress.outcome`` says how it ended. A message in the form ``masked`` is a
-part of a secure sum: nobody reads it but as a sum with those of other silos. One in the form ``padded`` is mixed: other
-silos read it as a part of their weighted mean. Of one in the form ``rotated`` the coordinator reads inner products with
-those of other silos. Of the last two this holds while the coordinator and no silo collude. The messages of these
-protocols themselves are a record each, ``egress.protocol``; ``secagg.signed`` says over which silos a sum may be open
-from then on, ``secagg.end`` and ``secagg.sum`` how an attempt at one ended. Tensors that are ``dp``, differentially
-private, name reservations of a data set's privacy budget, a log of its own at the silo; ``privacy.head`` has the head
-of that log, and what was spent until then, before anything was done with the records.
+One message is up to three records: ``egress.intent`` is on the disk before its first byte leaves,
+``egress.digest`` before the message counts at the recipient, ``egress.outcome`` says how it ended.
+A message in the form ``masked`` is a part of a secure sum: nobody reads it but as a sum with those
+of other silos. One in the form ``padded`` is mixed: other silos read it as a part of their weighted
+mean. Of one in the form ``rotated`` the coordinator reads inner products with those of other silos.
+Of the last two this holds while the coordinator and no silo collude. The messages of these
+protocols themselves are a record each, ``egress.protocol``; ``secagg.signed`` says over which silos
+a sum may be open from then on, ``secagg.end`` and ``secagg.sum`` how an attempt at one ended.
+Tensors that are ``dp``, differentially private, name reservations of a data set's privacy budget, a
+log of its own at the silo; ``privacy.head`` has the head of that log, and what was spent until
+then, before anything was done with the records.
 """
 
 from __future__ import annotations
@@ -81,8 +91,8 @@ def read(path: Path, limit: int) -> bytes:
     return data
 
 
-# Canonical JSON, a subset of RFC 8785: what Staddle signs and hashes has one spelling. So each form is one regular
-# expression: sorted keys, each once, no space, shortest escapes, whole numbers.
+# Canonical JSON, a subset of RFC 8785: what Staddle signs and hashes has one spelling. So each form
+# is one regular expression: sorted keys, each once, no space, shortest escapes, whole numbers.
 
 PLAIN = r'[^"\\\x00-\x1f]'
 ESCAPED = r'\\(?:["\\bfnrt]|u00(?:0[0-7bef]|1[0-9a-f]))'
@@ -93,8 +103,13 @@ def string(most: int | str) -> str:
     return rf'"(?:{PLAIN}{{0,{most}}}"|(?=[^"\\]*\\)(?:{PLAIN}|{ESCAPED}){{0,{most}}}")'
 
 
-MOST = str(2**53 - 1)  # beyond it numbers lose bits in other readers; below it in 16 digits: a smaller one somewhere
-SMALLER = (f"{MOST[:at]}[{0 if at else 1}-{int(MOST[at]) - 1}][0-9]{{{15 - at}}}" for at in range(16) if MOST[at] > "0")
+# beyond it numbers lose bits in other readers; below it in 16 digits: a smaller one somewhere
+MOST = str(2**53 - 1)
+SMALLER = (
+    f"{MOST[:at]}[{0 if at else 1}-{int(MOST[at]) - 1}][0-9]{{{15 - at}}}"
+    for at in range(16)
+    if MOST[at] > "0"
+)
 POSITIVE = "|".join(["[1-9][0-9]{0,14}", *SMALLER, MOST])
 VALUES = {
     "count": f"(?:0|{POSITIVE})",
@@ -113,8 +128,10 @@ VALUES = {
     "taint": '"(?:public|dp|private)"',
     "status": '"(?:sent|failed|unknown)"',
     "step": '"(?:keys|shares|complaint|header|survival|reveal|abandon|end|contribution|padded)"',
-    "fault": '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|COMPLAINT|MISDEALT|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER'
-    '|EQUIVOCATION|TOO_FEW|STOPPED)"',
+    "fault": (
+        '"(?:SPEC|POLICY|ATTEMPT|ABANDON|KEYS|SHARES|COMPLAINT|MISDEALT|UPLOAD|SURVIVORS|NOTES|REVEAL|SUM|ORDER'
+        '|EQUIVOCATION|TOO_FEW|STOPPED)"'
+    ),
     "reason": string(500),
     "values": '"(?:fixed|varying)"',
     "number": r'"[0-9]{1,10}(?:\.[0-9]{1,40})?"',
@@ -127,14 +144,17 @@ VALUES = {
     "signatures": r'\{(?:"[a-z0-9-]{1,64}":"[0-9a-f]{128}",?)*(?<!,)\}',
 }
 FRAME = "v:one seq:count prev:hash nonce:nonce time:time mono_us:count type:text "
-# Fields of each object, and what stands in them; of several with a star; with a question mark where it may lack, behind
-# the name, or be null, behind the form.
+# Fields of each object, and what stands in them; of several with a star; with a question mark where
+# it may lack, behind the name, or be null, behind the form.
 FORMS = {
     "peer": "id:text spki:hash",
     "size": "bytes:count",
     "payload": "bytes:count sha256:hash",
     "policy": "file:hash rule:text decision:allow",
-    "tensor": "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint readers?:text*",
+    "tensor": (
+        "part:text kind:text name:text dtype:text shape:count* bytes:count taint:taint"
+        " readers?:text*"
+    ),
     "secagg": "ctx:hash attempt:count members:text* threshold:count colluders:count clipped:count",
     "hidden": "ctx:hash number:count",
     "paid": "dataset:text ids:count*",
@@ -146,31 +166,51 @@ FORMS = {
     "job.accept": FRAME + "job:text job_digest:hash signer:text",
     "job.decline": FRAME + "job:text job_digest:hash signer:text reasons:words*",
     "policy.change": FRAME + "before:maybe_hash after:hash text:policy_text",
-    "egress.intent": FRAME + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text "
-    "rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor* message:size offset:count "
-    "cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?",
+    "egress.intent": (
+        FRAME
+        + "silo:text job:text job_digest:hash method:text round:count attempt:count purpose:text"
+        " rpc:text recipient:peer readers:text* form:text policy:policy tensors:tensor*"
+        " message:size offset:count cohort?:text* secagg?:secagg? hidden?:hidden? dp?:paid?"
+    ),
     "egress.digest": FRAME + "ref:count tensors:tensor_digest* message:payload",
     "egress.outcome": FRAME + "ref:count status:status bytes_sent:count receipt:receipt",
-    "egress.protocol": FRAME
-    + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer message:payload",
-    "secagg.end": FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason",
-    "secagg.signed": FRAME + "job:text job_digest:hash round:count ctx:hash dataset:text survivors:text* absent:text* "
-    "values:values batches:text*",
-    "secagg.sum": FRAME + "job:text job_digest:hash round:count ctx:hash survivors:text* sha256:hash",
+    "egress.protocol": (
+        FRAME + "job:text job_digest:hash round:count ctx:hash kind:step rpc:text recipient:peer"
+        " message:payload"
+    ),
+    "secagg.end": (
+        FRAME + "job:text job_digest:hash round:count ctx:hash code:fault blame:text why:reason"
+    ),
+    "secagg.signed": (
+        FRAME
+        + "job:text job_digest:hash round:count ctx:hash dataset:text survivors:text* absent:text* "
+        "values:values batches:text*"
+    ),
+    "secagg.sum": (
+        FRAME + "job:text job_digest:hash round:count ctx:hash survivors:text* sha256:hash"
+    ),
     "control.open": FRAME + "session:text recipient:peer max_messages:count max_bytes:count",
     "control.close": FRAME + "ref:count messages:count bytes:count",
     "ingress": FRAME + "job:text round:count purpose:text rpc:text sender:peer message:payload",
     "witness": FRAME + "by:text size:count root:hash",
-    "privacy.head": FRAME + "dataset:text size:count root:hash epsilon:number delta:number limit:number",
+    "privacy.head": (
+        FRAME + "dataset:text size:count root:hash epsilon:number delta:number limit:number"
+    ),
     "serving": FRAME + "coordinator:text software:text roster:hash",
-    "received": FRAME + "silo:text job:text job_digest:hash round:count message:payload ledger_seq:count "
-    "ledger_leaf:hash checkpoint:note receipt:signature",
+    "received": (
+        FRAME + "silo:text job:text job_digest:hash round:count message:payload ledger_seq:count "
+        "ledger_leaf:hash checkpoint:note receipt:signature"
+    ),
     "delivered": FRAME + "silo:text job:text job_digest:hash round:count message:payload",
     "head.refused": FRAME + "silo:text checkpoint:note why:text",
     "policy.deny": FRAME + "job:text round:count purpose:text policy:hash reasons:words*",
-    "entry": "id:id role:role organisation:title host_operator:title certificate:pem spki_sha256:hash "
-    "protocol_key:hash log_key:hash exchange_key:hash signature:signature",
-    "roster": "federation:id version:positive threshold:positive entries:entry* signatures:signatures",
+    "entry": (
+        "id:id role:role organisation:title host_operator:title certificate:pem spki_sha256:hash "
+        "protocol_key:hash log_key:hash exchange_key:hash signature:signature"
+    ),
+    "roster": (
+        "federation:id version:positive threshold:positive entries:entry* signatures:signatures"
+    ),
 }
 
 
@@ -184,17 +224,26 @@ def grammar(form: str) -> str:
     if form in VALUES:
         return VALUES[form]
     fields = sorted(field.split(":") for field in FORMS[form].split())
-    written = [(f'"{name.rstrip("?")}":{grammar(inner)},', name.endswith("?")) for name, inner in fields]
+    written = [
+        (f'"{name.rstrip("?")}":{grammar(inner)},', name.endswith("?")) for name, inner in fields
+    ]
     # No comma behind the last field, which may not lack.
-    return r"\{" + "".join(f"(?:{text})?" if lacks else text for text, lacks in written)[:-1] + r"\}"
+    return (
+        r"\{" + "".join(f"(?:{text})?" if lacks else text for text, lacks in written)[:-1] + r"\}"
+    )
 
 
-GRAMMARS = {form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)}
+GRAMMARS = {
+    form: re.compile(grammar(form)) for form, fields in FORMS.items() if fields.startswith(FRAME)
+}
 GRAMMARS["roster"] = re.compile(grammar("roster"))
 
 
 def parse(data: bytes, form: str = "") -> dict[str, Any]:
-    """The value of canonical JSON of a form, by default of the record's own type; FaultError for any other bytes."""
+    """The value of canonical JSON of a form, by default of the record's own type.
+
+    FaultError for any other bytes.
+    """
     try:
         written = data.decode()
     except UnicodeDecodeError as error:
@@ -203,7 +252,10 @@ def parse(data: bytes, form: str = "") -> dict[str, Any]:
     if kind not in GRAMMARS or (kind == "roster" and not form):
         raise FaultError(f"is not a record: {kind[:40]!r} is not a type of one")
     if not GRAMMARS[kind].fullmatch(written):
-        raise FaultError(f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another place")
+        raise FaultError(
+            f"is no {kind} in its one spelling: a field is missing, added, malformed, or in another"
+            " place"
+        )
     value: dict[str, Any] = json.loads(written)
     return value
 
@@ -227,7 +279,9 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class RightEdgeTree:
-    """A growing tree, of which only the roots of the complete subtrees at its right edge are kept."""
+    """A growing tree, of which only the roots of the complete subtrees at its right edge
+    are kept.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -250,8 +304,12 @@ class RightEdgeTree:
         return root
 
 
-def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
-    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under ``root``."""
+def verify_inclusion(
+    leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under
+    ``root``.
+    """
     if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
     check_hashes(leaf, root, *proof)
@@ -267,19 +325,30 @@ def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Seq
             computed = node_hash(computed, sibling)
         at, last = at >> 1, last >> 1
     if last or computed != root:
-        raise FaultError(f"the proof leads from leaf {leaf.hex()} to {computed.hex()}, the root is {root.hex()}")
+        raise FaultError(
+            f"the proof leads from leaf {leaf.hex()} to {computed.hex()}, the root is {root.hex()}"
+        )
 
 
-def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> None:
-    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the old one."""
+def verify_consistency(
+    old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the
+    old one.
+    """
     if not 0 <= old_size <= size:
-        raise FaultError(f"a tree of {size} records cannot extend one of {old_size}: records were cut off")
+        raise FaultError(
+            f"a tree of {size} records cannot extend one of {old_size}: records were cut off"
+        )
     check_hashes(old_root, root, *proof)
     if old_size in (0, size):  # every tree extends the empty one, and each size has one root
         if proof:
             raise FaultError("the proof is too long")
         if old_root != (root if old_size else EMPTY_ROOT) or (not size and root != EMPTY_ROOT):
-            raise FaultError(f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked")
+            raise FaultError(
+                f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was"
+                " forked"
+            )
         return
     path = [*([old_root] if old_size & (old_size - 1) == 0 else []), *proof]
     if not path:
@@ -299,11 +368,16 @@ def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, p
             computed = node_hash(computed, sibling)
         at, last = at >> 1, last >> 1
     if last or old_computed != old_root or computed != root:
-        raise FaultError(f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just grow")
+        raise FaultError(
+            f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just"
+            " grow"
+        )
 
 
 def check_hashes(*hashes: bytes) -> None:
-    """FaultError unless each is as long as a SHA-256 hash: an empty root would fit an empty leaf."""
+    """FaultError unless each is as long as a SHA-256 hash: an empty root would fit an empty
+    leaf.
+    """
     for each in hashes:
         if len(each) != 32:
             raise FaultError(f"a hash has 32 bytes, this one {len(each)}: {each.hex()[:64]}")
@@ -332,11 +406,18 @@ def decimal(written: str) -> int:
 
 def is_name(name: str) -> bool:
     """Whether a key may be called so."""
-    return bool(name) and "+" not in name and not CONTROL.search(name) and not any(c.isspace() for c in name)
+    return (
+        bool(name)
+        and "+" not in name
+        and not CONTROL.search(name)
+        and not any(c.isspace() for c in name)
+    )
 
 
 class Key(NamedTuple):
-    """Whom to trust with what; written ``name+key id+base64 of kind and key``, its key id being a checksum."""
+    """Whom to trust with what; written ``name+key id+base64 of kind and key``, its key id being a
+    checksum.
+    """
 
     name: str
     kind: int
@@ -353,16 +434,21 @@ class Key(NamedTuple):
         key = cls(name, decoded[0] if decoded else 0, decoded[1:])
         right = is_name(name) and key.kind in (LOG_KEY, WITNESS_KEY) and len(key.public) == 32
         if not right or str(key) != written:
-            raise FaultError(f"{written!r} is not a key, or not all of it; `keys` prints them from a roster")
+            raise FaultError(
+                f"{written!r} is not a key, or not all of it; `keys` prints them from a roster"
+            )
         return key
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.id.hex()}+{base64.b64encode(bytes([self.kind]) + self.public).decode()}"
+        key = base64.b64encode(bytes([self.kind]) + self.public).decode()
+        return f"{self.name}+{self.id.hex()}+{key}"
 
     @property
     def id(self) -> bytes:
         """4 bytes that tell keys of one name apart."""
-        return hashlib.sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:4]
+        return hashlib.sha256(
+            self.name.encode() + b"\n" + bytes([self.kind]) + self.public
+        ).digest()[:4]
 
     def check(self, signed: str, signature: bytes) -> None:
         """FaultError unless ``signature`` is of this key over a note's text."""
@@ -370,7 +456,10 @@ class Key(NamedTuple):
             time, signature = int.from_bytes(signature[:8], "big"), signature[8:]
             signed = f"cosignature/v1\ntime {time}\n{signed}" if time < 2**63 else ""
         if not signed or not has_signed(self.public.hex(), signed.encode(), signature):
-            raise FaultError(f"the signature of {self.name}+{self.id.hex()} does not fit the note: one was changed")
+            raise FaultError(
+                f"the signature of {self.name}+{self.id.hex()} does not fit the note: one was"
+                " changed"
+            )
 
 
 def has_signed(public: str, message: bytes, signature: bytes) -> bool:
@@ -406,8 +495,12 @@ class SignedHead(NamedTuple):
 
 
 def open_note(data: bytes, keys: Iterable[Key]) -> str:
-    """The text of a note that all ``keys`` signed; signatures of other keys are ignored, as the format wants it."""
-    # (1) A text, a blank line, and signature lines of a dash, a name and base64 of key id and signature.
+    """The text of a note that all ``keys`` signed.
+
+    Signatures of other keys are ignored, as the format wants it.
+    """
+    # (1) A text, a blank line, and signature lines of a dash, a name and base64 of key id and
+    # signature.
     if len(data) > MAX_NOTE:
         raise FaultError(f"the note has more than {MAX_NOTE} bytes")
     try:
@@ -431,7 +524,11 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
         signatures.append((name, decoded[:4], decoded[4:]))
     # (2) Each key signed, and no signature of theirs fails.
     for key in keys:
-        own = [signature for name, key_id, signature in signatures if (name, key_id) == (key.name, key.id)]
+        own = [
+            signature
+            for name, key_id, signature in signatures
+            if (name, key_id) == (key.name, key.id)
+        ]
         if not own:
             raise FaultError(f"the note is not signed by {key}")
         for signature in own:
@@ -450,7 +547,9 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
     except ValueError as error:
         raise FaultError(f"the note is not a checkpoint: {error}") from None
     if len(found.root) != 32 or (found.size == 0 and found.root != EMPTY_ROOT):
-        raise FaultError(f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}")
+        raise FaultError(
+            f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}"
+        )
     if found.origin != log.name:
         raise FaultError(f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}")
     return found
@@ -460,7 +559,10 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
 
 
 def segments(folder: Path) -> list[Path]:
-    """Paths of the segments in order; FaultError if one is missing, or for what looks like another."""
+    """Paths of the segments in order.
+
+    FaultError if one is missing, or for what looks like another.
+    """
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
@@ -478,13 +580,17 @@ def segments(folder: Path) -> list[Path]:
 
 
 class RecordChain:
-    """Reads the records of a ledger once, in order; FaultError names the first line that breaks the chain."""
+    """Reads the records of a ledger once, in order.
+
+    FaultError names the first line that breaks the chain.
+    """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
         self.tree = RightEdgeTree()
         self.head = "0" * 64  # hash of the last line, which the next must name
-        self.torn = 0  # bytes of a last line without newline: a crash, or a writer at work; it counts as nothing
+        # bytes of a last line without newline: a crash, or a writer at work; it counts as nothing
+        self.torn = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for path in self.paths:
@@ -493,14 +599,20 @@ class RecordChain:
                 with path.open("rb") as file:
                     while line := file.readline(MAX_LINE):
                         number += 1
-                        if not line.endswith(b"\n") and len(line) < MAX_LINE and path == self.paths[-1]:
+                        if (
+                            not line.endswith(b"\n")
+                            and len(line) < MAX_LINE
+                            and path == self.paths[-1]
+                        ):
                             self.torn = len(line)
                             return
                         yield self.follow(line)
                 if not number and path != self.paths[-1]:
                     raise FaultError("is empty, and another segment follows")
             except FaultError as error:
-                raise FaultError(f"{path.name} line {number} (seq {self.tree.size}) {error}") from None
+                raise FaultError(
+                    f"{path.name} line {number} (seq {self.tree.size}) {error}"
+                ) from None
             except OSError as error:
                 raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
 
@@ -508,13 +620,17 @@ class RecordChain:
         """The record of the next line."""
         # (1) It is a whole line of canonical JSON, with exactly the fields of its type.
         if not line.endswith(b"\n"):
-            raise FaultError(f"is longer than {MAX_LINE} bytes, or has no newline before another segment")
+            raise FaultError(
+                f"is longer than {MAX_LINE} bytes, or has no newline before another segment"
+            )
         record = parse(line[:-1])
         # (2) It stands in its place, and follows the line before.
         if record["seq"] != self.tree.size:
             raise FaultError(f"has seq {record['seq']}")
         if record["prev"] != self.head:
-            raise FaultError("does not follow the line before: one of the two was changed, removed or inserted")
+            raise FaultError(
+                "does not follow the line before: one of the two was changed, removed or inserted"
+            )
         leaf = leaf_hash(line[:-1])
         self.tree.append(leaf)
         self.head = leaf.hex()
@@ -523,7 +639,9 @@ class RecordChain:
     @property
     def found(self) -> str:
         """What was read, in words."""
-        torn = f"; {self.torn} bytes of an unfinished last line count as nothing" if self.torn else ""
+        torn = (
+            f"; {self.torn} bytes of an unfinished last line count as nothing" if self.torn else ""
+        )
         return f"{self.tree.size} records, each after the one before{torn}"
 
 
@@ -550,7 +668,9 @@ class OpenMessage:
 
     @property
     def whole(self) -> int:
-        """Bytes of the payload: those that go now, and those before the offset, which the recipient has."""
+        """Bytes of the payload: those that go now, and those before the offset, which the recipient
+        has.
+        """
         return int(self.intent["offset"] + self.intent["message"]["bytes"])
 
     @property
@@ -565,7 +685,9 @@ class OpenMessage:
 
     @property
     def stream(self) -> str:
-        """Of what its offset counts bytes: the payload of a round, or of an attempt at a sum, a version or a use."""
+        """Of what its offset counts bytes: the payload of a round, or of an attempt at a sum, a
+        version or a use.
+        """
         bound = self.intent.get("secagg") or self.hidden
         return str(bound["ctx"] if bound else self.intent["round"])
 
@@ -576,9 +698,12 @@ class OpenMessage:
 
     @cached_property
     def leaving(self) -> dict[str, Numbers]:
-        """What leaves by it, by part: of a tensor the bytes behind the offset; "(message)" is of no tensor.
+        """What leaves by it, by part: of a tensor the bytes behind the offset.
 
-        Canaries lie among masked tensors: they count as the first bytes, and so the tensors in full.
+        "(message)" is of no tensor.
+
+        Canaries lie among masked tensors: they count as the first bytes, and so the tensors in
+        full.
         """
         tensors, offset = self.intent["tensors"], self.intent["offset"]
         end = self.whole - sum(tensor["bytes"] for tensor in tensors) if self.masked else 0
@@ -612,7 +737,10 @@ def masked_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a part of a secure sum, or with one that is none."""
     secagg, cohort = record.get("secagg"), record.get("cohort")
     if (secagg is not None) != (record["form"] == "masked"):
-        return f"has form {record['form']!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
+        return (
+            f"has form {record['form']!r} and names {'an' if secagg else 'no'} attempt at a"
+            " secure sum"
+        )
     if secagg is None:
         return ""
     members = secagg["members"]
@@ -621,7 +749,10 @@ def masked_fault(record: dict[str, Any]) -> str:
     if cohort and not set(members) <= set(cohort):
         return "is masked with members that are not of its cohort"
     if secagg["threshold"] > len(members):
-        return f"is masked with {len(members)} members, fewer than its threshold of {secagg['threshold']}"
+        return (
+            f"is masked with {len(members)} members, fewer than its threshold of"
+            f" {secagg['threshold']}"
+        )
     for tensor in record["tensors"]:
         word = {"uint32": 4, "uint64": 8}.get(tensor["dtype"])
         if word is None or tensor["bytes"] != math.prod(tensor["shape"]) * word:
@@ -633,7 +764,10 @@ def hidden_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a padded or rotated part, or with one that is none."""
     hidden, form = record.get("hidden"), record["form"]
     if (hidden is not None) != (form in ("padded", "rotated")):
-        return f"has form {form!r} and names {'a' if hidden else 'no'} version of a part or use of a rotation"
+        return (
+            f"has form {form!r} and names {'a' if hidden else 'no'} version of a part or use of a"
+            " rotation"
+        )
     if hidden is None:
         return ""
     tensors = record["tensors"]
@@ -642,7 +776,10 @@ def hidden_fault(record: dict[str, Any]) -> str:
     if sum(tensor["bytes"] for tensor in tensors) != record["offset"] + record["message"]["bytes"]:
         return f"is {form} and has other bytes than its tensors"
     if form == "rotated" and hidden["number"]:
-        return f"is rotated and has number {hidden['number']}; only versions of a padded part are counted"
+        return (
+            f"is rotated and has number {hidden['number']}; only versions of a padded part are"
+            " counted"
+        )
     sizes = {"uint64": 8} if form == "padded" else {"float32": 4, "float64": 8}
     for tensor in tensors:
         size = sizes.get(tensor["dtype"])
@@ -660,16 +797,20 @@ class Account:
     def __init__(self, silo: str = "") -> None:
         self.silo = silo  # whose ledger it is; else the first that it names
         self.roster = ""  # digest, as the last start named it
-        self.policy: str | None = None  # digest of the policy in force; None before the first record of one
+        # digest of the policy in force; None before the first record of one
+        self.policy: str | None = None
         self.open: dict[int, OpenMessage] = {}
         self.tree: RightEdgeTree | None = None  # of the records, to note roots
         self.settled: Callable[[OpenMessage, dict[str, Any]], None] | None = (
             None  # told of each message and its outcome
         )
         self.totals: dict[tuple[str, str, str], Numbers] = {}  # by job, part and recipient
-        self._declared: dict[str, dict[str, int]] = {}  # job digest → Message.stream → bytes declared so far
-        self._versions: dict[tuple[str, str], dict[str, Any]] = {}  # job digest and padded part → its last version
-        self.budgets: dict[str, dict[str, Any]] = {}  # data set → the last head of its privacy budget
+        # job digest → Message.stream → bytes declared so far
+        self._declared: dict[str, dict[str, int]] = {}
+        # job digest and padded part → its last version
+        self._versions: dict[tuple[str, str], dict[str, Any]] = {}
+        # data set → the last head of its privacy budget
+        self.budgets: dict[str, dict[str, Any]] = {}
         self._session: dict[str, Any] | None = None  # the open control session
         self._counts: Counter[str] = Counter()
         self._broken: list[str] = []
@@ -677,7 +818,8 @@ class Account:
     def take(self, record: dict[str, Any], leaf: str) -> None:
         """The next record; a broken rule is noted, and the record left out of account."""
         kind, why = record["type"], ""
-        if kind in ("received", "delivered", "head.refused"):  # of the coordinator's ledger, about every silo
+        # of the coordinator's ledger, about every silo
+        if kind in ("received", "delivered", "head.refused"):
             return
         self.silo = self.silo or record.get("silo", "")
         if record.get("silo", self.silo) != self.silo:
@@ -707,8 +849,12 @@ class Account:
                 self._broken.append(f"seq {record['seq']} {why}")
 
     def _beside(self, record: dict[str, Any]) -> str:
-        """What is no message: a budget's head, which only grows, and the silos of a sum, this one among them."""
-        if record["type"] in ("secagg.sum", "secagg.signed") and astray(record["survivors"], self.silo):
+        """What is no message: a budget's head, which only grows, and the silos of a sum, this one
+        among them.
+        """
+        if record["type"] in ("secagg.sum", "secagg.signed") and astray(
+            record["survivors"], self.silo
+        ):
             return "has survivors that are not sorted, are there twice, or lack this silo"
         absent = record.get("absent", [])
         if absent != sorted({*absent} - {*record.get("survivors", [])}):
@@ -716,44 +862,71 @@ class Account:
         if record["type"] != "privacy.head":
             return ""
         last = self.budgets.get(record["dataset"])
-        if last and record["size"] <= last["size"] and (record["size"], record["root"]) != (last["size"], last["root"]):
-            return f"is a head of {record['size']} records of a privacy budget that had {last['size']}, or other ones"
+        if (
+            last
+            and record["size"] <= last["size"]
+            and (record["size"], record["root"]) != (last["size"], last["root"])
+        ):
+            return (
+                f"is a head of {record['size']} records of a privacy budget that had"
+                f" {last['size']}, or other ones"
+            )
         self.budgets[record["dataset"]] = record
         return ""
 
     def _change(self, record: dict[str, Any]) -> str:
         # (0) A policy follows the one in force, and is in force until the next.
         if record["before"] != self.policy:
-            return f"puts a policy in the place of {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+            return (
+                f"puts a policy in the place of {record['before'] or 'none'}, in force is"
+                f" {self.policy or 'none'}"
+            )
         if hashlib.sha256(record["text"].encode()).hexdigest() != record["after"]:
             return f"has a text that is not that of policy {record['after']}"
         self.policy = record["after"]
         return ""
 
     def _decided(self, digest: str) -> str:
-        return "" if self.policy in (None, digest) else f"is decided by policy {digest}, in force is {self.policy}"
+        return (
+            ""
+            if self.policy in (None, digest)
+            else f"is decided by policy {digest}, in force is {self.policy}"
+        )
 
     def _intent(self, record: dict[str, Any]) -> str:
         message = OpenMessage(record, named(record))
         rounds = self._declared.setdefault(record["job_digest"], {})
         before = rounds.get(message.stream, 0)
-        # (1) It declares each tensor once, room for all, who can read them, with whom the silo takes part, and that it
-        # is what its form asks for.
+        # (1) It declares each tensor once, room for all, who can read them, with whom the silo
+        # takes part, and that it is what its form asks for.
         if len(set(message.names)) != len(message.names):
             return "names a tensor twice"
         if sum(tensor["bytes"] for tensor in record["tensors"]) > message.whole:
-            return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
+            return (
+                f"has tensors that do not fit into its message of {record['message']['bytes']}"
+                " bytes"
+            )
         if not record["readers"]:
             return "names no reader"
-        if {reader for tensor in record["tensors"] for reader in tensor.get("readers", ())} - set(record["readers"]):
+        if {reader for tensor in record["tensors"] for reader in tensor.get("readers", ())} - set(
+            record["readers"]
+        ):
             return "has a tensor with a reader that the message has not"
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return "has a cohort that is not sorted, has a silo twice, or lacks this one"
-        if why := masked_fault(record) or hidden_fault(record) or self._version(record) or self._paid(record):
+        if (
+            why := masked_fault(record)
+            or hidden_fault(record)
+            or self._version(record)
+            or self._paid(record)
+        ):
             return why
         # (2) It leaves out only bytes that earlier messages of its round declared.
         if record["offset"] > before:
-            return f"goes on at byte {record['offset']}, of which earlier intents of its round declared {before}"
+            return (
+                f"goes on at byte {record['offset']}, of which earlier intents of its round"
+                f" declared {before}"
+            )
         rounds[message.stream] = max(before, message.whole)
         if record["form"] == "padded":
             self._versions[record["job_digest"], record["tensors"][0]["part"]] = record["hidden"]
@@ -769,29 +942,46 @@ class Account:
         if record["form"] != "padded":
             return ""
         own = record["hidden"]
-        last = self._versions.get((record["job_digest"], record["tensors"][0]["part"]), {"number": -1, "ctx": ""})
+        last = self._versions.get(
+            (record["job_digest"], record["tensors"][0]["part"]), {"number": -1, "ctx": ""}
+        )
         if own == last or (own["number"] > last["number"] and own["ctx"] != last["ctx"]):
             return ""
-        return f"is version {own['number']} of a padded part, ctx {own['ctx']}, after {last['number']}, {last['ctx']}"
+        return (
+            f"is version {own['number']} of a padded part, ctx {own['ctx']}, after"
+            f" {last['number']}, {last['ctx']}"
+        )
 
     def _paid(self, record: dict[str, Any]) -> str:
-        """What is dp names reservations of a budget, and a head of that budget that has them came before."""
+        """What is dp names reservations of a budget, and a head of that budget that has them came
+        before.
+        """
         paid = record.get("dp")
         dp = any(tensor["taint"] == "dp" for tensor in record["tensors"])
         if dp != (paid is not None):
-            return f"has {'a' if dp else 'no'} tensor that is dp, and names {'what' if paid else 'nothing that'} paid"
+            return (
+                f"has {'a' if dp else 'no'} tensor that is dp, and names"
+                f" {'what' if paid else 'nothing that'} paid"
+            )
         if paid is None:
             return ""
         ids, size = paid["ids"], self.budgets.get(paid["dataset"], {"size": 0})["size"]
         if not ids or ids != sorted(set(ids)) or ids[-1] >= size:
-            return f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size} records"
+            return (
+                f"is paid by {ids} of data set {paid['dataset']!r}, whose last head has {size}"
+                " records"
+            )
         return ""
 
     def _digest(self, record: dict[str, Any], leaf: str) -> str:
         message = self.open.get(record["ref"])
-        # (3) A digest is the only one of an open message, and of its bytes and those tensors that have a hash.
+        # (3) A digest is the only one of an open message, and of its bytes and those tensors that
+        # have a hash.
         if message is None or message.digest:
-            return f"is a digest of seq {record['ref']}, which is not an intent, or has a digest or an outcome already"
+            return (
+                f"is a digest of seq {record['ref']}, which is not an intent, or has a digest or an"
+                " outcome already"
+            )
         if named(record) != message.hashed or record["message"]["bytes"] != message.whole:
             return f"has other tensors or bytes than its intent, seq {record['ref']}"
         message.digest, message.leaf = record, leaf
@@ -803,28 +993,47 @@ class Account:
 
     def _outcome(self, record: dict[str, Any]) -> str:
         message = self.open.get(record["ref"])
-        # (4) An outcome is the only one of its message, and says "sent" only of all its bytes, behind a digest.
+        # (4) An outcome is the only one of its message, and says "sent" only of all its bytes,
+        # behind a digest.
         if message is None:
-            return f"is an outcome of seq {record['ref']}, which is not an intent, or has an outcome already"
+            return (
+                f"is an outcome of seq {record['ref']}, which is not an intent, or has an outcome"
+                " already"
+            )
         size, sent = message.intent["message"]["bytes"], record["bytes_sent"]
         if sent > size or (record["status"] == "sent" and (sent != size or not message.digest)):
-            return f"says {record['status']!r} with {sent} bytes of {size}, {'' if message.digest else 'not '}digested"
+            return (
+                f"says {record['status']!r} with {sent} bytes of {size},"
+                f" {'' if message.digest else 'not '}digested"
+            )
         del self.open[record["ref"]]
         if self.settled:
             self.settled(message, record)
         return ""
 
     def _control(self, record: dict[str, Any]) -> str:
-        # (5) Polls and heartbeats have one session at a time, which is closed within its caps, or left by a crash.
+        # (5) Polls and heartbeats have one session at a time, which is closed within its caps, or
+        # left by a crash.
         session = self._session
         if record["type"] == "control.open":
             self._session = self._session or record
-            return f"opens a control session while that of seq {session['seq']} is open" if session else ""
+            return (
+                f"opens a control session while that of seq {session['seq']} is open"
+                if session
+                else ""
+            )
         if session is None or session["seq"] != record["ref"]:
             return f"closes seq {record['ref']}, which is not an open control session"
         if record["messages"] > session["max_messages"] or record["bytes"] > session["max_bytes"]:
-            return f"closes a control session beyond its caps: {record['messages']} messages, {record['bytes']} bytes"
-        self._add({**session, "job": "(control)"}, "(control)", Numbers(record["messages"], bytes=record["bytes"]))
+            return (
+                f"closes a control session beyond its caps: {record['messages']} messages,"
+                f" {record['bytes']} bytes"
+            )
+        self._add(
+            {**session, "job": "(control)"},
+            "(control)",
+            Numbers(record["messages"], bytes=record["bytes"]),
+        )
         self._session = None
         return ""
 
@@ -847,23 +1056,30 @@ class Account:
         """All records are in: what they say, in words; FaultError if a rule is broken."""
         self._abandon()
         if more := self._counts["broken"]:
-            raise FaultError("; ".join(self._broken) + (f"; {more} in all" if more > len(self._broken) else ""))
+            raise FaultError(
+                "; ".join(self._broken) + (f"; {more} in all" if more > len(self._broken) else "")
+            )
         undigested = self._counts["undigested"]
         return (
-            f"{self._counts['messages']} messages; {undigested} have no digest, and count as left with all their bytes"
+            f"{self._counts['messages']} messages; {undigested} have no digest, and count as left"
+            " with all their bytes"
         )
 
     def left(self) -> list[dict[str, Any]]:
         """What left, by job, part and recipient."""
         return [
             {"job": job, "part": part, "recipient": recipient, **asdict(numbers)}
-            for (job, part, recipient), numbers in sorted(self.totals.items(), key=lambda item: item[0])
+            for (job, part, recipient), numbers in sorted(
+                self.totals.items(), key=lambda item: item[0]
+            )
         ]
 
     def spent(self) -> list[dict[str, Any]]:
         """The last head of each privacy budget, by data set."""
         names = ("dataset", "epsilon", "delta", "limit", "size", "root")
-        return [{name: record[name] for name in names} for _, record in sorted(self.budgets.items())]
+        return [
+            {name: record[name] for name in names} for _, record in sorted(self.budgets.items())
+        ]
 
 
 # A roster: the members, signed by the founders.
@@ -875,7 +1091,10 @@ def framed(label: str, *fields: bytes) -> bytes:
 
 
 class VerifiedRoster:
-    """A roster, checked except for who vouches for it. TLS certificates are not looked at: they sign no record."""
+    """A roster, checked except for who vouches for it.
+
+    TLS certificates are not looked at: they sign no record.
+    """
 
     def __init__(self, data: bytes) -> None:
         # (1) It has one spelling and the form of a roster.
@@ -890,7 +1109,9 @@ class VerifiedRoster:
         self.payload = framed("staddle/roster/1", canonical(document))
         self.digest = hashlib.sha256(self.payload).hexdigest()
         # (2) Its members are distinct, in order, and one of them is the coordinator.
-        self.entries: dict[str, dict[str, Any]] = {entry["id"]: entry for entry in document["entries"]}
+        self.entries: dict[str, dict[str, Any]] = {
+            entry["id"]: entry for entry in document["entries"]
+        }
         if [entry["id"] for entry in document["entries"]] != sorted(self.entries):
             raise FaultError("has members twice, or not in the order of their ids")
         for name in ("spki_sha256", "protocol_key", "log_key", "exchange_key"):
@@ -910,7 +1131,10 @@ class VerifiedRoster:
                 raise FaultError(f"has an entry of {member!r} whose own signature does not fit it")
 
     def vouched(self, founders: Sequence[str], least: int) -> str:
-        """Who vouches for it, in words; FaultError if a signature fails, or too few of ``founders`` signed."""
+        """Who vouches for it, in words.
+
+        FaultError if a signature fails, or too few of ``founders`` signed.
+        """
         pinned = []
         # (4) Every signature is of a founder in it and holds.
         for member, signature in self.signers.items():
@@ -920,15 +1144,27 @@ class VerifiedRoster:
                 and entry["role"] == "founder"
                 and has_signed(entry["protocol_key"], self.payload, bytes.fromhex(signature))
             ):
-                raise FaultError(f"has a signature of {member!r} that does not fit: it was changed after it was signed")
-            fingerprint = base64.b64encode(hashlib.sha256(bytes.fromhex(entry["protocol_key"])).digest()).decode()
+                raise FaultError(
+                    f"has a signature of {member!r} that does not fit: it was changed after it was"
+                    " signed"
+                )
+            fingerprint = base64.b64encode(
+                hashlib.sha256(bytes.fromhex(entry["protocol_key"])).digest()
+            ).decode()
             if f"SHA256:{fingerprint.rstrip('=')}" in founders:
                 pinned.append(member)
         # (5) Enough of them are founders whose fingerprints came from elsewhere.
         least = max(least or len(founders), self.threshold)
         if founders and len(pinned) < least:
-            raise FaultError(f"is signed by {', '.join(pinned) or 'none'} of the founders named here; {least} must")
-        return f"signed by {', '.join(pinned)}" if pinned else "NOTHING VOUCHES FOR IT: no --founder was named"
+            raise FaultError(
+                f"is signed by {', '.join(pinned) or 'none'} of the founders named here; {least}"
+                " must"
+            )
+        return (
+            f"signed by {', '.join(pinned)}"
+            if pinned
+            else "NOTHING VOUCHES FOR IT: no --founder was named"
+        )
 
     def keys(self) -> dict[str, Key]:
         """The key of each silo's ledger, and that of the coordinator as a witness, by id."""
@@ -938,11 +1174,14 @@ class VerifiedRoster:
             if entry["role"] == "silo":
                 found[member] = Key(ORIGIN.format(self.federation, member), LOG_KEY, public)
             elif entry["role"] == "coordinator":
-                found[member] = Key(f"staddle.example/{self.federation}/{member}", WITNESS_KEY, public)
+                found[member] = Key(
+                    f"staddle.example/{self.federation}/{member}", WITNESS_KEY, public
+                )
         return found
 
 
-# The commands: each yields what its checks found, in the order of CHECKS, and returns what they show together.
+# The commands: each yields what its checks found, in the order of CHECKS, and returns what they
+# show together.
 
 CHECKS = {
     "keys": ("roster", "founders"),
@@ -952,8 +1191,8 @@ CHECKS = {
     "growth": ("old checkpoint", "new checkpoint", "form", "growth"),
 }
 NOT_SHOWN = (
-    "what the tensors mean (their names, and that nothing else left by other ways, are the statement of the silo's "
-    "own software)"
+    "what the tensors mean (their names, and that nothing else left by other ways, are the"
+    " statement of the silo's own software)"
 )
 
 
@@ -975,9 +1214,17 @@ def run_keys(args: argparse.Namespace) -> Run:
     yield f"{roster.found}: each member signed its own entry"
     yield roster.vouched(args.founder, args.threshold)
     return Result(
-        "the founders named here signed a roster with these keys." if args.founder else "that the file is whole.",
-        "that the members are who they are called" + ("." if args.founder else ", nor that any founder knows of them."),
-        {"digest": roster.digest, "keys": {member: str(key) for member, key in roster.keys().items()}},
+        (
+            "the founders named here signed a roster with these keys."
+            if args.founder
+            else "that the file is whole."
+        ),
+        "that the members are who they are called"
+        + ("." if args.founder else ", nor that any founder knows of them."),
+        {
+            "digest": roster.digest,
+            "keys": {member: str(key) for member, key in roster.keys().items()},
+        },
     )
 
 
@@ -985,8 +1232,12 @@ def run_ledger(args: argparse.Namespace) -> Run:
     """The records of a silo, under its signed checkpoint and those that others hold."""
     origin = re.fullmatch(ORIGIN.format(*["([a-z0-9-]{1,64})"] * 2), args.key.name)
     if not origin:
-        raise MisuseError(f"--key is of {args.key.name!r}; that of a ledger is {ORIGIN.format('FEDERATION', 'SILO')}")
-    # (1) Segments from 1 on without a gap. The checkpoint is read before the records, which only grow.
+        raise MisuseError(
+            f"--key is of {args.key.name!r}; that of a ledger is"
+            f" {ORIGIN.format('FEDERATION', 'SILO')}"
+        )
+    # (1) Segments from 1 on without a gap. The checkpoint is read before the records, which only
+    # grow.
     paths = segments(args.folder)
     note = read(args.folder / "checkpoint", MAX_NOTE)
     yield f"{len(paths)} segments and a checkpoint"
@@ -996,9 +1247,14 @@ def run_ledger(args: argparse.Namespace) -> Run:
         raise FaultError("the checkpoint holds more than origin, size, root and one signature")
     yield f"of {own.size} records, signed by {args.key}"
     # (3) So are those that others hold, and each witness cosigned them.
-    held = {path: open_checkpoint(read(path, MAX_NOTE), args.key, args.witness) for path in args.checkpoint}
+    held = {
+        path: open_checkpoint(read(path, MAX_NOTE), args.key, args.witness)
+        for path in args.checkpoint
+    }
     sizes = ", ".join(str(each.size) for each in held.values())
-    yield (f"of {sizes} records" if held else "none given") + "".join(f", cosigned by {key}" for key in args.witness)
+    yield (f"of {sizes} records" if held else "none given") + "".join(
+        f", cosigned by {key}" for key in args.witness
+    )
     # (4) Every line is a record, and follows the line before.
     chain, account = RecordChain(paths), Account(origin[2])
     roots = {each.size: EMPTY_ROOT for each in (own, *held.values())}
@@ -1011,25 +1267,44 @@ def run_ledger(args: argparse.Namespace) -> Run:
     records = chain.tree.size
     for holder, head in [("the folder's own checkpoint", own), *held.items()]:
         if head.size > records:
-            raise FaultError(f"records were cut off: {holder} is of {head.size}, the folder has {records}")
+            raise FaultError(
+                f"records were cut off: {holder} is of {head.size}, the folder has {records}"
+            )
         if head.root != roots[head.size]:
-            raise FaultError(f"records were rewritten: the first {head.size} are not those of {holder}")
+            raise FaultError(
+                f"records were rewritten: the first {head.size} are not those of {holder}"
+            )
     yield f"the first {own.size} records have the root {own.root.hex()}"
     # (6) Each may come where it comes.
     yield account.close()
     fixed = max((each.size for each in held.values()), default=0)
     also = f", and the first {fixed} are those of checkpoints that others hold" if fixed else ""
-    where = f"behind the first {fixed}" if fixed else "anywhere, since no other party's checkpoint was given"
+    where = (
+        f"behind the first {fixed}"
+        if fixed
+        else "anywhere, since no other party's checkpoint was given"
+    )
     return Result(
-        f"the first {own.size} of {records} records are those that the holder of the key signed, in order{also}.",
-        f"that the holder of the key cut no records off and wrote none anew {where}; nor {NOT_SHOWN}.",
-        {"records": records, "signed": own.size, "held": fixed, "left": account.left(), "budgets": account.spent()},
+        f"the first {own.size} of {records} records are those that the holder of the key signed, in"
+        f" order{also}.",
+        f"that the holder of the key cut no records off and wrote none anew {where}; nor"
+        f" {NOT_SHOWN}.",
+        {
+            "records": records,
+            "signed": own.size,
+            "held": fixed,
+            "left": account.left(),
+            "budgets": account.spent(),
+        },
     )
 
 
 def run_receipts(args: argparse.Namespace) -> Run:
     """What the coordinator signed that it received, against the records that say what was sent."""
-    rosters = {each.digest: each for each in (VerifiedRoster(read(path, MAX_ROSTER)) for path in args.roster)}
+    rosters = {
+        each.digest: each
+        for each in (VerifiedRoster(read(path, MAX_ROSTER)) for path in args.roster)
+    }
     yield ", ".join(each.found for each in rosters.values())
     yield "; ".join(each.vouched(args.founder, args.threshold) for each in rosters.values())
     chain, account = RecordChain(segments(args.folder)), Account()
@@ -1055,15 +1330,24 @@ def run_receipts(args: argparse.Namespace) -> Run:
         raise FaultError(f"{'; '.join(wrong)}; {counts['wrong']} in all")
     yield f"{counts['good']} hold; {counts['without']} messages that were sent have none"
     return Result(
-        f"the coordinator signed that it received {counts['good']} messages of this silo with just these bytes, and "
-        f"so fixed the records up to seq {counts['last']}.",
-        f"what became of messages without a receipt, or that no records were cut off behind; nor {NOT_SHOWN}.",
-        {"receipts": counts["good"], "without": counts["without"], "last": counts["last"], "left": account.left()},
+        f"the coordinator signed that it received {counts['good']} messages of this silo with just"
+        f" these bytes, and so fixed the records up to seq {counts['last']}.",
+        "what became of messages without a receipt, or that no records were cut off behind; nor"
+        f" {NOT_SHOWN}.",
+        {
+            "receipts": counts["good"],
+            "without": counts["without"],
+            "last": counts["last"],
+            "left": account.left(),
+        },
     )
 
 
 def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | None) -> str:
-    """What is wrong with a receipt; the coordinator signed it under the roster of the last start."""
+    """What is wrong with a receipt.
+
+    The coordinator signed it under the roster of the last start.
+    """
     intent, digest = message.intent, message.digest
     if not roster:
         return "is under another roster; give it with a --roster more"
@@ -1071,7 +1355,10 @@ def receipt_fault(message: OpenMessage, receipt: str, roster: VerifiedRoster | N
         return "is for a message without digest, of which nobody can have received all"
     coordinator = roster.coordinator
     if intent["recipient"] != {"id": coordinator["id"], "spki": coordinator["spki_sha256"]}:
-        return f"is for a message to {intent['recipient']['id']!r}, who is not the coordinator with its TLS key"
+        return (
+            f"is for a message to {intent['recipient']['id']!r}, who is not the coordinator with"
+            " its TLS key"
+        )
     fields = {
         "federation": roster.federation,
         "roster": roster.digest,
@@ -1112,14 +1399,16 @@ def run_proof(args: argparse.Namespace) -> Run:
     yield f"of record {index}, with {len(hashes)} hashes"
     # (2) The log signed the checkpoint.
     tree = open_checkpoint(note, args.key, args.witness)
-    yield f"of {tree.size} records, signed by {args.key}" + "".join(f", cosigned by {key}" for key in args.witness)
+    yield f"of {tree.size} records, signed by {args.key}" + "".join(
+        f", cosigned by {key}" for key in args.witness
+    )
     # (3) The record is in the tree of that checkpoint.
     leaf = leaf_hash(record)
     verify_inclusion(leaf, index, tree.size, tree.root, hashes)
     yield f"leaf {leaf.hex()}"
     return Result(
-        f"this record is number {index} (from 0) of {tree.size} in the ledger {tree.origin}, as the holder of its key "
-        "signed.",
+        f"this record is number {index} (from 0) of {tree.size} in the ledger {tree.origin}, as the"
+        " holder of its key signed.",
         f"that what it says is true, nor anything of the other records; nor {NOT_SHOWN}.",
         {"index": index, "leaf": leaf.hex(), "size": tree.size, "origin": tree.origin},
     )
@@ -1131,12 +1420,16 @@ def run_growth(args: argparse.Namespace) -> Run:
     old = open_checkpoint(read(args.old, MAX_NOTE), args.key)
     yield f"of {old.size} records, signed by {args.key}"
     new = open_checkpoint(read(args.new, MAX_NOTE), args.key, args.witness)
-    yield f"of {new.size} records, signed by {args.key}" + "".join(f", cosigned by {key}" for key in args.witness)
+    yield f"of {new.size} records, signed by {args.key}" + "".join(
+        f", cosigned by {key}" for key in args.witness
+    )
     # (3) The proof is between just these.
     head, _, note = read(args.proof, MAX_PROOF).partition(b"\n\n")
     size, hashes = numbered(head.split(b"\n"), b"old ")
     if size != old.size or open_checkpoint(note, args.key) != new:
-        raise FaultError(f"the proof is from {size} records, or to another checkpoint than the new one")
+        raise FaultError(
+            f"the proof is from {size} records, or to another checkpoint than the new one"
+        )
     yield f"{len(hashes)} hashes"
     # (4) The new tree begins with the old one.
     verify_consistency(old.size, old.root, new.size, new.root, hashes)
@@ -1152,8 +1445,13 @@ def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
     """The number in the first line of a proof, and the hashes below it."""
     try:
         if not lines or not lines[0].startswith(first):
-            raise ValueError(f"it has no line {first.decode()!r} with a number where it should stand")
-        number, hashes = decimal(lines[0][len(first) :].decode()), [base64_bytes(line.decode()) for line in lines[1:]]
+            raise ValueError(
+                f"it has no line {first.decode()!r} with a number where it should stand"
+            )
+        number, hashes = (
+            decimal(lines[0][len(first) :].decode()),
+            [base64_bytes(line.decode()) for line in lines[1:]],
+        )
     except ValueError as error:
         raise FaultError(f"the proof is malformed: {error}") from None
     if len(hashes) > 63 or any(len(each) != 32 for each in hashes):
@@ -1164,12 +1462,16 @@ def numbered(lines: Sequence[bytes], first: bytes) -> tuple[int, list[bytes]]:
 def arguments() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="staddle-verify", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="staddle-verify",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
 
     def add(run: Callable[[argparse.Namespace], Run], *files: str) -> Callable[..., Any]:
-        command = commands.add_parser(run.__name__[len("run_") :], help=run.__doc__, description=run.__doc__)
+        command = commands.add_parser(
+            run.__name__[len("run_") :], help=run.__doc__, description=run.__doc__
+        )
         command.set_defaults(run=run)
         command.add_argument("--json", action="store_true", help="print one JSON document instead")
         for file in files:
@@ -1178,13 +1480,38 @@ def arguments() -> argparse.ArgumentParser:
 
     key, named = "KEY", "repeat it for more"
     for option in (add(run_keys, "roster"), receipts := add(run_receipts, "folder")):
-        option("--founder", action="append", default=[], help=f"fingerprint of a founder's key, SHA256:…; {named}")
-        option("--threshold", type=int, default=0, metavar="K", help="how many of them must have signed (default: all)")
-    receipts("--roster", action="append", required=True, type=Path, help=f"roster.json of the time; {named}")
-    ledger, proof, growth = add(run_ledger, "folder"), add(run_proof, "file"), add(run_growth, "old", "new", "proof")
+        option(
+            "--founder",
+            action="append",
+            default=[],
+            help=f"fingerprint of a founder's key, SHA256:…; {named}",
+        )
+        option(
+            "--threshold",
+            type=int,
+            default=0,
+            metavar="K",
+            help="how many of them must have signed (default: all)",
+        )
+    receipts(
+        "--roster",
+        action="append",
+        required=True,
+        type=Path,
+        help=f"roster.json of the time; {named}",
+    )
+    ledger, proof, growth = (
+        add(run_ledger, "folder"),
+        add(run_proof, "file"),
+        add(run_growth, "old", "new", "proof"),
+    )
     for option in (ledger, proof, growth):
         option(
-            "--key", required=True, type=key_argument(LOG_KEY), metavar=key, help="of the ledger, as `keys` prints it"
+            "--key",
+            required=True,
+            type=key_argument(LOG_KEY),
+            metavar=key,
+            help="of the ledger, as `keys` prints it",
         )
         option(
             "--witness",
@@ -1194,7 +1521,13 @@ def arguments() -> argparse.ArgumentParser:
             metavar=key,
             help=f"must have cosigned; {named}",
         )
-    ledger("--checkpoint", action="append", default=[], type=Path, help=f"one that another party holds; {named}")
+    ledger(
+        "--checkpoint",
+        action="append",
+        default=[],
+        type=Path,
+        help=f"one that another party holds; {named}",
+    )
     proof("--record", required=True, type=Path, help="file of the record: its line of the ledger")
     return parser
 
@@ -1232,10 +1565,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if result else 1
 
 
-def report(args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: Result | None) -> None:
+def report(
+    args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: Result | None
+) -> None:
     """Print what was found."""
-    shown = result.shown if result else f"that it does not hold: check {checks[-1]['number']} failed."
-    not_shown = result.not_shown if result else "whether the checks behind it would hold; they were not run."
+    shown = (
+        result.shown if result else f"that it does not hold: check {checks[-1]['number']} failed."
+    )
+    not_shown = (
+        result.not_shown
+        if result
+        else "whether the checks behind it would hold; they were not run."
+    )
     facts = result.facts if result else {}
     if args.json:
         document = {"command": args.command, "holds": bool(result), "checks": checks, **facts}
@@ -1246,11 +1587,16 @@ def report(args: argparse.Namespace, checks: Sequence[dict[str, Any]], result: R
     for member, key in facts.get("keys", {}).items():
         print(f"{member}  {key}")
     for row in facts.get("left", ()):
-        numbers = ", ".join(f"{value:,} {name}" for name, value in row.items() if isinstance(value, int))
+        numbers = ", ".join(
+            f"{value:,} {name}" for name, value in row.items() if isinstance(value, int)
+        )
         print(f"left: job {row['job']!a}, part {row['part']!a}, to {row['recipient']!a}: {numbers}")
     for row in facts.get("budgets", ()):
         spent = f"epsilon {row['epsilon']} at delta {row['delta']}, of {row['limit']}"
-        print(f"privacy: data set {row['dataset']!a}: {spent}; its budget had {row['size']:,} records then")
+        print(
+            f"privacy: data set {row['dataset']!a}: {spent}; its budget had {row['size']:,} records"
+            " then"
+        )
     print(f"Shown: {printable(shown)}\nNot shown: {printable(not_shown)}")
 
 

@@ -1,12 +1,14 @@
-"""The methods that a job may name: those of this table, and those of packages installed on this machine.
+"""The methods that a job may name: those of this table, and those of packages installed on this
+machine.
 
 A package of another project names its methods as entry points, in its own pyproject.toml::
 
     [project.entry-points."staddle.methods"]
     softper = "softper:SoftPer"
 
-Whoever installed the package here decided to run its code; a job only names a method, and no code comes with it. A
-package is imported when a job names its method, and not before. The names of the table are taken.
+Whoever installed the package here decided to run its code; a job only names a method, and no code
+comes with it. A package is imported when a job names its method, and not before. The names of the
+table are taken.
 """
 
 import difflib
@@ -107,28 +109,44 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
         raise LocalError(f"{origin}: unknown method {name!r}; {hint}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
-        raise LocalError(f"{origin}: method {name!r} is in {packages}, which are installed here; uninstall all but one")
+        raise LocalError(
+            f"{origin}: method {name!r} is in {packages}, which are installed here; uninstall all"
+            " but one"
+        )
     return _installed(found[0], origin)
 
 
 def package_of(name: str) -> str:
     """The package, with its version, that a method comes from; empty where it is Staddle's own."""
-    found = [] if name in METHODS else [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    found = (
+        []
+        if name in METHODS
+        else [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    )
     return _package(found[0]) if found else ""
 
 
 def _installed(entry: EntryPoint, origin: str) -> type[Method]:
-    where = f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
+    where = (
+        f"{origin}: method {entry.name!r}, which is {entry.value!r} of package {_package(entry)}"
+    )
     try:
         found = entry.load()
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise LocalError(f"{where}, cannot be imported: {error}; install that package anew") from error
+        raise LocalError(
+            f"{where}, cannot be imported: {error}; install that package anew"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise LocalError(f"{where}, is not a subclass of staddle.algorithms.method.Method; correct the entry point")
+        raise LocalError(
+            f"{where}, is not a subclass of staddle.algorithms.method.Method; correct the entry"
+            " point"
+        )
     if (name := getattr(found, "name", None)) != entry.name:
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
     if not isinstance(getattr(found, "version", None), int):
-        raise LocalError(f"{where}, has no whole number as its version; give it one, such as version = 1")
+        raise LocalError(
+            f"{where}, has no whole number as its version; give it one, such as version = 1"
+        )
     if lacking := sorted(getattr(found, "__abstractmethods__", ())):
         raise LocalError(f"{where}, lacks {', '.join(lacking)}; write what the contract asks for")
     return found
@@ -140,7 +158,11 @@ def _package(entry: EntryPoint) -> str:
 
 def method_options(name: str, options: Mapping[str, Any], origin: str = "method") -> Strict:
     """Options checked against the method's own model, defaults filled in."""
-    return validate(dict(options), method_class(name, origin).options_model, f"{origin}: [method.options] of {name}")
+    return validate(
+        dict(options),
+        method_class(name, origin).options_model,
+        f"{origin}: [method.options] of {name}",
+    )
 
 
 def configure(name: str, options: Mapping[str, Any] | Strict, setting: Setting) -> Method:

@@ -1,4 +1,6 @@
-"""What a method does at one silo in one round: stages of training, surveys of records, changes of state."""
+"""What a method does at one silo in one round: stages of training, surveys of records, changes of
+state.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,26 +12,32 @@ from .exchange.parts import Tensors
 from .leaks.taint import PRIVATE, Taint
 from .leaks.traps import LongestSteps
 
-Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]  # part name → the module, or its functional form under vmap
+# part name → the module, or its functional form under vmap
+Parts: TypeAlias = Mapping[str, Callable[..., Tensor]]
 
 
-Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]  # (parts, x [B, …], y [B], context) → [B]
+# (parts, x [B, …], y [B], context) → [B]
+Loss: TypeAlias = Callable[[Parts, Tensor, Tensor, Tensors], Tensor]
 
 
-Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]  # (parts, x [B, …], y [B]) → sums, rows
+# (parts, x [B, …], y [B]) → sums, rows
+Measurement: TypeAlias = Callable[[Parts, Tensor, Tensor], dict[str, Tensor]]
 
 
-Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]  # (parameters by part, context) → scalar
+# (parameters by part, context) → scalar
+Penalty: TypeAlias = Callable[[Mapping[str, Tensors], Tensors], Tensor]
 
 
 @dataclass(frozen=True)
 class Optimiser:
     """How parameters move.
 
-    ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all trained parameters
-    together is first scaled down to that Euclidean norm. ``mirror``, for parameters that are points of a simplex (the
-    last axis): θ ← θ·exp(−lr·g) / Σ, then entries below ``floor`` are raised to it and the rest scaled to sum to one.
-    ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL has it.
+    ``sgd``: v ← momentum·v + g + weight_decay·θ; θ ← θ − lr·v; with ``clip`` the gradient g of all
+    trained parameters together is first scaled down to that Euclidean norm. ``mirror``, for
+    parameters that are points of a simplex (the last axis): θ ← θ·exp(−lr·g) / Σ, then entries
+    below ``floor`` are raised to it and the rest scaled to sum to one.
+    ``mirror-double-exponential``: the same with θ·exp(exp(−lr·g)), as the code published with PPFL
+    has it.
 
     ``within`` are bounds into which ``sgd`` brings every trained number back after each step.
     """
@@ -45,19 +53,26 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class SiloState:
-    """What a silo keeps between rounds: parameters and buffers by part, and other tensors of the method."""
+    """What a silo keeps between rounds: parameters and buffers by part, and other tensors of the
+    method.
+    """
 
     parts: Mapping[str, Tensors]
     extra: Tensors = field(default_factory=dict)
     taints: Mapping[str, Taint] = field(
         default_factory=dict
     )  # by the names of ``flat``, in a private job; the runner's
-    steps: LongestSteps | None = None  # of the silo's training, where it looks at what comes down; the runner's
+    # of the silo's training, where it looks at what comes down; the runner's
+    steps: LongestSteps | None = None
 
     @property
     def flat(self) -> dict[str, Tensor]:
         """All tensors, as ``part/<part>/<tensor>`` and ``extra/<tensor>``."""
-        parts = {f"part/{part}/{name}": t for part, tensors in self.parts.items() for name, t in tensors.items()}
+        parts = {
+            f"part/{part}/{name}": t
+            for part, tensors in self.parts.items()
+            for name, t in tensors.items()
+        }
         return parts | {f"extra/{name}": tensor for name, tensor in self.extra.items()}
 
     def taint(self, name: str) -> Taint:
@@ -67,7 +82,10 @@ class SiloState:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the silo half knows of itself and its data in one round; it stays there unless a contribution carries it."""
+    """What the silo half knows of itself and its data in one round.
+
+    It stays there unless a contribution carries it.
+    """
 
     silo: str
     round: int
@@ -78,7 +96,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a round takes of a silo's records at most, in a private job: known before it, the same at every silo."""
+    """What a round takes of a silo's records at most, in a private job: known before it, the same
+    at every silo.
+    """
 
     epochs: int = 0  # over drawn batches, of all stages together
     whole: int = 0  # steps on all records at once
@@ -89,15 +109,16 @@ class Effort:
 class Stage:
     """One stretch of local training: the parts that move, for how many epochs, by which loss.
 
-    ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on parameters alone go into
-    ``penalty``, where differentially private training can see them. Parts not trained run in evaluation mode.
+    ``loss`` returns per-sample losses [B]; the runner takes the mean. Terms that depend on
+    parameters alone go into ``penalty``, where differentially private training can see them. Parts
+    not trained run in evaluation mode.
 
-    ``reads`` are the parts that loss and penalty are handed beside those that the stage trains; none named, all. In a
-    private job a ``noiseless`` stage trains without noise and costs nothing: what it trains must stay here, and what
-    reads that must stay too, or the round is held back.
+    ``reads`` are the parts that loss and penalty are handed beside those that the stage trains;
+    none named, all. In a private job a ``noiseless`` stage trains without noise and costs nothing:
+    what it trains must stay here, and what reads that must stay too, or the round is held back.
 
-    With ``coupled`` the loss of a record depends on the other records of its batch, or on their number; that of batch
-    norm need not be said. A private job has no such stage.
+    With ``coupled`` the loss of a record depends on the other records of its batch, or on their
+    number; that of batch norm need not be said. A private job has no such stage.
     """
 
     trains: tuple[str, ...]
@@ -116,8 +137,9 @@ class Stage:
 class Survey:
     """Statistics of all training records, with the model as it is then, in evaluation mode.
 
-    The runner adds up in float64 what ``measure`` gives of each batch; the sums join ``facts.measured`` from there on.
-    With ``rows`` it gives a row of each record, and the rows of all records, in their order, stand in place of sums.
+    The runner adds up in float64 what ``measure`` gives of each batch; the sums join
+    ``facts.measured`` from there on. With ``rows`` it gives a row of each record, and the rows of
+    all records, in their order, stand in place of sums.
     """
 
     measure: Measurement
@@ -126,7 +148,10 @@ class Survey:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of the silo's state at this place; the stages that follow train the parts that it has then."""
+    """What becomes of the silo's state at this place.
+
+    The stages that follow train the parts that it has then.
+    """
 
     change: Callable[[SiloState, Facts], SiloState]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from .exchange.parts import Tensors, TensorSpec
 
-CoordinatorState: TypeAlias = Mapping[str, Tensor]  # small and named, so that the coordinator can store it
+# small and named, so that the coordinator can store it
+CoordinatorState: TypeAlias = Mapping[str, Tensor]
 
 
 Results: TypeAlias = Mapping[str, Tensors]  # part name → what the exchange gave
@@ -23,7 +24,9 @@ class Latest:
 
 @dataclass(frozen=True)
 class Row:
-    """Deliver a Mix row: sum over silos of weight · last given version, weights normalised by the runtime."""
+    """Deliver a Mix row: sum over silos of weight · last given version, weights normalised by the
+    runtime.
+    """
 
     part: str
     weights: Mapping[str, float]
@@ -39,7 +42,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Mail:
-    """Deliver what ``Post`` has put aside for this silo, with ``@keep``; nothing where there is none."""
+    """Deliver what ``Post`` has put aside for this silo, with ``@keep``.
+
+    Nothing where there is none.
+    """
 
     part: str
 
@@ -54,8 +60,9 @@ KEEP = TensorSpec("@keep", "float64", ())
 class Post:
     """Put a Mix row over this round's versions aside for a silo that may be away.
 
-    What lies there, m with the factor k (0 and 1 at first), becomes keep·m + (1 − keep)·row and keep·k. A silo that
-    gets it sets θ ← k·θ + m, as if it had been there for each of the rounds. It is gone once the silo gives again.
+    What lies there, m with the factor k (0 and 1 at first), becomes keep·m + (1 − keep)·row and
+    keep·k. A silo that gets it sets θ ← k·θ + m, as if it had been there for each of the rounds. It
+    is gone once the silo gives again.
     """
 
     part: str

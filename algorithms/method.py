@@ -1,27 +1,32 @@
 """The method contract: deliver, train, give.
 
-A method is one file with one class. Its wire list says which parts cross and by which exchange; its silo half turns
-what came down into stages of local training and one bundle of contributions; its coordinator half sees only the results
-that its exchanges grant. Loops, batches, clocks, devices, files and sockets belong to the runner, so one method file
-runs in the simulator and over the network.
+A method is one file with one class. Its wire list says which parts cross and by which exchange; its
+silo half turns what came down into stages of local training and one bundle of contributions; its
+coordinator half sees only the results that its exchanges grant. Loops, batches, clocks, devices,
+files and sockets belong to the runner, so one method file runs in the simulator and over the
+network.
 
-A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``give``. A round at the coordinator:
-``deliveries`` per silo → collect the contributions → ``combine``. Results are delivered at the start of a silo's next
-round, and once more after the last round. A method with a ``census`` has one round more, number 0, in which every silo
-takes part and nothing trains. One that ``tunes`` has one round more at the end, in which every silo takes part, trains
-what came down for itself, and gives nothing.
+A round at a silo: ``deliver`` (what came down) → go through the ``stages`` → ``give``. A round at
+the coordinator: ``deliveries`` per silo → collect the contributions → ``combine``. Results are
+delivered at the start of a silo's next round, and once more after the last round. A method with a
+``census`` has one round more, number 0, in which every silo takes part and nothing trains. One that
+``tunes`` has one round more at the end, in which every silo takes part, trains what came down for
+itself, and gives nothing.
 
-A job with [privacy] runs the same method file, and its runner (algorithms/training/private_round.py) sees to the rest
-if the file keeps to this: it learns of the records from ``facts`` alone, whose counts are noisy then; its ``stages``
-take no more than ``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it is
-handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with tensors, and take no value
-out of one that was trained without noise (algorithms/leaks/taint.py). ``private_fault`` names what leaves a record's
-influence without bounds, such as a ``Survey`` or a ``Change``.
+A job with [privacy] runs the same method file, and its runner
+(algorithms/training/private_round.py) sees to the rest if the file keeps to this: it learns of the
+records from ``facts`` alone, whose counts are noisy then; its ``stages`` take no more than
+``effort`` says; a ``loss`` treats each record by itself, and reaches the state's parts only as it
+is handed them; ``measure`` can run under ``torch.vmap``; ``deliver`` and ``give`` compute with
+tensors, and take no value out of one that was trained without noise (algorithms/leaks/taint.py).
+``private_fault`` names what leaves a record's influence without bounds, such as a ``Survey`` or a
+``Change``.
 
-A simulation on a GPU trains silos at once (algorithms/engines/vmap_training.py), and gives the same if the file keeps
-to this: ``loss``, ``penalty``, ``predict`` and ``measure`` can run under ``torch.vmap``, and all that they take of one
-silo they take of what they are handed, such as the stage's ``context``; a ``loss`` treats each record by itself, or its
-stage says ``coupled``. A loss or penalty that is made anew for each silo is right too, but then silos train one by one
+A simulation on a GPU trains silos at once (algorithms/engines/vmap_training.py), and gives the same
+if the file keeps to this: ``loss``, ``penalty``, ``predict`` and ``measure`` can run under
+``torch.vmap``, and all that they take of one silo they take of what they are handed, such as the
+stage's ``context``; a ``loss`` treats each record by itself, or its stage says ``coupled``. A loss
+or penalty that is made anew for each silo is right too, but then silos train one by one
 (algorithms/engines/grouping.py).
 """
 
@@ -47,7 +52,8 @@ METRICS = Part(
     Kind.METRIC,
     Sum("total"),
     (
-        TensorSpec("correct.delivered", "int64", (), 0.0),  # test records right with the model as delivered
+        # test records right with the model as delivered
+        TensorSpec("correct.delivered", "int64", (), 0.0),
         TensorSpec("correct.trained", "int64", (), 0.0),  # the same after local training
         TensorSpec("tested", "int64", (), 0.0),  # test records
     ),
@@ -58,12 +64,13 @@ METRICS = Part(
 class Setting:
     """The public facts of a job that both halves know.
 
-    ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and ``classifier``; it
-    gives the same values at every silo (seeded by the job). ``sketch`` returns it without values, on torch's device
-    "meta": names and shapes cost neither time nor memory. Other modules that a method needs come from
-    ``models.fill``, by the same streams under a prefix of the method's choice. ``buffers`` says whether floating-point
-    buffers, the running statistics of batch norm, stay at a silo or cross with the parameters of their part. Where
-    ``counts`` are declared, a method asks no silo for its own.
+    ``build`` returns a freshly initialised model of the job as its two parts, ``extractor`` and
+    ``classifier``; it gives the same values at every silo (seeded by the job). ``sketch`` returns
+    it without values, on torch's device "meta": names and shapes cost neither time nor memory.
+    Other modules that a method needs come from ``models.fill``, by the same streams under a prefix
+    of the method's choice. ``buffers`` says whether floating-point buffers, the running statistics
+    of batch norm, stay at a silo or cross with the parameters of their part. Where ``counts`` are
+    declared, a method asks no silo for its own.
     """
 
     silos: tuple[str, ...]  # in job order: the order of every fold
@@ -78,9 +85,12 @@ class Setting:
     sketch: Callable[[], dict[str, nn.Module]]
     drawn: Callable[[int], tuple[str, ...]]  # the silos of a round, in job order; fewer may come
     buffers: Literal["local", "global"]
-    counts: Mapping[str, int] = field(default_factory=dict)  # training records by silo, where a blind job declares them
-    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the same by class, where it does
-    directed: bool = False  # whether what is mixed crosses by directed sums, so that no version stays
+    # training records by silo, where a blind job declares them
+    counts: Mapping[str, int] = field(default_factory=dict)
+    # the same by class, where it does
+    class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # whether what is mixed crosses by directed sums, so that no version stays
+    directed: bool = False
 
 
 class NoOptions(Strict):
@@ -102,12 +112,18 @@ class Method(ABC):
     census: bool = False
     """Whether round 0 asks every silo for facts alone, before anything trains."""
     tunes: bool = False
-    """Whether one more round ends the job, in which every silo trains what came down for itself; ``up`` has no part."""
-    directed_for: Literal["", "away", "members"] = ""
-    """For whom a directed Mix can have rows, which takes weights that are known before the round; empty: for nobody.
+    """Whether one more round ends the job, in which every silo trains what came down for itself.
 
-    "away": for silos that the round does not draw, by ``row_weights``, of a job that declares what it needs of the
-    silos. "members": for those that it draws, by ``member_weights``, which the coordinator half knows alone.
+    ``up`` has no part.
+    """
+    directed_for: Literal["", "away", "members"] = ""
+    """For whom a directed Mix can have rows, which takes weights that are known before the round.
+
+    Empty: for nobody.
+
+    "away": for silos that the round does not draw, by ``row_weights``, of a job that declares what
+    it needs of the silos. "members": for those that it draws, by ``member_weights``, which the
+    coordinator half knows alone.
     """
 
     options: Strict
@@ -132,32 +148,45 @@ class Method(ABC):
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of this round; ``rounds`` is the final delivery.
 
-        What is summed and comes down under the same name is published in each round, as its Sum gave it, and nothing
-        else depends on it: where silos alone read that sum, ``combine`` gets empty results.
+        What is summed and comes down under the same name is published in each round, as its Sum
+        gave it, and nothing else depends on it: where silos alone read that sum, ``combine`` gets
+        empty results.
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no record of it."""
+        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no
+        record of it.
+        """
         return ()
 
     def stream_round(self, round_: int) -> int:
-        """The number by which a round's batches are drawn: its own, unless rounds were put before those of a method."""
+        """The number by which a round's batches are drawn: its own, unless rounds were put before
+        those of a method.
+        """
         return round_
 
     @property
     def withholds(self) -> str:
-        """The option, with its value, by which the coordinator half withholds rows of rare classes; empty for none."""
+        """The option, with its value, by which the coordinator half withholds rows of rare classes.
+
+        Empty for none.
+        """
         return ""
 
     @property
     def compares_labels(self) -> bool:
-        """Whether the coordinator half needs to know how many training records of each class a silo has."""
+        """Whether the coordinator half needs to know how many training records of each class a silo
+        has.
+        """
         return False
 
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """A silo's own modules by part, freshly initialised; silos may differ in what does not cross."""
+        """A silo's own modules by part, freshly initialised.
+
+        Silos may differ in what does not cross.
+        """
         return self.setting.build()
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
@@ -169,7 +198,10 @@ class Method(ABC):
         return parts["classifier"](parts["extractor"](x))
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Take what came down into the state; by default each part replaces the parameters that it names."""
+        """Take what came down into the state.
+
+        By default each part replaces the parameters that it names.
+        """
         parts = dict(state.parts)
         for tensors in delivered.values():
             for name, value in tensors.items():
@@ -178,10 +210,12 @@ class Method(ABC):
         return SiloState(parts, state.extra)
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Statistics of a batch of training records that add up over batches, with the model as delivered.
+        """Statistics of a batch of training records that add up over batches, with the model as
+        delivered.
 
-        The runner adds them up in float64 before training; they are in ``facts.measured`` for ``stages`` and ``give``.
-        In a private job it cuts what each record adds, all tensors together, to a norm, and adds noise to the sum.
+        The runner adds them up in float64 before training; they are in ``facts.measured`` for
+        ``stages`` and ``give``. In a private job it cuts what each record adds, all tensors
+        together, to a norm, and adds noise to the sum.
         """
         return {}
 
@@ -191,7 +225,10 @@ class Method(ABC):
 
     @property
     def private_fault(self) -> str:
-        """Why a job with these options cannot be private: what bounds no record's influence. Empty if it can."""
+        """Why a job with these options cannot be private: what bounds no record's influence.
+
+        Empty if it can.
+        """
         return ""
 
     @abstractmethod
@@ -208,10 +245,13 @@ class Method(ABC):
         """State before the first round."""
         return {}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Turn the results of a round into the next state and what is to be published or posted.
 
-        By default the sums are published, but for those that silos alone read, whose results are empty.
+        By default the sums are published, but for those that silos alone read, whose results are
+        empty.
         """
         published = {
             part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
@@ -221,39 +261,51 @@ class Method(ABC):
         return Combined(state, published)
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """The state of ``combine`` where these of its posts were not made: such rows would show too much."""
+        """The state of ``combine`` where these of its posts were not made: such rows would show too
+        much.
+        """
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """What this silo gets at the start of this round; by default the last value of each part of ``down``."""
+        """What this silo gets at the start of this round.
+
+        By default the last value of each part of ``down``.
+        """
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo drawn for this round, of a Mix that ``combine`` posts to one that was not.
+        """The weights, by silo drawn for this round, of a Mix that ``combine`` posts to one that
+        was not.
 
         Of what the job declares alone: the same on every machine, whoever asks.
         """
         return {}
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo and with the recipient's own, of a Mix that ``combine`` posts to a member of a round.
+        """The weights, by silo and with the recipient's own, of a Mix that ``combine`` posts to a
+        member of a round.
 
         ``state`` is that before the round. Silos of no weight may be missing.
         """
         return {}
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Why what a silo gets of a round's ``Post`` is not what this method posts; empty where it may be.
+        """Why what a silo gets of a round's ``Post`` is not what this method posts.
 
-        ``shares`` are of those mixed, by silo, and add up to 1. A silo asks, of what the job declares; by default that
-        says nothing.
+        Empty where it may be.
+
+        ``shares`` are of those mixed, by silo, and add up to 1. A silo asks, of what the job
+        declares; by default that says nothing.
         """
         return ""
 
-    # For subclasses. What is said of parameters here holds for buffers too where the job's policy is "global".
+    # For subclasses. What is said of parameters here holds for buffers too where the job's policy
+    # is "global".
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
-        """Specs by part of what may cross: the parameters, then under the policy "global" the buffers."""
+        """Specs by part of what may cross: the parameters, then under the policy "global" the
+        buffers.
+        """
         buffers = self.setting.buffers == "global"
         return {
             name: specs_of_parameters(module) + (specs_of_buffers(module) if buffers else ())
@@ -261,16 +313,27 @@ class Method(ABC):
         }
 
     def shared(self, name: str, kind: Kind, *parts: str) -> Part:
-        """A Sum over the parameters of the named parts, weighted by samples; tensors are named ``part.parameter``."""
+        """A Sum over the parameters of the named parts, weighted by samples.
+
+        Tensors are named ``part.parameter``.
+        """
         return Part(name, kind, Sum("mean"), self.flat_specs(*parts))
 
     def flat_specs(self, *parts: str) -> tuple[TensorSpec, ...]:
         """Specs of the named parts' parameters, named ``part.parameter``."""
-        return tuple(replace(spec, name=f"{part}.{spec.name}") for part in parts for spec in self.template[part])
+        return tuple(
+            replace(spec, name=f"{part}.{spec.name}")
+            for part in parts
+            for spec in self.template[part]
+        )
 
     def flat(self, state: SiloState, *parts: str) -> dict[str, Tensor]:
         """Parameters of the named parts, named ``part.parameter``."""
-        return {f"{part}.{spec.name}": state.parts[part][spec.name] for part in parts for spec in self.template[part]}
+        return {
+            f"{part}.{spec.name}": state.parts[part][spec.name]
+            for part in parts
+            for spec in self.template[part]
+        }
 
     def mailed(self, state: SiloState, mail: Tensors, *parts: str) -> SiloState:
         """Take mail into the named parts' parameters as ``Post`` says, θ ← k·θ + m, in float64."""
@@ -297,8 +360,12 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
-    """Specs of a module's floating-point buffers, in definition order: not batch norm's count of batches."""
-    return _specs((name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point())
+    """Specs of a module's floating-point buffers, in definition order: not batch norm's count of
+    batches.
+    """
+    return _specs(
+        (name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()
+    )
 
 
 def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
@@ -314,19 +381,27 @@ def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
 
 
 def initial_state(
-    method: Method, silo: str, weights: Mapping[str, Tensors] | None = None, public: Collection[str] | None = None
+    method: Method,
+    silo: str,
+    weights: Mapping[str, Tensors] | None = None,
+    public: Collection[str] | None = None,
 ) -> SiloState:
     """State of a silo before its first round: what ``modules`` and ``initial_extra`` made.
 
-    ``weights`` by part, as weights.load_weights reads them, stand instead of a private part's own initial values.
-    ``public``, in a private job: those of them in which no record of this silo shows.
+    ``weights`` by part, as weights.load_weights reads them, stand instead of a private part's own
+    initial values. ``public``, in a private job: those of them in which no record of this silo
+    shows.
     """
     own = dict(weights or {})
     with torch.no_grad():
         modules = method.modules(silo)
-        parts = {part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()}
+        parts = {
+            part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()
+        }
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state
     hidden = tuple(f"part/{part}/" for part in own.keys() - set(public))
-    return replace(state, taints={name: PRIVATE if name.startswith(hidden) else PUBLIC for name in state.flat})
+    return replace(
+        state, taints={name: PRIVATE if name.startswith(hidden) else PUBLIC for name in state.flat}
+    )

@@ -1,10 +1,13 @@
-"""Accuracy by method and epsilon: a table in Markdown, and a picture in SVG, which needs no plotting library."""
+"""Accuracy by method and epsilon: a table in Markdown, and a picture in SVG, which needs no
+plotting library.
+"""
 
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 60, 600, 20, 370  # of the plot
-COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")  # Okabe and Ito's
+# Okabe and Ito's
+COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 SHIFT = 5  # between the lines of methods, so that their ranges do not hide each other
 
 
@@ -28,29 +31,43 @@ def table(cells: tuple[Cell, ...]) -> str:
     found = {(cell.method, cell.epsilon): cell for cell in cells}
     lines = [
         "| method | "
-        + " | ".join(f"ε = {epsilon}" if epsilon != "none" else "no privacy" for epsilon in epsilons)
+        + " | ".join(
+            f"ε = {epsilon}" if epsilon != "none" else "no privacy" for epsilon in epsilons
+        )
         + " |",
         "|---" * (len(epsilons) + 1) + "|",
     ]
     for method in methods:
-        texts = [told(found[method, epsilon]) if (method, epsilon) in found else "" for epsilon in epsilons]
+        texts = [
+            told(found[method, epsilon]) if (method, epsilon) in found else ""
+            for epsilon in epsilons
+        ]
         lines.append(f"| {method} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
 def told(cell: Cell) -> str:
     """One cell, for people."""
-    spread = f" ({min(cell.values) * 100:.1f} to {max(cell.values) * 100:.1f})" if len(cell.values) > 1 else ""
+    spread = (
+        f" ({min(cell.values) * 100:.1f} to {max(cell.values) * 100:.1f})"
+        if len(cell.values) > 1
+        else ""
+    )
     return f"{cell.mean * 100:.1f}{spread}"
 
 
 def axes(cells: tuple[Cell, ...]) -> tuple[list[str], list[str]]:
     """Methods and epsilons, in the order in which they come."""
-    return list(dict.fromkeys(c.method for c in cells)), list(dict.fromkeys(c.epsilon for c in cells))
+    return list(dict.fromkeys(c.method for c in cells)), list(
+        dict.fromkeys(c.epsilon for c in cells)
+    )
 
 
 def chart(cells: tuple[Cell, ...]) -> str:
-    """Lines of the means, with the seeds' range at each point; the first method is drawn with dashes."""
+    """Lines of the means, with the seeds' range at each point.
+
+    The first method is drawn with dashes.
+    """
     methods, epsilons = axes(cells)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
@@ -72,17 +89,23 @@ def chart(cells: tuple[Cell, ...]) -> str:
         shift = (number - (len(methods) - 1) / 2) * SHIFT
         points = [(middle[cell.epsilon] + shift, cell) for cell in cells if cell.method == method]
         path = " ".join(f"{x:g},{height(cell.mean)}" for x, cell in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dashes}/>'
+        )
         for x, cell in points:
             low, high = height(min(cell.values)), height(max(cell.values))
             parts.append(f'<line x1="{x:g}" y1="{low}" x2="{x:g}" y2="{high}" stroke="{colour}"/>')
             parts.append(f'<circle cx="{x:g}" cy="{height(cell.mean)}" r="3" fill="{colour}"/>')
         y = TOP + 20 + 22 * number
-        parts.append(f'<line x1="{RIGHT + 20}" y1="{y}" x2="{RIGHT + 50}" y2="{y}" stroke="{colour}"{dashes}/>')
+        parts.append(
+            f'<line x1="{RIGHT + 20}" y1="{y}" x2="{RIGHT + 50}" y2="{y}"'
+            f' stroke="{colour}"{dashes}/>'
+        )
         parts.append(f'<circle cx="{RIGHT + 35}" cy="{y}" r="3" fill="{colour}"/>')
         parts.append(f'<text x="{RIGHT + 58}" y="{y + 4}">{method}</text>')
     parts.append(
-        f'<text x="{LEFT}" y="{HEIGHT - 12}">accuracy on held-out records; lines: least to largest seed</text>'
+        f'<text x="{LEFT}" y="{HEIGHT - 12}">accuracy on held-out records; lines: least to largest'
+        " seed</text>"
     )
     return "\n".join([*parts, "</g>", "</svg>"]) + "\n"
 

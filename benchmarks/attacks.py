@@ -1,11 +1,13 @@
 """All scripted attacks, by who does them: ``python benchmarks/attacks.py [--junit FILE]``.
 
-Runs ``tests/attacks``, or reads the results of a run that pytest wrote with ``--junit-xml FILE``, and prints how many
-attacks each actor tried, how many were refused, and how many succeeded. Each case of a test is one attack. A test that
-passes is an attack that was refused, one that fails is one that succeeded; where it has the marker ``succeeds``, the
-attack succeeds when the test passes, as docs/threat-model.md says. Tests with the marker ``control`` do none.
+Runs ``tests/attacks``, or reads the results of a run that pytest wrote with ``--junit-xml FILE``,
+and prints how many attacks each actor tried, how many were refused, and how many succeeded. Each
+case of a test is one attack. A test that passes is an attack that was refused, one that fails is
+one that succeeded; where it has the marker ``succeeds``, the attack succeeds when the test passes,
+as docs/threat-model.md says. Tests with the marker ``control`` do none.
 
-Exit code 1 where an attack succeeded that is not known to, where a test could not be run, or has no actor.
+Exit code 1 where an attack succeeded that is not known to, where a test could not be run, or has no
+actor.
 """
 
 import argparse
@@ -58,19 +60,25 @@ def _cases(root: ET.Element) -> Iterator[Case]:
         module = case.get("classname", "")
         if not module.startswith(FOLDER):
             continue
-        outcomes = [found for found in ("error", "failure", "skipped") if case.find(found) is not None]
+        outcomes = [
+            found for found in ("error", "failure", "skipped") if case.find(found) is not None
+        ]
         marks = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
         yield Case(f"{module}.{case.get('name')}", outcomes[0] if outcomes else "passed", marks)
 
 
 def tallies(cases: Sequence[Case]) -> tuple[dict[str, Tally], list[str]]:
-    """By actor what became of its attacks, and what is wrong: attacks that succeeded, tests that say too little."""
+    """By actor what became of its attacks, and what is wrong: attacks that succeeded, tests that
+    say too little.
+    """
     found: dict[str, Tally] = {}
     wrong = [] if cases else [f"the results have no test of {FOLDER}*"]
     for case in cases:
         actor = case.marks.get("actor")
         if actor is None:
-            wrong.append(f"{case.name}: says no actor; mark it, or its file, with pytest.mark.actor")
+            wrong.append(
+                f"{case.name}: says no actor; mark it, or its file, with pytest.mark.actor"
+            )
         elif case.outcome == "error":
             wrong.append(f"{case.name}: could not be run")
         elif case.outcome == "skipped":
@@ -86,17 +94,29 @@ def tallies(cases: Sequence[Case]) -> tuple[dict[str, Tally], list[str]]:
                 tally.known += 1
             elif case.outcome != "passed":
                 tally.succeeded += 1
-                what = "does not go as docs/threat-model.md says" if known else "the attack succeeded"
+                what = (
+                    "does not go as docs/threat-model.md says" if known else "the attack succeeded"
+                )
                 wrong.append(f"{case.name}: {what}")
     return found, wrong
 
 
 def table(found: dict[str, Tally]) -> str:
     """In Markdown, as it stands in docs/threat-model.md."""
-    total = Tally(*(sum(getattr(tally, name) for tally in found.values()) for name in ("tried", "succeeded", "known")))
-    lines = ["| actor | tried | refused | succeeded | of these documented |", "|---|---|---|---|---|"]
+    total = Tally(
+        *(
+            sum(getattr(tally, name) for tally in found.values())
+            for name in ("tried", "succeeded", "known")
+        )
+    )
+    lines = [
+        "| actor | tried | refused | succeeded | of these documented |",
+        "|---|---|---|---|---|",
+    ]
     for actor, tally in [*sorted(found.items()), ("all", total)]:
-        lines.append(f"| {actor} | {tally.tried} | {tally.refused} | {tally.succeeded} | {tally.known} |")
+        lines.append(
+            f"| {actor} | {tally.tried} | {tally.refused} | {tally.succeeded} | {tally.known} |"
+        )
     return "\n".join(lines)
 
 
@@ -113,8 +133,15 @@ def run() -> bytes:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="results of a run of all tests, or of tests/attacks")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--junit",
+        type=Path,
+        metavar="FILE",
+        help="results of a run of all tests, or of tests/attacks",
+    )
     given: Path | None = parser.parse_args().junit
     try:
         found, wrong = tallies(read(given.read_bytes() if given else run()))

@@ -1,16 +1,19 @@
 """What directed rows cost pFedSim in accuracy and bytes: ``python benchmarks/directed_rows.py``.
 
-scikit-learn's 1,797 digits on ten silos, of two classes each or by Dirichlet shares (0.3), as a simulation in three
-forms: *plain*, *one-upload* (blind, Eq. 4 as in the plain form) and *directed* (blind, weights one round old over the
-silos of the round). A fourth, *alone*, mixes nothing after the generalisation phase (``self_weight`` at its largest).
+scikit-learn's 1,797 digits on ten silos, of two classes each or by Dirichlet shares (0.3), as a
+simulation in three forms: *plain*, *one-upload* (blind, Eq. 4 as in the plain form) and *directed*
+(blind, weights one round old over the silos of the round). A fourth, *alone*, mixes nothing after
+the generalisation phase (``self_weight`` at its largest).
 
-A row is of one seed, or of all: test accuracy over all silos' records of the models that were trained last and of those
-that came down after the last round, how many rows went down and how many a silo was due, and the bytes that a silo
-gives in a round that mixes, the rotated classifier rows left out.
+A row is of one seed, or of all: test accuracy over all silos' records of the models that were
+trained last and of those that came down after the last round, how many rows went down and how many
+a silo was due, and the bytes that a silo gives in a round that mixes, the rotated classifier rows
+left out.
 
-Then what a coordinator and one silo make of that silo's rows in two rounds in a row, of which the first weighs another
-silo by a half and the second by nothing: the correlation of what they find with that silo's extractor, after the mean
-of all is taken away. Least, mean and most over silos and rounds.
+Then what a coordinator and one silo make of that silo's rows in two rounds in a row, of which the
+first weighs another silo by a half and the second by nothing: the correlation of what they find
+with that silo's extractor, after the mean of all is taken away. Least, mean and most over silos and
+rounds.
 """
 
 import argparse
@@ -35,7 +38,8 @@ from staddle.security.blind.plan import simulated
 
 FORMS = ("plain", "one-upload", "directed", "alone")
 LARGEST_SELF = 1e6  # Φ_ii at its largest, beside which no neighbour counts
-WORD_BYTES = {"plain": 4, "one-upload": 8, "directed": 4 * len(SILOS), "alone": 4}  # a number, and silo
+# a number, and silo
+WORD_BYTES = {"plain": 4, "one-upload": 8, "directed": 4 * len(SILOS), "alone": 4}
 
 
 class Counting:
@@ -45,7 +49,9 @@ class Counting:
         self.give, self.collect, self._mix = inner.give, inner.collect, inner.mix
         self.asked = self.made = 0
 
-    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
+    def mix(
+        self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
+    ) -> dict[str, Tensor] | None:
         """As the exchanges that it counts for."""
         row = self._mix(part, recipient, weights, read)
         self.asked += 1
@@ -64,11 +70,18 @@ class Found:
     nbytes: float
 
 
-def job_of(form: str, seed: int, rounds: int, participation: float, counts: Mapping[str, int]) -> Job:
+def job_of(
+    form: str, seed: int, rounds: int, participation: float, counts: Mapping[str, int]
+) -> Job:
     """PFedSim, half of the rounds generalisation."""
     security: dict[str, Any] = {}
     if form in ("one-upload", "directed"):
-        security = {"secure_aggregation": "required", "mix": form, "weights": "public", "counts": counts}
+        security = {
+            "secure_aggregation": "required",
+            "mix": form,
+            "weights": "public",
+            "counts": counts,
+        }
     document: dict[str, Any] = {
         "version": 1,
         "name": "rows",
@@ -77,7 +90,10 @@ def job_of(form: str, seed: int, rounds: int, participation: float, counts: Mapp
         "silos": SILOS,
         "participation": participation,
         "min_cohort": 3,
-        "method": {"name": "pfedsim", "options": {"self_weight": LARGEST_SELF} if form == "alone" else {}},
+        "method": {
+            "name": "pfedsim",
+            "options": {"self_weight": LARGEST_SELF} if form == "alone" else {},
+        },
         "model": {"name": "cnn-digits", "classes": CLASSES},
         "training": {"epochs": 1, "batch_size": 16, "lr": 0.03, "momentum": 0.9},
         "security": security,
@@ -87,13 +103,19 @@ def job_of(form: str, seed: int, rounds: int, participation: float, counts: Mapp
 
 def run(form: str, partition: str, seed: int, rounds: int, participation: float) -> Found:
     """One simulation."""
-    shards = {silo: (own.train, own.test) for silo, own in shards_of(digits(), partition, seed).items()}
-    job = job_of(form, seed, rounds, participation, {silo: len(train) for silo, (train, _) in shards.items()})
+    shards = {
+        silo: (own.train, own.test) for silo, own in shards_of(digits(), partition, seed).items()
+    }
+    job = job_of(
+        form, seed, rounds, participation, {silo: len(train) for silo, (train, _) in shards.items()}
+    )
     counting = Counting(simulated(job) if job.security.required else PLAIN)
     last = [reports[-1] for reports in simulate(job, shards, exchanges=counting).history.values()]
     tested = sum(report.tested for report in last)
     (numbers,) = {
-        sum(spec.elements for spec in part.tensors) for part in job.up(job.length - 1) if isinstance(part.exchange, Mix)
+        sum(spec.elements for spec in part.tensors)
+        for part in job.up(job.length - 1)
+        if isinstance(part.exchange, Mix)
     }
     return Found(
         sum(report.correct_trained for report in last) / tested,
@@ -105,9 +127,13 @@ def run(form: str, partition: str, seed: int, rounds: int, participation: float)
 
 
 def two_rows(partition: str, seed: int, rounds: int) -> list[float]:
-    """Correlations by silo and round: what two rows for the first silo tell of each of the others."""
+    """Correlations by silo and round: what two rows for the first silo tell of each of the
+    others.
+    """
     job, watched = job_of("plain", seed, rounds, 1.0, {}), Watched("exact", seed)
-    simulation = Simulation(job, Serial(job, shards_of(digits(), partition, seed)), exchanges=watched)
+    simulation = Simulation(
+        job, Serial(job, shards_of(digits(), partition, seed)), exchanges=watched
+    )
     while simulation.round < job.length:
         simulation.step()
     found = []
@@ -125,12 +151,17 @@ def shown(name: str, runs: Sequence[Found]) -> str:
     """One line: means, and the spread of the accuracies."""
     trained, delivered, asked, made, nbytes = map(fmean, zip(*map(astuple, runs), strict=True))
     spread = stdev(each.trained for each in runs) if len(runs) > 1 else 0.0
-    return f"{name:24}{trained:9.4f} ±{spread:.4f}{delivered:11.4f}{made:8.0f} of {asked:.0f}{nbytes:12.0f}"
+    return (
+        f"{name:24}{trained:9.4f} ±{spread:.4f}{delivered:11.4f}{made:8.0f} of"
+        f" {asked:.0f}{nbytes:12.0f}"
+    )
 
 
 def main() -> None:
     """Run all, and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=30, help="half of them mix")
     parser.add_argument("--participation", type=float, default=1.0)
@@ -141,9 +172,14 @@ def main() -> None:
     print(f"{'':24}{'trained':>17}{'delivered':>11}{'rows':>13}{'bytes':>12}")  # noqa: T201 its result
     for partition in options.partitions:
         for form in options.forms:
-            made = [run(form, partition, seed, options.rounds, options.participation) for seed in options.seeds]
+            made = [
+                run(form, partition, seed, options.rounds, options.participation)
+                for seed in options.seeds
+            ]
             print(shown(f"{partition} {form}", made), flush=True)  # noqa: T201 its result
-        told = [each for seed in options.seeds for each in two_rows(partition, seed, options.rounds)]
+        told = [
+            each for seed in options.seeds for each in two_rows(partition, seed, options.rounds)
+        ]
         name = f"{partition} two rows"
         print(f"{name:24}{min(told):9.2f}{fmean(told):9.2f}{max(told):9.2f}", flush=True)  # noqa: T201 its result
 

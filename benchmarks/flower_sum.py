@@ -1,11 +1,14 @@
-"""Flower's SecAgg+ beside ours, for secure_sum.py: its own functions, called as its mod and its workflow call them.
+"""Flower's SecAgg+ beside ours, for secure_sum.py: its own functions, called as its mod and its
+workflow call them.
 
-A silo's half are the four functions of ``flwr.client.mod.secure_aggregation.secaggplus_mod`` themselves, without the
-records and messages around them. The coordinator's half is the arithmetic of ``SecAggPlusWorkflow``, whose stages
-cannot be called without a network, line by line. Every silo is a neighbour of every other, the threshold is ours, all
-else are the workflow's defaults; models are given as its ``Parameters``, a serialised array a tensor.
+A silo's half are the four functions of ``flwr.client.mod.secure_aggregation.secaggplus_mod``
+themselves, without the records and messages around them. The coordinator's half is the arithmetic
+of ``SecAggPlusWorkflow``, whose stages cannot be called without a network, line by line. Every silo
+is a neighbour of every other, the threshold is ours, all else are the workflow's defaults; models
+are given as its ``Parameters``, a serialised array a tensor.
 
-The coordinator adds up one silo's masked vector n times: what it costs does not depend on the numbers.
+The coordinator adds up one silo's masked vector n times: what it costs does not depend on the
+numbers.
 """
 
 import importlib
@@ -29,7 +32,8 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
-mod: Any = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")  # a function hides the name
+# a function hides the name
+mod: Any = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
 
 CLIP, QUANTISED, RING, MOST_WEIGHT = 8.0, 1 << 22, 1 << 32, 1000.0  # the workflow's defaults
 RECORDS = 300  # of a silo: its weight
@@ -64,11 +68,15 @@ class Silo:
             nid: {Key.CIPHERTEXT_LIST: [], Key.SOURCE_LIST: []} for nid in self.states
         }
         for source, each in dealt.items():
-            for to, ciphertext in zip(each[Key.DESTINATION_LIST], each[Key.CIPHERTEXT_LIST], strict=True):
+            for to, ciphertext in zip(
+                each[Key.DESTINATION_LIST], each[Key.CIPHERTEXT_LIST], strict=True
+            ):
                 told[to][Key.CIPHERTEXT_LIST].append(ciphertext)
                 told[to][Key.SOURCE_LIST].append(source)
         self._told = told
-        self.setup_bytes = sum(map(len, keys[str(self.nid)])) + sum(map(len, dealt[self.nid][Key.CIPHERTEXT_LIST]))
+        self.setup_bytes = sum(map(len, keys[str(self.nid)])) + sum(
+            map(len, dealt[self.nid][Key.CIPHERTEXT_LIST])
+        )
 
     def mask(self, nid: int | None = None) -> list[bytes]:
         """What a silo sends."""
@@ -91,7 +99,8 @@ def flower_round(tensors: Tensors, silos: int, threshold: int, clock: Clock) -> 
     party = Silo(tensors, silos, threshold, clock)
     with clock.of("mask"):
         sent = party.mask()
-    # The others open their shares before they mask: an empty model does that for a thousandth of the time.
+    # The others open their shares before they mask: an empty model does that for a thousandth of
+    # the time.
     own, party.parameters = party.parameters, ndarrays_to_parameters([np.zeros(1, np.float32)])
     for nid in party.states:
         if nid != party.nid:
@@ -120,13 +129,19 @@ def _coordinator(party: Silo, sent: list[bytes], dead: list[int], clock: Clock) 
         for nid, owned in by_owner.items():
             secret = combine_shares(list(owned))
             if nid in active:
-                masked = parameters_subtraction(masked, pseudo_rand_gen(secret, RING, get_parameters_shape(masked)))
+                masked = parameters_subtraction(
+                    masked, pseudo_rand_gen(secret, RING, get_parameters_shape(masked))
+                )
                 continue
             for other in active:
                 public = party.states[other].pk1
-                shared = generate_shared_key(bytes_to_private_key(secret), bytes_to_public_key(public))
+                shared = generate_shared_key(
+                    bytes_to_private_key(secret), bytes_to_public_key(public)
+                )
                 pair = pseudo_rand_gen(shared, RING, get_parameters_shape(masked))
-                masked = (parameters_addition if nid > other else parameters_subtraction)(masked, pair)
+                masked = (parameters_addition if nid > other else parameters_subtraction)(
+                    masked, pair
+                )
         total, masked = factor_extract(parameters_mod(masked, RING))
         offset, scale = -(len(active) - 1) * CLIP, QUANTISED / max(int(total), 1)
         for mean in dequantize(masked, CLIP, QUANTISED):

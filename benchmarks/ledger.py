@@ -1,11 +1,14 @@
-"""What checking a ledger costs: ``python benchmarks/ledger.py [--records 1000000] [--keep FOLDER]``.
+"""What checking a ledger costs: ``python benchmarks/ledger.py [--records 1000000] [--keep
+FOLDER]``.
 
-Writes a ledger of the records that a silo of a FedAvg job with LeNet-5 writes, in the same mix: each round a delivery
-(ingress), an intent and a digest of 11 tensors, and an outcome with the coordinator's receipt, every 50 rounds a new
-control session; only the random parts differ from record to record. Then checks it as ``staddle ledger verify`` does
-with ``--roster``. Prints seconds of wall clock and of this process's CPU, µs a record and MB/s, all on one core.
+Writes a ledger of the records that a silo of a FedAvg job with LeNet-5 writes, in the same mix:
+each round a delivery (ingress), an intent and a digest of 11 tensors, and an outcome with the
+coordinator's receipt, every 50 rounds a new control session; only the random parts differ from
+record to record. Then checks it as ``staddle ledger verify`` does with ``--roster``. Prints seconds
+of wall clock and of this process's CPU, µs a record and MB/s, all on one core.
 
-The records go past the writer, which syncs each to the disk; the chain, the tree and the checkpoint are right.
+The records go past the writer, which syncs each to the disk; the chain, the tree and the checkpoint
+are right.
 """
 
 import argparse
@@ -71,11 +74,23 @@ def records() -> Iterator[dict[str, Any]]:
                 seq += 1
             session = seq
             caps = {"max_messages": 10000, "max_bytes": 65536}
-            yield {"type": "control.open", "session": f"hospital-a-{seq}", "recipient": peer, **caps}
+            yield {
+                "type": "control.open",
+                "session": f"hospital-a-{seq}",
+                "recipient": peer,
+                **caps,
+            }
             seq += 1
         message = {"bytes": BYTES, "sha256": secrets.token_hex(32)}
         fetch = "/staddle.Federation/Fetch"
-        delivery = {**JOB, "round": round_, "purpose": "delivery", "rpc": fetch, "sender": peer, "message": message}
+        delivery = {
+            **JOB,
+            "round": round_,
+            "purpose": "delivery",
+            "rpc": fetch,
+            "sender": peer,
+            "message": message,
+        }
         yield {"type": "ingress", **delivery}
         yield {
             "type": "egress.intent",
@@ -95,10 +110,18 @@ def records() -> Iterator[dict[str, Any]]:
             "message": {"bytes": BYTES},
             "offset": 0,
         }
-        hashes = [{"part": "model", "name": name, "sha256": secrets.token_hex(32)} for name in SHAPES]
+        hashes = [
+            {"part": "model", "name": name, "sha256": secrets.token_hex(32)} for name in SHAPES
+        ]
         yield {"type": "egress.digest", "ref": seq + 1, "tensors": hashes, "message": message}
         receipt = secrets.token_hex(64)
-        yield {"type": "egress.outcome", "ref": seq + 1, "status": "sent", "bytes_sent": BYTES, "receipt": receipt}
+        yield {
+            "type": "egress.outcome",
+            "ref": seq + 1,
+            "status": "sent",
+            "bytes_sent": BYTES,
+            "receipt": receipt,
+        }
         seq += 4
 
 
@@ -108,7 +131,13 @@ def write(folder: Path, count: int, key: bytes) -> int:
     tree, head, number, size, total = Tree(), FIRST_PREV, 1, 0, 0
     file = segment(folder, number).open("wb")
     for seq, body in zip(range(count), records(), strict=False):
-        frame = {"v": 1, "seq": seq, "prev": head, "nonce": secrets.token_hex(16), "mono_us": 83123 + 1000 * seq}
+        frame = {
+            "v": 1,
+            "seq": seq,
+            "prev": head,
+            "nonce": secrets.token_hex(16),
+            "mono_us": 83123 + 1000 * seq,
+        }
         line = canonical_json({**body, **frame, "time": "2026-11-20T21:30:05.123456Z"})
         leaf = hashlib.sha256(b"\x00" + line).digest()
         tree.append(leaf)
@@ -126,15 +155,20 @@ def write(folder: Path, count: int, key: bytes) -> int:
 
 def main() -> None:
     """Parse the arguments, write, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--keep", type=Path, help="write the ledger here, into an empty folder, and leave it")
+    parser.add_argument(
+        "--keep", type=Path, help="write the ledger here, into an empty folder, and leave it"
+    )
     options = parser.parse_args()
     key = Ed25519PrivateKey.generate()
     with tempfile.TemporaryDirectory() as place:
         folder = options.keep or Path(place)
         folder.mkdir(exist_ok=True)
-        # In a process of its own: whoever verifies a ledger has not written a million records into its heap before.
+        # In a process of its own: whoever verifies a ledger has not written a million records into
+        # its heap before.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
             size = other.submit(write, folder, options.records, key.private_bytes_raw()).result()
         wall, cpu = time.perf_counter(), time.process_time()
@@ -143,8 +177,9 @@ def main() -> None:
     if not found.ok or found.records != options.records:
         raise SystemExit(f"the ledger does not hold: {found.problems}")
     print(  # noqa: T201 its output is its purpose
-        f"{found.records:,} records, {size / 1e6:,.0f} MB ({size / found.records:.0f} B each): {wall:.2f} s, "
-        f"{cpu:.2f} s of CPU; {cpu / found.records * 1e6:.2f} µs a record, {size / 1e6 / cpu:.0f} MB/s"
+        f"{found.records:,} records, {size / 1e6:,.0f} MB ({size / found.records:.0f} B each):"
+        f" {wall:.2f} s, {cpu:.2f} s of CPU; {cpu / found.records * 1e6:.2f} µs a record,"
+        f" {size / 1e6 / cpu:.0f} MB/s"
     )
 
 

@@ -1,21 +1,25 @@
 """What pFedSim's comparisons and rows tell: ``python benchmarks/likeness.py``.
 
-scikit-learn's 1,797 digits on ten silos, of two classes each or by Dirichlet shares (0.3): pFedSim as a simulation, the
-exchanges in the clear, which are those of a blind job but for rounding. Who reads what:
+scikit-learn's 1,797 digits on ten silos, of two classes each or by Dirichlet shares (0.3): pFedSim
+as a simulation, the exchanges in the clear, which are those of a blind job but for rounding. Who
+reads what:
 
-- The coordinator, the inner products of classifier rows. With ``per_class`` it guesses the holders of each class by
-  where their rows lie on the axis along which the silos' rows differ most. *First*, of the first round that compares,
-  and *all*, of the mean of all rounds, are the AUC: how often a silo with at least a tenth of its records of a class
-  comes before one without any, mean over classes, for who knows which end holds it; *lot* is the same of guesses by
-  lot, so more than a half. With ``mean`` they are the rank correlation, over pairs, of their cosines and those of their
-  label proportions.
-- A silo, its rows of the mixing rounds: least squares give the other silos' extractors. *Whole* is the correlation with
-  the true one, *own* that of what tells one silo from another, after the mean of all is taken away: means over silos.
+- The coordinator, the inner products of classifier rows. With ``per_class`` it guesses the holders
+  of each class by where their rows lie on the axis along which the silos' rows differ most.
+  *First*, of the first round that compares, and *all*, of the mean of all rounds, are the AUC: how
+  often a silo with at least a tenth of its records of a class comes before one without any, mean
+  over classes, for who knows which end holds it; *lot* is the same of guesses by lot, so more than
+  a half. With ``mean`` they are the rank correlation, over pairs, of their cosines and those of
+  their label proportions.
+- A silo, its rows of the mixing rounds: least squares give the other silos' extractors. *Whole* is
+  the correlation with the true one, *own* that of what tells one silo from another, after the mean
+  of all is taken away: means over silos.
 
-What is compared is changed before the inner products are taken: vectors in steps of their largest number ("4 bits"), or
-with Gaussian noise as long as they are, or twice ("noise 2"); or the inner products themselves are in steps of 2^-3
-("product 3 bits"), which no blind job can do, since there whoever multiplies has the exact product. Beside each stands
-the accuracy of what was trained and of what came down, over all silos' records.
+What is compared is changed before the inner products are taken: vectors in steps of their largest
+number ("4 bits"), or with Gaussian noise as long as they are, or twice ("noise 2"); or the inner
+products themselves are in steps of 2^-3 ("product 3 bits"), which no blind job can do, since there
+whoever multiplies has the exact product. Beside each stands the accuracy of what was trained and of
+what came down, over all silos' records.
 """
 
 import argparse
@@ -67,13 +71,16 @@ class Watched(PlainExchange):
         """As ``PlainExchange.collect``, of what was changed."""
         if isinstance(part.exchange, Mix):
             flat = [
-                torch.cat([read(silo, spec.name).double().reshape(-1) for spec in part.tensors]) for silo in members
+                torch.cat([read(silo, spec.name).double().reshape(-1) for spec in part.tensors])
+                for silo in members
             ]
             self.given.append(torch.stack(flat))
         if not isinstance(part.exchange, Gram):
             return super().collect(part, members, read)
         (spec,) = part.tensors
-        vectors = torch.stack([self._changed(read(silo, spec.name).double()) for silo in members], dim=1)
+        vectors = torch.stack(
+            [self._changed(read(silo, spec.name).double()) for silo in members], dim=1
+        )
         gram = vectors @ vectors.transpose(1, 2)
         if self.change.startswith("product"):
             steps = 2.0 ** int(self.change.split()[1])
@@ -113,8 +120,15 @@ def job_of(similarity: str, seed: int, rounds: int) -> Job:
 def shards_of(records: Dataset, partition: str, seed: int) -> dict[str, Records]:
     """Training and test records by silo."""
     labels, n = records.y.numpy(), len(SILOS)
-    parts = classes_each(labels, n, 2, seed) if partition == "classes" else dirichlet(labels, n, 0.3, seed, 40)
-    sides = {silo: split(records.take(part), b"likeness", 0.25) for silo, part in zip(SILOS, parts, strict=True)}
+    parts = (
+        classes_each(labels, n, 2, seed)
+        if partition == "classes"
+        else dirichlet(labels, n, 0.3, seed, 40)
+    )
+    sides = {
+        silo: split(records.take(part), b"likeness", 0.25)
+        for silo, part in zip(SILOS, parts, strict=True)
+    }
     return {silo: Records(*both) for silo, both in sides.items()}
 
 
@@ -125,27 +139,42 @@ def auc(scores: Reals, held: NDArray[np.bool_], absent: NDArray[np.bool_]) -> fl
 
 
 def axis(gram: Reals) -> Reals:
-    """Where vectors of these inner products [n, n] lie on the axis along which they differ most [n]."""
+    """Where vectors of these inner products [n, n] lie on the axis along which they differ most
+    [n].
+    """
     centre = np.eye(len(gram)) - 1 / len(gram)
     return np.asarray(np.linalg.eigh(centre @ gram @ centre)[1][:, -1])
 
 
 def holders(shares: Reals) -> dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """By class, of label proportions [n, C]: who holds it, and who has none of it; where there are both."""
+    """By class, of label proportions [n, C]: who holds it, and who has none of it.
+
+    Where there are both.
+    """
     found = {number: (share >= HOLDS, share == 0) for number, share in enumerate(shares.T)}
-    return {number: (held, absent) for number, (held, absent) in found.items() if held.any() and absent.any()}
+    return {
+        number: (held, absent)
+        for number, (held, absent) in found.items()
+        if held.any() and absent.any()
+    }
 
 
 def holders_found(gram: Tensor, shares: Reals) -> float:
-    """Mean AUC over classes, of inner products [C, n, n] and the silos' label proportions [n, C]."""
-    return fmean(told_side(axis(gram[number].numpy()), *sides) for number, sides in holders(shares).items())
+    """Mean AUC over classes, of inner products [C, n, n] and the silos' label proportions
+    [n, C].
+    """
+    return fmean(
+        told_side(axis(gram[number].numpy()), *sides) for number, sides in holders(shares).items()
+    )
 
 
 def guessed(shares: Reals, seed: int) -> float:
     """The same by lot."""
     random = np.random.default_rng(seed)
     sides = holders(shares).values()
-    return fmean(told_side(random.normal(size=len(shares)), *each) for each in sides for _ in range(LOTS))
+    return fmean(
+        told_side(random.normal(size=len(shares)), *each) for each in sides for _ in range(LOTS)
+    )
 
 
 def told_side(scores: Reals, held: NDArray[np.bool_], absent: NDArray[np.bool_]) -> float:
@@ -155,7 +184,9 @@ def told_side(scores: Reals, held: NDArray[np.bool_], absent: NDArray[np.bool_])
 
 
 def rank_correlation(gram: Tensor, shares: Reals) -> float:
-    """Spearman's, over pairs of silos, of [n, n] and the cosines of their label proportions [n, C]."""
+    """Spearman's, over pairs of silos, of [n, n] and the cosines of their label proportions
+    [n, C].
+    """
     unit = shares / np.linalg.norm(shares, axis=1, keepdims=True)
     pairs = np.triu_indices(len(shares), 1)
     return correlation(ranks(gram.numpy()[pairs]), ranks((unit @ unit.T)[pairs]))
@@ -191,11 +222,19 @@ class Found:
     delivered: float
 
 
-def run(records: Dataset, partition: str, similarity: str, change: str, seed: int, rounds: int) -> Found:
+def run(
+    records: Dataset, partition: str, similarity: str, change: str, seed: int, rounds: int
+) -> Found:
     """One simulation, and what the coordinator and the first silo make of it."""
-    job, silos, watched = job_of(similarity, seed, rounds), shards_of(records, partition, seed), Watched(change, seed)
+    job, silos, watched = (
+        job_of(similarity, seed, rounds),
+        shards_of(records, partition, seed),
+        Watched(change, seed),
+    )
     method = cast(PFedSim, job.method())
-    shares = np.stack([np.bincount(own.train.y.numpy(), minlength=CLASSES) for own in silos.values()]).astype(float)
+    shares = np.stack(
+        [np.bincount(own.train.y.numpy(), minlength=CLASSES) for own in silos.values()]
+    ).astype(float)
     shares /= shares.sum(axis=1, keepdims=True)
     simulation, weights, rows = Simulation(job, Serial(job, silos), exchanges=watched), [], []
     while simulation.round < job.length:
@@ -232,7 +271,9 @@ def as_shares(weights: Mapping[str, float]) -> Reals:
 
 def main() -> None:
     """Run all, and print a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=40, help="half of them mix")
     parser.add_argument("--changes", nargs="+", choices=CHANGES, default=CHANGES)
@@ -240,11 +281,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     columns = ("trained", "delivered", "first", "all", "lot", "whole", "own")
-    print(f"{'partition':9}  {'similarity':10}  {'compared':14}" + "".join(f"{name:>11}" for name in columns))  # noqa: T201
+    print(  # noqa: T201
+        f"{'partition':9}  {'similarity':10}  {'compared':14}"
+        + "".join(f"{name:>11}" for name in columns)
+    )
     for partition in options.partitions:
         for similarity in ("per_class", "mean"):
             for change in options.changes:
-                made = [run(digits(), partition, similarity, change, seed, options.rounds) for seed in options.seeds]
+                made = [
+                    run(digits(), partition, similarity, change, seed, options.rounds)
+                    for seed in options.seeds
+                ]
                 means = (fmean(getattr(one, name) for one in made) for name in columns)
                 row = "".join(f"{value:11.3f}" for value in means)
                 print(f"{partition:9}  {similarity:10}  {change:14}{row}", flush=True)  # noqa: T201 its result

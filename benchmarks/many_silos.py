@@ -1,16 +1,19 @@
-"""The coordinator's CPU per round and per silo: ``python benchmarks/many_silos.py [--silos 20 50 100] [--rounds 6]``.
+"""The coordinator's CPU per round and per silo: ``python benchmarks/many_silos.py [--silos 20 50
+100] [--rounds 6]``.
 
-A real coordinator process serves as many silos as are asked for, one number of them after another in one run. All
-silos live in one other process and have real gates, ledgers and TLS connections of their own, without training: each
-fetches what is delivered, waits as if it trained, and uploads it again (``echo`` of round.py). The waits spread over
-``--spread`` seconds, so that silos finish one after another, as silos do. The model is small: what a silo costs is not
-bytes, but calls, records, receipts, transactions and tasks.
+A real coordinator process serves as many silos as are asked for, one number of them after another
+in one run. All silos live in one other process and have real gates, ledgers and TLS connections of
+their own, without training: each fetches what is delivered, waits as if it trained, and uploads it
+again (``echo`` of round.py). The waits spread over ``--spread`` seconds, so that silos finish one
+after another, as silos do. The model is small: what a silo costs is not bytes, but calls, records,
+receipts, transactions and tasks.
 
-Prints the coordinator's CPU seconds per round (all threads, mean over the rounds but the first two), per silo, and how
-many times the CPU per silo is that of the first number of silos: 1 is flat. In the first two rounds silos of a new
-federation still ask one another what they hold of each other's ledgers: once for each pair of silos, not per round.
-``--profile FILE`` writes cProfile's statistics of the coordinator's event loop for the last number of silos; the
-figures of such a run are larger.
+Prints the coordinator's CPU seconds per round (all threads, mean over the rounds but the first
+two), per silo, and how many times the CPU per silo is that of the first number of silos: 1 is flat.
+In the first two rounds silos of a new federation still ask one another what they hold of each
+other's ledgers: once for each pair of silos, not per round. ``--profile FILE`` writes cProfile's
+statistics of the coordinator's event loop for the last number of silos; the figures of such a run
+are larger.
 """
 
 import argparse
@@ -51,14 +54,19 @@ def silos_process(folder: str, names: list[str], address: str, spread: float) ->
 
     async def all_of_them() -> None:
         spent = {"gate": 0.0, "ledger": 0.0}
-        trains = {name: spread * (place + 1) / len(names) for place, name in enumerate(names)}  # seconds
-        await asyncio.gather(*(rounds.echo(Path(folder), name, address, spent, trains[name]) for name in names))
+        # seconds
+        trains = {name: spread * (place + 1) / len(names) for place, name in enumerate(names)}
+        await asyncio.gather(
+            *(rounds.echo(Path(folder), name, address, spent, trains[name]) for name in names)
+        )
 
     asyncio.run(all_of_them())
 
 
 def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> Cost:
-    """Run a job of ``count`` rounds with so many silos, whose training times spread over ``spread`` seconds."""
+    """Run a job of ``count`` rounds with so many silos, whose training times spread over ``spread``
+    seconds.
+    """
     names = [f"silo-{n:03}" for n in range(silos)]
     document: dict[str, Any] = {
         "version": 1,
@@ -84,7 +92,9 @@ def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> 
             for name in names:
                 local_federation.write_silo(federation, name, address, record, [job])
             arguments = (str(federation.folder), names, address, spread)
-            process = multiprocessing.get_context("spawn").Process(target=silos_process, args=arguments)
+            process = multiprocessing.get_context("spawn").Process(
+                target=silos_process, args=arguments
+            )
             process.start()
             at: list[float] = []  # CPU seconds so far when each round closed
             while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
@@ -92,7 +102,10 @@ def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> 
                     raise SystemExit("the silos of the benchmark ended; their error stands above")
                 if event is not None and event["event"] == "round.closed":
                     if len(event["members"]) < silos:
-                        raise SystemExit(f"round {event['round']} closed without some silos; its cost says nothing")
+                        raise SystemExit(
+                            f"round {event['round']} closed without some silos; its cost says"
+                            " nothing"
+                        )
                     at.append(rounds.cpu(coordinator.pid))
             process.join(60)
         finally:
@@ -103,8 +116,8 @@ def cost(silos: int, count: int, spread: float, profile: Path | None = None) -> 
 def told(costs: list[Cost]) -> str:
     """One line per number of silos."""
     lines = [
-        f"{each.silos:>4} silos: {each.cpu:.2f} s of CPU per round, {each.per_silo * 1e3:.1f} ms per silo, "
-        f"{each.per_silo / costs[0].per_silo:.2f} times that of {costs[0].silos}\n"
+        f"{each.silos:>4} silos: {each.cpu:.2f} s of CPU per round, {each.per_silo * 1e3:.1f} ms"
+        f" per silo, {each.per_silo / costs[0].per_silo:.2f} times that of {costs[0].silos}\n"
         for each in costs
     ]
     return "".join(lines)
@@ -112,7 +125,9 @@ def told(costs: list[Cost]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--silos", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--spread", type=float, default=5.0)

@@ -1,7 +1,7 @@
 """Our secure sum for secure_sum.py: one attempt among n silos and a coordinator in this process.
 
-One silo's time is taken, and the coordinator's. The silos' states are values, so two endings follow the same uploads:
-one in which all survive, and one in which the first silo is lost after it dealt.
+One silo's time is taken, and the coordinator's. The silos' states are values, so two endings follow
+the same uploads: one in which all survive, and one in which the first silo is lost after it dealt.
 """
 
 import hashlib
@@ -14,7 +14,12 @@ from clock import Clock, extra_memory
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.algorithms.exchange.parts import WEIGHT, Kind, Part, Sum, TensorSpec
-from staddle.proto.convert.secagg_sent import Attempt, SecaggUpload, UploadBody, secagg_upload_to_wire
+from staddle.proto.convert.secagg_sent import (
+    Attempt,
+    SecaggUpload,
+    UploadBody,
+    secagg_upload_to_wire,
+)
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.sum import Bounds, folded, given, group
 from staddle.security.identity.domains import framed
@@ -24,7 +29,12 @@ from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.linear_tags import Tagger
-from staddle.security.secagg.masked_sum import Accumulator, check_group_values, masked_chunks, upload_bytes
+from staddle.security.secagg.masked_sum import (
+    Accumulator,
+    check_group_values,
+    masked_chunks,
+    upload_bytes,
+)
 from staddle.security.secagg.memory import Memory
 from staddle.security.secagg.spec import Frame, RoundSpec, Terms, specify
 
@@ -39,14 +49,19 @@ SPLIT = (40, 20, 20, 10, 4, 3, 2, 1)  # tensors of a model, in parts of 100
 
 def part_of(elements: int) -> Part:
     """A model of eight tensors."""
-    specs = tuple(TensorSpec(f"t{i}", "float32", (elements * share // 100,)) for i, share in enumerate(SPLIT))
+    specs = tuple(
+        TensorSpec(f"t{i}", "float32", (elements * share // 100,)) for i, share in enumerate(SPLIT)
+    )
     return Part("model", Kind.WHOLE_MODEL, Sum("mean"), specs)
 
 
 def model(elements: int) -> dict[str, torch.Tensor]:
     """An update of a model and its weight, as a silo would give them in the clear."""
     random = torch.Generator().manual_seed(1)
-    made = {spec.name: torch.randn(spec.shape, generator=random).mul_(0.05) for spec in part_of(elements).tensors}
+    made = {
+        spec.name: torch.randn(spec.shape, generator=random).mul_(0.05)
+        for spec in part_of(elements).tensors
+    }
     return {**made, WEIGHT: torch.tensor(300.0, dtype=torch.float64)}
 
 
@@ -97,7 +112,9 @@ class Members:
     """Keys of the coordinator and of the silos, made once."""
 
     def __init__(self, silos: int) -> None:
-        self._keys = {name: Ed25519PrivateKey.generate() for name in ("coordinator", *cohort_of(silos))}
+        self._keys = {
+            name: Ed25519PrivateKey.generate() for name in ("coordinator", *cohort_of(silos))
+        }
         public = {name: key.public_key().public_bytes_raw() for name, key in self._keys.items()}
         self.signers = Signers(public.pop("coordinator"), public)
 
@@ -107,7 +124,10 @@ class Members:
 
 
 class OurRound:
-    """One secure sum among n silos and a coordinator, step by step; one silo's time is taken, and the coordinator's."""
+    """One secure sum among n silos and a coordinator, step by step.
+
+    One silo's time is taken, and the coordinator's.
+    """
 
     def __init__(self, members: Members, elements: int, silos: int, clock: Clock) -> None:
         self.frame, self.clock, self.members = frame_of(elements, silos, "public"), clock, members
@@ -131,10 +151,15 @@ class OurRound:
                 with self.clock.of("mask, tagged"):
                     mask(self.spec, silo, tensors, upload.terms, tagger=self._tagger())
                 for mode in [mode for mode in MODES if mode != "public"]:
-                    other = specify(frame_of(self.spec.groups[0].elements, len(self.spec.cohort), mode), told, 0)
+                    other = specify(
+                        frame_of(self.spec.groups[0].elements, len(self.spec.cohort), mode), told, 0
+                    )
                     with self.clock.of(f"mask, {mode}"):
                         mask(other, silo, tensors, upload.terms)
-            crossed = [words.tobytes() for words in masked_chunks(self.spec, silo, contributions, upload.terms)]
+            crossed = [
+                words.tobytes()
+                for words in masked_chunks(self.spec, silo, contributions, upload.terms)
+            ]
             digest = hashlib.sha256()
             for chunk in crossed:
                 digest.update(chunk)
@@ -146,7 +171,12 @@ class OurRound:
                 with self.clock.of("fold after a dropout"):
                     without.add(crossed)
         self._finish(state, given_headers, whole, "")
-        self._finish(state, [c.SiloDropped(self.lost, "TIMEOUT"), *given_headers[1:]], without, " after a dropout")
+        self._finish(
+            state,
+            [c.SiloDropped(self.lost, "TIMEOUT"), *given_headers[1:]],
+            without,
+            " after a dropout",
+        )
         return self._bytes_sent()
 
     def _tagger(self) -> Tagger:
@@ -167,21 +197,42 @@ class OurRound:
             self._note(silo, keys)
             events.append(c.KeysUploaded(keys.bundle, keys.keys))  # type: ignore[union-attr]
         state, effects = self._coordinate(state, events, "")
-        told = {e.silo: s.KeysReceived(e.bundles, e.keys) for e in effects if isinstance(e, c.DeliverKeys)}
+        told = {
+            e.silo: s.KeysReceived(e.bundles, e.keys)
+            for e in effects
+            if isinstance(e, c.DeliverKeys)
+        }
         shares: list[Any] = [self._silo(silo, told[silo], "setup")[-1] for silo in self.spec.cohort]
-        state, effects = self._coordinate(state, [c.SharesUploaded(e.dealing, e.portions) for e in shares], "")
+        state, effects = self._coordinate(
+            state, [c.SharesUploaded(e.dealing, e.portions) for e in shares], ""
+        )
         return state, [effect for effect in effects if isinstance(effect, c.DeliverShares)]
 
-    def _finish(self, state: coordinator.CoordinatorState, events: list[c.Event], sums: Accumulator, name: str) -> None:
-        """Steps 3 and 4 from the silos' headers on, from states that are left as they were; then the sum is opened."""
+    def _finish(
+        self,
+        state: coordinator.CoordinatorState,
+        events: list[c.Event],
+        sums: Accumulator,
+        name: str,
+    ) -> None:
+        """Steps 3 and 4 from the silos' headers on, from states that are left as they were.
+
+        Then the sum is opened.
+        """
         states, clock = dict(self.states), self.clock
         state, effects = self._coordinate(state, events, name)
         told = next(e for e in effects if isinstance(e, c.DeliverSurvivors))
         phase = "unmask" if not name else "unmask after a dropout"
-        signed: list[Any] = [self._silo(silo, s.SurvivorsReceived(told.headers), phase)[-1] for silo in told.silos]
-        state, effects = self._coordinate(state, [c.SurvivalUploaded(e.survival) for e in signed], name)
+        signed: list[Any] = [
+            self._silo(silo, s.SurvivorsReceived(told.headers), phase)[-1] for silo in told.silos
+        ]
+        state, effects = self._coordinate(
+            state, [c.SurvivalUploaded(e.survival) for e in signed], name
+        )
         notes = next(e for e in effects if isinstance(e, c.DeliverNotes))
-        reveals: list[Any] = [self._silo(silo, s.NotesReceived(notes.survivals), phase)[-1] for silo in notes.silos]
+        reveals: list[Any] = [
+            self._silo(silo, s.NotesReceived(notes.survivals), phase)[-1] for silo in notes.silos
+        ]
         with clock.of(f"open{name}"):
             for each in reveals[: self.spec.threshold]:
                 state, effects = coordinator.advance(state, c.RevealUploaded(each.reveal))
@@ -202,7 +253,9 @@ class OurRound:
         return effects
 
     def _note(self, silo: str, effect: s.Effect) -> None:
-        if silo == self.me and not isinstance(effect, s.UploadWords | s.Remember | s.Finish | s.LeaveAttempt):
+        if silo == self.me and not isinstance(
+            effect, s.UploadWords | s.Remember | s.Finish | s.LeaveAttempt
+        ):
             self.given.append(effect)
 
     def _coordinate(
@@ -217,8 +270,12 @@ class OurRound:
 
     def _bytes_sent(self) -> int:
         attempt = Attempt(self.frame.job, bytes(32), self.frame.round, 0, self.spec.context())
-        kinds = {type(body): body for body in self.given}  # the branch with a dropout gave two of them again
-        messages = [secagg_upload_to_wire(SecaggUpload(bytes(32), attempt, body)).ByteSize() for body in kinds.values()]
+        # the branch with a dropout gave two of them again
+        kinds = {type(body): body for body in self.given}
+        messages = [
+            secagg_upload_to_wire(SecaggUpload(bytes(32), attempt, body)).ByteSize()
+            for body in kinds.values()
+        ]
         return self.sent + sum(messages)
 
 
@@ -227,5 +284,6 @@ def our_memory(elements: int, silos: int, mode: str) -> int:
     tensors, terms = model(elements), [Term(os.urandom(32)) for _ in range(silos)]
     spec = specify(frame_of(elements, silos, mode), cohort_of(silos), 0)
     small = specify(frame_of(1000, silos, mode), cohort_of(silos), 0)
-    mask(small, spec.cohort[0], model(1000), terms)  # what the first use of anything loads is not of the model's size
+    # what the first use of anything loads is not of the model's size
+    mask(small, spec.cohort[0], model(1000), terms)
     return extra_memory(lambda: mask(spec, spec.cohort[0], tensors, terms))

@@ -1,19 +1,21 @@
-"""pFedSim as the usual research code runs it: one client after another, a DataLoader over a Subset of the records.
+"""pFedSim as the usual research code runs it: one client after another, a DataLoader over a Subset
+of the records.
 
-What FL-bench and PFLlib do, and this too, with torch's own number of threads: one model for all clients; before a
-client's turn its parameters are put together (in the generalisation phase the average, afterwards the mix of
-extractors by the row of a similarity matrix) and loaded; it is evaluated on its test records, trained for the epochs
-by ``torch.optim.SGD`` on ``DataLoader(Subset(…), batch_size, shuffle=True)``, evaluated again, and its parameters and
-the optimiser's state are copied. After the round the extractors' similarities are computed from the classifiers, pair
-by pair. Batches of one record are skipped, as batch norm wants.
+What FL-bench and PFLlib do, and this too, with torch's own number of threads: one model for all
+clients; before a client's turn its parameters are put together (in the generalisation phase the
+average, afterwards the mix of extractors by the row of a similarity matrix) and loaded; it is
+evaluated on its test records, trained for the epochs by ``torch.optim.SGD`` on
+``DataLoader(Subset(…), batch_size, shuffle=True)``, evaluated again, and its parameters and the
+optimiser's state are copied. After the round the extractors' similarities are computed from the
+classifiers, pair by pair. Batches of one record are skipped, as batch norm wants.
 
 Records are kept in one of three ways:
 
-- ``"images"``: 8-bit images, as torchvision's CIFAR10 gives them, made PIL images, tensors (ToTensor) and normal
-  (Normalize) each time that one is taken;
+- ``"images"``: 8-bit images, as torchvision's CIFAR10 gives them, made PIL images, tensors
+  (ToTensor) and normal (Normalize) each time that one is taken;
 - ``"normalised"``: tensors that are made normal each time that one is taken, as in FL-bench;
-- ``"tensors"``: a list of pairs of tensors that nothing is left to do with, as in PFLlib (which reads it from the disk
-  anew for each turn; here it is in memory).
+- ``"tensors"``: a list of pairs of tensors that nothing is left to do with, as in PFLlib (which
+  reads it from the disk anew for each turn; here it is in memory).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,27 +81,43 @@ class PlainLoop:
         warmup: int,
         device: str = "cpu",
     ) -> None:
-        """``model`` has the children ``extractor`` and ``classifier``; ``warmup`` is rounds of generalisation.
+        """``model`` has the children ``extractor`` and ``classifier``.
+
+        ``warmup`` is rounds of generalisation.
 
         Batches are taken to the ``device``, where the model is.
         """
         self.steps, self._device = 0, device
         model.to(device)
-        self._model, self._epochs, self._lr, self._warmup, self._batch = model, epochs, lr, warmup, batch_size
+        self._model, self._epochs, self._lr, self._warmup, self._batch = (
+            model,
+            epochs,
+            lr,
+            warmup,
+            batch_size,
+        )
         if way == "tensors":
             pairs = list(zip(normalised(pixels), torch.from_numpy(labels), strict=True))
-            self._train, self._test = ([[pairs[i] for i in own] for own in side] for side in (train, test))
+            self._train, self._test = (
+                [[pairs[i] for i in own] for own in side] for side in (train, test)
+            )
         else:
             records = Pixels(pixels, labels, way)
-            self._train, self._test = ([Subset(records, own) for own in side] for side in (train, test))
+            self._train, self._test = (
+                [Subset(records, own) for own in side] for side in (train, test)
+            )
         self._criterion = nn.CrossEntropyLoss()
-        self._shared: Parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self._shared: Parameters = {
+            name: p.detach().clone() for name, p in model.named_parameters()
+        }
         self._own: dict[int, Parameters] = {}  # with buffers
         self._similar = torch.eye(len(train))
         self._optimisers: dict[int, dict[str, Any]] = {}
 
     def round(self, number: int, clients: Sequence[int]) -> tuple[int, int]:
-        """Run it; the test records that the models of its clients had right before and after training."""
+        """Run it; the test records that the models of its clients had right before and after
+        training.
+        """
         before = after = 0
         weights, trained = [], []
         for client in clients:
@@ -107,7 +125,9 @@ class PlainLoop:
             before += self._evaluate(client)
             self._fit(client)
             after += self._evaluate(client)
-            self._own[client] = {name: value.clone() for name, value in self._model.state_dict().items()}
+            self._own[client] = {
+                name: value.clone() for name, value in self._model.state_dict().items()
+            }
             trained.append(deepcopy(dict(self._model.named_parameters())))
             weights.append(len(self._train[client]))
         if number < self._warmup:
@@ -130,7 +150,8 @@ class PlainLoop:
         others = [other for other in self._own if row[other] > 0]
         share = -torch.log(1 - row[others].clamp(max=0.9999)).to(self._device)
         mixed = {
-            name: torch.stack([self._own[other][name] for other in others], dim=-1) @ (share / share.sum())
+            name: torch.stack([self._own[other][name] for other in others], dim=-1)
+            @ (share / share.sum())
             for name in self._shared
             if name.startswith("extractor")
         }

@@ -61,10 +61,28 @@ def faults(path: Path = FAULTS) -> tuple[Fault, ...]:
     return tuple(Fault(number, **table) for number, table in enumerate(tables, 1))
 
 
+def spelled(fault: Fault) -> re.Pattern[str]:
+    """What matches the fault's snippet however the formatter breaks its lines."""
+    pattern = ""
+    tokens = re.findall(r"\w+|\s+|[^\w\s]", fault.find.strip())
+    for each in tokens:
+        if each.isspace():
+            pattern += r"\s+"
+        elif each in ")]}":
+            pattern += r",?\s*" + re.escape(each)
+        else:
+            pattern += re.escape(each) + (r"\s*" if each in "([{" else "")
+    return re.compile(pattern)
+
+
 def place(root: Path, fault: Fault) -> Path:
     """The module that has the fault's snippet; ValueError unless it occurs there once."""
-    texts = {path: path.read_text() for path in sorted((root / fault.folder).rglob("*.py"))}
-    times = {path: text.count(fault.find) for path, text in texts.items() if fault.find in text}
+    snippet = spelled(fault)
+    found = {
+        path: len(snippet.findall(path.read_text()))
+        for path in sorted((root / fault.folder).rglob("*.py"))
+    }
+    times = {path: count for path, count in found.items() if count}
     if sum(times.values()) != 1:
         where = ", ".join(path.relative_to(root).as_posix() for path in times) or "no module"
         why = f"fault {fault.number}: its snippet stands {sum(times.values())} times, in {where}"
@@ -75,7 +93,7 @@ def place(root: Path, fault: Fault) -> Path:
 def planted(root: Path, fault: Fault) -> str:
     """The module with the fault in it; ValueError as of ``place``, SyntaxError if it is no code."""
     path = place(root, fault)
-    text = path.read_text().replace(fault.find, fault.put)
+    text = spelled(fault).sub(lambda _: fault.put.strip(), path.read_text())
     ast.parse(text, str(path))
     return text
 

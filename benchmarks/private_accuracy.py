@@ -1,13 +1,16 @@
-"""Accuracy against epsilon: ``python benchmarks/private_accuracy.py digits OUT``, or ``mnist OUT --folder DIR``.
+"""Accuracy against epsilon: ``python benchmarks/private_accuracy.py digits OUT``, or ``mnist OUT
+--folder DIR``.
 
-Each method runs through ``simulate`` as a private job, once for each epsilon and seed, and without [privacy]; what a
-silo trains alone ("local") beside them. A seed draws the partition over four silos (Dirichlet over labels, 0.3), the
-first values and which silos take part; the noise is never seeded. Accuracy is of each silo's own model on its own
-held-out quarter, over all silos' records together. All methods have the same settings, those of ``DATA``, and beside
-them only what the demo gives them (commands/console/job_example.py). Nothing was tuned for one method.
+Each method runs through ``simulate`` as a private job, once for each epsilon and seed, and without
+[privacy]; what a silo trains alone ("local") beside them. A seed draws the partition over four
+silos (Dirichlet over labels, 0.3), the first values and which silos take part; the noise is never
+seeded. Accuracy is of each silo's own model on its own held-out quarter, over all silos' records
+together. All methods have the same settings, those of ``DATA``, and beside them only what the demo
+gives them (commands/console/job_example.py). Nothing was tuned for one method.
 
-Writes OUT.csv (a row a run; rows that are there already are not run again) and OUT.svg, and prints the table. "mnist"
-reads the MNIST folder of torchvision's layout, and takes its first ``--records``.
+Writes OUT.csv (a row a run; rows that are there already are not run again) and OUT.svg, and prints
+the table. "mnist" reads the MNIST folder of torchvision's layout, and takes its first
+``--records``.
 """
 
 import argparse
@@ -128,7 +131,11 @@ def job_of(data: Data, method: str, epsilon: str, seed: int) -> Job:
         "training": {"epochs": how.epochs, "lr": how.lr},
     }
     if epsilon == NONE:
-        document["training"] |= {"batch_size": how.plain_batch, "lr": how.plain_lr, "momentum": how.plain_momentum}
+        document["training"] |= {
+            "batch_size": how.plain_batch,
+            "lr": how.plain_lr,
+            "momentum": how.plain_momentum,
+        }
     else:
         document["privacy"] = {
             "epsilon": float(epsilon),
@@ -145,7 +152,10 @@ def job_of(data: Data, method: str, epsilon: str, seed: int) -> Job:
 def shards_of(records: Dataset, seed: int) -> dict[str, tuple[Dataset, Dataset]]:
     """Training and test records by silo."""
     parts = dirichlet(records.y.numpy(), len(SILOS), ALPHA, seed, MINIMUM)
-    return {silo: split(records.take(part), b"accuracy", TEST) for silo, part in zip(SILOS, parts, strict=True)}
+    return {
+        silo: split(records.take(part), b"accuracy", TEST)
+        for silo, part in zip(SILOS, parts, strict=True)
+    }
 
 
 def run(data: Data, records: Dataset, method: str, epsilon: str, seed: int) -> Run:
@@ -168,7 +178,9 @@ def run(data: Data, records: Dataset, method: str, epsilon: str, seed: int) -> R
 
 
 class Rows:
-    """The CSV file: the settings in a comment on top, then a row a run, added as soon as it is done."""
+    """The CSV file: the settings in a comment on top, then a row a run, added as soon as it is
+    done.
+    """
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._names = path, [field.name for field in fields(Run)]
@@ -177,7 +189,9 @@ class Rows:
             path.write_text(f"{head}\n{','.join(self._names)}\n")
         with path.open(newline="") as file:
             if file.readline().rstrip() != head:
-                raise SystemExit(f"{path} has rows of other settings; choose another OUT, or remove it")
+                raise SystemExit(
+                    f"{path} has rows of other settings; choose another OUT, or remove it"
+                )
             self.runs = [Run(**self._typed(row)) for row in csv.DictReader(file)]
 
     def add(self, made: Run) -> None:
@@ -195,7 +209,11 @@ def cells(runs: Sequence[Run], methods: Sequence[str], epsilons: Sequence[str]) 
     """Accuracies by method and epsilon."""
     for method in methods:
         for epsilon in epsilons:
-            found = [made.correct / made.tested for made in runs if (made.method, made.epsilon) == (method, epsilon)]
+            found = [
+                made.correct / made.tested
+                for made in runs
+                if (made.method, made.epsilon) == (method, epsilon)
+            ]
             if found:
                 yield Cell(method, epsilon, tuple(found))
 
@@ -212,7 +230,9 @@ def records_of(name: str, folder: Path | None, count: int) -> Dataset:
 
 def main() -> None:
     """Parse the arguments, run what is missing, draw the picture, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", choices=DATA)
     parser.add_argument("out", type=Path, help="without ending, such as docs/private-accuracy")
     parser.add_argument("--folder", type=Path, help="of torchvision's MNIST")
@@ -225,7 +245,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     data = DATA[options.data]
-    given = {key: value for key in ("records", "rounds") if (value := getattr(options, key)) is not None}
+    given = {
+        key: value for key in ("records", "rounds") if (value := getattr(options, key)) is not None
+    }
     data = replace(data, settings=replace(data.settings, **given))
     records = records_of(options.data, options.folder, data.settings.records)
     rows = Rows(options.out.with_suffix(".csv"), data.settings)

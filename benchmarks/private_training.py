@@ -1,16 +1,18 @@
-"""What a private step costs: ``python benchmarks/private_training.py [--models lenet5 resnet18] [--batches 32 128]``.
+"""What a private step costs: ``python benchmarks/private_training.py [--models lenet5 resnet18]
+[--batches 32 128]``.
 
-For LeNet-5 and ResNet-18 on 3x32x32, both with group norm, one step of SGD on a batch whose records are all in memory
-at a time, in three ways that take turns, step by step, in one process:
+For LeNet-5 and ResNet-18 on 3x32x32, both with group norm, one step of SGD on a batch whose records
+are all in memory at a time, in three ways that take turns, step by step, in one process:
 
 - *plain*: the step of a job without [privacy];
-- *bare Opacus*: module and optimiser as ``PrivacyEngine.make_private`` gives them, with noise of torch's generator;
+- *bare Opacus*: module and optimiser as ``PrivacyEngine.make_private`` gives them, with noise of
+  torch's generator;
 - *private*: the step of a private job, with noise that no seed makes again.
 
-CPU milliseconds of the process, least and median of the repeats; what of them is noise, cutting and adding up, and the
-optimiser's own rule (the rest is the loss and the gradients by record); ratios of the least. Then by how much the
-resident set grows at its peak while a step is taken, in a fresh process that holds the model already and has taken a
-step before.
+CPU milliseconds of the process, least and median of the repeats; what of them is noise, cutting and
+adding up, and the optimiser's own rule (the rest is the loss and the gradients by record); ratios
+of the least. Then by how much the resident set grows at its peak while a step is taken, in a fresh
+process that holds the model already and has taken a step before.
 """
 
 import argparse
@@ -44,7 +46,11 @@ CLASSES = 10
 PARTS = {  # what is measured within a step, and where it is called
     "noise": ((DPOptimizer, "add_noise"), (ClippedSum, "noisy")),
     "clip": ((DPOptimizer, "clip_and_accumulate"), (ClippedSum, "add")),
-    "rule": ((torch.optim.SGD, "step"), (dp_sgd._Rule, "__call__"), (training, "apply")),  # noqa: SLF001 what is measured
+    "rule": (
+        (torch.optim.SGD, "step"),
+        (dp_sgd._Rule, "__call__"),  # noqa: SLF001 what is measured
+        (training, "apply"),
+    ),
 }
 
 OneStep = Callable[[Tensor, Tensor], None]
@@ -75,7 +81,9 @@ def model(name: str) -> dict[str, nn.Module]:
 
 def loss(parts: Any, x: Tensor, y: Tensor, _: object) -> Tensor:
     """Cross-entropy by record."""
-    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+    return nn.functional.cross_entropy(
+        parts["classifier"](parts["extractor"](x)), y, reduction="none"
+    )
 
 
 def ours(modules: Modules, way: Stepper) -> OneStep:
@@ -98,7 +106,9 @@ def plain_step(name: str, _: int) -> OneStep:
 
 def private_step(name: str, batch: int) -> OneStep:
     """As a private job takes it."""
-    how = Mechanism(clip=CLIP, sigma=SIGMA, whole_sigma=SIGMA, q=1.0, divisor=batch, physical_batch=batch)
+    how = Mechanism(
+        clip=CLIP, sigma=SIGMA, whole_sigma=SIGMA, q=1.0, divisor=batch, physical_batch=batch
+    )
     return ours(model(name), Private(how, Randomness, lambda _: None))
 
 
@@ -131,7 +141,9 @@ WAYS = {"plain": plain_step, "bare Opacus": opacus_step, "private": private_step
 def batch_of(size: int) -> tuple[Tensor, Tensor]:
     """Records of noise."""
     random = torch.Generator().manual_seed(0)
-    return torch.randn(size, 3, 32, 32, generator=random), torch.randint(CLASSES, (size,), generator=random)
+    return torch.randn(size, 3, 32, 32, generator=random), torch.randint(
+        CLASSES, (size,), generator=random
+    )
 
 
 def grown(way: str, name: str, batch: int, threads: int) -> int:
@@ -162,22 +174,33 @@ def measure(timed: Timed, name: str, batch: int, repeats: int, threads: int) -> 
             with timed.clock.of("step"):
                 step(*records)
             clocks[way].append(timed.clock)
-    least = {way: {part: least_of(found, part) for part in ("step", *PARTS)} for way, found in clocks.items()}
+    least = {
+        way: {part: least_of(found, part) for part in ("step", *PARTS)}
+        for way, found in clocks.items()
+    }
     size = sum(p.numel() for part in model(name).values() for p in part.parameters())
-    tell(f"{name}, {size:,} parameters, batch {batch}; CPU ms of {repeats} steps, {threads} threads")
+    tell(
+        f"{name}, {size:,} parameters, batch {batch}; CPU ms of {repeats} steps, {threads} threads"
+    )
     show("", *(f"{title:>9}" for title in ("least", "median", *PARTS, "rest", "MB more")))
     for way, found in least.items():
         median = statistics.median(clock.spent["step"] for clock in clocks[way]) * 1e3
         rest = found["step"] - sum(found[part] for part in PARTS)
-        row = [found["step"], median, *(found[part] for part in PARTS), rest, alone(way, name, batch, threads) / 1e6]
+        row = [
+            found["step"],
+            median,
+            *(found[part] for part in PARTS),
+            rest,
+            alone(way, name, batch, threads) / 1e6,
+        ]
         show(way, *(f"{value:>9.1f}" for value in row))
     step = {way: found["step"] for way, found in least.items()}
     more = (step["private"] - step["bare Opacus"]) / step["bare Opacus"]
     noise = (least["private"]["noise"] - least["bare Opacus"]["noise"]) / step["bare Opacus"]
     tell(
-        f"  private {step['private'] / step['plain']:.2f} times plain; bare Opacus "
-        f"{step['bare Opacus'] / step['plain']:.2f} times; private against bare Opacus {more:+.1%}, "
-        f"of which its noise is {noise:+.1%}"
+        f"  private {step['private'] / step['plain']:.2f} times plain; bare Opacus"
+        f" {step['bare Opacus'] / step['plain']:.2f} times; private against bare Opacus"
+        f" {more:+.1%}, of which its noise is {noise:+.1%}"
     )
 
 
@@ -198,10 +221,14 @@ def least_of(clocks: list[Clock], part: str) -> float:
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["lenet5", "resnet18"])
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--repeats", type=int, default=10, help="steps of each way; ten times as many for lenet5")
+    parser.add_argument(
+        "--repeats", type=int, default=10, help="steps of each way; ten times as many for lenet5"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

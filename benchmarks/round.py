@@ -1,21 +1,24 @@
-"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2] [--blind] [--mix]``.
+"""What a round costs beside a bare stream: ``python benchmarks/round.py [--side 324] [--silos 2]
+[--blind] [--mix]``.
 
 One run measures two things on the same machine, one after the other, with the same bytes:
 
-- *round*: a real coordinator process and real gates (roster, policy, ledger with fsync, digests, finite, fold), each
-  silo in a process of its own, without training: fetch what is delivered, give it back. Time from ``round.opened`` to
-  ``round.closed`` in the coordinator's own events, the first round left out (nothing is delivered in it).
-- *bare*: one gRPC server and one client process a silo, mutual TLS, 1 MiB messages, SHA-256 on both ends: the payload
-  down and up again, all silos at once.
+- *round*: a real coordinator process and real gates (roster, policy, ledger with fsync, digests,
+  finite, fold), each silo in a process of its own, without training: fetch what is delivered, give
+  it back. Time from ``round.opened`` to ``round.closed`` in the coordinator's own events, the first
+  round left out (nothing is delivered in it).
+- *bare*: one gRPC server and one client process a silo, mutual TLS, 1 MiB messages, SHA-256 on both
+  ends: the payload down and up again, all silos at once.
 
-Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coordinator and silos, all threads, mean
-over rounds), and the coordinator's memory: idle, that is when it listens, and the peak while the job runs; the
-difference also in payloads. What the model took while the job was read is not in it.
-Below that, what gate and ledger take of a round at a silo (its checks and its own copy; records, proofs and their
-fsyncs), measured in the silos around the calls, median over rounds and silos. SHA-256 is in both streams and not in it.
-With ``--blind``, of four silos or more, the same rounds are measured once more with secure aggregation (private
-weights, 32 bits a word): all of its steps, with no training to hide the setup behind. With ``--mix`` the rounds are
-pFedSim's, whose extractors are mixed for each silo (and compared by their classifiers), instead of FedAvg's.
+Prints seconds (median over rounds), their ratio, CPU seconds of a round (of coordinator and silos,
+all threads, mean over rounds), and the coordinator's memory: idle, that is when it listens, and the
+peak while the job runs; the difference also in payloads. What the model took while the job was read
+is not in it. Below that, what gate and ledger take of a round at a silo (its checks and its own
+copy; records, proofs and their fsyncs), measured in the silos around the calls, median over rounds
+and silos. SHA-256 is in both streams and not in it. With ``--blind``, of four silos or more, the
+same rounds are measured once more with secure aggregation (private weights, 32 bits a word): all of
+its steps, with no training to hide the setup behind. With ``--mix`` the rounds are pFedSim's, whose
+extractors are mixed for each silo (and compared by their classifiers), instead of FedAvg's.
 ``--side`` is the edge of LeNet-5's square input: 324 gives 46.7 MB of parameters, 60 gives 1 MB.
 """
 
@@ -68,7 +71,8 @@ from staddle.silo.parts.declared import Declared, RecordCount  # noqa: E402
 
 BLIND = {"secure_aggregation": "required", "weight_most": 16}
 TIMING = {
-    "admission_seconds": 600,  # silos start one after another where cores are few, and late ones are left out
+    # silos start one after another where cores are few, and late ones are left out
+    "admission_seconds": 600,
     "beat_seconds": 10,
     "hold_seconds": 30,
 }
@@ -77,8 +81,20 @@ TIMING = {
 # Our round.
 
 
-GATE = ((egress, "exactly"), (egress, "value_fault"), (egress, "miscounted"), (egress, "norms"), (Policy, "decide"))
-LEDGER = ((Ledger, "intent"), (Ledger, "digest"), (Ledger, "outcome"), (Ledger, "ingress"), (Witness, "proof"))
+GATE = (
+    (egress, "exactly"),
+    (egress, "value_fault"),
+    (egress, "miscounted"),
+    (egress, "norms"),
+    (Policy, "decide"),
+)
+LEDGER = (
+    (Ledger, "intent"),
+    (Ledger, "digest"),
+    (Ledger, "outcome"),
+    (Ledger, "ingress"),
+    (Witness, "proof"),
+)
 
 
 def timed(places: Any, spent: dict[str, float], name: str) -> None:
@@ -107,7 +123,9 @@ def silo_process(folder: str, silo: str, address: str, results: Any) -> None:
 
 
 def changed(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What is given back: a little else each round, since the same model is not summed blind twice."""
+    """What is given back: a little else each round, since the same model is not summed
+    blind twice.
+    """
     return {name: value.add_(2.0**-10) for name, value in tensors.items()}
 
 
@@ -120,7 +138,7 @@ def given_first(job: Job) -> tuple[str, dict[str, dict[str, torch.Tensor]]]:
         part.name: {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in part.wire}
         for part in job.up(0)
     }
-    (shared, *_) = zeros
+    shared, *_ = zeros
     if shared == "model":
         zeros["model"]["@weight"] = torch.tensor(1.0, dtype=torch.float64)
     else:
@@ -133,7 +151,9 @@ def given_first(job: Job) -> tuple[str, dict[str, dict[str, torch.Tensor]]]:
 async def echo(
     folder: Path, silo: str, address: str, spent: dict[str, float], training: float = 0.0
 ) -> list[tuple[float, float]]:
-    """Accept, then fetch and give until the job is over; seconds of gate and ledger in each round but the first.
+    """Accept, then fetch and give until the job is over.
+
+    Seconds of gate and ledger in each round but the first.
 
     ``training``: seconds that pass between the two.
     """
@@ -142,7 +162,10 @@ async def echo(
     keys = load_keys(folder / silo / "keys")
     policy = policies.load(folder / silo / "policy.toml")
     document = parse_json(read_bytes(folder / "jobs" / "bench.json"), "job")["document"]
-    job, declared = Job.from_document(document, "job"), Declared.of(document, RecordCount(train=1, test=0))
+    job, declared = (
+        Job.from_document(document, "job"),
+        Declared.of(document, RecordCount(train=1, test=0)),
+    )
     plan = JobPlan(job)
     shared, zeros = given_first(job)
     place = folder / silo / "jobs" / "bench"
@@ -178,10 +201,14 @@ async def echo(
                     if job.security.required:
                         cohort = tuple(sorted(task.round.cohort))
                         local = OwnValues(place, task.round.counted, own)
-                        await blind.take_part(declared, plan.round(task.round.round), cohort, local, None, trained, ())
+                        await blind.take_part(
+                            declared, plan.round(task.round.round), cohort, local, None, trained, ()
+                        )
                     else:
                         bundle = await trained(await gate.fetch(plan.round(task.round.round)))
-                        await gate.give(declared, task.round.round, bundle, tuple(task.round.cohort))
+                        await gate.give(
+                            declared, task.round.round, bundle, tuple(task.round.cohort)
+                        )
                     if task.round.round:
                         took.append((spent["gate"], spent["ledger"]))
                 case "finish":
@@ -226,7 +253,9 @@ class Rounds:
         )
 
 
-def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = False, mix: bool = False) -> Rounds:
+def our_rounds(
+    names: Sequence[str], rounds: int, side: int, *, blind: bool = False, mix: bool = False
+) -> Rounds:
     """Run a job of these silos, in any order."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "federation"
@@ -239,7 +268,9 @@ def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = Fa
                 "seed": 1,
                 "rounds": rounds,
                 "silos": list(names),
-                "method": {"name": "pfedsim", "options": {"rho": 0.0}} if mix else {"name": "fedavg"},
+                "method": (
+                    {"name": "pfedsim", "options": {"rho": 0.0}} if mix else {"name": "fedavg"}
+                ),
                 "model": {"name": "lenet5", "classes": 10, "input": [3, side, side]},
                 "training": {"epochs": 1, "lr": 0.1},
                 **({"min_cohort": 3, "security": BLIND} if blind else {}),
@@ -247,7 +278,9 @@ def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = Fa
         )
         payload = sum(spec.nbytes for part in job.up(0) for spec in part.wire)
         local_federation.write_coordinator(federation, ["bench"], TIMING)
-        coordinator = ChildProcess("coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config)
+        coordinator = ChildProcess(
+            "coordinator", ("-m", "staddle.coordinator"), federation.coordinator_config
+        )
         try:
             address = str(coordinator.wait_for("listening", 60)["address"])
             Path(f"/proc/{coordinator.pid}/clear_refs").write_text("5")  # the peak counts from here
@@ -259,7 +292,9 @@ def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = Fa
                 local_federation.write_silo(federation, name, address, record, [job])
                 policy = folder / name / "policy.toml"
                 policy.write_text(policy.read_text().replace("64MiB", "4GiB"))
-                children.append(context.Process(target=silo_process, args=(str(folder), name, address, results)))
+                children.append(
+                    context.Process(target=silo_process, args=(str(folder), name, address, results))
+                )
                 children[-1].start()
             opened, took, began, ended = 0.0, [], [], []
             while (event := coordinator.event(5)) is None or event["event"] != "job.ended":
@@ -271,7 +306,9 @@ def our_rounds(names: Sequence[str], rounds: int, side: int, *, blind: bool = Fa
                 if event["event"] == "round.opened":
                     opened = at
                 elif event["event"] == "round.closed":
-                    ended = [cpu(pid) for pid in (coordinator.pid, *(child.pid for child in children))]
+                    ended = [
+                        cpu(pid) for pid in (coordinator.pid, *(child.pid for child in children))
+                    ]
                     if event["round"]:
                         took.append(at - opened)
                     else:
@@ -313,7 +350,9 @@ def bare_server(pipe: Any, key: bytes, certificate: bytes, roots: bytes, size: i
             "up": grpc.stream_unary_rpc_method_handler(up),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", handlers),))
-        credentials = grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=True)
+        credentials = grpc.ssl_server_credentials(
+            [(key, certificate)], roots, require_client_auth=True
+        )
         pipe.send(server.add_secure_port("127.0.0.1:0", credentials))
         await server.start()
         await asyncio.to_thread(pipe.recv)
@@ -329,7 +368,9 @@ def bare_client(pipe: Any, port: int, pair: tuple[bytes, bytes], root: bytes, si
         credentials = grpc.ssl_channel_credentials(root, *pair)
         options = [*OPTIONS, ("grpc.ssl_target_name_override", "coordinator.staddle")]
         piece = np.random.default_rng(2).bytes(CHUNK_BYTES)
-        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options=options) as channel:
+        async with grpc.aio.secure_channel(
+            f"127.0.0.1:{port}", credentials, options=options
+        ) as channel:
             await channel.channel_ready()
             pipe.send("ready")
             while await asyncio.to_thread(pipe.recv):
@@ -355,11 +396,16 @@ def bare_rounds(silos: int, rounds: int, size: int) -> list[float]:
         folder = Path(place) / "federation"
         local_federation.make(folder, ["silo-0"])
         roster = rosters.load(folder / "roster.json")
-        keys, own = load_keys(folder / "coordinator" / "keys"), load_keys(folder / "silo-0" / "keys")
+        keys, own = (
+            load_keys(folder / "coordinator" / "keys"),
+            load_keys(folder / "silo-0" / "keys"),
+        )
         root = roster.coordinator.certificate.encode()
         ours, theirs = context.Pipe()
         pair = (keys.tls_key, root)
-        server = context.Process(target=bare_server, args=(theirs, *pair, roster.bundle().encode(), size))
+        server = context.Process(
+            target=bare_server, args=(theirs, *pair, roster.bundle().encode(), size)
+        )
         server.start()
         port = ours.recv()
         pipes, children = [], [server]
@@ -388,7 +434,9 @@ def bare_rounds(silos: int, rounds: int, size: int) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", type=int, default=324)
     parser.add_argument("--silos", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=6)
@@ -400,15 +448,17 @@ def main() -> None:
     bare = statistics.median(bare_rounds(chosen.silos, chosen.rounds, plain.payload))
     ours = statistics.median(plain.took)
     sys.stdout.write(
-        f"{plain.payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {bare:.3f} s, "
-        f"ratio {ours / bare:.2f}; {plain.told()}\n"
-        f"at a silo: gate {plain.gate * 1e3:.1f} ms, ledger {plain.ledger * 1e3:.1f} ms, "
-        f"{(plain.gate + plain.ledger) / ours:.1%} of a round\n"
+        f"{plain.payload / 1e6:.1f} MB x {chosen.silos} silos: round {ours:.3f} s, bare {bare:.3f}"
+        f" s, ratio {ours / bare:.2f}; {plain.told()}\nat a silo: gate {plain.gate * 1e3:.1f} ms,"
+        f" ledger {plain.ledger * 1e3:.1f} ms, {(plain.gate + plain.ledger) / ours:.1%} of a"
+        " round\n"
     )
     if chosen.blind:
         hidden = our_rounds(names, chosen.rounds, chosen.side, blind=True, mix=chosen.mix)
         blind = statistics.median(hidden.took)
-        sys.stdout.write(f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; {hidden.told()}\n")
+        sys.stdout.write(
+            f"blind: round {blind:.3f} s, {blind / ours:.2f} times the plain one; {hidden.told()}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""What a secure sum costs: ``python benchmarks/secure_sum.py [--silos 4 10 30] [--repeats 5] [--large]``.
+"""What a secure sum costs: ``python benchmarks/secure_sum.py [--silos 4 10 30] [--repeats 5]
+[--large]``.
 
-For models of 60,000 and 10 million float32 parameters, with ``--large`` 100 million too, in one process without a
-network, CPU seconds of all its threads, least and median of the repeats:
+For models of 60,000 and 10 million float32 parameters, with ``--large`` 100 million too, in one
+process without a network, CPU seconds of all its threads, least and median of the repeats:
 
-- *silo*: setup (keys and shares: the specification's check, both key pairs, dealing, opening what others dealt); mask
-  (from the model's tensors to the SHA-256 of the masked chunks: clip, weight, quantise, mask); unmask (the survivors'
-  headers and signatures checked, signing, revealing). Masks are also made with private weights, in both rings, and with
-  linear tags; these are checked in the open sum.
-- *coordinator*: its state machine's checks of all messages; fold (n uploads added up); open (shares joined, the masks
-  that are left taken off, the mean). Then both again where one silo is lost after it dealt.
-- bytes that one silo sends, protobuf messages included; and by how much the resident set grows at its peak while a silo
-  masks, in a fresh process that holds the model already. Each chunk is hashed and let go, as one that was sent.
+- *silo*: setup (keys and shares: the specification's check, both key pairs, dealing, opening what
+  others dealt); mask (from the model's tensors to the SHA-256 of the masked chunks: clip, weight,
+  quantise, mask); unmask (the survivors' headers and signatures checked, signing, revealing). Masks
+  are also made with private weights, in both rings, and with linear tags; these are checked in the
+  open sum.
+- *coordinator*: its state machine's checks of all messages; fold (n uploads added up); open (shares
+  joined, the masks that are left taken off, the mean). Then both again where one silo is lost after
+  it dealt.
+- bytes that one silo sends, protobuf messages included; and by how much the resident set grows at
+  its peak while a silo masks, in a fresh process that holds the model already. Each chunk is hashed
+  and let go, as one that was sent.
 
-Flower's SecAgg+ is measured beside it, repeat by repeat in turn, where it is installed (flower_sum.py). It wants an
-older protobuf than ours, so in an environment of its own, beside an installed Staddle:
-``pip install --no-deps flwr && pip install httpx pycryptodome iterators``.
+Flower's SecAgg+ is measured beside it, repeat by repeat in turn, where it is installed
+(flower_sum.py). It wants an older protobuf than ours, so in an environment of its own, beside an
+installed Staddle: ``pip install --no-deps flwr && pip install httpx pycryptodome iterators``.
 """
 
 import argparse
@@ -72,7 +76,9 @@ def alone(work: Callable[..., int], *args: object) -> int:
 
 
 def measure(elements: int, silos: int, repeats: int) -> tuple[float, float, float, float]:
-    """Print one table; how much more Flower takes of a silo's CPU (ours without SHA-256, and with), bytes, memory."""
+    """Print one table; how much more Flower takes of a silo's CPU (ours without SHA-256, and with),
+    bytes, memory.
+    """
     ours, theirs, sent = [], [], [0, 0]
     members, tensors = Members(silos), model(elements)
     for _ in range(repeats):
@@ -83,7 +89,10 @@ def measure(elements: int, silos: int, repeats: int) -> tuple[float, float, floa
 
             theirs.append(Clock())
             sent[1] = flower_round(arrays(elements), silos, threshold(silos), theirs[-1])
-    grown = [alone(our_memory, elements, silos, "public"), alone(flower_memory, elements, silos) if FLOWER else 0]
+    grown = [
+        alone(our_memory, elements, silos, "public"),
+        alone(flower_memory, elements, silos) if FLOWER else 0,
+    ]
     show(f"{elements:,} parameters, {silos} silos; CPU ms of {repeats}", "ours", "Flower", "ratio")
     for title, name in ROWS.items():
         mine = [clock.spent[name] * 1e3 for clock in ours]
@@ -91,7 +100,11 @@ def measure(elements: int, silos: int, repeats: int) -> tuple[float, float, floa
         ratio = f"{min(other) / min(mine):.1f}" if other else ""
         show(f"  {title}", pair(mine), pair(other), ratio)
     show("  silo: MB sent", *(f"{size / 1e6:.3f}" for size in sent), f"{sent[1] / sent[0]:.2f}")
-    show("  silo: MB more while it masks", *(f"{size / 1e6:.1f}" for size in grown), f"{grown[1] / grown[0]:.1f}")
+    show(
+        "  silo: MB more while it masks",
+        *(f"{size / 1e6:.1f}" for size in grown),
+        f"{grown[1] / grown[0]:.1f}",
+    )
     hashed = min(clock.spent["mask"] for clock in ours)
     masks = min(clock.spent["mask"] - clock.spent["SHA-256"] for clock in ours)
     flowers = min((clock.spent["mask"] for clock in theirs), default=0.0)
@@ -110,12 +123,22 @@ def show(title: str, ours: str, theirs: str, ratio: str) -> None:
 
 def main() -> None:
     """Parse the arguments, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--silos", type=int, nargs="+", default=[4, 10, 30])
-    parser.add_argument("--repeats", type=int, default=5, help="of 10 million; small models three times as many")
-    parser.add_argument("--large", action="store_true", help="100 million parameters too, once each")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="of 10 million; small models three times as many"
+    )
+    parser.add_argument(
+        "--large", action="store_true", help="100 million parameters too, once each"
+    )
     options = parser.parse_args()
-    flower = f"Flower {version('flwr')}" if FLOWER else "Flower is not installed and is skipped; how to: --help"
+    flower = (
+        f"Flower {version('flwr')}"
+        if FLOWER
+        else "Flower is not installed and is skipped; how to: --help"
+    )
     print(f"{flower}; numpy {np.__version__}, cryptography {version('cryptography')}")  # noqa: T201 its output
     for elements in (*SIZES, LARGE) if options.large else SIZES:
         repeats = {SIZES[0]: 3 * options.repeats, LARGE: 1}.get(elements, options.repeats)
@@ -123,9 +146,9 @@ def main() -> None:
             cpu, hashed, sent, grown = measure(elements, silos, repeats)
             if FLOWER and (elements, silos) == ANCHOR:
                 print(  # noqa: T201 its output
-                    f"masks: {cpu:.1f} times less CPU than Flower (aim 10; {hashed:.1f} with the SHA-256 of what is "
-                    f"sent, of which Flower has none), {sent:.2f} times fewer bytes (aim 2), {grown:.1f} times less "
-                    "memory (aim 20)"
+                    f"masks: {cpu:.1f} times less CPU than Flower (aim 10; {hashed:.1f} with the"
+                    f" SHA-256 of what is sent, of which Flower has none), {sent:.2f} times fewer"
+                    f" bytes (aim 2), {grown:.1f} times less memory (aim 20)"
                 )
 
 

@@ -1,15 +1,18 @@
-"""What blind inner products cost: ``python benchmarks/shared_gram.py [--silos 4 10] [--widths 640] [--repeats 5]``.
+"""What blind inner products cost: ``python benchmarks/shared_gram.py [--silos 4 10] [--widths 640]
+[--repeats 5]``.
 
-Three ways to give a coordinator the inner products of n silos' unit vectors and nothing else, in one process without a
-network. CPU seconds of all threads, least of the repeats:
+Three ways to give a coordinator the inner products of n silos' unit vectors and nothing else, in
+one process without a network. CPU seconds of all threads, least of the repeats:
 
-- *rotated*: a secret rotation under a key that all silos share, float32 (security/blind/rotation.py);
-- *triples*: for each pair a third silo deals a multiplication triple (Beaver, "Efficient multiparty protocols using
-  circuit randomization", 1991), here of inner products (Du, Atallah, "Privacy-preserving cooperative statistical
-  analysis", 2001): i sends x + a to j, j sends y + b to i, and ⟨x, y⟩ = ⟨x + a, y⟩ + r_j - ⟨a, y + b⟩ + r_i with
-  r_i + r_j = ⟨a, b⟩. It is a toy of this benchmark: a and b come from seeds, and nothing is sealed;
-- *shared*: Shamir shares of each vector, multiplied by all silos (security/secagg/shared_gram.py), sealed from silo to
-  silo.
+- *rotated*: a secret rotation under a key that all silos share, float32
+  (security/blind/rotation.py);
+- *triples*: for each pair a third silo deals a multiplication triple (Beaver, "Efficient multiparty
+  protocols using circuit randomization", 1991), here of inner products (Du, Atallah,
+  "Privacy-preserving cooperative statistical analysis", 2001): i sends x + a to j, j sends y + b to
+  i, and ⟨x, y⟩ = ⟨x + a, y⟩ + r_j - ⟨a, y + b⟩ + r_i with r_i + r_j = ⟨a, b⟩. It is a toy of this
+  benchmark: a and b come from seeds, and nothing is sealed;
+- *shared*: Shamir shares of each vector, multiplied by all silos (security/secagg/shared_gram.py),
+  sealed from silo to silo.
 
 Bytes are those that a silo sends, by pair that it is in; error is the largest over all pairs.
 """
@@ -30,7 +33,8 @@ from staddle.security.identity.pairwise_keys import TAG_BYTES, seal, unseal
 from staddle.security.secagg import shared_gram as g
 
 CTX = bytes(32)
-Result = tuple[Reals, float, float, float]  # products [n, n], CPU of a silo, of the coordinator, bytes by silo and pair
+# products [n, n], CPU of a silo, of the coordinator, bytes by silo and pair
+Result = tuple[Reals, float, float, float]
 STANDS = {
     "rotated": "the coordinator alone",
     "triples": "the coordinator with any silo but the one that deals",
@@ -41,7 +45,9 @@ STANDS = {
 def unit(silos: int, width: int, seed: int) -> Reals:
     """Unit vectors [silos, width], float32 as methods give them, in float64."""
     drawn = np.random.default_rng(seed).standard_normal((silos, width)).astype(np.float32)
-    made: Reals = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
+    made: Reals = (
+        (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32).astype(np.float64)
+    )
     return made
 
 
@@ -61,7 +67,11 @@ def by_rotation(vectors: Reals, _: int) -> Result:
     """Under a key that all share."""
     silos, width = vectors.shape
     turned: list[Reals] = []
-    spent = seconds(lambda: turned.extend(rotate(each[None], b"key".ljust(32)).astype(np.float32) for each in vectors))
+    spent = seconds(
+        lambda: turned.extend(
+            rotate(each[None], b"key".ljust(32)).astype(np.float32) for each in vectors
+        )
+    )
     sent = np.concatenate(turned).astype(np.float64)
     return sent @ sent.T, spent / silos, seconds(lambda: sent @ sent.T), 4 * width / (silos - 1)
 
@@ -86,7 +96,8 @@ def by_triples(vectors: Reals, _: int) -> Result:
             found[i, j] = found[j, i] = g.dequantise(own, to_signed(total))[0, 0]
 
     spent = seconds(run)
-    np.fill_diagonal(found, [float(each @ each) for each in vectors])  # each silo would tell its own
+    # each silo would tell its own
+    np.fill_diagonal(found, [float(each @ each) for each in vectors])
     return found, spent / silos, 0.0, 8 * width + 16
 
 
@@ -104,7 +115,9 @@ def by_shares(vectors: Reals, colluders: int) -> Result:
 
     def deal() -> None:
         for dealer in numbers:
-            shares = g.deal(own, g.quantise(own, vectors[dealer - 1 : dealer]), silos, colluders, stream(dealer))
+            shares = g.deal(
+                own, g.quantise(own, vectors[dealer - 1 : dealer]), silos, colluders, stream(dealer)
+            )
             sealed[dealer] = [seal(key, CTX, "i", "k", g.dumped(share)) for share in shares]
 
     told: dict[int, Words] = {}
@@ -113,7 +126,9 @@ def by_shares(vectors: Reals, colluders: int) -> Result:
         for holder in numbers:
             opened = {i: unseal(key, CTX, "i", "k", sealed[i][holder - 1]) for i in numbers}
             shares = {i: g.loaded(own, silos, data) for i, data in opened.items()}
-            told[holder] = g.multiply({i: share for i, share in shares.items() if share is not None})
+            told[holder] = g.multiply(
+                {i: share for i, share in shares.items() if share is not None}
+            )
 
     spent = seconds(deal) + seconds(multiply)
     least = {holder: told[holder] for holder in list(told)[: g.needed(colluders)]}
@@ -141,7 +156,8 @@ def measure(silos: int, width: int, repeats: int) -> None:
         off = float(np.abs(results[0][0] - exact).max())
         size = results[0][3]
         _say(
-            f"| {name} | {size:,.0f} | {1e3 * silo:.1f} ms | {1e3 * coordinator:.1f} ms | {off:.1e} | {STANDS[name]} |"
+            f"| {name} | {size:,.0f} | {1e3 * silo:.1f} ms | {1e3 * coordinator:.1f} ms | {off:.1e}"
+            f" | {STANDS[name]} |"
         )
 
 

@@ -1,23 +1,29 @@
-"""How fast silos are simulated: ``python benchmarks/simulate.py [loop|methods|growth|engines …] [--quick]``.
+"""How fast silos are simulated: ``python benchmarks/simulate.py [loop|methods|growth|engines …]
+[--quick]``.
 
-Records are random pixels of CIFAR-10's shape; LeNet-5 with batch norm, 5 epochs, batches of 32, SGD; as many silos a
-round as one in ten. One run measures, on this machine's cores:
+Records are random pixels of CIFAR-10's shape; LeNet-5 with batch norm, 5 epochs, batches of 32,
+SGD; as many silos a round as one in ten. One run measures, on this machine's cores:
 
-- *loop*: pFedSim, 100 silos with 500 records to train on and 100 to test on, half of the rounds in each of its phases.
-  Ours (``Workers``: one worker process a core, a thread each) against plain_loop.py with torch's own number of threads,
-  in each of its ways to keep records, all taking turns, round by round. Both evaluate each silo of the round before and
-  after it trains, and take the same number of steps; all are told a round that is not counted first.
-- *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model that it takes.
-- *engines*: a round on a ``--device`` of silos stacked, convolutions grouped and unfolded, of silos one by one, and
-  of the plain loop with the same network and the fastest way to keep records, in turn, all in one ``--precision``; a
-  GPU replays our steps, one by one those of models up to 32 MiB. Records trained on a second, times the plain loop,
-  what a GPU held at most or how far the process grew, and which share of the time the network's multiplications alone
-  would take at the rate of a large product of matrices on the same device, in float32. On a CPU all have one thread.
-  Let records fill their batches: before batch norm ours fills up the last one, which the plain loop leaves short.
+- *loop*: pFedSim, 100 silos with 500 records to train on and 100 to test on, half of the rounds in
+  each of its phases. Ours (``Workers``: one worker process a core, a thread each) against
+  plain_loop.py with torch's own number of threads, in each of its ways to keep records, all taking
+  turns, round by round. Both evaluate each silo of the round before and after it trains, and take
+  the same number of steps; all are told a round that is not counted first.
+- *methods*: seconds a round of each method with the same silos, FedAIMS with the smallest model
+  that it takes.
+- *engines*: a round on a ``--device`` of silos stacked, convolutions grouped and unfolded, of silos
+  one by one, and of the plain loop with the same network and the fastest way to keep records, in
+  turn, all in one ``--precision``; a GPU replays our steps, one by one those of models up to 32
+  MiB. Records trained on a second, times the plain loop, what a GPU held at most or how far the
+  process grew, and which share of the time the network's multiplications alone would take at the
+  rate of a large product of matrices on the same device, in float32. On a CPU all have one thread.
+  Let records fill their batches: before batch norm ours fills up the last one, which the plain loop
+  leaves short.
 - *growth*: pFedSim from 10 to 1,000 silos with 50 records to train on and 10 to test on.
 
-Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory counts, what all processes
-hold together after the last round (PSS: what several share is counted once).
+Wall seconds a round (median), CPU seconds a round (mean, of all processes), and where memory
+counts, what all processes hold together after the last round (PSS: what several share is counted
+once).
 """
 
 import argparse
@@ -73,7 +79,9 @@ NETWORKS = [
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Pixels, labels, and whose records they are: the first of each silo's to train on, the rest to test on."""
+    """Pixels, labels, and whose records they are: the first of each silo's to train on, the rest to
+    test on.
+    """
 
     silos: int
     train: int
@@ -83,20 +91,26 @@ class Population:
 
     def __post_init__(self) -> None:
         rng, records = np.random.default_rng(0), self.silos * (self.train + self.test)
-        object.__setattr__(self, "pixels", rng.integers(0, 256, (records, 32, 32, 3), dtype=np.uint8))
+        object.__setattr__(
+            self, "pixels", rng.integers(0, 256, (records, 32, 32, 3), dtype=np.uint8)
+        )
         object.__setattr__(self, "labels", rng.integers(0, CLASSES, records))
 
     def sides(self) -> tuple[list[range], list[range]]:
         """Indices by silo."""
         each = self.train + self.test
         starts = [silo * each for silo in range(self.silos)]
-        return [range(s, s + self.train) for s in starts], [range(s + self.train, s + each) for s in starts]
+        return [range(s, s + self.train) for s in starts], [
+            range(s + self.train, s + each) for s in starts
+        ]
 
     def records(self) -> dict[str, Records]:
         """The same as the simulator takes them."""
         x, y = normalised(self.pixels), torch.from_numpy(self.labels)
         return {
-            name(silo): Records(*(Dataset(x[own.start : own.stop], y[own.start : own.stop]) for own in sides))
+            name(silo): Records(
+                *(Dataset(x[own.start : own.stop], y[own.start : own.stop]) for own in sides)
+            )
             for silo, sides in enumerate(zip(*self.sides(), strict=True))
         }
 
@@ -106,7 +120,9 @@ def name(silo: int) -> str:
     return f"silo-{silo:04}"
 
 
-def job_of(method: str, silos: int, rounds: int, epochs: int = EPOCHS, model: str | None = None) -> Job:
+def job_of(
+    method: str, silos: int, rounds: int, epochs: int = EPOCHS, model: str | None = None
+) -> Job:
     """One in ten silos takes part in a round, and two at least."""
     document = {
         "version": 1,
@@ -169,7 +185,12 @@ def ours_with(engine: Engine, job: Job, pids: Sequence[int]) -> Timed:
 
 
 def plain(
-    population: Population, job: Job, way: Any, epochs: int = EPOCHS, threads: int = 1, device: str = "cpu"
+    population: Population,
+    job: Job,
+    way: Any,
+    epochs: int = EPOCHS,
+    threads: int = 1,
+    device: str = "cpu",
 ) -> tuple[PlainLoop, Timed]:
     """The plain loop with the same cohorts."""
     model = nn.Sequential()
@@ -192,17 +213,25 @@ def measure_loop(options: argparse.Namespace) -> list[Row]:
     population = Population(30, 200, 40) if options.quick else Population(100, 500, 100)
     rounds = 1 + (4 if options.quick else options.rounds)
     job = job_of("pfedsim", population.silos, rounds)
-    tell(f"pFedSim, {population.silos} silos, {job.cohort_size} a round, {rounds - 1} rounds of each, in turn")
+    tell(
+        f"pFedSim, {population.silos} silos, {job.cohort_size} a round, {rounds - 1} rounds of"
+        " each, in turn"
+    )
     with Crew(population.records(), options.workers) as crew:
         contenders = {"ours": ours(crew, crew.engine(job), job)}
-        contenders |= {f"plain, {way}": plain(population, job, way, threads=options.plain_threads)[1] for way in WAYS}
+        contenders |= {
+            f"plain, {way}": plain(population, job, way, threads=options.plain_threads)[1]
+            for way in WAYS
+        }
         for number in range(rounds):
             for one in contenders.values():
                 one.run(number)
     rows: list[Row] = []
     for title, one in contenders.items():
         times, cpu = one.median / contenders["ours"].median, statistics.mean(one.cpu)
-        rows.append({"what": title, "s/round": one.median, "rounds/s": 1 / one.median, "cpu s/round": cpu})
+        rows.append(
+            {"what": title, "s/round": one.median, "rounds/s": 1 / one.median, "cpu s/round": cpu}
+        )
         rows[-1]["times ours"] = times
     return rows
 
@@ -219,7 +248,9 @@ def measure_methods(options: argparse.Namespace) -> list[Row]:
             one = ours(crew, crew.engine(job), job)
             for number in range(rounds):
                 one.run(number)
-            rows.append({"what": method, "s/round": one.median, "cpu s/round": statistics.mean(one.cpu)})
+            rows.append(
+                {"what": method, "s/round": one.median, "cpu s/round": statistics.mean(one.cpu)}
+            )
     return rows
 
 
@@ -237,8 +268,22 @@ def measure_growth(options: argparse.Namespace) -> list[Row]:
                 one.run(number)
             held = sum(map(proportional, ("self", *crew.pids)))
         size = sum(side.x.nbytes for own in records.values() for side in (own.train, own.test))
-        row = {"what": f"{silos} silos", "s/round": one.median, "ms/silo": one.median / job.cohort_size * 1e3}
-        rows.append(cast(Row, row | {"cpu s/round": statistics.mean(one.cpu), "MB": held / 1e6, "MB data": size / 1e6}))
+        row = {
+            "what": f"{silos} silos",
+            "s/round": one.median,
+            "ms/silo": one.median / job.cohort_size * 1e3,
+        }
+        rows.append(
+            cast(
+                Row,
+                row
+                | {
+                    "cpu s/round": statistics.mean(one.cpu),
+                    "MB": held / 1e6,
+                    "MB data": size / 1e6,
+                },
+            )
+        )
     return rows
 
 
@@ -246,13 +291,20 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
     """Each network with a method that takes it, on one device."""
     device = find(options.device)
     check_precision(device, options.precision)
-    population = Population(20, 96, 20) if options.quick else Population(options.silos, options.records, 100)
+    population = (
+        Population(20, 96, 20) if options.quick else Population(options.silos, options.records, 100)
+    )
     rounds = 1 + (2 if options.quick else options.rounds)
     peak = multiplications(device)
-    tell(f"engines on {title_of(device)}, {population.silos} silos, {rounds - 1} rounds of each, in turn")
+    tell(
+        f"engines on {title_of(device)}, {population.silos} silos, {rounds - 1} rounds of each, in"
+        " turn"
+    )
     tell(f"a large product of matrices: {peak / 1e12:.3g} TFLOP/s")
     records, rows = population.records(), list[Row]()
-    chosen = [(method, network) for method, network in NETWORKS if options.network in (None, network)]
+    chosen = [
+        (method, network) for method, network in NETWORKS if options.network in (None, network)
+    ]
     for method, network in chosen[:1] if options.quick else chosen:
         job = job_of(method, population.silos, rounds, model=network)
         bits = options.precision
@@ -278,7 +330,11 @@ def measure_engines(options: argparse.Namespace) -> list[Row]:
                 "s/round": one.median,
                 "records/s": samples / one.median,
             }
-            row |= {"times plain": faster, "share %": 100 * floor / one.median, "MB": held[name] / 1e6}
+            row |= {
+                "times plain": faster,
+                "share %": 100 * floor / one.median,
+                "MB": held[name] / 1e6,
+            }
             rows.append(row)
     return rows
 
@@ -294,7 +350,9 @@ def as_exact(run: Callable[[int], object], precision: Precision) -> Callable[[in
 
 
 def most_held(device: torch.device, one: Timed, number: int) -> int:
-    """Run a round; bytes that a GPU held at most, those of the others included, or by which the process grew."""
+    """Run a round; bytes that a GPU held at most, those of the others included, or by which the
+    process grew.
+    """
     if device.type != "cuda":
         return extra_memory(lambda: one.run(number))
     torch.cuda.synchronize(device)
@@ -344,7 +402,12 @@ def proportional(pid: int | str) -> int:
 
 TICKS = os.sysconf("SC_CLK_TCK")
 CPU = Path("/proc/cpuinfo").read_text()
-PARTS = {"loop": measure_loop, "methods": measure_methods, "growth": measure_growth, "engines": measure_engines}
+PARTS = {
+    "loop": measure_loop,
+    "methods": measure_methods,
+    "growth": measure_growth,
+    "engines": measure_engines,
+}
 
 
 def show(rows: list[Row]) -> None:
@@ -362,24 +425,47 @@ def tell(line: str) -> None:
 
 def main() -> None:
     """Read the command line and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all but engines by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "parts", nargs="*", choices=[*PARTS, []], help="what to measure; all but engines by default"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
-    parser.add_argument("--workers", type=int, default=usable_cores(), help="worker processes; one a core by default")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=usable_cores(),
+        help="worker processes; one a core by default",
+    )
     own = torch.get_num_threads()
-    parser.add_argument("--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default")
+    parser.add_argument(
+        "--plain-threads", type=int, default=own, help="of the plain loop; torch's own by default"
+    )
     parser.add_argument("--device", default="cpu", help="of the engines: cpu, cuda or cuda:N")
     parser.add_argument("--silos", type=int, default=100, help="of the engines, one in ten a round")
-    parser.add_argument("--records", type=int, default=512, help="of each silo, for the engines to train on")
+    parser.add_argument(
+        "--records", type=int, default=512, help="of each silo, for the engines to train on"
+    )
     parser.add_argument("--network", help="for the engines, one of their networks; all by default")
     parser.add_argument(
-        "--precision", choices=["float32", "tf32", "bf16"], default="float32", help="of the engines' steps"
+        "--precision",
+        choices=["float32", "tf32", "bf16"],
+        default="float32",
+        help="of the engines' steps",
     )
-    parser.add_argument("--quick", action="store_true", help="a minute instead of a quarter of an hour")
+    parser.add_argument(
+        "--quick", action="store_true", help="a minute instead of a quarter of an hour"
+    )
     parser.add_argument("--csv", type=Path, help="write the tables to this file too")
     options = parser.parse_args()
-    model = next(line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name"))
-    tell(f"torch {torch.__version__}, {usable_cores()} cores of {model}, load {os.getloadavg()[0]:.1f}")
+    model = next(
+        line.partition(":")[2].strip() for line in CPU.splitlines() if line.startswith("model name")
+    )
+    tell(
+        f"torch {torch.__version__}, {usable_cores()} cores of {model}, load"
+        f" {os.getloadavg()[0]:.1f}"
+    )
     found = {}
     for part in options.parts or ("loop", "methods", "growth"):
         found[part] = PARTS[part](options)
@@ -389,7 +475,9 @@ def main() -> None:
             writer = csv.writer(file)
             for part, rows in found.items():
                 writer.writerows(
-                    (part, row["what"], column, value) for row in rows for column, value in [*row.items()][1:]
+                    (part, row["what"], column, value)
+                    for row in rows
+                    for column, value in [*row.items()][1:]
                 )
 
 

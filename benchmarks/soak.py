@@ -1,8 +1,9 @@
 """Faults for hours: ``python benchmarks/soak.py --hours N [--seed S] [--area A]``.
 
-Draws rows of ``tests/faults`` and seeds at random, makes each fault in an empty folder, and prints how many were tried
-in each area, in how many the rule held and in how many it fell. What falls is printed at once, with the command that
-repeats it: ``--row R --seed S``. Exit code 1 where something fell.
+Draws rows of ``tests/faults`` and seeds at random, makes each fault in an empty folder, and prints
+how many were tried in each area, in how many the rule held and in how many it fell. What falls is
+printed at once, with the command that repeats it: ``--row R --seed S``. Exit code 1 where something
+fell.
 """
 
 import argparse
@@ -65,17 +66,29 @@ def soak(rows: Mapping[str, Any], seconds: float, draw: random.Random, result: R
 
 def chosen(rows: Mapping[str, Any], area: str | None, row: str | None) -> dict[str, Any]:
     """The rows of an area, or one row; exits where there is none."""
-    found = {name: each for name, each in rows.items() if area in (None, each.area) and row in (None, name)}
+    found = {
+        name: each
+        for name, each in rows.items()
+        if area in (None, each.area) and row in (None, name)
+    }
     if not found:
-        wanted, known = (f"row {row!r}", sorted(rows)) if row else (f"area {area!r}", {r.area for r in rows.values()})
+        wanted, known = (
+            (f"row {row!r}", sorted(rows))
+            if row
+            else (f"area {area!r}", {r.area for r in rows.values()})
+        )
         sys.exit(f"no {wanted} in tests/faults; known: {', '.join(sorted(known))}")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where something fell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hours", type=float, help="how long faults are drawn; each row is tried once in any case")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--hours", type=float, help="how long faults are drawn; each row is tried once in any case"
+    )
     parser.add_argument("--seed", type=int, help="what is drawn; of a --row: the fault itself")
     parser.add_argument("--area", help="rows of this area alone")
     parser.add_argument("--row", help="repeat one fault of this row; needs --seed")
@@ -98,7 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak(rows, given.hours * 3600, random.Random(seed), result)  # noqa: S311 no secret
     except KeyboardInterrupt:
         print("stopped before the time was up")  # noqa: T201
-    print(result.table([area for area in table.AREAS if any(row.area == area for row in rows.values())]))  # noqa: T201
+    print(  # noqa: T201
+        result.table(
+            [area for area in table.AREAS if any(row.area == area for row in rows.values())]
+        )
+    )
     return bool(result.fell)
 
 

@@ -1,9 +1,11 @@
-"""How many rounds a federation closes while its processes die: ``python benchmarks/storm.py [--method pfedsim]``.
+"""How many rounds a federation closes while its processes die: ``python benchmarks/storm.py
+[--method pfedsim]``.
 
-A federation of real processes on loopback runs one job. At random moments (exponential, ``--mean`` seconds apart) one
-of its processes, the coordinator among them, is killed with SIGKILL and started again at once. Prints rounds closed of
-all, deaths, seconds, why attempts at blind sums ended, why silos dropped out, and whom silos blamed. Nobody breaks a
-rule here, so any blame is a defect. Exits with 1 where the job did not complete, or somebody was blamed.
+A federation of real processes on loopback runs one job. At random moments (exponential, ``--mean``
+seconds apart) one of its processes, the coordinator among them, is killed with SIGKILL and started
+again at once. Prints rounds closed of all, deaths, seconds, why attempts at blind sums ended, why
+silos dropped out, and whom silos blamed. Nobody breaks a rule here, so any blame is a defect. Exits
+with 1 where the job did not complete, or somebody was blamed.
 
 ``storm`` is for other programs: it takes how processes are launched, and returns a ``Report``.
 """
@@ -66,12 +68,18 @@ class Report:
             yield f"  reason: {self.reason}"
         yield f"  deaths: {sum(self.deaths.values())} ({died})"
         yield f"  attempts at blind sums that ended without one: {self.attempts}"
-        for title, counted in (("ended", self.ended), ("dropped out", self.dropped), ("BLAMED", self.blamed)):
+        for title, counted in (
+            ("ended", self.ended),
+            ("dropped out", self.dropped),
+            ("BLAMED", self.blamed),
+        ):
             for why, number in Counter(counted).most_common():
                 yield f"  {title} {number} ×: {why}"
 
 
-def document(method: str, silos: Sequence[str], rounds: int, *, blind: bool = True, **changes: Any) -> dict[str, Any]:
+def document(
+    method: str, silos: Sequence[str], rounds: int, *, blind: bool = True, **changes: Any
+) -> dict[str, Any]:
     """A short job on the digits."""
     return {
         "version": 1,
@@ -101,7 +109,8 @@ def storm(
 ) -> Report:
     """Run a job to its end, or until time is up, while processes die.
 
-    ``folder`` is new or empty. Deaths begin with the first round. AbortedError for a process that ends by itself.
+    ``folder`` is new or empty. Deaths begin with the first round. AbortedError for a process that
+    ends by itself.
     """
     federation = local_federation.make(folder, job["silos"])
     signed = local_federation.sign_job(federation, job)
@@ -113,7 +122,9 @@ def storm(
     for silo, part in zip(federation.silos, parts, strict=True):
         local_federation.write_silo(federation, silo, address, digits().take(part), [signed])
     drawn = random.Random(seed)  # noqa: S311 who dies when is no secret
-    daemons = {name: _started(federation, name, launch) for name in ("coordinator", *federation.silos)}
+    daemons = {
+        name: _started(federation, name, launch) for name in ("coordinator", *federation.silos)
+    }
     try:
         return _stormed(federation, daemons, drawn, mean_seconds, longest_seconds, launch)
     finally:
@@ -123,7 +134,9 @@ def storm(
 
 def _started(federation: LocalFederation, name: str, launch: Launcher) -> ChildProcess:
     if name == "coordinator":
-        return ChildProcess(name, ("-m", "staddle.coordinator"), federation.coordinator_config, launch)
+        return ChildProcess(
+            name, ("-m", "staddle.coordinator"), federation.coordinator_config, launch
+        )
     return ChildProcess(name, ("-m", "staddle.silo"), federation.silo_config(name), launch)
 
 
@@ -167,10 +180,14 @@ def _ended(killed: ChildProcess) -> str:
     return ""
 
 
-def _report(federation: LocalFederation, outcome: str, reason: str, deaths: Counter[str], seconds: float) -> Report:
+def _report(
+    federation: LocalFederation, outcome: str, reason: str, deaths: Counter[str], seconds: float
+) -> Report:
     told = list(_events(federation.coordinator_config.parent / "coordinator.log"))
     ends = [
-        event for silo in federation.silos for event in _events(federation.silo_config(silo).parent / f"{silo}.log")
+        event
+        for silo in federation.silos
+        for event in _events(federation.silo_config(silo).parent / f"{silo}.log")
     ]
     return Report(
         outcome,
@@ -182,7 +199,9 @@ def _report(federation: LocalFederation, outcome: str, reason: str, deaths: Coun
         Counter(_short(event["why"]) for event in told if event["event"] == "sum.ended"),
         Counter(event["code"] for event in told if event["event"] == "silo.dropped"),
         Counter(
-            f"{event['code']}: {event['why']}" for event in ends if event["event"] == "secagg.ended" and event["blame"]
+            f"{event['code']}: {event['why']}"
+            for event in ends
+            if event["event"] == "secagg.ended" and event["blame"]
         ),
     )
 
@@ -201,18 +220,35 @@ def main() -> int:
     """Run one storm and print what came of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--method", default="pfedsim")
-    parser.add_argument("--silos", type=int, default=len(SILOS), help="how many; more than five are in several batches")
+    parser.add_argument(
+        "--silos",
+        type=int,
+        default=len(SILOS),
+        help="how many; more than five are in several batches",
+    )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--mean", type=float, default=1.5, help="seconds between two deaths, on average")
-    parser.add_argument("--longest", type=float, default=600.0, help="seconds after which it is given up")
+    parser.add_argument(
+        "--mean", type=float, default=1.5, help="seconds between two deaths, on average"
+    )
+    parser.add_argument(
+        "--longest", type=float, default=600.0, help="seconds after which it is given up"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of whom dies when")
     parser.add_argument("--plain", action="store_true", help="without secure aggregation")
     args = parser.parse_args()
-    silos = SILOS if args.silos == len(SILOS) else tuple(f"silo-{number:02d}" for number in range(args.silos))
+    silos = (
+        SILOS
+        if args.silos == len(SILOS)
+        else tuple(f"silo-{number:02d}" for number in range(args.silos))
+    )
     job = document(args.method, silos, args.rounds, blind=not args.plain)
     with tempfile.TemporaryDirectory() as folder:
         report = storm(
-            Path(folder) / "federation", job, seed=args.seed, mean_seconds=args.mean, longest_seconds=args.longest
+            Path(folder) / "federation",
+            job,
+            seed=args.seed,
+            mean_seconds=args.mean,
+            longest_seconds=args.longest,
         )
     sys.stdout.write("\n".join(report.lines()) + "\n")
     return 0 if report.sound else 1

@@ -17,7 +17,10 @@ def check(
     config: Annotated[Path, typer.Option(help="The coordinator's TOML file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Try keys, roster, clock, database, jobs, disk and the address to listen on; exit code 1 if one fails."""
+    """Try keys, roster, clock, database, jobs, disk and the address to listen on.
+
+    Exit code 1 if one fails.
+    """
     output.show(checked(config), as_json)
 
 

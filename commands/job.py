@@ -22,41 +22,55 @@ from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as job.toml.")],
-    method: Annotated[str, typer.Option(help="The method, whose options are written out.")] = "fedavg",
-    private: Annotated[bool, typer.Option("--private", help=r"With differential privacy: a \[privacy] table.")] = False,
+    method: Annotated[
+        str, typer.Option(help="The method, whose options are written out.")
+    ] = "fedavg",
+    private: Annotated[
+        bool, typer.Option("--private", help=r"With differential privacy: a \[privacy] table.")
+    ] = False,
 ) -> None:
     """Write a commented example of a job, for one method and a small model that works with it."""
     examples.write(file, job_text(method, private=private), 0o644)
-    printer.show(f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out JOB.json")
+    printer.show(
+        f"{file}: edit it, then run: staddle job sign {file} --keys DIR --roster ROSTER.json --out"
+        " JOB.json"
+    )
     cost = drafted_noise(method)
     if private:
         printer.show(f"as drafted it is {cost}")
     else:
         printer.show(
-            "if its sums are to be blind, use [privacy] beside them: blind sums do not bound what a model that is made "
-            f"to leak shows of single records. As --private drafts it, a job is {cost}"
+            "if its sums are to be blind, use [privacy] beside them: blind sums do not bound what"
+            " a model that is made to leak shows of single records. As --private drafts it, a job"
+            f" is {cost}"
         )
 
 
 def sign(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job as a person wrote it.")],
+    job_file: Annotated[
+        Path, typer.Argument(metavar="JOB.toml", help="The job as a person wrote it.")
+    ],
     keys: Annotated[Path, typer.Option(help="The operator's key folder.")],
     roster: Annotated[Path, typer.Option(help="The roster file.")],
     out: Annotated[Path, typer.Option(help="Where the signed job goes.")],
 ) -> None:
     """Check a job file, write out its wire schema, and sign it with an operator's key.
 
-    The noise of a private job is planned, unless the file names it: then it is checked against the job's target.
+    The noise of a private job is planned, unless the file names it: then it is checked against the
+    job's target.
     """
     signer = load_keys(keys)
     if signer.entry.role is not Role.OPERATOR:
-        raise LocalError(f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs")
+        raise LocalError(
+            f"{keys}: {signer.entry.id!r} is a {signer.entry.role}; only an operator signs jobs"
+        )
     members = rosters.load(roster)
     job = Job.from_toml(job_file).for_federation()
     for silo in job.silos:
         if silo not in members or members[silo].role is not Role.SILO:
             raise LocalError(
-                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it or take it out"
+                f"{job_file}: silos names {silo!r}, which is not a silo of {roster}; add it or take"
+                " it out"
             )
     told = ""
     if job.privacy is not None:

@@ -10,17 +10,25 @@ from .console import printer
 
 
 def new(
-    member: Annotated[str, typer.Argument(metavar="ID", help="The member's id in the federation, such as hospital-a.")],
+    member: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="The member's id in the federation, such as hospital-a."),
+    ],
     role: Annotated[Role, typer.Option(help="What this member is.")],
-    organisation: Annotated[str, typer.Option(help="The organisation it belongs to, as people write it.")],
-    out: Annotated[Path, typer.Option(help="A new folder for the keys; only you will be able to read it.")],
+    organisation: Annotated[
+        str, typer.Option(help="The organisation it belongs to, as people write it.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="A new folder for the keys; only you will be able to read it.")
+    ],
     host_operator: Annotated[
         str, typer.Option(help="The organisation that runs its machine, if it is another one.")
     ] = "",
 ) -> None:
     """Make the keys of a member on this machine, which they never leave.
 
-    Hand the file entry.json to whoever keeps the roster, and read the fingerprints to them over the telephone.
+    Hand the file entry.json to whoever keeps the roster, and read the fingerprints to them over the
+    telephone.
     """
     entry = create_keys(out, member, role, organisation, host_operator)
     _show(entry)
@@ -29,13 +37,19 @@ def new(
 
 
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that 'staddle keys new' made.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the public entry as JSON.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that 'staddle keys new' made.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the public entry as JSON.")
+    ] = False,
 ) -> None:
     """Check a folder of keys, and show its public half."""
     entry = load_keys(folder).entry
     if as_json:
-        printer.show_json({**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint})
+        printer.show_json(
+            {**entry.model_dump(mode="json"), "protocol_fingerprint": entry.protocol_fingerprint}
+        )
     else:
         _show(entry)
 

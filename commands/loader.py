@@ -1,7 +1,9 @@
-"""Which commands there are; a command's module is imported when that command, or its own help, is asked for.
+"""Which commands there are; a command's module is imported when that command, or its own help, is
+asked for.
 
-Importing PyTorch takes seconds. So ``staddle --help``, the help of a group and the completion of names import none of
-these modules: a command's line of help is read from the docstring in its source.
+Importing PyTorch takes seconds. So ``staddle --help``, the help of a group and the completion of
+names import none of these modules: a command's line of help is read from the docstring in its
+source.
 """
 
 import ast
@@ -16,7 +18,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..proto.channel import require_tls13
 
-COMMANDS: Mapping[str, str] = {  # as they are typed: in which module of this folder, and by which function
+# as they are typed: in which module of this folder, and by which function
+COMMANDS: Mapping[str, str] = {
     "status": "status:status",
     "demo": "federation.demo:demo",
     "simulate": "simulate.simulate:simulate",
@@ -123,13 +126,18 @@ class LazyGroup(TyperGroup):
             if first == word
         }
         if not word:
-            commands |= {each: LazyGroup(name=each, help=text, no_args_is_help=True) for each, text in GROUPS.items()}
+            commands |= {
+                each: LazyGroup(name=each, help=text, no_args_is_help=True)
+                for each, text in GROUPS.items()
+            }
         super().__init__(name=name, **{**options, "commands": commands})
 
 
 @cache
 def _docstrings(module: str) -> dict[str, str]:
     """What the functions of a module say of themselves, by name."""
-    source = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
+    source = (
+        Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
+    )
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     return {node.name: ast.get_docstring(node) or "" for node in functions}

@@ -11,7 +11,8 @@ from ..errors import StaddleError
 from .console import printer
 from .loader import LazyGroup, function
 
-UsageError = cast("type[Exception]", typer.BadParameter.__base__)  # click's, or typer's own, by the release of typer
+# click's, or typer's own, by the release of typer
+UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -26,7 +27,8 @@ def _show_version(asked: bool) -> None:
 def options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Cross-silo personalised federated learning, with a ledger of exactly what left each silo."""
@@ -49,7 +51,9 @@ def single(target: str) -> None:
 
 
 def ended(run: Callable[[], Any]) -> None:
-    """Run and exit, with the code that ``run`` gives or, where it fails, with an error on standard error."""
+    """Run and exit, with the code that ``run`` gives or, where it fails, with an error on standard
+    error.
+    """
     printer.escape_unknown()
     try:
         sys.exit(run())

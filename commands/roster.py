@@ -16,11 +16,16 @@ RosterFile = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster f
 
 def new(
     federation: Annotated[str, typer.Option(help="Name of the federation: a-z, 0-9 and '-'.")],
-    founder: Annotated[list[Path], typer.Option(help="A founder's entry.json; once for each founder.")],
+    founder: Annotated[
+        list[Path], typer.Option(help="A founder's entry.json; once for each founder.")
+    ],
     threshold: Annotated[int, typer.Option(help="How many founders must sign a roster.")],
     out: Annotated[Path, typer.Option(help="The roster file to make.")],
 ) -> None:
-    """Begin a roster with its founders. Add the coordinator, the silos and the operators, then have it signed."""
+    """Begin a roster with its founders.
+
+    Add the coordinator, the silos and the operators, then have it signed.
+    """
     if out.exists():
         raise LocalError(f"{out}: exists already; to change it, use: staddle roster add, remove")
     roster = rosters.new(federation, [load_entry(path) for path in founder], threshold)
@@ -31,7 +36,9 @@ def new(
 def add(
     path: RosterFile,
     entry: Annotated[Path, typer.Argument(metavar="ENTRY", help="The new member's entry.json.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Give a member of the same id these new keys.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give a member of the same id these new keys.")
+    ] = False,
 ) -> None:
     """Add a member. The roster gets a new version and loses its signatures."""
     roster = rosters.add(rosters.load(path), load_entry(entry), replace=replace)
@@ -39,14 +46,18 @@ def add(
     _tell(roster)
 
 
-def remove(path: RosterFile, member: Annotated[str, typer.Argument(metavar="ID", help="Whom to remove.")]) -> None:
+def remove(
+    path: RosterFile, member: Annotated[str, typer.Argument(metavar="ID", help="Whom to remove.")]
+) -> None:
     """Remove a member, for instance because its keys are lost. The roster loses its signatures."""
     roster = rosters.remove(rosters.load(path), member)
     rosters.save(roster, path)
     _tell(roster)
 
 
-def sign(path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's folder of keys.")]) -> None:
+def sign(
+    path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's folder of keys.")]
+) -> None:
     """Sign the roster as a founder. Look at it first with 'staddle roster show'."""
     roster = rosters.sign(rosters.load(path), load_keys(keys))
     rosters.save(roster, path)
@@ -54,9 +65,12 @@ def sign(path: RosterFile, keys: Annotated[Path, typer.Option(help="A founder's 
 
 
 def show(
-    path: RosterFile, as_json: Annotated[bool, typer.Option("--json", help="Print the roster as JSON.")] = False
+    path: RosterFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the roster as JSON.")] = False,
 ) -> None:
-    """Show the members. This checks the entries, not the founders' signatures: 'staddle roster verify' does."""
+    """Show the members. This checks the entries, not the founders' signatures: 'staddle roster
+    verify' does.
+    """
     roster = rosters.load(path)
     if as_json:
         printer.show_json({**roster.model_dump(mode="json"), "digest": rosters.digest(roster)})
@@ -74,7 +88,8 @@ def verify(
     path: RosterFile,
     federation: Annotated[str, typer.Option(help="The federation that you belong to.")],
     founder: Annotated[
-        list[str], typer.Option(help="Fingerprint SHA256:… of a founder's protocol key; once for each.")
+        list[str],
+        typer.Option(help="Fingerprint SHA256:… of a founder's protocol key; once for each."),
     ],
     threshold: Annotated[int, typer.Option(help="How many founders must have signed.")],
     minimum_version: Annotated[int, typer.Option(help="The oldest version to accept.")] = 1,

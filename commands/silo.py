@@ -16,19 +16,25 @@ from .console import output
 def check(
     config: Annotated[Path, typer.Option(help="The silo's TOML file.")],
     job: Annotated[
-        list[Path] | None, typer.Option(metavar="JOB.json", help="A signed job, to be judged too; may be repeated.")
+        list[Path] | None,
+        typer.Option(metavar="JOB.json", help="A signed job, to be judged too; may be repeated."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Try keys, roster, clock, policy, data, ledger, disk and the way to the coordinator; exit code 1 if one fails.
+    """Try keys, roster, clock, policy, data, ledger, disk and the way to the coordinator.
 
-    No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake and a health call.
+    Exit code 1 if one fails.
+
+    No record leaves and a running agent is not disturbed: the coordinator sees a TLS handshake and
+    a health call.
     """
     output.show(checked(config, job or []), as_json)
 
 
 def run(config: Annotated[Path, typer.Option(help="The silo's TOML file.")]) -> None:
-    """Dial the coordinator and take part in the jobs that the policy allows, until SIGTERM or Ctrl-C."""
+    """Dial the coordinator and take part in the jobs that the policy allows, until SIGTERM or
+    Ctrl-C.
+    """
     loaded = configs.load(config)
     log.setup(loaded.log)
     asyncio.run(serve(loaded))

@@ -32,7 +32,9 @@ def status(
     config: Annotated[Path, typer.Option(help="coordinator.toml or silo.toml.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Show what runs here: jobs, rounds, who is missing, what left. Reads the disk and disturbs no daemon.
+    """Show what runs here: jobs, rounds, who is missing, what left.
+
+    Reads the disk and disturbs no daemon.
 
     Rounds are numbered from 0, as in the logs.
     """
@@ -54,8 +56,8 @@ def _is_coordinator(config: Path) -> bool:
     document = parse_document(read_bytes(config), str(config))
     if ("listen" in document) == ("coordinator" in document):
         raise LocalError(
-            f"{config}: neither a coordinator's configuration (with 'listen') nor a silo's (with 'coordinator'); "
-            "name the file that the daemon runs with"
+            f"{config}: neither a coordinator's configuration (with 'listen') nor a silo's (with"
+            " 'coordinator'); name the file that the daemon runs with"
         )
     return "listen" in document
 
@@ -68,10 +70,15 @@ def _coordinator_document(found: CoordinatorStatus) -> dict[str, Any]:
 
 
 def _coordinator(found: CoordinatorStatus) -> list[str | PrintedTable]:
-    shown: list[str | PrintedTable] = [_head("coordinator", found.running, found.directory, found.disk)]
+    shown: list[str | PrintedTable] = [
+        _head("coordinator", found.running, found.directory, found.disk)
+    ]
     if not found.jobs:
         return [*shown, "no jobs"]
-    rows = [(job.job, job.stage, f"{job.closed} of {job.rounds}", job.outcome, _metrics(job)) for job in found.jobs]
+    rows = [
+        (job.job, job.stage, f"{job.closed} of {job.rounds}", job.outcome, _metrics(job))
+        for job in found.jobs
+    ]
     shown.append(_table(("job", "stage", "closed", "outcome", "last closed round"), rows))
     return [*shown, *(line for job in found.jobs for line in _stage(job))]
 
@@ -83,7 +90,9 @@ def _metrics(job: CoordinatorJob) -> str:
     silos = f"{len(job.last.members)} silos"
     if not metrics.get("tested"):
         return silos
-    delivered, trained = (metrics[f"correct.{model}"] / metrics["tested"] for model in ("delivered", "trained"))
+    delivered, trained = (
+        metrics[f"correct.{model}"] / metrics["tested"] for model in ("delivered", "trained")
+    )
     return f"{silos}, {delivered:.1%} right as delivered, {trained:.1%} as trained"
 
 
@@ -91,15 +100,24 @@ def _stage(job: CoordinatorJob) -> list[str]:
     """Who is awaited in a job that runs; why a job failed."""
     lines = [f"{job.job}: {job.reason}"] if job.reason else []
     if job.relayed:
-        lines.append(f"{job.job}: {', '.join(job.relayed)}: passed on to its silos, which alone can open it")
+        lines.append(
+            f"{job.job}: {', '.join(job.relayed)}: passed on to its silos, which alone can open it"
+        )
     if job.stage not in ("queued", "ended"):
         gave, missing = WAITS_FOR.get(job.stage, ("gave", "missing"))
-        where = f"{job.stage}, round {job.closed}" if job.stage in ("drawing", "round", "folding") else job.stage
+        where = (
+            f"{job.stage}, round {job.closed}"
+            if job.stage in ("drawing", "round", "folding")
+            else job.stage
+        )
         if job.attempt is not None:
             where = f"{where}, secure sum, attempt {job.attempt + 1}"
         dropped = [f"{silo} ({in_words(code)})" for silo, code in job.dropped.items()]
         told = ((gave, job.gave), (missing, job.missing), ("dropped", dropped))
-        lines.append(f"{job.job}: {where}: " + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told))
+        lines.append(
+            f"{job.job}: {where}: "
+            + "; ".join(f"{name}: {', '.join(who) or '-'}" for name, who in told)
+        )
     return lines
 
 
@@ -107,7 +125,10 @@ def _stage(job: CoordinatorJob) -> list[str]:
 
 
 def _silo_document(found: SiloStatus) -> dict[str, Any]:
-    totals = [{"job": job, "part": part, **asdict(total)} for (job, part), total in found.ledger.totals.items()]
+    totals = [
+        {"job": job, "part": part, **asdict(total)}
+        for (job, part), total in found.ledger.totals.items()
+    ]
     verified = {"ok": found.ledger.verified.ok, **asdict(found.ledger.verified)}
     return {
         "role": "silo",
@@ -126,7 +147,10 @@ def _silo_document(found: SiloStatus) -> dict[str, Any]:
 def _silo(found: SiloStatus) -> list[str | PrintedTable]:
     shown: list[str | PrintedTable] = [_head("silo", found.running, found.directory, found.disk)]
     if found.jobs:
-        rows = [(job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job)) for job in found.jobs]
+        rows = [
+            (job.job, job.method, f"{job.done} of {job.rounds}", _state(job), _accuracy(job))
+            for job in found.jobs
+        ]
         shown.append(_table(("job", "method", "rounds", "state", "own held-out records"), rows))
         shown += [f"{job.job}: {job.problem}" for job in found.jobs if job.problem]
     else:

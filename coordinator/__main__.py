@@ -1,4 +1,6 @@
-"""``python -m staddle.coordinator --config coordinator.toml``: the same as ``staddle coordinator run``."""
+"""``python -m staddle.coordinator --config coordinator.toml``: the same as ``staddle coordinator
+run``.
+"""
 
 from ..commands.main import single
 

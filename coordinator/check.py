@@ -1,4 +1,7 @@
-"""``staddle coordinator check``: all that the daemon needs, tried before it starts. Nothing is changed."""
+"""``staddle coordinator check``: all that the daemon needs, tried before it starts.
+
+Nothing is changed.
+"""
 
 import errno
 import socket
@@ -36,7 +39,9 @@ def check(path: Path) -> PreflightReport:
     config = report.look("configuration", lambda: (configs.load(path), f"{path}"))
     if config is None:
         return report
-    _, roster = preflight.identity(report, config.keys, config.roster, config.trust, Role.COORDINATOR)
+    _, roster = preflight.identity(
+        report, config.keys, config.roster, config.trust, Role.COORDINATOR
+    )
     known = report.look("database", partial(_database, config))
     report.look("ledger", partial(_ledger, config))
     uploads = 0
@@ -59,7 +64,9 @@ def _database(config: CoordinatorConfig) -> tuple[Mapping[str, bytes], str]:
     with closing(Database(path)) as database:
         jobs = database.jobs()
     running = sum(kept.state.stage != "ended" for kept in jobs)
-    return {kept.state.job: kept.signed for kept in jobs}, f"{path}: {len(jobs)} jobs, {running} of them not ended"
+    return {
+        kept.state.job: kept.signed for kept in jobs
+    }, f"{path}: {len(jobs)} jobs, {running} of them not ended"
 
 
 def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
@@ -73,18 +80,24 @@ def _ledger(config: CoordinatorConfig) -> tuple[bool, str]:
     return preflight.ledger(config.directory, config.trust.federation, config.keys, known)
 
 
-def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[str, bytes]) -> tuple[Job, str]:
-    """An operator signed it under this roster, which has its silos, its name is new and there is room for it.
+def _job(
+    path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[str, bytes]
+) -> tuple[Job, str]:
+    """An operator signed it under this roster, which has its silos, its name is new and there is
+    room for it.
 
     Or the database has it.
     """
     signed = read_bytes(path)
-    if signed in known.values():  # its signature was checked when it came, maybe under an older roster
+    # its signature was checked when it came, maybe under an older roster
+    if signed in known.values():
         job = Job.from_document(parse_json(signed, str(path))["document"], str(path))
         return job, f"{path}: {job.name!r}, {job.method_name}, stands in the database"
     job = job_of(signed, roster, str(path))
     if job.name in known:
-        raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
+        raise LocalError(
+            f"{path}: another job {job.name!r} was run here; have this one signed under a new name"
+        )
     check_folder(config.directory / "jobs" / job.name, -1)
     whole = check_room(job, config.limits.max_job_bytes)
     given = f"{len(job.silos)} silos give {preflight.size(largest_round(job))} a round"
@@ -94,9 +107,15 @@ def _job(path: Path, config: CoordinatorConfig, roster: Roster, known: Mapping[s
 def largest_round(job: Job) -> int:
     """Bytes that all silos together give in the largest round."""
     if job.security.required:
-        given = [masked_bytes(phase) + sum(map(part_bytes, phase.uploads)) for phase in JobPlan(job).phases]
+        given = [
+            masked_bytes(phase) + sum(map(part_bytes, phase.uploads))
+            for phase in JobPlan(job).phases
+        ]
     else:
-        given = [sum(item.spec.nbytes for item in upload_items(job.up(start))) for start in job.phase_starts]
+        given = [
+            sum(item.spec.nbytes for item in upload_items(job.up(start)))
+            for start in job.phase_starts
+        ]
     return max(given) * len(job.silos)
 
 
@@ -104,7 +123,9 @@ def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
     """The address is of this host and free, or a coordinator with this very folder serves it."""
     host, _, port = config.listen.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, protocol, _, place = found[0]
         with socket.socket(family, kind, protocol) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,9 +133,13 @@ def _listen(config: CoordinatorConfig) -> tuple[bool, str]:
             listening.listen()  # what only bind()s beside a listener may pass on some systems
     except OSError as error:
         if error.errno == errno.EADDRINUSE and _runs(config.directory):
-            return True, f"{config.listen} is taken by the coordinator that runs with {config.directory}"
+            return (
+                True,
+                f"{config.listen} is taken by the coordinator that runs with {config.directory}",
+            )
         raise LocalError(
-            f"{config.listen}: {error.strerror or error}; free the port, or listen on an address of this host"
+            f"{config.listen}: {error.strerror or error}; free the port, or listen on an address of"
+            " this host"
         ) from error
     return True, f"{config.listen} is free"
 

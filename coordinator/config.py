@@ -16,11 +16,12 @@
     threshold = 1
 
     [timing]
-    admission_seconds = 3600          # for all silos to answer an offered job
+    admission_seconds = 3600  # for all silos to answer an offered job
     beat_seconds = 5
     hold_seconds = 20
-    secure_seconds = 60               # for silos to answer a step of a secure sum; keys and masked words have all of
-                                      # the job's round_timeout
+    secure_seconds = 60       # for silos to answer a step of a secure sum; keys and masked words
+                              have all of
+                              # the job's round_timeout
 
     [limits]                          # optional
     max_job_bytes = "100GiB"          # what one job may take of the disk; refused up front

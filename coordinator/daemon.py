@@ -1,4 +1,6 @@
-"""The daemon: runs the effects of ``round.advance`` on disk, clock and threads, and tells waiting silos of changes."""
+"""The daemon: runs the effects of ``round.advance`` on disk, clock and threads, and tells waiting
+silos of changes.
+"""
 
 import asyncio
 import shutil
@@ -85,7 +87,9 @@ class Arrived(Protocol):
 
 @dataclass(frozen=True)
 class PartialUpload:
-    """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for the rest."""
+    """What is here of an upload whose connection was lost: ``size`` bytes in a spool that waits for
+    the rest.
+    """
 
     run: JobRun
     round: int
@@ -122,8 +126,10 @@ class Daemon:
         self.stopping = False
         self._database = database
         self._began = time.monotonic()
-        self._seen: dict[str, float] = {}  # silo → when it was last heard of, since this process began
-        self._changed_for: dict[str, asyncio.Event] = {}  # silo → what its calls wait on, until it is set
+        # silo → when it was last heard of, since this process began
+        self._seen: dict[str, float] = {}
+        # silo → what its calls wait on, until it is set
+        self._changed_for: dict[str, asyncio.Event] = {}
         self._waiting: Counter[str] = Counter()  # silo → its calls that wait
         self._folding = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -163,21 +169,28 @@ class Daemon:
             for report in reports:
                 self._report(self.runs[-1], report)
         for run in self.runs:
-            if run.state.expired and run.mixing is not None:  # it ended without us, or under another release
+            # it ended without us, or under another release
+            if run.state.expired and run.mixing is not None:
                 with self.writing():
                     self._database.expire_hidden(run.job.name)
                 run.expire()
             if run.state.blind and run.state.cohort:
                 self._gathering(run)
         for run in self.runs:
-            if run.state.blind and run.state.stage in ("queued", "round", "stopped") and run.state.cohort:
+            if (
+                run.state.blind
+                and run.state.stage in ("queued", "round", "stopped")
+                and run.state.cohort
+            ):
                 self._gathering(run).summing.resume()
                 if run.state.stage == "stopped":
                     self._gathering(run).summing.halt()
             self._run(run, resumed(run.state))
 
     def _fitting(self, job: Job, stored: StoredJob) -> tuple[StoredJob, list[LogEvent]]:
-        """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has failed."""
+        """A job as it is taken up; if it is keyed and under this roster its key cannot be, it has
+        failed.
+        """
         why = self.contributions.fault(job) if stored.state.keyed else ""
         failed, effects = advance(stored.state, Unkeyed(why))
         if not why or failed == stored.state:
@@ -188,7 +201,8 @@ class Daemon:
             self._database.drop_secure(job.name)
             self._database.drop_hidden(job.name, [each.file for each in open_])
         kept = tuple(each for each in stored.hidden if each not in open_)
-        reports = [effect for effect in effects if isinstance(effect, LogEvent)]  # ``resumed`` knows the others
+        # ``resumed`` knows the others
+        reports = [effect for effect in effects if isinstance(effect, LogEvent)]
         return replace(stored, state=failed, hidden=kept), reports
 
     def add(self, job: Job, signed: bytes) -> JobRun:
@@ -241,7 +255,10 @@ class Daemon:
         return self._changed_for.setdefault(silo, asyncio.Event())
 
     async def woken(self, silo: str, changed: asyncio.Event, until: float) -> bool:
-        """Wait for ``changed_for`` a silo, which is alive meanwhile; False where nothing changed until then."""
+        """Wait for ``changed_for`` a silo, which is alive meanwhile.
+
+        False where nothing changed until then.
+        """
         self._waiting[silo] += 1
         try:
             async with asyncio.timeout_at(until):
@@ -254,7 +271,10 @@ class Daemon:
         return True
 
     def _is_lost(self, silo: str) -> bool:
-        """Whether a silo was not heard of for some beats; after a restart each has as many to come back."""
+        """Whether a silo was not heard of for some beats.
+
+        After a restart each has as many to come back.
+        """
         silent = time.monotonic() - LOST_AFTER_BEATS * self.config.timing.beat_seconds
         return self._seen.get(silo, self._began) < silent and not self._waiting[silo]
 
@@ -264,7 +284,10 @@ class Daemon:
         return {silo for silo, seen in list(self._seen.items()) if seen > since}
 
     def unheard(self, run: JobRun) -> list[str]:
-        """Silos of a job that runs of which this process has not heard; after a restart, all of them at first."""
+        """Silos of a job that runs of which this process has not heard.
+
+        After a restart, all of them at first.
+        """
         runs = run.state.stage not in ("queued", "stopped", "ended")
         return [silo for silo in run.state.silos if runs and silo not in self._seen]
 
@@ -273,7 +296,9 @@ class Daemon:
         try:
             return Spool(self._spool / f"{silo}.part", silo, going_on=going_on)
         except OSError as error:
-            raise RefusedError(silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+            raise RefusedError(
+                silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
+            ) from error
 
     def task_for(self, silo: str) -> tuple[JobRun, SiloTask] | None:
         """The first task of this silo, in job order."""
@@ -283,17 +308,31 @@ class Daemon:
         return None
 
     def contribute(self, run: JobRun, silo: str, message: secure.Contributed) -> None:
-        """Keep what a silo gives to the key of a job before it accepts; RefusedError says why it cannot be taken."""
+        """Keep what a silo gives to the key of a job before it accepts.
+
+        RefusedError says why it cannot be taken.
+        """
         body = self.contributions.taken(run.job, silo, message)
         if body is None:
             return
         if not run.state.may_answer(silo):
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} does not await its part in a key any more")
+            raise RefusedError(
+                silo,
+                "ROUND_CLOSED",
+                f"job {run.job.name!r} does not await its part in a key any more",
+            )
         with self.writing():
             self.contributions.keep(run.job, silo, body)
 
     def conclude(
-        self, run: JobRun, silo: str, round_: int, file: str, end: tensor.End, digests: Digests, head: Head
+        self,
+        run: JobRun,
+        silo: str,
+        round_: int,
+        file: str,
+        end: tensor.End,
+        digests: Digests,
+        head: Head,
     ) -> pb.Receipt:
         """Take an accepted upload into the state; the signed receipt."""
         size = run.upload_bytes(round_)
@@ -304,16 +343,32 @@ class Daemon:
             self.receiving.committed(taken)
             return taken.receipt
         given = UploadStored(silo, round_, taken.submission.sha256)
-        self.apply(run, given, lambda: self.receiving.record(taken), lambda: self.receiving.committed(taken))
+        self.apply(
+            run,
+            given,
+            lambda: self.receiving.record(taken),
+            lambda: self.receiving.committed(taken),
+        )
         return taken.receipt
 
     def conclude_part(
-        self, run: JobRun, silo: str, given: Arrived, file: str, end: tensor.End, digests: Digests, head: Head
+        self,
+        run: JobRun,
+        silo: str,
+        given: Arrived,
+        file: str,
+        end: tensor.End,
+        digests: Digests,
+        head: Head,
     ) -> pb.Receipt:
         """The same of an upload of one part of a blind job."""
         size = run.upload_bytes(given.round, given.name)
-        taken = self.receiving.take(run.job, silo, given.round, file, size, end, digests, head, given.name)
-        stored = StoredHidden(given.round, given.name, silo, given.context, file, size, digests.tensors[0])
+        taken = self.receiving.take(
+            run.job, silo, given.round, file, size, end, digests, head, given.name
+        )
+        stored = StoredHidden(
+            given.round, given.name, silo, given.context, file, size, digests.tensors[0]
+        )
         with self.writing():
             self.receiving.record(taken, again=True)
             self._database.add_hidden(run.job.name, stored)
@@ -329,19 +384,30 @@ class Daemon:
         run.keyed.hidden.let_go([file])
 
     def padded(self, run: JobRun, silo: str, given: PaddedWord, body: bytes) -> None:
-        """Take a silo's word on its upload of a part, ``body`` as it is kept; RefusedError says why not."""
+        """Take a silo's word on its upload of a part, ``body`` as it is kept.
+
+        RefusedError says why not.
+        """
         version, job = given.upload.version, run.job.name
         if run.mixing is not None and run.mixing.hidden.is_signed(version.round, given.part, silo):
-            if self._database.signed(job, version.round, given.part, silo) == body:  # its answer was lost on the way
+            # its answer was lost on the way
+            if self._database.signed(job, version.round, given.part, silo) == body:
                 return
-            raise RefusedError(silo, "SECURE", f"EQUIVOCATION: signs another upload of part {given.part!r}")
+            raise RefusedError(
+                silo, "SECURE", f"EQUIVOCATION: signs another upload of part {given.part!r}"
+            )
         run.check_padded(silo, given)
         with self.writing():
             self._database.sign_hidden(job, version.round, given.part, silo, body)
         run.keyed.hidden.sign(given)
 
-    def rows(self, run: JobRun, round_: int, silo: str) -> list[tuple[PlannedRow, dict[str, bytes]]]:
-        """The rows that go down to a silo, and the silos' words on what they are of; all that must be is durable."""
+    def rows(
+        self, run: JobRun, round_: int, silo: str
+    ) -> list[tuple[PlannedRow, dict[str, bytes]]]:
+        """The rows that go down to a silo, and the silos' words on what they are of.
+
+        All that must be is durable.
+        """
         with self.reading(run, silo):
             planned, memories = run.rows(round_, silo)
         if memories:
@@ -349,10 +415,16 @@ class Daemon:
                 self._database.save_memories(run.job.name, memories)
             run.keyed.remember(memories)
         words = partial(self._database.signed, run.job.name)
-        return [(row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions}) for row in planned]
+        return [
+            (row, {v.silo: words(v.round, row.part, v.silo) for v in row.versions})
+            for row in planned
+        ]
 
     def prekeys(self, run: JobRun, round_: int, silo: str) -> list[tuple[str, str, bytes]]:
-        """The other silos' words, by part and silo, whose prekeys a silo seals to in a round; none at the job's end."""
+        """The other silos' words, by part and silo, whose prekeys a silo seals to in a round.
+
+        None at the job's end.
+        """
         if run.mixing is None or round_ == run.job.length:
             return []
         found = run.mixing.prekeys(run.job.down(round_), silo)
@@ -369,16 +441,28 @@ class Daemon:
             self.receiving.delivered(run.job, silo, round_, size, digests)
 
     def receipt(self, run: JobRun, round_: int, silo: str, part: str = "") -> pb.Receipt | None:
-        """The receipt of an upload that was accepted; of an open sum, in the attempt that goes on."""
+        """The receipt of an upload that was accepted.
+
+        Of an open sum, in the attempt that goes on.
+        """
         if run.state.blind and run.state.cohort and run.state.round == round_:
             summing, mixing = self._gathering(run).summing, run.mixing
-            here = mixing is not None and mixing.hidden.has(round_, part, silo) if part else summing.has_words(silo)
+            here = (
+                mixing is not None and mixing.hidden.has(round_, part, silo)
+                if part
+                else summing.has_words(silo)
+            )
             if not here:
                 return None
         given = self._database.submission(run.job.name, round_, silo, part)
         if given is None:
             return None
-        return pb.Receipt(round=round_, size=given.size, sha256=bytes.fromhex(given.sha256), signature=given.receipt)
+        return pb.Receipt(
+            round=round_,
+            size=given.size,
+            sha256=bytes.fromhex(given.sha256),
+            signature=given.receipt,
+        )
 
     async def watch_silos(self) -> None:
         """For ever: drop the silos of open rounds that were not heard of for some beats."""
@@ -391,16 +475,23 @@ class Daemon:
     # Events and effects.
 
     def apply(
-        self, run: JobRun, event: Event, record: Callable[[], None] = nothing, committed: Callable[[], None] = nothing
+        self,
+        run: JobRun,
+        event: Event,
+        record: Callable[[], None] = nothing,
+        committed: Callable[[], None] = nothing,
     ) -> None:
-        """One event into one job: on the disk in one transaction with what ``record`` writes, then all its effects."""
+        """One event into one job: on the disk in one transaction with what ``record`` writes, then
+        all its effects.
+        """
         before = run.state
         state, effects = advance(before, event)
         if state == before:
             return
         with self.writing():
             if state != replace(before, given=state.given) or state.blind:
-                self._database.save_state(state)  # else it follows from the row of the upload, which ``record`` adds
+                # else it follows from the row of the upload, which ``record`` adds
+                self._database.save_state(state)
             record()
             over = run.state.blind and bool(run.state.cohort) and not state.cohort
             unfolded = run.mixing if over and not isinstance(event, Folded) else None
@@ -426,7 +517,8 @@ class Daemon:
     def writing(self) -> Iterator[None]:
         """One transaction. Where the disk does not take it, the daemon stops, whoever called.
 
-        It may be in the middle of what follows from an event; started again, it goes on from what is written.
+        It may be in the middle of what follows from an event; started again, it goes on from what
+        is written.
         """
         with self._keeping(), self._database.transaction():
             yield
@@ -436,18 +528,26 @@ class Daemon:
         try:
             yield
         except LocalError as error:
-            asyncio.get_running_loop().call_exception_handler({"message": "the disk failed", "exception": error})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "the disk failed", "exception": error}
+            )
             raise
 
     def _settle(self, run: JobRun, state: JobState) -> None:
-        """Forget the sum of a round that is over, but for what silos are brought that were away (blind/settled.py)."""
+        """Forget the sum of a round that is over, but for what silos are brought that were away
+        (blind/settled.py).
+        """
         job, rounds = state.job, {}
         if state.outcome == "running":
-            rounds = {round_: settled.loaded(row) for round_, row in self._database.settled_rows(job)}
+            rounds = {
+                round_: settled.loaded(row) for round_, row in self._database.settled_rows(job)
+            }
             if (found := self._gathering(run).summing.settled) is not None:
                 self._database.add_secure(job, run.state.round, settled.dumped(found))
                 rounds[run.state.round] = found
-        self._database.drop_secure(job, (n for n, each in rounds.items() if each.is_needed(state.counted, n)))
+        self._database.drop_secure(
+            job, (n for n, each in rounds.items() if each.is_needed(state.counted, n))
+        )
 
     def _run(self, run: JobRun, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
@@ -474,7 +574,10 @@ class Daemon:
         return found
 
     def tell(self, silos: Iterable[str] | None = None) -> None:
-        """Wake the calls of these silos that wait, by default of all, and every watcher; the next wait anew."""
+        """Wake the calls of these silos that wait, by default of all, and every watcher.
+
+        The next wait anew.
+        """
         for silo in list(self._changed_for) if silos is None else silos:
             if (waits := self._changed_for.pop(silo, None)) is not None:
                 waits.set()
@@ -493,19 +596,25 @@ class Daemon:
         self.apply(run, Drawn(effect.round, cohort, tuple(filter(self._is_lost, cohort))))
 
     def _report(self, run: JobRun, effect: LogEvent) -> None:
-        bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields  # a silo dropped out or declined
+        # a silo dropped out or declined
+        bad = effect.fields.get("outcome") == "failed" or "code" in effect.fields
         tell = log.problem if bad else log.event
         tell(effect.event, job=run.job.name, **effect.fields)
 
     def _watch(self, run: JobRun, effect: StartRoundTimer) -> None:
         loop = asyncio.get_running_loop()
-        seconds = {"admitting": self.config.timing.admission_seconds}.get(effect.stage, run.job.round_timeout)
-        if (before := self._deadlines.get(run.job.name)) is not None:  # of a stage that is over, or has begun again
+        seconds = {"admitting": self.config.timing.admission_seconds}.get(
+            effect.stage, run.job.round_timeout
+        )
+        # of a stage that is over, or has begun again
+        if (before := self._deadlines.get(run.job.name)) is not None:
             before.cancel()
         deadline = RoundDeadline(effect.stage, effect.round)
         self._deadlines[run.job.name] = loop.call_later(seconds, self.apply, run, deadline)
 
-    def start(self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]) -> None:
+    def start(
+        self, work: Coroutine[Any, Any, Any], done: Callable[[asyncio.Task[Any]], None]
+    ) -> None:
         """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
 
         def ended(task: asyncio.Task[Any]) -> None:
@@ -522,16 +631,26 @@ class Daemon:
         work = self.in_turn(run, effect.round, partial(run.fold, effect.round, effect.members))
         self.start(work, lambda done: self._folded(run, effect, done, time.monotonic() - began))
 
-    def _folded(self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]", seconds: float) -> None:
+    def _folded(
+        self, run: JobRun, effect: Fold, task: "asyncio.Task[FoldResult]", seconds: float
+    ) -> None:
         """Whatever ended the fold, the job hears of it."""
         if (error := task.exception()) is not None:
             if isinstance(error, DamagedError):
-                forget = partial(self._database.drop_submissions, run.job.name, effect.round, error.silos)
-                self.apply(run, Damaged(effect.round, error.silos, f"round {effect.round}: {error}"), forget)
+                forget = partial(
+                    self._database.drop_submissions, run.job.name, effect.round, error.silos
+                )
+                self.apply(
+                    run,
+                    Damaged(effect.round, error.silos, f"round {effect.round}: {error}"),
+                    forget,
+                )
                 return
             why = f"{type(error).__name__}: {error}"
             log.problem("fold.failed", job=run.job.name, round=effect.round, why=why)
-            self.apply(run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}"))
+            self.apply(
+                run, FoldFailed(effect.round, f"round {effect.round} could not be folded: {why}")
+            )
             return
         result = task.result()
         known = {"silos": len(effect.members), "seconds": round(seconds, 3)}
@@ -547,12 +666,17 @@ class Daemon:
 
     @contextmanager
     def reading(self, run: JobRun, silo: str) -> Iterator[None]:
-        """Where what goes down to a silo is damaged the job ends; RefusedError ROUND_CLOSED for the silo."""
+        """Where what goes down to a silo is damaged the job ends.
+
+        RefusedError ROUND_CLOSED for the silo.
+        """
         try:
             yield
         except LocalError as error:
             self.broken(run, error)
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on") from error
+            raise RefusedError(
+                silo, "ROUND_CLOSED", f"job {run.job.name!r} cannot go on"
+            ) from error
 
     def broken(self, run: JobRun, error: LocalError) -> None:
         """What the job needs is damaged, or gone: it ends, and says which file it was."""
@@ -560,13 +684,18 @@ class Daemon:
         self.apply(run, Broken(str(error)))
 
     async def in_turn(self, run: JobRun, round_: int, work: Callable[[], T]) -> T:
-        """Run it in the thread of the folds; an exhausted disk or file table is waited for: again it gives the same."""
+        """Run it in the thread of the folds.
+
+        An exhausted disk or file table is waited for: again it gives the same.
+        """
         loop = asyncio.get_running_loop()
         for wait in FOLD_WAITS:
             try:
                 return await loop.run_in_executor(self._folding, work)
             except OSError as error:
-                log.problem("fold.waits", job=run.job.name, round=round_, seconds=wait, why=str(error))
+                log.problem(
+                    "fold.waits", job=run.job.name, round=round_, seconds=wait, why=str(error)
+                )
                 await asyncio.sleep(wait)
         return await loop.run_in_executor(self._folding, work)
 

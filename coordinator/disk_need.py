@@ -2,17 +2,22 @@
 
 With n silos in the job::
 
-    uploads     n · what a silo gives in a round: as they come, and until the fold; masked, and their sum, if blind
-    versions    2 n · the same, where a Mix needs the last upload of each silo: those that count, and those before them
-    published   3 · every part that is folded or delivered: being written, last, and the one before, which may be read;
-                the words of what silos get in words, the same
-    mail        3 n · every part that is put aside for silos that are away
+    uploads    n · what a silo gives in a round: as they come, and until the fold; masked, and their
+               sum, if blind
+    versions   2 n · the same, where a Mix needs the last upload of each silo: those that count, and
+               those before them
+    published  3 · every part that is folded or delivered: being written, last, and the one before,
+               which may be read;
+               the words of what silos get in words, the same
+    mail       3 n · every part that is put aside for silos that are away
 
-Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched, and until then the
-versions stay that it is of: those of all rounds, at most. Of a directed Mix the rows themselves wait, 4 bytes a number:
-those of all rounds for silos that are away, or the last one of each member of a round.
+Where a Mix is blind, a version is 8 bytes a number; what is put aside is made when it is fetched,
+and until then the versions stay that it is of: those of all rounds, at most. Of a directed Mix the
+rows themselves wait, 4 bytes a number: those of all rounds for silos that are away, or the last one
+of each member of a round.
 
-Not counted: the database, rows without their words, and what the method's coordinator half knows, which are small.
+Not counted: the database, rows without their words, and what the method's coordinator half knows,
+which are small.
 """
 
 from collections.abc import Sequence
@@ -31,7 +36,8 @@ from .blind.unmask import masked_bytes
 
 GENERATIONS = 3  # of a file that each round replaces
 HEADER_BYTES = 512  # of one tensor in a file, besides its name
-SPEC_BYTES = 1024  # behind the words of a sum: more than a specification has for each silo and group, and by itself
+# behind the words of a sum: more than a specification has for each silo and group, and by itself
+SPEC_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,11 @@ class Room:
         return self.uploads + self.versions + self.published + self.mail
 
     def __str__(self) -> str:
-        kinds = (("uploads", self.uploads), ("versions", self.versions), ("published", self.published))
+        kinds = (
+            ("uploads", self.uploads),
+            ("versions", self.versions),
+            ("published", self.published),
+        )
         shown = [f"{size(count)} {kind}" for kind, count in (*kinds, ("mail", self.mail)) if count]
         return f"{size(self.total)} ({', '.join(shown)})"
 
@@ -57,7 +67,11 @@ class Room:
 def room(job: Job) -> Room:
     """The most that a job's tensors take at a time."""
     silos, given, mixed, words = len(job.silos), 0, 0, 0
-    aside = any(KEEP in part.tensors for start in (*job.phase_starts, job.length) for part in job.down(start))
+    aside = any(
+        KEEP in part.tensors
+        for start in (*job.phase_starts, job.length)
+        for part in job.down(start)
+    )
     versions = max(2 * silos, job.length * job.cohort_size) if aside else 2 * silos
     published: dict[str, int] = {}
     mail: dict[str, int] = {}
@@ -67,17 +81,26 @@ def room(job: Job) -> Room:
         if job.security.required:
             parts = silos * sum(part_bytes(part) for part in phase.uploads)
             products = sum(8 * part.tensors[0].shape[0] * silos**2 for part in phase.shared)
-            given = max(given, silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts)
+            given = max(
+                given, silos * masked_bytes(phase) + opened_bytes(phase.sums) + products + parts
+            )
         else:
             given = max(given, silos * upload)
-        rows = len(phase.readers) * sum(4 * spec.elements for part in phase.rows for spec in part.tensors)
+        rows = len(phase.readers) * sum(
+            4 * spec.elements for part in phase.rows for spec in part.tensors
+        )
         if rows:
             last = GENERATIONS * silos * rows // len(phase.readers)
-            mixed = max(mixed, last if job.method().directed_for == "members" else job.length * rows)
+            mixed = max(
+                mixed, last if job.method().directed_for == "members" else job.length * rows
+            )
         if mixes := [part for part in up if part.exchange == Mix()]:
             hidden = sum(part_bytes(part) for part in mixes)
             mixed = max(mixed, versions * hidden if job.keyed else 2 * silos * upload)
-        _largest(published, [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name])
+        _largest(
+            published,
+            [part for part in up if isinstance(part.exchange, Sum) and part.name != METRICS.name],
+        )
         words = max(words, words_bytes(phase))
     for start in (*job.phase_starts, job.length):
         down = job.down(start)
@@ -89,7 +112,10 @@ def room(job: Job) -> Room:
 
 def opened_bytes(up: Sequence[Part]) -> int:
     """The file of the open sum of these parts: what they fold to, with the total weights."""
-    return sum(HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements for part, spec in walk_tensors(up))
+    return sum(
+        HEADER_BYTES + len(part.name) + len(spec.name) + 8 * spec.elements
+        for part, spec in walk_tensors(up)
+    )
 
 
 def words_bytes(plan: RoundPlan) -> int:
@@ -104,8 +130,9 @@ def check_room(job: Job, most: int | None) -> Room:
     found = room(job)
     if most is not None and found.total > most:
         raise LocalError(
-            f"job {job.name!r} with {len(job.silos)} silos may take {found} of disk, the coordinator's "
-            f"limits.max_job_bytes is {size(most)}: raise it, or have the job signed for fewer silos or a smaller model"
+            f"job {job.name!r} with {len(job.silos)} silos may take {found} of disk, the"
+            f" coordinator's limits.max_job_bytes is {size(most)}: raise it, or have the job signed"
+            " for fewer silos or a smaller model"
         )
     return found
 

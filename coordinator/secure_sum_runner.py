@@ -1,4 +1,6 @@
-"""Makes the sum of one blind round: what coordinator/blind/secure_sum.py asks for, on disk, clock and threads."""
+"""Makes the sum of one blind round: what coordinator/blind/secure_sum.py asks for, on disk, clock
+and threads.
+"""
 
 import asyncio
 import hashlib
@@ -32,7 +34,8 @@ from .storage.database import Database
 from .storage.key_contributions import KeyContributions
 from .storage.replay_log import Entry, dumped
 
-PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # seconds before an attempt, after so many in vain
+# seconds before an attempt, after so many in vain
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
 WHOLE_ROUND = ("keys", "masked")  # stages that last while silos train and send
 
 Hashed = dict[tuple[str, str], tuple[Tensor, bytes]]  # what was hashed last, by part and name
@@ -50,10 +53,14 @@ class DaemonCalls(Protocol):
     def tidy(self) -> None:
         """Let go what no round awaits any more; wake all who wait."""
 
-    def in_turn(self, run: JobRun, round_: int, work: Callable[[], bytes]) -> Coroutine[Any, Any, bytes]:
+    def in_turn(
+        self, run: JobRun, round_: int, work: Callable[[], bytes]
+    ) -> Coroutine[Any, Any, bytes]:
         """Run it where folds run; an exhausted disk is waited for."""
 
-    def start(self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]) -> None:
+    def start(
+        self, work: Coroutine[Any, Any, Any], done: Callable[["asyncio.Task[Any]"], None]
+    ) -> None:
         """Run it beside all else; ``done`` hears how it ended, unless it was cancelled."""
 
 
@@ -75,7 +82,9 @@ class SecureSumRunner:
         job = run.job
         self.round = run.state.round
         self._plan = run.plan.round(self.round)
-        notes, shown = settled.brought([settled.loaded(row) for _, row in means.database.settled_rows(job.name)])
+        notes, shown = settled.brought(
+            [settled.loaded(row) for _, row in means.database.settled_rows(job.name)]
+        )
         self._host, self._means, self._run = host, means, run
         setting = SumSetting(
             job=job.name,
@@ -86,7 +95,11 @@ class SecureSumRunner:
             terms=run.plan.terms,
             sign=means.keys.sign,
             together=job.together,
-            proofs=tuple(each for each in means.database.misdealings(job.name) if each.spec.round < self.round),
+            proofs=tuple(
+                each
+                for each in means.database.misdealings(job.name)
+                if each.spec.round < self.round
+            ),
             notes=notes,
             shown=shown,
         )
@@ -119,10 +132,15 @@ class SecureSumRunner:
 
     def _begun(self, effect: Gather, task: "asyncio.Task[None]") -> None:
         if (error := task.exception()) is not None:
-            self._host.apply(self._run, SumFailed(self.round, effect.attempt, _told(error), final=True))
+            self._host.apply(
+                self._run, SumFailed(self.round, effect.attempt, _told(error), final=True)
+            )
 
     async def _model(self, effect: Gather) -> str:
-        """Digest of what each of the cohort receives; LocalError where they receive different values."""
+        """Digest of what each of the cohort receives.
+
+        LocalError where they receive different values.
+        """
         plan, found, hashed = self._plan, set[str](), Hashed()
         if plan.sums_no_model:  # whatever comes down is no part of it
             return plan.model_digest((), ())
@@ -134,15 +152,24 @@ class SecureSumRunner:
             found.add(plan.model_digest(items, digests, sums))
             if len(found) > 1:
                 raise LocalError(
-                    f"method {plan.job.method_name!r} delivers different values to silos in round {self.round}; it "
-                    "cannot be blind yet: choose another method, or sign the job without secure_aggregation"
+                    f"method {plan.job.method_name!r} delivers different values to silos in round"
+                    f" {self.round}; it cannot be blind yet: choose another method, or sign the job"
+                    " without secure_aggregation"
                 )
         return found.pop()
 
     # What its Summing asks for.
 
-    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
-        """Durable before it returns, in one transaction with what ``also`` writes, and with new evidence."""
+    def keep(
+        self,
+        attempt: int,
+        entry: Entry,
+        also: Callable[[], None],
+        proofs: Sequence[Misdealing] = (),
+    ) -> None:
+        """Durable before it returns, in one transaction with what ``also`` writes, and with new
+        evidence.
+        """
         with self._host.writing():
             self._means.database.add_secure(self._run.job.name, self.round, dumped(attempt, entry))
             for proof in proofs:
@@ -159,8 +186,13 @@ class SecureSumRunner:
         seconds = whole if stage in WHOLE_ROUND else min(whole, self._means.timing.secure_seconds)
         asyncio.get_running_loop().call_later(seconds, self.summing.deadline, attempt, stage)
 
-    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
-        """What the other survivors sealed to a silo; RefusedError ROUND_CLOSED once their uploads are gone."""
+    def shares(
+        self, spec: RoundSpec, silo: str, survivors: Sequence[str]
+    ) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo.
+
+        RefusedError ROUND_CLOSED once their uploads are gone.
+        """
         found = []
         for dealer in (each for each in survivors if each != silo):
             try:
@@ -168,7 +200,10 @@ class SecureSumRunner:
                     file.seek(place_of(spec, dealer, silo))
                     found.append(SealedShare(dealer, file.read(sealed_bytes(spec))))
             except FileNotFoundError:
-                why = f"job {self._run.job.name!r}: round {self.round} is over, and what silos dealt in it is gone"
+                why = (
+                    f"job {self._run.job.name!r}: round {self.round} is over, and what silos dealt"
+                    " in it is gone"
+                )
                 raise RefusedError(silo, "ROUND_CLOSED", why) from None
         return tuple(found)
 
@@ -204,7 +239,9 @@ class SecureSumRunner:
         """The sum over these silos is open."""
         self._host.apply(self._run, Summed(self.round, members))
 
-    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
+    def failed(
+        self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]
+    ) -> None:
         """An attempt is over without a sum."""
         self._host.apply(self._run, SumFailed(self.round, attempt, why, final, spoiled, signed))
 

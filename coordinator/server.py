@@ -49,17 +49,32 @@ def gauges(daemon: Daemon, limits: CallLimits) -> Iterator[Gauge]:
     """Read from another thread than the daemon's: copies first."""
     states = [run.state for run in list(daemon.runs)]
     stages = Counter(state.stage for state in states)
-    yield Gauge("jobs", "Jobs by stage.", ("stage",), {(stage,): stages[stage] for stage in get_args(Stage)})
-    rounds = {(state.job,): state.round for state in states if state.stage not in ("queued", "ended")}
+    yield Gauge(
+        "jobs", "Jobs by stage.", ("stage",), {(stage,): stages[stage] for stage in get_args(Stage)}
+    )
+    rounds = {
+        (state.job,): state.round for state in states if state.stage not in ("queued", "ended")
+    }
     yield Gauge("job_round", "The open round of a job that runs, counted from 0.", ("job",), rounds)
     silos = [entry.id for entry in daemon.roster.entries if entry.role is Role.SILO]
     calls = list(limits.running.items())
-    near = daemon.connected() | {silo for (silo, _), _ in calls}  # a poll may wait longer than six beats
-    yield Gauge("silo_connected", "Heard of within six beats.", ("silo",), {(silo,): silo in near for silo in silos})
+    # a poll may wait longer than six beats
+    near = daemon.connected() | {silo for (silo, _), _ in calls}
+    yield Gauge(
+        "silo_connected",
+        "Heard of within six beats.",
+        ("silo",),
+        {(silo,): silo in near for silo in silos},
+    )
     running: Counter[str] = Counter()
     for (_, rpc), count in calls:
         running[rpc.rpartition("/")[2]] += count
-    yield Gauge("open_calls", "Calls that run.", ("method",), {(rpc,): count for rpc, count in running.items()})
+    yield Gauge(
+        "open_calls",
+        "Calls that run.",
+        ("method",),
+        {(rpc,): count for rpc, count in running.items()},
+    )
     free = shutil.disk_usage(daemon.config.directory).free
     yield Gauge("disk_free_bytes", "Free bytes where the state lies.", (), {(): free})
 
@@ -72,7 +87,8 @@ async def serve(config: configs.CoordinatorConfig) -> None:
     os.umask(0o077)
     heap.one_heap()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # idle connections of strangers must not use them up
+    # idle connections of strangers must not use them up
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     log.event("starting", files=hard, files_before=soft)
     stopped = stop_signal()
     async with running(config):
@@ -97,11 +113,15 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         _ledger(config, roster, keys, database) as ledger,
     ):
         torch.set_num_threads(1)  # one order of every sum
-        ledger.serving(roster.coordinator.id, f"staddle {version('staddle')}", rosters.digest(roster))
+        ledger.serving(
+            roster.coordinator.id, f"staddle {version('staddle')}", rosters.digest(roster)
+        )
         daemon = Daemon(config, keys, roster, database, ledger)
         stored = [restored for kept in database.jobs() if (restored := _stored(kept)) is not None]
         known = {job.name: kept.signed for job, kept in stored}
-        jobs = [(job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)]
+        jobs = [
+            (job, signed) for path in config.jobs for job, signed in (_job(path, roster, known),)
+        ]
         daemon.check_known(stored)
         for job, _ in jobs:
             if job.name not in known:
@@ -114,7 +134,9 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         await server.start()
         await health_service.set("", health_pb2.HealthCheckResponse.SERVING)
         address = f"{config.listen.rpartition(':')[0]}:{port}"
-        log.event("listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs])
+        log.event(
+            "listening", address=address, roster=roster.version, jobs=[job.name for job, _ in jobs]
+        )
         daemon.restore(stored)
         for job, signed in jobs:
             if job.name not in known:
@@ -123,7 +145,10 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
         watching.add_done_callback(_raise)
         try:
             with metrics.served(
-                config.metrics, "coordinator", metrics.COORDINATOR, lambda: gauges(daemon, guard.limits)
+                config.metrics,
+                "coordinator",
+                metrics.COORDINATOR,
+                lambda: gauges(daemon, guard.limits),
             ):
                 yield address
         finally:
@@ -137,11 +162,20 @@ async def running(config: configs.CoordinatorConfig) -> AsyncIterator[str]:
 def _ledger(
     config: configs.CoordinatorConfig, roster: rosters.Roster, keys: Keys, database: Database
 ) -> ReceivingLedger:
-    """Ours; LocalError where it is not the one whose head is in the database. A new log key begins a new one."""
+    """Ours; LocalError where it is not the one whose head is in the database.
+
+    A new log key begins a new one.
+    """
     own = roster.coordinator
     kept = database.heads().get(own.id)
-    known = TreeHead.parse(notes.parse(kept.note).text) if kept and kept.log_key == own.log_key else None
-    return ReceivingLedger.open(config.directory / LEDGER, own.id, roster.federation, keys.log, known)
+    known = (
+        TreeHead.parse(notes.parse(kept.note).text)
+        if kept and kept.log_key == own.log_key
+        else None
+    )
+    return ReceivingLedger.open(
+        config.directory / LEDGER, own.id, roster.federation, keys.log, known
+    )
 
 
 def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
@@ -150,8 +184,9 @@ def _identity(config: configs.CoordinatorConfig) -> tuple[Keys, rosters.Roster]:
     rosters.verify(roster, config.trust)
     if roster.coordinator != keys.entry:
         raise LocalError(
-            f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the roster's coordinator "
-            f"is {roster.coordinator.id!r} ({roster.coordinator.tls_fingerprint}); use its keys, or have it re-added"
+            f"{config.keys}: these keys are {keys.entry.id!r} ({keys.entry.tls_fingerprint}), the"
+            f" roster's coordinator is {roster.coordinator.id!r}"
+            f" ({roster.coordinator.tls_fingerprint}); use its keys, or have it re-added"
         )
     return keys, roster
 
@@ -175,7 +210,9 @@ def _job(path: Path, roster: rosters.Roster, known: Mapping[str, bytes]) -> tupl
         return Job.from_document(parse_json(signed, str(path))["document"], str(path)), signed
     job = job_of(signed, roster, str(path))
     if job.name in known:
-        raise LocalError(f"{path}: another job {job.name!r} was run here; have this one signed under a new name")
+        raise LocalError(
+            f"{path}: another job {job.name!r} was run here; have this one signed under a new name"
+        )
     return job, signed
 
 
@@ -189,12 +226,17 @@ def _server(daemon: Daemon, guard: Guard) -> grpc.aio.Server:
 
 def _listen(server: grpc.aio.Server, address: str, keys: Keys, roster: rosters.Roster) -> int:
     pair = (keys.tls_key, keys.entry.certificate.encode())
-    # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory (grpc issue 36693).
-    credentials = grpc.ssl_server_credentials([pair], roster.bundle().encode(), require_client_auth=True)
+    # Not dynamic_ssl_server_credentials: two handshakes at a time then free one another's memory
+    # (grpc issue 36693).
+    credentials = grpc.ssl_server_credentials(
+        [pair], roster.bundle().encode(), require_client_auth=True
+    )
     try:
         return server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise LocalError(f"cannot listen on {address}: is the port taken, or the address not of this host?") from error
+        raise LocalError(
+            f"cannot listen on {address}: is the port taken, or the address not of this host?"
+        ) from error
 
 
 def _raise(task: asyncio.Task[None]) -> None:
@@ -216,7 +258,8 @@ def stop_signal() -> asyncio.Future[str]:
         error = context.get("exception")
         ours = isinstance(error, StaddleError)  # such as a full disk; anything else is a bug
         why = str(error) if ours else f"this is a bug in Staddle: {context['message']}: {error!r}"
-        if not (stopped.done() and stopped.result() == why):  # the callers of what failed fail as well
+        # the callers of what failed fail as well
+        if not (stopped.done() and stopped.result() == why):
             log.problem("broken", why=why)
         stop(why)
 

@@ -24,7 +24,9 @@ class LastRound:
 
 @dataclass(frozen=True)
 class CoordinatorJobStatus:
-    """One job. Silos stand under what the stage waits for: answers, contributions, or confirmations of the end."""
+    """One job. Silos stand under what the stage waits for: answers, contributions, or confirmations
+    of the end.
+    """
 
     job: str
     stage: str
@@ -55,7 +57,9 @@ def read(config: CoordinatorConfig) -> CoordinatorStatus:
     """Read the folder; LocalError where there is none yet."""
     path = config.directory / "coordinator.sqlite"
     if not path.is_file():
-        raise LocalError(f"{path}: no such file; the coordinator makes it when it is run for the first time")
+        raise LocalError(
+            f"{path}: no such file; the coordinator makes it when it is run for the first time"
+        )
     with closing(Database(path, read_only=True)) as database:
         jobs = tuple(_job(state, database) for state in database.states())
     return CoordinatorStatus(config.directory, held(config.directory), disk(config.directory), jobs)
@@ -73,11 +77,20 @@ def _job(state: JobState, database: Database) -> CoordinatorJobStatus:
     told = (state.outcome, state.reason, state.cohort, gave, missing, dict(dropped))
     attempt = state.attempt if state.blind and state.stage == "round" else None
     return CoordinatorJobStatus(
-        state.job, state.stage, closed, state.rounds, *told, last, attempt, relayed(database.files(state.job))
+        state.job,
+        state.stage,
+        closed,
+        state.rounds,
+        *told,
+        last,
+        attempt,
+        relayed(database.files(state.job)),
     )
 
 
-def _who(state: JobState, database: Database) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+def _who(
+    state: JobState, database: Database
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """Who did what the stage waits for, who has yet to, who does not and with which code."""
     match state.stage:
         case "admitting":
@@ -86,7 +99,11 @@ def _who(state: JobState, database: Database) -> tuple[tuple[str, ...], tuple[st
         case "finishing" | "ended":
             done = tuple(s for s in state.admitted if s in state.done)
             lost = {s: code for s, code in state.failed.items() if s not in state.done}
-            return done, tuple(s for s in state.admitted if s not in state.done and s not in lost), lost
+            return (
+                done,
+                tuple(s for s in state.admitted if s not in state.done and s not in lost),
+                lost,
+            )
         case _:
             given = {*state.given, *_masked(state, database)}
             gave = tuple(s for s in state.cohort if s in given)
@@ -97,5 +114,7 @@ def _who(state: JobState, database: Database) -> tuple[tuple[str, ...], tuple[st
 def _masked(state: JobState, database: Database) -> set[str]:
     """Silos whose masked words are here, of the attempt at a blind round's sum that goes on."""
     rows = database.secure_rows(state.job, state.round) if state.blind else ()
-    entries = (loaded(row) for row in rows if row.kind == "spooled" and row.attempt == state.attempt)
+    entries = (
+        loaded(row) for row in rows if row.kind == "spooled" and row.attempt == state.attempt
+    )
     return {entry.silo for entry in entries if isinstance(entry, Spooled)}

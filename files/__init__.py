@@ -1,1 +1,3 @@
-"""Files at the edges: strict TOML and JSON, canonical JSON, atomic writes, digests that show a changed disk."""
+"""Files at the edges: strict TOML and JSON, canonical JSON, atomic writes, digests that show a
+changed disk.
+"""

@@ -2,11 +2,13 @@
 
 ::
 
-    JSON     {"file_sha256":"9f86…","memory":{"last":"9f86…"},…}    canonical; of the document without this member
-    bytes    <bytes> <SHA-256 of these, 32 bytes>                   keys and messages
+    JSON   {"file_sha256":"9f86…","memory":{"last":"9f86…"},…}  canonical; of the document without
+                                                                this member
+    bytes  <bytes> <SHA-256 of these, 32 bytes>                 keys and messages
 
-Like tensor_file.py it finds accidents: whoever can write to the disk can write another digest, too. JSON of an earlier
-release has no such member and is read as it is: no flipped bit and no cut makes a member vanish from canonical JSON.
+Like tensor_file.py it finds accidents: whoever can write to the disk can write another digest, too.
+JSON of an earlier release has no such member and is read as it is: no flipped bit and no cut makes
+a member vanish from canonical JSON.
 """
 
 import hashlib
@@ -40,10 +42,15 @@ def from_json(data: bytes, model: type[ModelT], origin: str) -> ModelT:
         if not isinstance(document, dict) or DIGEST not in document:
             return parse_canonical(data, model, origin)
         said = document.pop(DIGEST)
-        whole = canonical_json({**document, DIGEST: said}) == data and _sha256(canonical_json(document)) == said
+        whole = (
+            canonical_json({**document, DIGEST: said}) == data
+            and _sha256(canonical_json(document)) == said
+        )
         read = validate(document, model, origin)
     except LocalError as error:
-        raise LocalError(f"{error}; if nobody edited it the disk changed it: restore it from a backup") from error
+        raise LocalError(
+            f"{error}; if nobody edited it the disk changed it: restore it from a backup"
+        ) from error
     if not whole:
         raise _changed(origin)
     return read
@@ -70,7 +77,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What ``write_bytes`` wrote; a LocalError names the file and tells nothing of what it holds."""
+    """What ``write_bytes`` wrote.
+
+    A LocalError names the file and tells nothing of what it holds.
+    """
     kept = documents.read_bytes(path)
     data, digest = kept[:-DIGEST_BYTES], kept[-DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != digest:
@@ -83,4 +93,6 @@ def _sha256(data: bytes) -> str:
 
 
 def _changed(origin: str) -> LocalError:
-    return LocalError(f"{origin}: is not as it was written: the disk changed it; restore it from a backup")
+    return LocalError(
+        f"{origin}: is not as it was written: the disk changed it; restore it from a backup"
+    )

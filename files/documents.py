@@ -17,9 +17,12 @@ import pydantic
 from ..errors import LocalError, UnwritableError
 from .toml_document import parse_document
 
-MAX_FILE_BYTES = 16 * 1024 * 1024  # no configuration, roster or job comes near; a larger one is a mistake
-MOST_FAULTS = 50  # of one document that are explained: each takes a search for the key that was meant
-MAX_DEPTH = 64  # of canonical JSON: far above any format here, far below the interpreter's own limit
+# no configuration, roster or job comes near; a larger one is a mistake
+MAX_FILE_BYTES = 16 * 1024 * 1024
+# of one document that are explained: each takes a search for the key that was meant
+MOST_FAULTS = 50
+# of canonical JSON: far above any format here, far below the interpreter's own limit
+MAX_DEPTH = 64
 WANTED = {  # pydantic's type of a fault → what to write instead
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -44,7 +47,8 @@ WANTED = {  # pydantic's type of a fault → what to write instead
     "less_than_equal": "{le} or less",
     "literal_error": "{expected}",
 }
-MAX_SAFE_INTEGER = 2**53 - 1  # RFC 8785 section 3.2.2.3: beyond it JSON numbers lose bits in other readers
+# RFC 8785 section 3.2.2.3: beyond it JSON numbers lose bits in other readers
+MAX_SAFE_INTEGER = 2**53 - 1
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 
@@ -62,14 +66,15 @@ def no_bool(value: object) -> object:
     return value
 
 
-Real = Annotated[float, pydantic.BeforeValidator(no_bool), pydantic.Field(allow_inf_nan=False)]  # texts count, too
+# texts count, too
+Real = Annotated[float, pydantic.BeforeValidator(no_bool), pydantic.Field(allow_inf_nan=False)]
 
 
 def canonical_json(value: Any) -> bytes:
     """Encode as the RFC 8785 subset that Staddle signs and hashes.
 
-    Strings, integers below 2^53, booleans, null, lists and mappings with ASCII keys; no floats (write decimals as
-    strings). Raises LocalError for anything else.
+    Strings, integers below 2^53, booleans, null, lists and mappings with ASCII keys; no floats
+    (write decimals as strings). Raises LocalError for anything else.
     """
     _check_canonical(value, "$")
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
@@ -82,10 +87,14 @@ def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
         return
     if isinstance(value, int):
         if abs(value) > MAX_SAFE_INTEGER:
-            raise LocalError(f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string")
+            raise LocalError(
+                f"canonical JSON: {where} is {value}, beyond 2^53; write it as a string"
+            )
     elif isinstance(value, str):
         if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-            raise LocalError(f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode")
+            raise LocalError(
+                f"canonical JSON: {where} holds a lone surrogate, which UTF-8 cannot encode"
+            )
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             _check_canonical(item, f"{where}[{i}]", depth + 1)
@@ -95,11 +104,16 @@ def _check_canonical(value: Any, where: str, depth: int = 0) -> None:
                 raise LocalError(f"canonical JSON: key {key!r} in {where} is not an ASCII string")
             _check_canonical(item, f"{where}.{key}", depth + 1)
     else:
-        raise LocalError(f"canonical JSON: {where} is a {type(value).__name__}; write decimals as strings")
+        raise LocalError(
+            f"canonical JSON: {where} is a {type(value).__name__}; write decimals as strings"
+        )
 
 
 def parse_json(data: bytes, origin: str) -> Any:
-    """Parse UTF-8 JSON, refusing duplicate keys, NaN, Infinity and 1e999; ``origin`` names them in errors."""
+    """Parse UTF-8 JSON, refusing duplicate keys, NaN, Infinity and 1e999.
+
+    ``origin`` names them in errors.
+    """
 
     def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         parsed: dict[str, Any] = {}
@@ -116,16 +130,23 @@ def parse_json(data: bytes, origin: str) -> Any:
         number = float(text)
         return number if math.isfinite(number) else no_constant(text)
 
-    try:  # decoded here: json.loads would guess UTF-16 and UTF-32 from bytes, and other readers would not
+    # decoded here: json.loads would guess UTF-16 and UTF-32 from bytes, and other readers would not
+    try:
         return json.loads(
-            data.decode(), object_pairs_hook=no_duplicates, parse_constant=no_constant, parse_float=finite
+            data.decode(),
+            object_pairs_hook=no_duplicates,
+            parse_constant=no_constant,
+            parse_float=finite,
         )
     except (ValueError, RecursionError) as error:
         raise LocalError(f"{origin}: not valid JSON: {error}") from error
 
 
 def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    """Read a file of at most so many bytes; LocalError names what is missing, unreadable or too large."""
+    """Read a file of at most so many bytes.
+
+    LocalError names what is missing, unreadable or too large.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -137,7 +158,10 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_toml(path: Path, model: type[ModelT]) -> ModelT:
-    """Read a TOML file into a strict model; errors name file, key, value and the nearest known key."""
+    """Read a TOML file into a strict model.
+
+    Errors name file, key, value and the nearest known key.
+    """
     return parse_toml(read_bytes(path), model, str(path))
 
 
@@ -147,23 +171,34 @@ def parse_toml(data: bytes, model: type[ModelT], origin: str) -> ModelT:
 
 
 def validate(document: Any, model: type[ModelT], origin: str) -> ModelT:
-    """Check a parsed document against a strict model; the faults found are named in one LocalError."""
+    """Check a parsed document against a strict model.
+
+    The faults found are named in one LocalError.
+    """
     try:
         return model.model_validate(document)
     except pydantic.ValidationError as error:
         faults = error.errors(include_url=False)
-        deep = {fault["loc"][:-1] for fault in faults}  # a list with a wrong item is not too short as well
-        told = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deep]
+        # a list with a wrong item is not too short as well
+        deep = {fault["loc"][:-1] for fault in faults}
+        told = [
+            fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in deep
+        ]
         lines = [_explain(fault, model) for fault in told[:MOST_FAULTS]]
         lines += [f"and {len(told) - MOST_FAULTS} more faults"] if len(told) > MOST_FAULTS else []
         raise LocalError(f"{origin}: " + "; ".join(lines)) from None
 
 
 def parse_canonical(data: bytes, model: type[ModelT], origin: str) -> ModelT:
-    """Check canonical JSON, a final newline allowed, against a strict model: what is signed has one spelling."""
+    """Check canonical JSON, a final newline allowed, against a strict model: what is signed has one
+    spelling.
+    """
     document = parse_json(data, origin)
     if canonical_json(document) != data.removesuffix(b"\n"):
-        raise LocalError(f"{origin}: is not canonical JSON, so it was edited by hand; take the file as it was made")
+        raise LocalError(
+            f"{origin}: is not canonical JSON, so it was edited by hand; take the file as it was"
+            " made"
+        )
     return validate(document, model, origin)
 
 
@@ -174,7 +209,11 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         return f"unknown key {key!r}; {_hint(fault['loc'], model)}"
     wanted = WANTED.get(fault["type"])
-    why = f"give {wanted.format_map(fault.get('ctx', {}))}" if wanted else fault["msg"].removeprefix("Value error, ")
+    why = (
+        f"give {wanted.format_map(fault.get('ctx', {}))}"
+        if wanted
+        else fault["msg"].removeprefix("Value error, ")
+    )
     if isinstance(
         fault["input"], dict | list | tuple | pydantic.BaseModel
     ):  # a rule over several keys: the text names them itself
@@ -183,11 +222,18 @@ def _explain(fault: Any, model: type[pydantic.BaseModel]) -> str:
 
 
 def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> list[str]:
-    """The steps of a place that stand in the file: pydantic puts in which model of a union it tried."""
+    """The steps of a place that stand in the file: pydantic puts in which model of a union it
+    tried.
+    """
     steps: list[str] = []
     current = [model]
     for last, step in ((number == len(loc), str(part)) for number, part in enumerate(loc, 1)):
-        if last or len(current) == 1 or step.isdecimal() or any(step in _fields(table) for table in current):
+        if (
+            last
+            or len(current) == 1
+            or step.isdecimal()
+            or any(step in _fields(table) for table in current)
+        ):
             steps.append(step)
             current = [t for m in current for t in _tables(_fields(m).get(step))] or current
         else:
@@ -196,7 +242,9 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
 
 
 def _hint(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> str:
-    """What to write instead of an unknown key: the nearest key of its own table, or the table that it belongs to."""
+    """What to write instead of an unknown key: the nearest key of its own table, or the table that
+    it belongs to.
+    """
     name = str(loc[-1])
     here = sorted({key for table in _tables_at(model, loc[:-1]) for key in _fields(table)})
     homes = _homes(model)
@@ -222,7 +270,9 @@ def _tables(annotation: Any) -> list[type[pydantic.BaseModel]]:
     return [model for inner in getattr(annotation, "__args__", ()) for model in _tables(inner)]
 
 
-def _tables_at(model: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> list[type[pydantic.BaseModel]]:
+def _tables_at(
+    model: type[pydantic.BaseModel], loc: tuple[int | str, ...]
+) -> list[type[pydantic.BaseModel]]:
     """The models at a place; numbers of a list and tags of a union lead no deeper."""
     current = [model]
     for step in loc:
@@ -233,7 +283,9 @@ def _tables_at(model: type[pydantic.BaseModel], loc: tuple[int | str, ...]) -> l
 def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
     """Where in the file each key belongs, tables in tables included."""
     homes: dict[str, list[str]] = {}
-    pending: list[tuple[tuple[str, ...], str, type[pydantic.BaseModel]]] = [((), "at the top of the file", model)]
+    pending: list[tuple[tuple[str, ...], str, type[pydantic.BaseModel]]] = [
+        ((), "at the top of the file", model)
+    ]
     seen = set()
     while pending:
         path, place, table = pending.pop(0)
@@ -251,8 +303,11 @@ def _homes(model: type[pydantic.BaseModel]) -> dict[str, str]:
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a crash leaves the old or the new one: temporary name, fsync, rename, fsync."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")  # threads may write one path at once
+    """Replace a file so that a crash leaves the old or the new one: temporary name, fsync, rename,
+    fsync.
+    """
+    # threads may write one path at once
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         _write_exclusive(temporary, data, mode)
         temporary.replace(path)
@@ -269,7 +324,9 @@ def write_new(path: Path, data: bytes, mode: int = 0o600) -> None:
         _write_exclusive(path, data, mode)
         sync_directory(path.parent)
     except FileExistsError as error:
-        raise LocalError(f"{path}: exists already; move it away or choose another folder") from error
+        raise LocalError(
+            f"{path}: exists already; move it away or choose another folder"
+        ) from error
     except OSError as error:
         raise UnwritableError(f"{path}: cannot create it: {unwritable(error)}") from error
 

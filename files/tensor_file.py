@@ -4,8 +4,9 @@
 
     <length of the header> {"__metadata__":{"sha256":"9f86…",…},"w":{"dtype":"F32",…},…}   <tensors>
 
-The digest is of all bytes of the file, with 64 zeros in its own place. Anything that reads safetensors reads it. It
-finds accidents: whoever can write to the disk can write another digest, too.
+The digest is of all bytes of the file, with 64 zeros in its own place. Anything that reads
+safetensors reads it. It finds accidents: whoever can write to the disk can write another digest,
+too.
 """
 
 import hashlib
@@ -35,8 +36,13 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None =
     return bytes(data)
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a file that is there already, and make it durable; OSError or SafetensorError where the disk does not."""
+def write(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a file that is there already, and make it durable.
+
+    OSError or SafetensorError where the disk does not.
+    """
     save_file(dict(tensors), path, _with_digest(metadata))
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -53,7 +59,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def from_bytes(data: bytes, origin: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata; LocalError for what is no such file, or was changed since. ``origin`` names it."""
+    """Tensors and metadata; LocalError for what is no such file, or was changed since.
+
+    ``origin`` names it.
+    """
     head = data[: 8 + int.from_bytes(data[:8], "little")]
     _check(head, [memoryview(data)[len(head) :]], origin)
     try:
@@ -83,7 +92,10 @@ def check(path: Path) -> bytes:
 
 
 def check_ours(path: Path) -> None:
-    """LocalError where the disk changed a file that Staddle wrote; anybody else's is not looked at."""
+    """LocalError where the disk changed a file that Staddle wrote.
+
+    Anybody else's is not looked at.
+    """
     with path.open("rb") as file:
         ours = is_ours(_head(file, path.stat().st_size))
     if ours:
@@ -91,13 +103,19 @@ def check_ours(path: Path) -> None:
 
 
 def is_ours(head: bytes) -> bool:
-    """Whether a safetensors file, of which ``head`` is the header or more, has a digest: anybody else's has none."""
+    """Whether a safetensors file, of which ``head`` is the header or more, has a digest: anybody
+    else's has none.
+    """
     return _MARK in head[: 8 + int.from_bytes(head[:8], "little")]
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """Of any safetensors file that was read: 8 bytes with the length of its header, and the header in JSON."""
-    found: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    """Of any safetensors file that was read: 8 bytes with the length of its header, and the header
+    in JSON.
+    """
+    found: dict[str, str] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get(
+        "__metadata__", {}
+    )
     return found
 
 
@@ -106,13 +124,18 @@ def _with_digest(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _ordered(data: bytearray) -> int:
-    """Put the header's metadata in order, which the library writes in any; where its digest is to stand."""
+    """Put the header's metadata in order, which the library writes in any.
+
+    Where its digest is to stand.
+    """
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
     if len(text) != length:
-        raise LocalError(f"a header of {length} bytes has {len(text)} in order; this is a bug in Staddle")
+        raise LocalError(
+            f"a header of {length} bytes has {len(text)} in order; this is a bug in Staddle"
+        )
     data[8 : 8 + length] = text
     return data.index(_MARK, 0, 8 + length) + len(_MARK)
 
@@ -132,7 +155,9 @@ def _check(head: bytes, rest: Iterable[bytes | memoryview], origin: str) -> None
     for piece in rest:
         digest.update(piece)
     if digest.hexdigest().encode() != head[start : start + 64]:
-        raise LocalError(f"{origin}: is not as it was written: the disk changed it; restore it from a backup")
+        raise LocalError(
+            f"{origin}: is not as it was written: the disk changed it; restore it from a backup"
+        )
 
 
 def _metadata(head: bytes) -> dict[str, str]:
@@ -140,4 +165,6 @@ def _metadata(head: bytes) -> dict[str, str]:
 
 
 def _unreadable(origin: str, why: str) -> LocalError:
-    return LocalError(f"{origin}: not a file of tensors as Staddle writes them: {why}; restore it from a backup")
+    return LocalError(
+        f"{origin}: not a file of tensors as Staddle writes them: {why}; restore it from a backup"
+    )

@@ -1,8 +1,9 @@
-"""TOML as the standard library reads it, within bounds: a small file can take it half a minute and gigabytes.
+"""TOML as the standard library reads it, within bounds: a small file can take it half a minute and
+gigabytes.
 
-Keys of 20,000 parts take time and memory by the square of the parts, and a number of 5,000 digits cannot be written in
-an error. So (1) size, (2) parts of a key and (3) digits are bounded before anything is parsed, and (4) integers have
-64 bits, as TOML 1.0 says.
+Keys of 20,000 parts take time and memory by the square of the parts, and a number of 5,000 digits
+cannot be written in an error. So (1) size, (2) parts of a key and (3) digits are bounded before
+anything is parsed, and (4) integers have 64 bits, as TOML 1.0 says.
 """
 
 import re
@@ -14,9 +15,12 @@ from ..errors import LocalError
 
 MOST_BYTES = 1024 * 1024  # a job of 10,000 silos and as many named classes takes half of it
 MOST_PARTS = 16  # of a key: no format here has more than four
-MOST_DIGITS = 4300  # Python's own bound for decimal numbers, kept for those in hex, octal and binary too
+# Python's own bound for decimal numbers, kept for those in hex, octal and binary too
+MOST_DIGITS = 4300
 KEY = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-DEEP_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{KEY}[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}{KEY}", re.MULTILINE)
+DEEP_KEY = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*+(?:{KEY}[ \t]*+\.[ \t]*+){{{MOST_PARTS}}}{KEY}", re.MULTILINE
+)
 LONG_NUMBER = re.compile(
     rf"""(?<![^\s=,\[+-])[0-9][0-9A-Fa-f_box.]{{{MOST_DIGITS},}}"""
 )  # what a text has is in quotes
@@ -24,10 +28,15 @@ INTEGERS = range(-(2**63), 2**63)
 
 
 def parse_document(data: bytes, origin: str) -> dict[str, Any]:
-    """The tables of a TOML file; LocalError, named by ``origin``, for what is no TOML or beyond these bounds."""
+    """The tables of a TOML file; LocalError, named by ``origin``, for what is no TOML or beyond
+    these bounds.
+    """
     # (1) Its size.
     if len(data) > MOST_BYTES:
-        raise LocalError(f"{origin}: has {len(data):,} bytes, at most {MOST_BYTES:,} are read; is this the right file?")
+        raise LocalError(
+            f"{origin}: has {len(data):,} bytes, at most {MOST_BYTES:,} are read; is this the right"
+            " file?"
+        )
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -35,14 +44,14 @@ def parse_document(data: bytes, origin: str) -> dict[str, Any]:
     # (2) Parts of keys.
     if found := DEEP_KEY.search(text):
         raise LocalError(
-            f"{origin}, line {_line(text, found)}: a key has more than {MOST_PARTS} parts with dots between them; "
-            "no key of Staddle has so many: correct it, or is this the wrong file?"
+            f"{origin}, line {_line(text, found)}: a key has more than {MOST_PARTS} parts with dots"
+            " between them; no key of Staddle has so many: correct it, or is this the wrong file?"
         )
     # (3) Digits.
     if found := LONG_NUMBER.search(text):
         raise LocalError(
-            f"{origin}, line {_line(text, found)}: a number has more than {MOST_DIGITS} digits; correct it, or put it "
-            "in quotes if it is a text"
+            f"{origin}, line {_line(text, found)}: a number has more than {MOST_DIGITS} digits;"
+            " correct it, or put it in quotes if it is a text"
         )
     try:
         document = tomllib.loads(text)
@@ -51,7 +60,10 @@ def parse_document(data: bytes, origin: str) -> dict[str, Any]:
     # (4) 64 bits.
     for where, number in _integers(document, ()):
         if number not in INTEGERS:
-            raise LocalError(f"{origin}: {'.'.join(where)} is out of range; an integer of TOML has 64 bits at most")
+            raise LocalError(
+                f"{origin}: {'.'.join(where)} is out of range; an integer of TOML has 64 bits at"
+                " most"
+            )
     return document
 
 

@@ -23,20 +23,23 @@ SECURE_NEXT = "/staddle.v1.Federation/SecureNext"
 
 ERROR_METADATA = "staddle-error"  # trailing metadata that carries the name of an ErrorCode
 
-# Both ends ask a silent connection whether it is there, so each notices within 40 s that the other vanished without a
-# word: a router that died, a machine without power. Every call but transfers and polls has a shorter deadline.
+# Both ends ask a silent connection whether it is there, so each notices within 40 s that the other
+# vanished without a word: a router that died, a machine without power. Every call but transfers and
+# polls has a shorter deadline.
 KEEPALIVE_SECONDS = 30
 KEEPALIVE_ANSWER_SECONDS = 10
 
 UPLOAD_SECONDS = 60  # grace on top of the time that the payload takes at the slowest rate
 SLOWEST_BYTES_PER_SECOND = 256 * 1024
 
-# What a silo may send ahead of what the coordinator has read, in its memory: 40 MB/s at a round trip of 100 ms. gRPC
-# would otherwise probe the line and let the window grow, with several uploads to more than the tensors of a fold.
+# What a silo may send ahead of what the coordinator has read, in its memory: 40 MB/s at a round
+# trip of 100 ms. gRPC would otherwise probe the line and let the window grow, with several uploads
+# to more than the tensors of a fold.
 WINDOW_BYTES = 4 * 1024 * 1024
 
-# gRPC offers TLS 1.2 by default and Python has no option against it. The variable sets the cipher suites of TLS 1.2
-# only; this one needs a pre-shared key that no member has, so nothing below TLS 1.3 can complete a handshake.
+# gRPC offers TLS 1.2 by default and Python has no option against it. The variable sets the cipher
+# suites of TLS 1.2 only; this one needs a pre-shared key that no member has, so nothing below TLS
+# 1.3 can complete a handshake.
 CIPHERS_VARIABLE = "GRPC_SSL_CIPHER_SUITES"
 TLS13_ONLY = "ECDHE-PSK-AES128-CBC-SHA"
 
@@ -50,7 +53,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),  # a connection that stays silent is asked again and again
+    # a connection that stays silent is asked again and again
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -66,14 +70,18 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def require_tls13() -> None:
-    """Remove TLS 1.2 from this process's handshakes; LocalError if gRPC was imported before the first call.
+    """Remove TLS 1.2 from this process's handshakes.
+
+    LocalError if gRPC was imported before the first call.
 
     gRPC reads its variables when it is imported, so the programs call this first.
     """
     if os.environ.get(CIPHERS_VARIABLE) == TLS13_ONLY:
         return
     if "grpc" in sys.modules:
-        raise LocalError(f"grpc was imported before {CIPHERS_VARIABLE} was set; call require_tls13() first")
+        raise LocalError(
+            f"grpc was imported before {CIPHERS_VARIABLE} was set; call require_tls13() first"
+        )
     os.environ[CIPHERS_VARIABLE] = TLS13_ONLY
 
 
@@ -92,5 +100,7 @@ def checked_address(address: str) -> str:
         or not (port.isascii() and port.isdecimal())
         or not 0 < int(port) < 65536
     ):
-        raise LocalError(f"coordinator address {address!r} is not host:port, such as federation.example:7443")
+        raise LocalError(
+            f"coordinator address {address!r} is not host:port, such as federation.example:7443"
+        )
     return address

@@ -1,9 +1,9 @@
 """How many fields a message may have, counted in its bytes before protobuf makes anything of them.
 
-An empty entry of a repeated field takes two bytes to send and about 80 to hold: 4 MiB of them are 170 MB. A message is
-walked a field a step, into those fields that have bounds of their own; what has more fields than an honest message can
-have, or longer ones, is refused at the first of them. So a hostile message costs no more than an honest one of the same
-federation.
+An empty entry of a repeated field takes two bytes to send and about 80 to hold: 4 MiB of them are
+170 MB. A message is walked a field a step, into those fields that have bounds of their own; what
+has more fields than an honest message can have, or longer ones, is refused at the first of them. So
+a hostile message costs no more than an honest one of the same federation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,9 @@ NONE: "Bounds" = MappingProxyType({})
 
 
 class FieldLimit(NamedTuple):
-    """Of a field that is a message: most fields in it, most bytes of one, and those in it with bounds of their own."""
+    """Of a field that is a message: most fields in it, most bytes of one, and those in it with
+    bounds of their own.
+    """
 
     most: int
     longest: int
@@ -31,7 +33,9 @@ Bounds: TypeAlias = Mapping[int, FieldLimit]  # number of a field that is a mess
 
 
 def check_fields(data: bytes, most: int, bounds: Bounds) -> None:
-    """DecodeError for more than ``most`` fields, or where a message in one of them goes beyond its bounds."""
+    """DecodeError for more than ``most`` fields, or where a message in one of them goes beyond its
+    bounds.
+    """
     _check(data, 0, len(data), FieldLimit(most, len(data), bounds), "", MOST_IN_ALL)
 
 
@@ -46,7 +50,9 @@ def _check(data: bytes, at: int, end: int, bound: FieldLimit, where: str, left: 
         if number in bound.inner:
             left = _check(data, start, stop, bound.inner[number], f" in field {number}", left)
         elif stop - start > bound.longest:
-            raise DecodeError(f"a field of {stop - start} bytes{where}, at most {bound.longest} it can have")
+            raise DecodeError(
+                f"a field of {stop - start} bytes{where}, at most {bound.longest} it can have"
+            )
     return left
 
 

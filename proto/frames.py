@@ -1,10 +1,13 @@
-"""Frames of a tensor stream as bytes: chunks without protobuf's copies, everything else by protobuf.
+"""Frames of a tensor stream as bytes: chunks without protobuf's copies, everything else by
+protobuf.
 
-A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: length-delimited, tag 0x12): the tag, the
-length as a varint, the payload, nothing behind it. It is written with one copy and read with none, where protobuf makes
-two at either end. Any other encoding of a chunk is read too, the slow way.
+A chunk is ``Frame.chunk``, field 2 of the message (protobuf's encoding guide: length-delimited, tag
+0x12): the tag, the length as a varint, the payload, nothing behind it. It is written with one copy
+and read with none, where protobuf makes two at either end. Any other encoding of a chunk is read
+too, the slow way.
 
-A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made (field_limits.py).
+A manifest has one header a tensor, an END one digest: of more than ``MOST_TENSORS`` nothing is made
+(field_limits.py).
 """
 
 from collections.abc import Sequence
@@ -21,11 +24,14 @@ from .field_limits import FieldLimit, check_fields
 
 MOST_FIELDS = 4  # of a frame, which has one
 LETTER = FieldLimit(MOST_HASHES + 4, 512)  # a sealed seed, and its proof
-ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})  # of a Mix, with its uploads
+# of a Mix, with its uploads
+ROW = FieldLimit(MOST_SILOS + 8, MOST_DOCUMENT, {4: FieldLimit(4, 4096, {2: LETTER})})
 SUM = FieldLimit(MOST_SILOS + 8, MOST_SPEC_BYTES)
 PROOF = FieldLimit(2 * MOST_SILOS + 8, MOST_PROOF_BYTES)
 BOUNDS = {  # manifest, with a shape in each of its headers, rows, open sums, prekeys, proofs; END
-    1: FieldLimit(MOST_TENSORS + MOST_TOLD + MOST_SILOS + 16, 4096, {10: ROW, 11: SUM, 12: PREKEY, 13: PROOF}),
+    1: FieldLimit(
+        MOST_TENSORS + MOST_TOLD + MOST_SILOS + 16, 4096, {10: ROW, 11: SUM, 12: PREKEY, 13: PROOF}
+    ),
     3: FieldLimit(MOST_TENSORS + 128, MAX_MESSAGE_BYTES),
 }
 TAG = 0x12
@@ -58,7 +64,10 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """What the bytes of a message Frame hold; protobuf's DecodeError for bytes that are none, or out of bounds."""
+    """What the bytes of a message Frame hold.
+
+    Protobuf's DecodeError for bytes that are none, or out of bounds.
+    """
     if (start := _payload_start(data)) is not None:
         return ChunkFrame(data, start)
     check_fields(data, MOST_FIELDS, BOUNDS)

@@ -1,4 +1,5 @@
-"""Generate the protobuf modules: ``python proto/generate.py``, or ``--check`` to compare with what is committed.
+"""Generate the protobuf modules: ``python proto/generate.py``, or ``--check`` to compare with what
+is committed.
 
 Needs grpcio-tools in the version that pyproject.toml pins (test extra), run from a checkout.
 """
@@ -32,7 +33,9 @@ def main() -> None:
     """Write the modules, or compare."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="compare with the committed modules; exit 1 if they differ"
+        "--check",
+        action="store_true",
+        help="compare with the committed modules; exit 1 if they differ",
     )
     check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:

@@ -2,11 +2,12 @@
 
 ::
 
-    state      frame       goes to
-    manifest   manifest    chunks     checked against the schema before a byte is taken
-    chunks     (bytes)     chunks     once, where the manifest has an offset: what an earlier stream brought
-    chunks     chunk       chunks     1 MiB each, the last one what is left of the declared bytes
-    chunks     end         done       all bytes there, every digest as computed here
+    state     frame     goes to
+    manifest  manifest  chunks   checked against the schema before a byte is taken
+    chunks    (bytes)   chunks   once, where the manifest has an offset: what an earlier stream
+                                 brought
+    chunks    chunk     chunks   1 MiB each, the last one what is left of the declared bytes
+    chunks    end       done     all bytes there, every digest as computed here
 
 Anything else is refused. No I/O here: the receiver hands checked bytes to its sink.
 """
@@ -98,7 +99,9 @@ def chunks(tensors: Iterable[Tensor], size: int = CHUNK_BYTES) -> Iterator[Chunk
 
 
 def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[ChunkFrame]:
-    """The same bytes in chunks of ``size``, the last what is left; a piece is copied before the next is asked for.
+    """The same bytes in chunks of ``size``, the last what is left.
+
+    A piece is copied before the next is asked for.
 
     Once only, where a chunk lies within a piece.
     """
@@ -121,7 +124,9 @@ def recut(pieces: Iterable[memoryview], size: int = CHUNK_BYTES) -> Iterator[Chu
 
 
 def resumable(offset: int, size: int) -> bool:
-    """Whether a stream of ``size`` bytes may go on at ``offset``: between two chunks, or behind the last."""
+    """Whether a stream of ``size`` bytes may go on at ``offset``: between two chunks, or behind the
+    last.
+    """
     return offset == size or (0 <= offset < size and offset % CHUNK_BYTES == 0)
 
 
@@ -134,7 +139,10 @@ class Inbound:
         check: Callable[[pb.Manifest], Sequence[int]],
         sink: Callable[[memoryview], object],
     ) -> None:
-        """``check`` refuses a manifest or gives the sizes of what is hashed; ``sink`` takes the declared bytes."""
+        """``check`` refuses a manifest or gives the sizes of what is hashed.
+
+        ``sink`` takes the declared bytes.
+        """
         self._peer = peer
         self._check = check
         self._sink = sink
@@ -151,7 +159,9 @@ class Inbound:
             raise RefusedError(self._peer, "MANIFEST", "a frame without body, or after the end")
         if self._digester is None:
             if isinstance(frame, ChunkFrame) or body != "manifest":
-                raise RefusedError(self._peer, "MANIFEST", f"the first frame is a {body}, not a manifest")
+                raise RefusedError(
+                    self._peer, "MANIFEST", f"the first frame is a {body}, not a manifest"
+                )
             self._begin(frame.manifest)
         elif isinstance(frame, ChunkFrame):
             self._take(frame.payload, self._digester)
@@ -167,27 +177,37 @@ class Inbound:
         self._missing = manifest.offset
         if not resumable(self._missing, self._left):
             raise RefusedError(
-                self._peer, "MANIFEST", f"goes on at byte {self._missing} of {self._left}, which begins no chunk"
+                self._peer,
+                "MANIFEST",
+                f"goes on at byte {self._missing} of {self._left}, which begins no chunk",
             )
 
     def take_up(self, pieces: Iterable[bytes]) -> None:
-        """Hash what lies before the manifest's offset; it came with an earlier stream, so the sink has it."""
+        """Hash what lies before the manifest's offset.
+
+        It came with an earlier stream, so the sink has it.
+        """
         for piece in pieces:
             if self._digester is None or len(piece) > self._missing:
-                raise LocalError(f"a piece of {len(piece)} bytes where {self._missing} lie before the offset")
+                raise LocalError(
+                    f"a piece of {len(piece)} bytes where {self._missing} lie before the offset"
+                )
             self._digester.update(piece)
             self._missing -= len(piece)
             self._left -= len(piece)
 
     def _take(self, chunk: memoryview, digester: Digester) -> None:
         if self._missing:
-            raise LocalError(f"a chunk while {self._missing} bytes before the offset were not taken up")
+            raise LocalError(
+                f"a chunk while {self._missing} bytes before the offset were not taken up"
+            )
         wanted = min(self._left, CHUNK_BYTES)
         if not chunk or len(chunk) != wanted:
             raise RefusedError(
                 self._peer,
                 "LENGTH",
-                f"a chunk of {len(chunk)} bytes where {self._left} were left of the manifest; {wanted} are due",
+                f"a chunk of {len(chunk)} bytes where {self._left} were left of the manifest;"
+                f" {wanted} are due",
             )
         self._left -= len(chunk)
         digester.update(chunk)
@@ -195,14 +215,20 @@ class Inbound:
 
     def _finish(self, end: pb.End, digester: Digester) -> None:
         if self._left:
-            raise RefusedError(self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest")
+            raise RefusedError(
+                self._peer, "LENGTH", f"the stream ended {self._left} bytes before its manifest"
+            )
         digests = digester.digests()
         if tuple(end.tensor_sha256) != digests.tensors or end.sha256 != digests.total:
-            raise RefusedError(self._peer, "DIGEST", "the bytes that arrived have other digests than the end says")
+            raise RefusedError(
+                self._peer, "DIGEST", "the bytes that arrived have other digests than the end says"
+            )
         self.end, self.digests = end, digests
 
     def finish(self) -> tuple[pb.End, Digests]:
         """The end frame and the digests; RefusedError where the stream stopped before its end."""
         if self.end is None or self.digests is None:
-            raise RefusedError(self._peer, "INTERRUPTED", "the stream stopped before its end frame; send it again")
+            raise RefusedError(
+                self._peer, "INTERRUPTED", "the stream stopped before its end frame; send it again"
+            )
         return self.end, self.digests

@@ -29,32 +29,49 @@ def to_wire(items: Sequence[Item]) -> list[pb.TensorHeader]:
     ]
 
 
-def check_manifest(peer: str, manifest: pb.Manifest, expected: Sequence[Item], words: int = 0) -> None:
-    """Refuse a manifest that is not exactly what the signed schema declares; the text names the first difference.
+def check_manifest(
+    peer: str, manifest: pb.Manifest, expected: Sequence[Item], words: int = 0
+) -> None:
+    """Refuse a manifest that is not exactly what the signed schema declares.
+
+    The text names the first difference.
 
     ``words`` are the bytes that follow the tensors, of open sums and of rows of a Mix.
     """
     for place, (found, wanted) in enumerate(zip(manifest.tensors, to_wire(expected), strict=False)):
         if found != wanted:
             raise RefusedError(
-                peer, "MANIFEST", f"tensor {place}: declared {_show(found)}, the job's schema has {_show(wanted)}"
+                peer,
+                "MANIFEST",
+                f"tensor {place}: declared {_show(found)}, the job's schema has {_show(wanted)}",
             )
     if len(manifest.tensors) > len(expected):
         extra = manifest.tensors[len(expected)]
-        raise RefusedError(peer, "MANIFEST", f"undeclared tensor {_show(extra)}: the job's schema does not have it")
+        raise RefusedError(
+            peer, "MANIFEST", f"undeclared tensor {_show(extra)}: the job's schema does not have it"
+        )
     if len(manifest.tensors) < len(expected):
         missing = to_wire(expected)[len(manifest.tensors)]
-        raise RefusedError(peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest")
+        raise RefusedError(
+            peer, "MANIFEST", f"tensor {_show(missing)} is missing from the manifest"
+        )
     total = sum(item.spec.nbytes for item in expected) + words
     if manifest.size != total:
         what = "tensors and words" if words else "tensors"
-        raise RefusedError(peer, "MANIFEST", f"declared {manifest.size} bytes, the {what} have {total}")
+        raise RefusedError(
+            peer, "MANIFEST", f"declared {manifest.size} bytes, the {what} have {total}"
+        )
 
 
 def _show(header: pb.TensorHeader) -> str:
     dtype = pb.DType.Name(header.dtype) if header.dtype in pb.DType.values() else str(header.dtype)
-    kind = pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
-    return f"{header.part[:64]}/{header.name[:64]} ({kind}, {dtype}, {list(header.shape[:8])}, {header.size} bytes)"
+    kind = (
+        pb.PartKind.Name(header.kind) if header.kind in pb.PartKind.values() else str(header.kind)
+    )
+    return (
+        f"{header.part[:64]}/{header.name[:64]} ({kind}, {dtype}, {list(header.shape[:8])},"
+        f" {header.size} bytes)"
+    )
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -64,11 +81,18 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(little.reshape(-1).view(np.uint8).data)
 
 
-def tensor_from(buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0) -> Tensor:
-    """The tensor that lies at ``offset`` of a buffer; shares the memory of a writable, aligned buffer."""
+def tensor_from(
+    buffer: memoryview | bytes | bytearray, spec: TensorSpec, offset: int = 0
+) -> Tensor:
+    """The tensor that lies at ``offset`` of a buffer.
+
+    Shares the memory of a writable, aligned buffer.
+    """
     if spec.elements == 0:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype])
-    array = np.frombuffer(buffer, dtype=LITTLE_ENDIAN[spec.dtype], count=spec.elements, offset=offset)
+    array = np.frombuffer(
+        buffer, dtype=LITTLE_ENDIAN[spec.dtype], count=spec.elements, offset=offset
+    )
     usable = array.flags.writeable and array.flags.aligned
     native = array.astype(array.dtype.newbyteorder("="), copy=not usable)
     return torch.from_numpy(native).reshape(spec.shape)

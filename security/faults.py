@@ -1,6 +1,7 @@
 """Why an attempt at a secure sum was refused or ended: the closed list of codes.
 
-``RefusedError(peer, code, why)`` carries one, where the fault is a peer's; the state machines turn it into their end.
+``RefusedError(peer, code, why)`` carries one, where the fault is a peer's; the state machines turn
+it into their end.
 """
 
 from collections.abc import Iterator
@@ -14,14 +15,18 @@ class Code(StrEnum):
     """What went wrong; only these words leave a silo, never the texts."""
 
     SPEC = "SPEC"  # the specification is malformed, unsigned or not the one of this job and round
-    POLICY = "POLICY"  # this silo's policy asks for another cohort, threshold, weights or ring, or lets no upload leave
+    # this silo's policy asks for another cohort, threshold, weights or ring, or lets no upload
+    # leave
+    POLICY = "POLICY"
     ATTEMPT = "ATTEMPT"  # this attempt, or one that excludes it, was entered before
     ABANDON = "ABANDON"  # too few abandon notes, or one that does not hold
     KEYS = "KEYS"  # a bundle of keys is unsigned, of a stranger, repeated or unusable
     SHARES = "SHARES"  # dealt shares are unsigned, do not open, or do not fit their commitments
     COMPLAINT = "COMPLAINT"  # a complaint about a dealer does not hold
     MISDEALT = (
-        "MISDEALT"  # evidence shows that a dealer's shares do not open, or do not join (security/secagg/evidence.py)
+        # evidence shows that a dealer's shares do not open, or do not join
+        # (security/secagg/evidence.py)
+        "MISDEALT"
     )
     UPLOAD = "UPLOAD"  # a masked upload or its header is not what it should be
     SURVIVORS = "SURVIVORS"  # the set of survivors is too small, or not one that this silo may sign
@@ -37,7 +42,8 @@ class Code(StrEnum):
 # Whom a silo blames, besides a silo by its id:
 NOBODY = ""  # for what honest silos and an honest coordinator come to, when processes die
 COORDINATOR = "coordinator"  # for what only the coordinator can have done
-COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"  # for what either can have done, and nobody can tell which
+# for what either can have done, and nobody can tell which
+COORDINATOR_OR_SILO = "coordinator or a silo of the cohort"
 
 
 def check(holds: bool, peer: str, code: Code, why: str) -> None:
@@ -48,8 +54,12 @@ def check(holds: bool, peer: str, code: Code, why: str) -> None:
 
 @contextmanager
 def passed_on() -> Iterator[None]:
-    """Blame the coordinator for what it passed on and could have seen itself: a signature that does not hold."""
+    """Blame the coordinator for what it passed on and could have seen itself: a signature that does
+    not hold.
+    """
     try:
         yield
     except RefusedError as error:
-        raise RefusedError(COORDINATOR, error.code, f"passed on from {error.peer!r}: {error.why}") from None
+        raise RefusedError(
+            COORDINATOR, error.code, f"passed on from {error.peer!r}: {error.why}"
+        ) from None

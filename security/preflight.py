@@ -1,4 +1,6 @@
-"""What a daemon's ``check`` finds before anything starts: findings, and the checks that silo and coordinator share."""
+"""What a daemon's ``check`` finds before anything starts: findings, and the checks that silo and
+coordinator share.
+"""
 
 import datetime as dt
 import os
@@ -25,7 +27,9 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: whether it is as it should be, and what was found or what to do."""
+    """One thing that was looked at: whether it is as it should be, and what was found or what to
+    do.
+    """
 
     name: str
     ok: bool
@@ -82,7 +86,13 @@ def identity(
 def keys(folder: Path) -> tuple[Keys, str]:
     """The keys belong together, and nobody else can read the private ones."""
     found = load_keys(folder)
-    return found, f"{found.entry.id}, TLS key {found.entry.tls_fingerprint}, private files for their owner alone"
+    return (
+        found,
+        (
+            f"{found.entry.id}, TLS key {found.entry.tls_fingerprint}, private files for their"
+            " owner alone"
+        ),
+    )
 
 
 def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
@@ -90,7 +100,10 @@ def roster(path: Path, pins: Pins) -> tuple[Roster, str]:
     found = rosters.load(path)
     rosters.verify(found, pins)
     signers = ", ".join(sorted(found.signatures))
-    return found, f"version {found.version} of {found.federation!r}, signed by {signers}; it fits the pins"
+    return (
+        found,
+        f"version {found.version} of {found.federation!r}, signed by {signers}; it fits the pins",
+    )
 
 
 def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool, str]:
@@ -98,39 +111,56 @@ def member(found: Keys, members: Roster, role: Role, folder: Path) -> tuple[bool
     entry = found.entry
     if entry.role is not role:
         raise LocalError(
-            f"{folder}: {entry.id!r} is {_one(entry.role)}, not {_one(role)}; use the keys of {_one(role)}"
+            f"{folder}: {entry.id!r} is {_one(entry.role)}, not {_one(role)}; use the keys of"
+            f" {_one(role)}"
         )
     if entry.id not in members or members[entry.id] != entry:
         known = "has other keys" if entry.id in members else "is missing"
         raise LocalError(
-            f"{folder}: {entry.id!r} ({entry.tls_fingerprint}) {known} in roster version {members.version}; have its "
-            "entry.json added and the roster signed"
+            f"{folder}: {entry.id!r} ({entry.tls_fingerprint}) {known} in roster version"
+            f" {members.version}; have its entry.json added and the roster signed"
         )
     return True, f"{entry.id} is {_one(role)} of the roster with these keys"
 
 
 def clock(members: Roster, now: dt.datetime) -> tuple[bool, str]:
-    """Our clock lies in the time for which every certificate is good; TLS fails otherwise. No one else is asked."""
+    """Our clock lies in the time for which every certificate is good; TLS fails otherwise.
+
+    No one else is asked.
+    """
     shown = now.isoformat(timespec="seconds")
     for entry in members.entries:
         first, last = validity(entry.certificate)
         if now < first:
-            raise LocalError(f"{shown} is before the certificate of {entry.id!r} ({first.isoformat()}); set the clock")
+            raise LocalError(
+                f"{shown} is before the certificate of {entry.id!r} ({first.isoformat()}); set the"
+                " clock"
+            )
         if now > last:
             raise LocalError(
-                f"{shown} is after the certificate of {entry.id!r} ({last.isoformat()}); set the clock, or have new "
-                "keys made for it"
+                f"{shown} is after the certificate of {entry.id!r} ({last.isoformat()}); set the"
+                " clock, or have new keys made for it"
             )
-    return True, f"{shown} lies in the validity of all {len(members.entries)} certificates; no other clock was asked"
+    return (
+        True,
+        (
+            f"{shown} lies in the validity of all {len(members.entries)} certificates; no other"
+            " clock was asked"
+        ),
+    )
 
 
 def disk(folder: Path, needed: int, why: str) -> tuple[int, str]:
     """We may write where the state goes, and there is room for what is needed, a GiB at least."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir():
-        raise LocalError(f"{place}: is not a folder; the state goes to {folder}: choose another directory")
+        raise LocalError(
+            f"{place}: is not a folder; the state goes to {folder}: choose another directory"
+        )
     if not os.access(place, os.W_OK | os.X_OK):
-        raise LocalError(f"{place}: cannot write here; give this user the folder, or choose another directory")
+        raise LocalError(
+            f"{place}: cannot write here; give this user the folder, or choose another directory"
+        )
     free, wanted = shutil.disk_usage(place).free, max(needed, LEAST_FREE)
     reason = why if needed > LEAST_FREE else "at least a GiB"
     if free < wanted:
@@ -146,12 +176,21 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-def ledger(directory: Path, federation: str, keys: Path, known: Note | None = None) -> tuple[bool, str]:
-    """The ledger in a daemon's folder holds, under its own log key; or there is none yet, nor a head of one."""
+def ledger(
+    directory: Path, federation: str, keys: Path, known: Note | None = None
+) -> tuple[bool, str]:
+    """The ledger in a daemon's folder holds, under its own log key.
+
+    Or there is none yet, nor a head of one.
+    """
     folder = directory / LEDGER
     if known is None and (not folder.exists() or not any(folder.iterdir())):
         return True, f"{folder}: none yet; it is begun at the first start"
-    found = verify(folder, key=own_log_key(federation, keys), witnessed={"the database": known} if known else None)
+    found = verify(
+        folder,
+        key=own_log_key(federation, keys),
+        witnessed={"the database": known} if known else None,
+    )
     if not found.ok:
         raise LocalError(f"{folder}: {found.problems[0]}; run: staddle ledger verify {folder}")
     signed = f"signed up to {found.checkpoint}"

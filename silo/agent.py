@@ -1,4 +1,6 @@
-"""The agent: runs the effects of ``session.advance`` one at a time, with a heartbeat beside each piece of work."""
+"""The agent: runs the effects of ``session.advance`` one at a time, with a heartbeat beside each
+piece of work.
+"""
 
 import asyncio
 import contextlib
@@ -71,8 +73,10 @@ if TYPE_CHECKING:
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 BARRING = ("PROTOCOL_VERSION", "ROSTER", "IDENTITY")  # trying again does not cure these
-WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")  # greeting again later does, or explains
-ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")  # what ``admit`` says, after a restart too
+# greeting again later does, or explains
+WAITING = ("SESSION", "STOPPING", "LIMIT", "STORAGE", "INTERRUPTED", "LEDGER")
+# what ``admit`` says, after a restart too
+ADMISSION = ("JOB_SIGNATURE", "JOB_INVALID", "POLICY", "DATA")
 PAUSE_SECONDS = 0.5  # after what led to nothing: a coordinator does not set our pace
 
 
@@ -115,7 +119,10 @@ class Agent:
         self._trainer.cancel()
 
     async def run(self) -> str:
-        """Until stopped (empty string) or barred (why); UnwritableError where the disk does not take what we keep."""
+        """Until stopped (empty string) or barred (why).
+
+        UnwritableError where the disk does not take what we keep.
+        """
         try:
             return await self._run()
         finally:
@@ -183,9 +190,17 @@ class Agent:
             await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 jitter is no secret
         self._beat_seconds = await self._gate.hello()
         for upload in await self._gate.settle():
-            log.event("upload.settled", job=upload.job, round=upload.round, outcome=upload.status, why=upload.why)
+            log.event(
+                "upload.settled",
+                job=upload.job,
+                round=upload.round,
+                outcome=upload.status,
+                why=upload.why,
+            )
             self._blind.settled(upload)
-        log.event("connected", coordinator=self._roster.coordinator.id, address=self._config.coordinator)
+        log.event(
+            "connected", coordinator=self._roster.coordinator.id, address=self._config.coordinator
+        )
         return Connected()
 
     # A job is offered.
@@ -212,8 +227,15 @@ class Agent:
         await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
         for part in job.method().loadable:
-            log.event("weights", job=job.name, part=part, sha256=admitted.digests.get(part, "none: from scratch"))
-        log.event("job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test))
+            log.event(
+                "weights",
+                job=job.name,
+                part=part,
+                sha256=admitted.digests.get(part, "none: from scratch"),
+            )
+        log.event(
+            "job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test)
+        )
         for said in advice(job, len(admitted.train)):
             log.problem("privacy.advice", job=job.name, why=said)
         return Worked()
@@ -234,7 +256,9 @@ class Agent:
             self._folder(admitted.job.name).check_new(signed)
             if admitted.job.keyed:
                 self._group_keys.check_new(admitted.job)
-                self._mixed(admitted.job.name).check_begun(admitted.job, self._gate.contributed(admitted.job))
+                self._mixed(admitted.job.name).check_begun(
+                    admitted.job, self._gate.contributed(admitted.job)
+                )
         except ExhaustedError as error:
             raise RefusedError(self._roster.coordinator.id, "POLICY", str(error)) from error
         except LocalError as error:
@@ -251,7 +275,9 @@ class Agent:
         if known is None and (signed := self._folder(job).signed()) is not None:
             known = self._admitted[job] = self._checked(signed)
         if known is None or known.job.digest != digest:
-            raise RefusedError(self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}")
+            raise RefusedError(
+                self._roster.coordinator.id, "UNKNOWN_JOB", f"we did not accept job {job!r}"
+            )
         return known
 
     def _folder(self, job: str) -> JobFolder:
@@ -263,7 +289,8 @@ class Agent:
     # A round.
 
     async def _take_part(self, asked: RoundOpened) -> Event:
-        """Fetch, train, give; what goes wrong on our side is answered with a code, and the federation goes on.
+        """Fetch, train, give; what goes wrong on our side is answered with a code, and the
+        federation goes on.
 
         Except for a full disk: the agent ends, so that the round is as it was once there is room.
         """
@@ -276,15 +303,19 @@ class Agent:
                 raise
             except DeniedError as error:
                 await self._give_up(asked, "POLICY", error)
-            except ExhaustedError as error:  # nothing was trained, nothing leaves; what comes down is taken further
+            # nothing was trained, nothing leaves; what comes down is taken further
+            except ExhaustedError as error:
                 log.problem("budget.exhausted", job=asked.job, round=asked.round, why=str(error))
                 await self._give_up(asked, "BUDGET", error)
             except LocalError as error:
                 await self._give_up(asked, "TRAINING", error)
             except (
                 MemoryError
-            ) as error:  # of what the gate makes of a round; training has its own (silo/training/trainer.py)
-                await self._give_up(asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}"))
+                # of what the gate makes of a round; training has its own (silo/training/trainer.py)
+            ) as error:
+                await self._give_up(
+                    asked, "TRAINING", LocalError(f"memory ran out: {error or 'no more is told'}")
+                )
             except (UnreachableError, TurnedAwayError):
                 raise
             except PeerError as error:
@@ -309,16 +340,17 @@ class Agent:
             raise RefusedError(
                 self._roster.coordinator.id,
                 "DELIVERY",
-                f"asks for round {round_} of job {job.name!r} from the state after round {asked.counted - 1}; what it "
-                f"gives was trained from the state after round {bundle.start - 1}, as the coordinator had said before",
+                f"asks for round {round_} of job {job.name!r} from the state after round"
+                f" {asked.counted - 1}; what it gives was trained from the state after round"
+                f" {bundle.start - 1}, as the coordinator had said before",
             )
         over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
                 self._roster.coordinator.id,
                 "ROUND_CLOSED",
-                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of {job.length} are over, "
-                "and what a round gave is given once",
+                f"asks for round {round_} of job {job.name!r}; here {folder.rounds_done} of"
+                f" {job.length} are over, and what a round gave is given once",
             )
         plan = admitted.plan.round(round_)
         train = partial(self._train, admitted, asked)
@@ -334,10 +366,12 @@ class Agent:
         return OwnValues(self._folder(admitted.job.name).path, counted, own)
 
     async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Contributions | None:
-        """What a round gives that was trained before; if the disk changed it and nothing left, it is trained again.
+        """What a round gives that was trained before.
 
-        LocalError names a damaged one of which something left, and one of a private job: training it again would cost
-        privacy a second time.
+        If the disk changed it and nothing left, it is trained again.
+
+        LocalError names a damaged one of which something left, and one of a private job: training
+        it again would cost privacy a second time.
         """
         try:
             return await asyncio.to_thread(folder.outbox, round_)
@@ -349,12 +383,16 @@ class Agent:
         return None
 
     async def _await_word(self, asked: RoundOpened) -> None:
-        """A private round waits for another silo's word, which comes with a poll; then the round is told again."""
+        """A private round waits for another silo's word, which comes with a poll.
+
+        Then the round is told again.
+        """
         if not (witnesses := sorted(self._gate.witnesses)):
             raise LocalError(
-                "private rounds wait for another silo's signed word of what it holds of this silo's ledger, in which "
-                "stands what its data set has cost; the roster has no other silo but such as the coordinator's "
-                "organisation runs: have one added that another organisation runs"
+                "private rounds wait for another silo's signed word of what it holds of this silo's"
+                " ledger, in which stands what its data set has cost; the roster has no other silo"
+                " but such as the coordinator's organisation runs: have one added that another"
+                " organisation runs"
             )
         if (waits := (asked.digest, asked.round)) != self._waits_told:
             self._waits_told = waits
@@ -362,14 +400,19 @@ class Agent:
                 "round.waits",
                 job=asked.job,
                 round=asked.round,
-                why="no other silo has said in this session what it holds of this silo's ledger, in which stands what "
-                "its data set has cost, and the coordinator's word is not enough; this private round begins as soon "
-                f"as one does. If it stays so, ask the operators of {', '.join(witnesses)} whether their agents run, "
-                "and the coordinator's whether it passes on what they say",
+                why=(
+                    "no other silo has said in this session what it holds of this silo's ledger,"
+                    " in which stands what its data set has cost, and the coordinator's word is"
+                    " not enough; this private round begins as soon as one does. If it stays so,"
+                    f" ask the operators of {', '.join(witnesses)} whether their agents run, and"
+                    " the coordinator's whether it passes on what they say"
+                ),
             )
         await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _train(self, admitted: Admitted, asked: RoundOpened, delivered: ReceivedDelivery) -> Contributions:
+    async def _train(
+        self, admitted: Admitted, asked: RoundOpened, delivered: ReceivedDelivery
+    ) -> Contributions:
         began = time.monotonic()
         train = self._work(admitted).train
         try:
@@ -387,7 +430,9 @@ class Agent:
         if job.counted and HOLDERS in delivered.tensors and job.digest not in self._withheld_told:
             self._withheld_told.add(job.digest)
             (holders,) = delivered.tensors[HOLDERS].values()
-            log.event("job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders))
+            log.event(
+                "job.withheld", job=job.name, **withheld_classes(job, admitted.train, holders)
+            )
 
     def _work(self, admitted: Admitted) -> JobTraining:
         folder, threads = self._folder(admitted.job.name), self._config.training.threads
@@ -398,7 +443,14 @@ class Agent:
             math.inf if limits.max_parallel is None else limits.max_parallel,
         )
         return JobTraining(
-            admitted, folder, self._silo, threads, self._trainer.cancelled, private, self._place, caution
+            admitted,
+            folder,
+            self._silo,
+            threads,
+            self._trainer.cancelled,
+            private,
+            self._place,
+            caution,
         )
 
     @contextlib.asynccontextmanager
@@ -425,7 +477,8 @@ class Agent:
     async def _conclude(self, finished: JobFinished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
         folder, code = self._folder(finished.job), "UNSPECIFIED"
-        ended = self._group_keys.ended(finished.job)  # told again: its keys are gone, and what we can take we have
+        # told again: its keys are gone, and what we can take we have
+        ended = self._group_keys.ended(finished.job)
         if ended and finished.completed and not folder.finished:
             code = "DELIVERY"
         if ended or not finished.completed or folder.finished:
@@ -434,7 +487,9 @@ class Agent:
             if finished.completed and not ended:
                 admitted = self._known(finished.job, finished.digest)
                 delivered = await self._final(admitted, finished)
-                await self._trainer.run(self._work(admitted).finish, finished.counted, delivered.tensors)
+                await self._trainer.run(
+                    self._work(admitted).finish, finished.counted, delivered.tensors
+                )
             if not finished.completed:
                 await asyncio.to_thread(folder.fail)
             log.event("job.finished", job=finished.job, completed=finished.completed)
@@ -454,7 +509,10 @@ class Agent:
 
 
 def _code(error: StaddleError) -> str:
-    """What to tell of work that we refused: the job, since our files changed, by its code; or what came down."""
+    """What to tell of work that we refused: the job, since our files changed, by its code.
+
+    Or what came down.
+    """
     return error.code if isinstance(error, RefusedError) and error.code in ADMISSION else "DELIVERY"
 
 
@@ -466,12 +524,18 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
             told: Task = JobOffered(job, digest.hex(), task.offer.signed_job)
         case "round":
             job, digest = task.round.job, task.round.job_digest
-            told = RoundOpened(job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort))
+            told = RoundOpened(
+                job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort)
+            )
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
-            told = JobFinished(job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted)
+            told = JobFinished(
+                job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted
+            )
         case _:
             return None
     if not re.fullmatch(ID_PATTERN, job) or len(digest) != 32:
-        raise PeerError(coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes")
+        raise PeerError(
+            coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes"
+        )
     return told

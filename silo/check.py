@@ -1,4 +1,7 @@
-"""``staddle silo check``: all that the agent needs, tried before it starts. Nothing is changed, nothing trained."""
+"""``staddle silo check``: all that the agent needs, tried before it starts.
+
+Nothing is changed, nothing trained.
+"""
 
 import secrets
 from collections.abc import Sequence
@@ -30,7 +33,8 @@ from .admission.signed_sets import objection_to
 from .config import SiloConfig
 from .job_folder import JobFolder, split_key
 
-STATES = 3  # of a job: after the last round, after the one before that counted, and the model in the end
+# of a job: after the last round, after the one before that counted, and the model in the end
+STATES = 3
 
 
 def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
@@ -44,7 +48,9 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     report.look("data", partial(_data, config))
     for own in config.weights:
         report.look("weights", partial(_weights, own))
-    report.look("ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys))
+    report.look(
+        "ledger", partial(preflight.ledger, config.directory, config.trust.federation, config.keys)
+    )
     if policy is not None and policy.budget is not None:
         report.look("privacy", partial(_privacy, policy.dataset, policy.budget, config))
     largest = 0
@@ -54,12 +60,16 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
             continue
         found = report.look("job", partial(_job, job, keys, roster, policy, config))
         largest = max(largest, footprint(found, keys.entry.id) if found else 0)
-    report.look("disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs"))
+    report.look(
+        "disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs")
+    )
     _reach(report, config, keys, roster)
     return report
 
 
-def _reach(report: PreflightReport, config: SiloConfig, keys: Keys | None, roster: Roster | None) -> None:
+def _reach(
+    report: PreflightReport, config: SiloConfig, keys: Keys | None, roster: Roster | None
+) -> None:
     if keys is None or roster is None:
         report.skip("reach", "keys and roster")
         return
@@ -67,7 +77,9 @@ def _reach(report: PreflightReport, config: SiloConfig, keys: Keys | None, roste
     if not report.look("reach", partial(connectivity.connect, address, coordinator)):
         report.skip("handshake", "reach")
         report.skip("health", "reach")
-    elif not report.look("handshake", partial(connectivity.handshake, address, config.keys, coordinator)):
+    elif not report.look(
+        "handshake", partial(connectivity.handshake, address, config.keys, coordinator)
+    ):
         report.skip("health", "the handshake")
     else:
         report.look("health", partial(connectivity.health, address, keys, coordinator))
@@ -90,13 +102,18 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
 
 def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
     """What was spent of the data set's budget."""
-    from ..security.dp.rdp import shown  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+    from ..security.dp.rdp import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
+        shown,
+    )
     from .admission import budget as spent  # noqa: PLC0415 likewise
 
     budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
     cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
     most = f"{asked.epsilon:f} at delta = {asked.delta:f}"
-    return True, f"data set {dataset!r}: epsilon = {cost} of {most} is spent; jobs that spent: {jobs}"
+    return (
+        True,
+        f"data set {dataset!r}: epsilon = {cost} of {most} is spent; jobs that spent: {jobs}",
+    )
 
 
 def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
@@ -104,12 +121,21 @@ def _data(config: SiloConfig) -> tuple[Dataset | None, str]:
     source = config.data
     source.check_present()
     if source.needs_model:
-        return None, f"{source.where}: a folder of images; --job JOB.json reads them in the size of a job's model"
+        return (
+            None,
+            (
+                f"{source.where}: a folder of images; --job JOB.json reads them in the size of a"
+                " job's model"
+            ),
+        )
     records = source.load(None)
     classes = len(set(records.y.tolist()))
     named = "classes named" if records.class_names else "classes not named"
     shape = list(records.x.shape[1:])
-    return records, f"{source.where}: {len(records)} records of shape {shape}, {classes} classes, {named}"
+    return (
+        records,
+        f"{source.where}: {len(records)} records of shape {shape}, {classes} classes, {named}",
+    )
 
 
 def _weights(own: configs.Weights) -> tuple[bool, str]:
@@ -117,15 +143,20 @@ def _weights(own: configs.Weights) -> tuple[bool, str]:
         return True, f"{own.file}: for part {own.part!r} of jobs {', '.join(own.jobs)}"
 
 
-def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig) -> tuple[Job, str]:
+def _job(
+    path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloConfig
+) -> tuple[Job, str]:
     """What the agent would answer, were this job offered now."""
     signed = read_bytes(path)
     kept = config.directory / "split.key"
-    key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)  # the agent draws its own
+    # the agent draws its own
+    key = split_key(config.directory) if kept.exists() else secrets.token_bytes(32)
     try:
         admitted = admit(signed, keys.entry.id, roster, policy, config, key)
     except RefusedError as error:
-        raise LocalError(f"{path}: this silo would decline the job, {error.code}: {error.why}") from error
+        raise LocalError(
+            f"{path}: this silo would decline the job, {error.code}: {error.why}"
+        ) from error
     job = admitted.job
     if job.privacy is not None:
         from .admission.budget import check_room  # noqa: PLC0415 likewise
@@ -138,7 +169,10 @@ def _job(path: Path, keys: Keys, roster: Roster, policy: Policy, config: SiloCon
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:
-        return job, f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over"
+        return (
+            job,
+            f"{path}: {job.name!r} was accepted here, {folder.rounds_done} of its rounds are over",
+        )
     folder.check_new(signed)
     counts = f"{len(admitted.train)} records to train on, {len(admitted.test)} to test on"
     if not kept.exists():
@@ -160,5 +194,8 @@ def footprint(job: Job, silo: str) -> int:
     tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     state = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     items = contribution_items if job.security.required else upload_items
-    given = max(sum(item.spec.nbytes for item in items(job.up(start))) for start in job.phase_starts)
-    return STATES * state + 2 * given  # the outbox is written before the one of the round before it goes
+    given = max(
+        sum(item.spec.nbytes for item in items(job.up(start))) for start in job.phase_starts
+    )
+    # the outbox is written before the one of the round before it goes
+    return STATES * state + 2 * given

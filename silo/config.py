@@ -4,12 +4,15 @@
 
     version = 1
     coordinator = "federation.example:7443"
-    directory = "state"               # personal parts, ledger, reports; paths are relative to this file
+    directory = "state"               # personal parts, ledger, reports; paths are relative to this
+                                      file
     keys = "keys"
     roster = "roster.json"
     policy = "policy.toml"
-    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, whose privacy budget, and
-                                      # by what name the silo remembers over whom sums of them were opened
+    dataset = "data"                  # whose [dataset.NAME] of the policy these data are, whose
+                                      privacy budget, and
+                                      # by what name the silo remembers over whom sums of them were
+        opened
     log = "text"                      # or "json"
 
     [trust]                           # pinned by hand: a swapped roster file is noticed
@@ -18,22 +21,24 @@
     threshold = 1
 
     [data]
-    kind = "npz"                      # or "images", "csv", "torchvision", "bundled": each has its own keys
-    file = "data.npz"                 # arrays x [N, ...], y [N]; if known, class_names [classes], ids [N]
-    test_fraction = 0.25              # held out
+    kind = "npz"               # or "images", "csv", "torchvision", "bundled": each has its own keys
+    file = "data.npz"          # arrays x [N, ...], y [N]; if known, class_names [classes], ids [N]
+    test_fraction = 0.25       # held out
 
     [training]
     threads = 2
-    device = "cpu"                    # or "cuda", "cuda:1"; a private job is always trained on the processor
-    precision = "float32"             # on a GPU also "tf32" or "bf16": in what layers compute while it trains
-    graphs = true                     # on a GPU: steps of small models are recorded once a stage, and replayed
+    device = "cpu"         # or "cuda", "cuda:1"; a private job is always trained on the processor
+    precision = "float32"  # on a GPU also "tf32" or "bf16": in what layers compute while it trains
+    graphs = true          # on a GPU: steps of small models are recorded once a stage, and replayed
 
-    [[weights]]                       # initial values for a part that never leaves, instead of training it from scratch
+    [[weights]]                       # initial values for a part that never leaves, instead of
+                                      training it from scratch
     jobs = ["digits-*"]               # names of jobs; * stands for any characters
     part = "supervisor"
     file = "transformer.safetensors"
     sha256 = "..."                    # optional
-    public = false                    # true: trained on none of the records here; else a private job keeps it in
+    public = false                    # true: trained on none of the records here; else a private
+                                      job keeps it in
 
     [metrics]                         # optional: Prometheus metrics, on loopback only
     listen = "127.0.0.1:9465"
@@ -100,7 +105,9 @@ def load(path: Path) -> SiloConfig:
             "keys": base / config.keys,
             "roster": base / config.roster,
             "policy": base / config.policy,
-            "weights": tuple(own.model_copy(update={"file": base / own.file}) for own in config.weights),
+            "weights": tuple(
+                own.model_copy(update={"file": base / own.file}) for own in config.weights
+            ),
             "data": config.data.below(base),
         }
     )

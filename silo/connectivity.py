@@ -1,8 +1,9 @@
-"""Can this silo reach its coordinator? Three steps, which tell apart what a failed call alone does not.
+"""Can this silo reach its coordinator? Three steps, which tell apart what a failed call alone does
+not.
 
-Nothing of ours goes out but TLS and one call of the standard health service with an empty message, which is no control
-message and leaves the session of a running agent as it is; the serialiser below can give nothing else. The egress gate
-is the door for everything that has content.
+Nothing of ours goes out but TLS and one call of the standard health service with an empty message,
+which is no control message and leaves the session of a running agent as it is; the serialiser below
+can give nothing else. The egress gate is the door for everything that has content.
 """
 
 import socket
@@ -33,11 +34,13 @@ def connect(address: str, coordinator: RosterEntry) -> tuple[bool, str]:
         ) from error
     except TimeoutError as error:
         raise PeerError(
-            coordinator.id, f"{address} did not answer in {SECONDS:g} s; a firewall may be in between"
+            coordinator.id,
+            f"{address} did not answer in {SECONDS:g} s; a firewall may be in between",
         ) from error
     except OSError as error:
         raise PeerError(
-            coordinator.id, f"{address}: {error.strerror or error}; does the coordinator run, on this port?"
+            coordinator.id,
+            f"{address}: {error.strerror or error}; does the coordinator run, on this port?",
         ) from error
 
 
@@ -50,26 +53,36 @@ def handshake(address: str, folder: Path, coordinator: RosterEntry) -> tuple[boo
     context.load_cert_chain(folder / TLS_CERTIFICATE, folder / TLS_KEY)
     name = f"{coordinator.id}.{DOMAIN}"
     try:
-        with _connected(address) as connection, context.wrap_socket(connection, server_hostname=name) as channel:
-            taken = channel.recv(9)  # under TLS 1.3 a refusal of our certificate comes after the handshake
+        with (
+            _connected(address) as connection,
+            context.wrap_socket(connection, server_hostname=name) as channel,
+        ):
+            # under TLS 1.3 a refusal of our certificate comes after the handshake
+            taken = channel.recv(9)
     except ssl.SSLCertVerificationError as error:
         raise PeerError(
             coordinator.id,
-            f"{address} shows another certificate than the roster has for it ({error.verify_message}); take the newest "
-            "roster, or find out who answers there",
+            f"{address} shows another certificate than the roster has for it"
+            f" ({error.verify_message}); take the newest roster, or find out who answers there",
         ) from error
     except OSError as error:
         raise _refused(coordinator, address) from error
     if not taken:
         raise _refused(coordinator, address)
-    return True, f"TLS 1.3 with {coordinator.id}, key {coordinator.tls_fingerprint}; it takes our certificate"
+    return (
+        True,
+        (
+            f"TLS 1.3 with {coordinator.id}, key {coordinator.tls_fingerprint}; it takes our"
+            " certificate"
+        ),
+    )
 
 
 def _refused(coordinator: RosterEntry, address: str) -> PeerError:
     return PeerError(
         coordinator.id,
-        f"{address} ended the handshake; its roster may not have our key: compare staddle roster show on both sides, "
-        "and the clocks",
+        f"{address} ended the handshake; its roster may not have our key: compare staddle roster"
+        " show on both sides, and the clocks",
     )
 
 
@@ -77,7 +90,9 @@ def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, st
     """(3) The coordinator says that it serves."""
     root, own = coordinator.certificate.encode(), keys.entry.certificate.encode()
     options = (*OPTIONS, ("grpc.ssl_target_name_override", f"{coordinator.id}.{DOMAIN}"))
-    with grpc.secure_channel(address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options) as channel:
+    with grpc.secure_channel(
+        address, grpc.ssl_channel_credentials(root, keys.tls_key, own), options
+    ) as channel:
         ask: grpc.UnaryUnaryMultiCallable[None, Any] = channel.unary_unary(
             HEALTH,
             request_serializer=lambda _: b"",
@@ -86,7 +101,9 @@ def health(address: str, keys: Keys, coordinator: RosterEntry) -> tuple[bool, st
         try:
             status = ask(None, timeout=SECONDS).status
         except grpc.RpcError as error:
-            raise PeerError(coordinator.id, f"health service: {error.code().name}: {error.details()}") from error
+            raise PeerError(
+                coordinator.id, f"health service: {error.code().name}: {error.details()}"
+            ) from error
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise PeerError(coordinator.id, "answers, but does not serve; it may be stopping")
     return True, f"{coordinator.id} serves"

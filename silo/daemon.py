@@ -39,14 +39,17 @@ async def serve(config: SiloConfig) -> None:
     entry = keys.entry
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.SILO:
         raise LocalError(
-            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version {roster.version}; "
-            "have its entry.json added and the roster signed"
+            f"{config.keys}: {entry.id!r} ({entry.tls_fingerprint}) is not a silo of roster version"
+            f" {roster.version}; have its entry.json added and the roster signed"
         )
     policy = policies.load(config.policy, config.dataset)
     config.data.check_present()
     ledger_folder = config.directory / LEDGER
     ledger_folder.mkdir(parents=True, exist_ok=True)
-    with locked(config.directory), Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger:
+    with (
+        locked(config.directory),
+        Ledger.open(ledger_folder, entry.id, roster.federation, keys.log) as ledger,
+    ):
         for left in config.directory.rglob(".*.tmp"):  # of a process that died while it wrote
             left.unlink()
         check_remembered(config.directory / "jobs", ledger)
@@ -61,7 +64,9 @@ async def serve(config: SiloConfig) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, agent.stop)
             log.event("started", silo=entry.id, roster=roster.version, policy=policy.digest)
-            with metrics.served(config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)):
+            with metrics.served(
+                config.metrics, "silo", metrics.SILO, lambda: gauges(agent, ledger)
+            ):
                 barred = await agent.run()
         ledger.stop("barred" if barred else "asked to stop")
     log.event("stopped")
@@ -73,12 +78,16 @@ async def serve(config: SiloConfig) -> None:
 def _budget(
     config: SiloConfig, policy: Policy, ledger: Ledger, roster: Roster, keys: Keys
 ) -> Iterator["DatasetBudget | None"]:
-    """The privacy budget of the silo's data set; None where the policy sets none, so that private jobs are declined."""
+    """The privacy budget of the silo's data set.
+
+    None where the policy sets none, so that private jobs are declined.
+    """
     spent_on = sorted(ledger.privacy_heads.keys() - ({policy.dataset} if policy.budget else set()))
     if spent_on:
         why = (
-            "these have budgets in the ledger, and the one in force is another's, or none; if any of the records are "
-            "the same, what was spent on them counts no more: name the data set as before, here and in the policy"
+            "these have budgets in the ledger, and the one in force is another's, or none; if any"
+            " of the records are the same, what was spent on them counts no more: name the data set"
+            " as before, here and in the policy"
         )
         log.problem("budget.elsewhere", dataset=policy.dataset, spent_on=spent_on, why=why)
     if policy.budget is None:
@@ -94,7 +103,13 @@ def _budget(
 
 def gauges(agent: Agent, ledger: Ledger) -> Iterator[metrics.Gauge]:
     """What the silo's metrics show as it is now."""
-    yield metrics.Gauge("connected", "Whether a session with the coordinator is open.", (), {(): agent.connected})
+    yield metrics.Gauge(
+        "connected", "Whether a session with the coordinator is open.", (), {(): agent.connected}
+    )
     head = ledger.head
-    yield metrics.Gauge("ledger_records", "Records of the egress ledger.", (), {(): head.seq + 1 if head else 0})
-    yield metrics.Gauge("ledger_head_seq", "Number of its last record.", (), {(): head.seq if head else -1})
+    yield metrics.Gauge(
+        "ledger_records", "Records of the egress ledger.", (), {(): head.seq + 1 if head else 0}
+    )
+    yield metrics.Gauge(
+        "ledger_head_seq", "Number of its last record.", (), {(): head.seq if head else -1}
+    )

@@ -2,26 +2,31 @@
 
 ::
 
-    <directory>/jobs/<job>/job.json                 the job as its operator signed it
-    <directory>/jobs/<job>/state-<n>.safetensors    personal parts after round n - 1: of the last round that was trained
-                                                    here, and of the one before it that counted
-    <directory>/jobs/<job>/counted                  the most rounds that the coordinator ever said to count
-    <directory>/jobs/<job>/outbox-<n>.safetensors   what the last of them gives; sent again, not trained again
-                                                    (silo/parts/contributions.py)
-    <directory>/jobs/<job>/counts.json              of a private job: silo/admission/accountant.py
-    <directory>/jobs/<job>/model.safetensors        the model that the silo keeps in the end
-    <directory>/jobs/<job>/failed                   of a job that ended without its result; empty
-    <directory>/jobs/<job>/report.json              accuracy by round, for the silo's own eyes
-    <directory>/jobs/<job>/group.*                  keys that it shares with the job's silos, until the job ends:
-                                                    silo/blind/group_keys.py
-    <directory>/split.key                           secret of the train/test split
+    <directory>/jobs/<job>/job.json                the job as its operator signed it
+    <directory>/jobs/<job>/state-<n>.safetensors   personal parts after round n - 1: of the last
+                                                   round that was trained
+                                                   here, and of the one before it that counted
+    <directory>/jobs/<job>/counted                 the most rounds that the coordinator ever said to
+                                                   count
+    <directory>/jobs/<job>/outbox-<n>.safetensors  what the last of them gives; sent again, not
+                                                   trained again
+                                                   (silo/parts/contributions.py)
+    <directory>/jobs/<job>/counts.json             of a private job: silo/admission/accountant.py
+    <directory>/jobs/<job>/model.safetensors       the model that the silo keeps in the end
+    <directory>/jobs/<job>/failed                  of a job that ended without its result; empty
+    <directory>/jobs/<job>/report.json             accuracy by round, for the silo's own eyes
+    <directory>/jobs/<job>/group.*                 keys that it shares with the job's silos, until
+                                                   the job ends:
+                                                   silo/blind/group_keys.py
+    <directory>/split.key                          secret of the train/test split
 
-Every file is replaced as a whole, and shows whether a disk changed it: tensors by tensor_file.py, ``job.json`` by its
-operator's signature, all others by files/checked_file.py. The outbox is written before the state: a crash between the
-two costs a training.
+Every file is replaced as a whole, and shows whether a disk changed it: tensors by tensor_file.py,
+``job.json`` by its operator's signature, all others by files/checked_file.py. The outbox is written
+before the state: a crash between the two costs a training.
 
-A round counts once the coordinator has folded what this silo gave. One that did not (the connection broke, the deadline
-passed) is as if the silo had been away: the next begins from the state before it, as in a simulation without the silo.
+A round counts once the coordinator has folded what this silo gave. One that did not (the connection
+broke, the deadline passed) is as if the silo had been away: the next begins from the state before
+it, as in a simulation without the silo.
 """
 
 import json
@@ -38,7 +43,15 @@ from ..algorithms.course import SiloState
 from ..algorithms.training.silo_round import RoundReport, state_from_bytes, state_to_bytes
 from ..errors import LocalError, UnwritableError
 from ..files import checked_file
-from ..files.documents import Strict, parse_json, read_bytes, remove, unwritable, write_atomic, write_new
+from ..files.documents import (
+    Strict,
+    parse_json,
+    read_bytes,
+    remove,
+    unwritable,
+    write_atomic,
+    write_new,
+)
 from .parts import contributions
 from .parts.contributions import Contributions
 
@@ -56,17 +69,21 @@ class JobFolder:
     path: Path
 
     def check_new(self, signed: bytes) -> None:
-        """LocalError if another job of this name was taken part in, or if this one has been trained in already.
+        """LocalError if another job of this name was taken part in, or if this one has been trained
+        in already.
 
-        One signature is good for one run: whoever repeats rounds asks a silo about models of the asker's choice.
+        One signature is good for one run: whoever repeats rounds asks a silo about models of the
+        asker's choice.
         """
         kept = self.signed()
         if kept is not None and kept != signed:
-            raise LocalError(f"{self.path}: another job has this name; the operator must sign it under a new one")
+            raise LocalError(
+                f"{self.path}: another job has this name; the operator must sign it under a new one"
+            )
         if self.rounds_done or self.finished:
             raise LocalError(
-                f"{self.path}: this job was run here before, {self.rounds_done} rounds of it; the operator must sign "
-                "it again under a new name, for the same silos"
+                f"{self.path}: this job was run here before, {self.rounds_done} rounds of it; the"
+                " operator must sign it again under a new name, for the same silos"
             )
 
     def accept(self, signed: bytes) -> None:
@@ -105,13 +122,19 @@ class JobFolder:
         return read_bytes(kept) if kept.exists() else None
 
     def save_round(self, round_: int, counted: int, state: SiloState, given: Contributions) -> None:
-        """Keep what a round trained and gives, and the state that it began from; all other states go."""
+        """Keep what a round trained and gives, and the state that it began from.
+
+        All other states go.
+        """
         outbox, kept = self._outbox(round_ + 1), self._state(round_ + 1)
         if counted > self._confirmed():  # before older states go
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
         write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
-        for path in (*self.path.glob("outbox-*.safetensors"), *self.path.glob("state-*.safetensors")):
+        for path in (
+            *self.path.glob("outbox-*.safetensors"),
+            *self.path.glob("state-*.safetensors"),
+        ):
             if path not in (outbox, kept, self._state(counted)):
                 remove(path)
 
@@ -122,30 +145,35 @@ class JobFolder:
     def state(self, counted: int) -> SiloState | None:
         """Personal parts after round ``counted`` - 1, the last that counted; None before the first.
 
-        LocalError for a round before one that counted already: the coordinator cannot take a round back.
+        LocalError for a round before one that counted already: the coordinator cannot take a round
+        back.
         """
         path, done = self._state(counted), self.rounds_done
         if counted < (confirmed := self._confirmed()):
             raise LocalError(
-                f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to {confirmed - 1} "
-                "before; a round that counted is not taken back: ask its operator"
+                f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to"
+                f" {confirmed - 1} before; a round that counted is not taken back: ask its operator"
             )
         if not counted:
             return None
         if counted > done:
             raise LocalError(
-                f"{self.path}: the coordinator counts our round {counted - 1}, the last that was trained here is "
-                f"{done - 1}: an old state was put back; restore the latest, or have the job signed under a new name"
+                f"{self.path}: the coordinator counts our round {counted - 1}, the last that was"
+                f" trained here is {done - 1}: an old state was put back; restore the latest, or"
+                " have the job signed under a new name"
             )
         if not path.exists():
             raise LocalError(
-                f"{path}: gone; the coordinator says that our last round to count is {counted - 1}, and it had counted "
-                "a later one before; ask its operator, or have the job signed under a new name"
+                f"{path}: gone; the coordinator says that our last round to count is {counted - 1},"
+                " and it had counted a later one before; ask its operator, or have the job signed"
+                " under a new name"
             )
         try:
             return state_from_bytes(path.read_bytes(), str(path))
         except OSError as error:
-            raise LocalError(f"{path}: cannot read it: {error.strerror or error}; restore it from a backup") from error
+            raise LocalError(
+                f"{path}: cannot read it: {error.strerror or error}; restore it from a backup"
+            ) from error
 
     def outbox(self, round_: int) -> Contributions | None:
         """What this round gives, if it is the one that was trained last."""
@@ -180,9 +208,14 @@ class JobFolder:
         document = parse_json(read_bytes(path), str(path))
         said = document.pop(checked_file.DIGEST, "") if isinstance(document, dict) else ""
         if said and said != _digest(document):
-            raise LocalError(f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it away")
+            raise LocalError(
+                f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it"
+                " away"
+            )
         rounds = document.get("rounds") if isinstance(document, dict) else None
-        if not isinstance(rounds, list) or not all(isinstance(entry, dict) and "round" in entry for entry in rounds):
+        if not isinstance(rounds, list) or not all(
+            isinstance(entry, dict) and "round" in entry for entry in rounds
+        ):
             raise LocalError(f"{path}: not a report as the silo writes it; move it away")
         return {**document}
 
@@ -213,5 +246,7 @@ def split_key(directory: Path) -> bytes:
         write_new(path, checked_file.to_bytes(secrets.token_bytes(32)))
     kept = read_bytes(path)
     if len(kept) not in (32, 64):  # an earlier release wrote no digest behind it
-        raise LocalError(f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split")
+        raise LocalError(
+            f"{path}: {len(kept)} bytes, not 64; restore it, or remove it to draw a new split"
+        )
     return kept if len(kept) == 32 else checked_file.read_bytes(path)

@@ -1,4 +1,7 @@
-"""Rounds whose uploads leave in the clear: fetch, train, upload; the counterpart of silo/blind/rounds.py."""
+"""Rounds whose uploads leave in the clear: fetch, train, upload.
+
+The counterpart of silo/blind/rounds.py.
+"""
 
 import asyncio
 from collections.abc import Collection
@@ -33,7 +36,9 @@ class PlainRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the coordinator has what the round gives: what was ``kept`` of it, or what is trained now."""
+        """Until the coordinator has what the round gives: what was ``kept`` of it, or what is
+        trained now.
+        """
         if kept is None:
             kept = await train(await self.fetch(plan, local))
         else:

@@ -1,4 +1,5 @@
-"""A silo's conversation with its coordinator as a pure state machine: ``advance(state, event) -> (state, effect)``.
+"""A silo's conversation with its coordinator as a pure state machine: ``advance(state, event) ->
+(state, effect)``.
 
 No socket, clock or file here; the agent runs one effect at a time and brings back what came of it.
 
@@ -15,8 +16,8 @@ No socket, clock or file here; the agent runs one effect at a time and brings ba
     any       Barred                       stopped   Exit(why)
     any       StopAsked                    stopped   Exit("")
 
-Attempts are counted from the last task that was done or the last poll that told none, so a coordinator that greets and
-then refuses is not hammered.
+Attempts are counted from the last task that was done or the last poll that told none, so a
+coordinator that greets and then refuses is not hammered.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +42,8 @@ class JobOffered:
 
 @dataclass(frozen=True)
 class RoundOpened:
-    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before the first.
+    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before
+    the first.
 
     ``cohort`` are the silos of the round as the coordinator says it, not checked yet.
     """
@@ -188,7 +190,9 @@ def advance(state: SessionState, event: Event) -> tuple[SessionState, Effect]:
         case Worked() if state.stage == "working":
             return SessionState("waiting"), Poll()
         case _:
-            raise LocalError(f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle")
+            raise LocalError(
+                f"the agent brought {event!r} in stage {state.stage!r}; this is a bug in Staddle"
+            )
 
 
 def _work(task: Task) -> Effect:

@@ -1,4 +1,7 @@
-"""What stands in a silo's folder, read beside a running agent or without one; for the silo's own eyes."""
+"""What stands in a silo's folder, read beside a running agent or without one.
+
+For the silo's own eyes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,8 +40,10 @@ class LedgerStatus:
     """The ledger, checked from its first byte to its last."""
 
     verified: AuditResult
-    totals: Mapping[tuple[str, ...], Totals]  # (job, part) → what left; empty where the ledger does not hold
-    budgets: Mapping[str, PrivacyHead] = field(default_factory=dict)  # by data set, what its last head says was spent
+    # (job, part) → what left; empty where the ledger does not hold
+    totals: Mapping[tuple[str, ...], Totals]
+    # by data set, what its last head says was spent
+    budgets: Mapping[str, PrivacyHead] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,31 +61,44 @@ def read(config: SiloConfig) -> SiloStatus:
     """Read the folder; LocalError where there is none yet."""
     folder = config.directory / LEDGER
     if not folder.is_dir():
-        raise LocalError(f"{folder}: no such folder; the agent makes it when it is run for the first time")
+        raise LocalError(
+            f"{folder}: no such folder; the agent makes it when it is run for the first time"
+        )
     verified = verify(folder, key=own_log_key(config.trust.federation, config.keys))
     ledger = LedgerStatus(verified, {})
     if verified.ok:
         spent = {head.dataset: head for _, head in budgets(folder)}
         ledger = LedgerStatus(verified, summary(folder), spent)
-    kept = sorted((config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns)
+    kept = sorted(
+        (config.directory / "jobs").glob("*/job.json"), key=lambda path: path.stat().st_mtime_ns
+    )
     jobs = tuple(_job(JobFolder(path.parent)) for path in kept)
-    return SiloStatus(config.directory, held(config.directory), disk(config.directory), jobs, ledger)
+    return SiloStatus(
+        config.directory, held(config.directory), disk(config.directory), jobs, ledger
+    )
 
 
 def _job(folder: JobFolder) -> SiloJobStatus:
     name, path = folder.path.name, folder.path / "job.json"
     try:
         signed = parse_json(read_bytes(path), str(path))
-        job = Job.from_document(signed.get("document") if isinstance(signed, dict) else None, str(path))
+        job = Job.from_document(
+            signed.get("document") if isinstance(signed, dict) else None, str(path)
+        )
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
     except LocalError as error:
         return SiloJobStatus(name, folder.finished, folder.failed, problem=str(error))
-    return SiloJobStatus(name, folder.finished, folder.failed, job.method_name, done, job.length, *counts)
+    return SiloJobStatus(
+        name, folder.finished, folder.failed, job.method_name, done, job.length, *counts
+    )
 
 
 def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | None]:
-    """Records tested and right: of the final evaluation; before it, of the last round after local training."""
+    """Records tested and right: of the final evaluation.
+
+    Before it, of the last round after local training.
+    """
     final, rounds = report["final"], report["rounds"]
     if not final and not rounds:
         return None, None

@@ -1,1 +1,3 @@
-"""Many silos of a job on one machine: experiments, engines of several processes, checkpoints and results."""
+"""Many silos of a job on one machine: experiments, engines of several processes, checkpoints and
+results.
+"""

@@ -1,4 +1,7 @@
-"""Before any test module: gRPC reads its variables when it is imported. Test modules import what they share by name."""
+"""Before any test module: gRPC reads its variables when it is imported.
+
+Test modules import what they share by name.
+"""
 
 import logging
 import sys
@@ -14,7 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What a test draws, and what it writes, does not depend on which others the same process ran before it."""
-    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes for each GPU, with a stack trace, what to do
-    events = logging.getLogger("staddle")  # commands that ran in this process had them written where nobody reads now
-    events.handlers[:] = [own for own in events.handlers if not getattr(getattr(own, "stream", None), "closed", False)]
+    """What a test draws, and what it writes, does not depend on which others the same process ran
+    before it.
+    """
+    # torch.manual_seed also notes for each GPU, with a stack trace, what to do
+    torch.default_generator.manual_seed(0)
+    # commands that ran in this process had them written where nobody reads now
+    events = logging.getLogger("staddle")
+    events.handlers[:] = [
+        own for own in events.handlers if not getattr(getattr(own, "stream", None), "closed", False)
+    ]

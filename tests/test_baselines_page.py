@@ -10,16 +10,25 @@ from staddle.algorithms.exchange.parts import Each
 from staddle.algorithms.job.job import Job, JobFile
 
 PAGE = Path(__file__).parents[1] / "docs" / "baselines.md"
-ELSEWHERE = {"fedaims", "fedavg", "fedper", "fedsimsup", "fedssa", "local", "pfedsim", "ppfl"}  # in README
-WITH = {"fedpac": {"variances": "pooled"}, "fedclassavg": {"contrast": 0.0}}  # the options that the page names
+# in README
+ELSEWHERE = {"fedaims", "fedavg", "fedper", "fedsimsup", "fedssa", "local", "pfedsim", "ppfl"}
+# the options that the page names
+WITH = {"fedpac": {"variances": "pooled"}, "fedclassavg": {"contrast": 0.0}}
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside the tests")
 
 
 def rows():
     """The cells of each method's line, by its name."""
-    lines = [line.split(" | ") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    return {re.match(r"\| `([a-z-]+)`", cells[0])[1]: [cell.strip("| ") for cell in cells] for cells in lines}
+    lines = [
+        line.split(" | ")
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    return {
+        re.match(r"\| `([a-z-]+)`", cells[0])[1]: [cell.strip("| ") for cell in cells]
+        for cells in lines
+    }
 
 
 def method(name, options):
@@ -50,8 +59,12 @@ def test_what_crosses_and_who_may_have_it_is_what_the_code_says(name):
         return {type(part.exchange) for round_ in range(4) for part in chosen.up(round_)}
 
     named = set(re.findall(r"`(Sum|Mix|Gram|Each)`", crosses))
-    assert named == {kind.__name__ for options in ({}, WITH.get(name, {})) for kind in exchanges(options)}
+    assert named == {
+        kind.__name__ for options in ({}, WITH.get(name, {})) for kind in exchanges(options)
+    }
     assert blind.startswith("no") == (Each in exchanges(WITH.get(name, {})))
-    assert blind.startswith("with") == (Each in exchanges({}) and Each not in exchanges(WITH.get(name, {})))
+    assert blind.startswith("with") == (
+        Each in exchanges({}) and Each not in exchanges(WITH.get(name, {}))
+    )
     faults = [method(name, options).private_fault for options in ({}, WITH.get(name, {}))]
     assert private.split()[0] == ("yes" if not faults[0] else "no" if faults[1] else "with")

@@ -1,4 +1,6 @@
-"""The units keep their hardening, start commands that exist, and the container file holds nothing that is secret."""
+"""The units keep their hardening, start commands that exist, and the container file holds nothing
+that is secret.
+"""
 
 import configparser
 import shlex
@@ -30,7 +32,9 @@ HARDENING = {
     "KillSignal": "SIGTERM",
 }
 
-pytestmark = pytest.mark.skipif(not DEPLOY.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not DEPLOY.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 def unit(role):
@@ -45,7 +49,11 @@ def test_the_service_is_hardened_and_writes_its_state_alone(role):
     service = unit(role)
     assert {key: service.get(key) for key in HARDENING} == HARDENING
     name = "%i" if role == "silo" else role
-    assert service["ReadWritePaths"] == f"/var/lib/{service['StateDirectory']}" == f"/var/lib/staddle/{name}"
+    assert (
+        service["ReadWritePaths"]
+        == f"/var/lib/{service['StateDirectory']}"
+        == f"/var/lib/staddle/{name}"
+    )
     assert "MemoryDenyWriteExecute" not in service  # convolutions are compiled at run time
     assert int(service["TimeoutStopSec"]) >= 60
     assert int(service["LimitNOFILE"]) >= 65536
@@ -66,9 +74,14 @@ def test_the_service_starts_a_command_that_exists(role):
 @pytest.mark.parametrize("role", UNITS)
 def test_systemd_reads_the_unit_without_complaint(role, tmp_path):
     copy = tmp_path / UNITS[role].replace("@", "@hospital-a")
-    copy.write_text((DEPLOY / UNITS[role]).read_text().replace("/opt/staddle/bin/staddle", "/bin/true"))
+    copy.write_text(
+        (DEPLOY / UNITS[role]).read_text().replace("/opt/staddle/bin/staddle", "/bin/true")
+    )
     checked = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", "--man=no", str(copy)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 

@@ -1,4 +1,6 @@
-"""Whether the reader of recorded calls (explained.py) finds what no record of a secure sum or a mix explains."""
+"""Whether the reader of recorded calls (explained.py) finds what no record of a secure sum or a mix
+explains.
+"""
 
 import copy
 from dataclasses import replace
@@ -40,7 +42,9 @@ VECTORS = bytes(range(ROTATED_BYTES))
 CUT = 96
 JOB = {"job": "j1", "job_digest": bytes.fromhex(HASH)}
 OF = {**JOB, "round": 3}
-EPOCH = sha256(framed(GROUP_CONTEXT, FEDERATION.encode(), *[bytes.fromhex(HASH)] * 2, bytes(8))).hexdigest()
+EPOCH = sha256(
+    framed(GROUP_CONTEXT, FEDERATION.encode(), *[bytes.fromhex(HASH)] * 2, bytes(8))
+).hexdigest()
 
 
 class Roster:
@@ -63,7 +67,12 @@ class Recording:
 
     def unary(self, name, request, reply, method=None):
         data = request.SerializeToString(deterministic=True)
-        call = Call(f"/staddle.v1.Federation/{name}", AGENT, [data], [reply.SerializeToString(deterministic=True)])
+        call = Call(
+            f"/staddle.v1.Federation/{name}",
+            AGENT,
+            [data],
+            [reply.SerializeToString(deterministic=True)],
+        )
         self.calls.append(call)
         if call.method not in (SECURE, CONTRIBUTE, PADDED):
             self.sizes.append(len(data))
@@ -72,21 +81,34 @@ class Recording:
         self.ledger.start("staddle 0.1.0", HASH, HASH)
         self.ledger.job_accept("j1", HASH, "operator-1")
         self.control = self.ledger.control_open("s1", PEER, 100, 10_000)
-        greeting = {"silo": "silo-a", "protocol_min": 1, "protocol_max": 1, "roster_digest": bytes.fromhex(HASH)}
+        greeting = {
+            "silo": "silo-a",
+            "protocol_min": 1,
+            "protocol_max": 1,
+            "roster_digest": bytes.fromhex(HASH),
+        }
         reply = pb.HelloReply(protocol=1, session=SESSION)
-        self.unary("Hello", pb.HelloRequest(**greeting, challenge=bytes.fromhex(self.control.leaf)), reply)
+        self.unary(
+            "Hello", pb.HelloRequest(**greeting, challenge=bytes.fromhex(self.control.leaf)), reply
+        )
         self.unary("Poll", pb.PollRequest(session=SESSION), pb.Task(round=pb.Round(**OF)))
 
     def give(self, kind, body, **changes):
         """One protocol message, with a record of its bytes."""
         attempt = secure.SecureAttempt(**OF, context=bytes.fromhex(CTX))
-        given = secure.SecureUpload(**{"session": SESSION, "attempt": attempt, kind: body, **changes})
+        given = secure.SecureUpload(
+            **{"session": SESSION, "attempt": attempt, kind: body, **changes}
+        )
         data = given.SerializeToString(deterministic=True)
-        protocol(self.ledger, kind, message=Payload(bytes=len(data), sha256=sha256(data).hexdigest()))
+        protocol(
+            self.ledger, kind, message=Payload(bytes=len(data), sha256=sha256(data).hexdigest())
+        )
         self.unary("Secure", given, secure.SecureTaken())
 
     def ask(self, had):
-        told = secure.SecureDelivery(attempt=secure.SecureAttempt(**OF), keys=secure.DeliveredKeys())
+        told = secure.SecureDelivery(
+            attempt=secure.SecureAttempt(**OF), keys=secure.DeliveredKeys()
+        )
         self.unary("SecureNext", secure.SecurePoll(session=SESSION, **OF, had=had), told)
 
     def upload(self, offset, sent):
@@ -95,11 +117,17 @@ class Recording:
         frames = [
             tensor.Frame(
                 manifest=tensor.Manifest(
-                    **OF, session=SESSION, size=MASKED_BYTES, offset=offset, context=bytes.fromhex(CTX)
+                    **OF,
+                    session=SESSION,
+                    size=MASKED_BYTES,
+                    offset=offset,
+                    context=bytes.fromhex(CTX),
                 )
             )
         ]
-        frames += [tensor.Frame(chunk=WHOLE[at : at + 32]) for at in range(offset, offset + sent, 32)]
+        frames += [
+            tensor.Frame(chunk=WHOLE[at : at + 32]) for at in range(offset, offset + sent, 32)
+        ]
         whole = offset + sent == MASKED_BYTES
         if whole:
             frames.append(tensor.Frame(end=self.end(ref)))
@@ -119,9 +147,14 @@ class Recording:
     def contribute(self, recipients=("silo-b", "silo-c"), sender="silo-a", **changes):
         contribution = secure.Contribution(sealing=secure.Sealing(sender=sender, root=b"r" * 32))
         given = secure.Contributed(
-            session=SESSION, **JOB, contribution=contribution, pieces=[secure.Sealed(recipient=r) for r in recipients]
+            session=SESSION,
+            **JOB,
+            contribution=contribution,
+            pieces=[secure.Sealed(recipient=r) for r in recipients],
         )
-        self.recorded("Contribute", "contribution", given, **{"ctx": EPOCH, "round_number": 0, **changes})
+        self.recorded(
+            "Contribute", "contribution", given, **{"ctx": EPOCH, "round_number": 0, **changes}
+        )
         self.unary("GroupKey", secure.KeyPoll(session=SESSION, **JOB), secure.KeyReply())
 
     def own(self, intend, ctx, part, words, cut=0, headers=()):
@@ -129,22 +162,32 @@ class Recording:
         at = 0
         for end in [*([cut] if cut else []), len(words)]:
             ref = intend(self.ledger, ctx, offset=at, message_bytes=len(words) - at, cohort=())
-            manifest = tensor.Manifest(**OF, session=SESSION, size=len(words), offset=at, part=part, tensors=headers)
+            manifest = tensor.Manifest(
+                **OF, session=SESSION, size=len(words), offset=at, part=part, tensors=headers
+            )
             manifest.context = bytes.fromhex(ctx)
             frames = [tensor.Frame(manifest=manifest), tensor.Frame(chunk=words[at:end])]
             if end == len(words):
                 frames.append(tensor.Frame(end=self.end(ref, words)))
                 self.ledger.outcome(ref, "sent", end - at, "5c")
             sent = [frame.SerializeToString(deterministic=True) for frame in frames]
-            receipt = [pb.Receipt(signature=b"\x5c").SerializeToString()] if end == len(words) else []
+            receipt = (
+                [pb.Receipt(signature=b"\x5c").SerializeToString()] if end == len(words) else []
+            )
             self.calls.append(Call(UPLOAD, AGENT, sent, receipt, cut=not receipt))
             if not receipt:
-                self.unary("Standing", pb.StandingRequest(session=SESSION, **OF, part=part), pb.StandingReply())
+                self.unary(
+                    "Standing",
+                    pb.StandingRequest(session=SESSION, **OF, part=part),
+                    pb.StandingReply(),
+                )
             at = end
 
     def sign(self, ctx=VERSION, number=0, part="extractor", digest=None, silo="silo-a", round_=3):
         """The word on the padded upload."""
-        upload = secure.PaddedUpload(silo=silo, round=round_, number=number, sealing=secure.Sealing(sender=silo))
+        upload = secure.PaddedUpload(
+            silo=silo, round=round_, number=number, sealing=secure.Sealing(sender=silo)
+        )
         upload.sha256 = digest or sha256(WORDS).digest()
         given = secure.PaddedWordUpload(session=SESSION, **JOB, part=part, upload=upload)
         given.pieces.add(recipient="silo-b")
@@ -152,7 +195,10 @@ class Recording:
 
     def fetch(self, parts=("extractor", "extractor", "other"), plain=b"p" * 16, recorded=True):
         """A delivery of one plain tensor and a row of each part, that of the last of any length."""
-        rows = [bytes([number]) * (PADDED_BYTES if part == "extractor" else 24) for number, part in enumerate(parts)]
+        rows = [
+            bytes([number]) * (PADDED_BYTES if part == "extractor" else 24)
+            for number, part in enumerate(parts)
+        ]
         headers = [tensor.TensorHeader(part="mean", name="w", size=len(plain), shape=[2], dtype=2)]
         digests = [sha256(piece).digest() for piece in (plain, *rows)]
         whole, total = b"".join([plain, *rows]), sha256(b"".join(digests))
@@ -167,7 +213,14 @@ class Recording:
         self.calls.append(Call(FETCH, AGENT, [asked], received))
         if recorded:
             message = Payload(bytes=len(whole), sha256=total.hexdigest())
-            self.ledger.ingress(job="j1", round_number=3, purpose="delivery", rpc=FETCH, sender=PEER, message=message)
+            self.ledger.ingress(
+                job="j1",
+                round_number=3,
+                purpose="delivery",
+                rpc=FETCH,
+                sender=PEER,
+                message=message,
+            )
 
     def end(self, ref, words=WHOLE):
         digest = sha256(words).digest()
@@ -199,7 +252,9 @@ def recorded(tmp_path_factory):
     made.give("shares", secure.Dealt())
     made.upload(0, CUT)
     made.upload(CUT, MASKED_BYTES - CUT)
-    made.give("header", secure.Header(silo="silo-a", length=MASKED_BYTES, sha256=sha256(WHOLE).digest()))
+    made.give(
+        "header", secure.Header(silo="silo-a", length=MASKED_BYTES, sha256=sha256(WHOLE).digest())
+    )
     made.give("survival", secure.Survival(silo="silo-a"))
     return made.close()
 
@@ -208,7 +263,8 @@ def test_a_secure_sum_is_explained_by_its_records(recorded):
     calls, ledger = recorded
     assert unexplained(calls, ledger, Roster()) == []
     assert [call.method.rpartition("/")[2] for call in calls] == [
-        "Hello", "Poll", "Secure", "SecureNext", "SecureNext", "Secure", "Upload", "Upload", "Secure", "Secure"
+        "Hello", "Poll", "Secure", "SecureNext", "SecureNext", "Secure", "Upload", "Upload",
+        "Secure", "Secure"
     ]  # fmt: skip
 
 
@@ -236,28 +292,46 @@ DOCTORED = {
         "no record is of this message",
     ),
     "another message": (
-        lambda c: rewrite(of(c, "Secure"), 0, secure.SecureUpload, lambda m: setattr(m.keys.bundle, "mask", b"secret")),
+        lambda c: rewrite(
+            of(c, "Secure"),
+            0,
+            secure.SecureUpload,
+            lambda m: setattr(m.keys.bundle, "mask", b"secret"),
+        ),
         "no record is of this message of",
     ),
-    "a second message in a call": (lambda c: of(c, "Secure").sent.append(b""), "2 messages in a call that has one"),
+    "a second message in a call": (
+        lambda c: of(c, "Secure").sent.append(b""),
+        "2 messages in a call that has one",
+    ),
     "an unknown field": (
-        lambda c: of(c, "Secure").sent.__setitem__(0, of(c, "Secure").sent[0] + b"\xfa\x01\x06secret"),
+        lambda c: of(c, "Secure").sent.__setitem__(
+            0, of(c, "Secure").sent[0] + b"\xfa\x01\x06secret"
+        ),
         "SecureUpload has unknown fields [31]",
     ),
     "more messages had than came": (
-        lambda c: rewrite(of(c, "SecureNext", 1), 0, secure.SecurePoll, lambda m: setattr(m, "had", 7)),
+        lambda c: rewrite(
+            of(c, "SecureNext", 1), 0, secure.SecurePoll, lambda m: setattr(m, "had", 7)
+        ),
         "field had is 7, which nothing explains",
     ),
     "an upload of another attempt": (
         lambda c: manifest(c, lambda m: setattr(m, "context", b"x" * 32)),
         "no intent declares",
     ),
-    "an upload of no attempt": (lambda c: manifest(c, lambda m: m.ClearField("context")), "no intent declares"),
+    "an upload of no attempt": (
+        lambda c: manifest(c, lambda m: m.ClearField("context")),
+        "no intent declares",
+    ),
     "a name in a masked manifest": (
         lambda c: manifest(c, lambda m: m.tensors.add(part="secret")),
         "the manifest's tensors are not the intent's: [('secret'",
     ),
-    "another size": (lambda c: manifest(c, lambda m: setattr(m, "size", 7)), "its intent another size"),
+    "another size": (
+        lambda c: manifest(c, lambda m: setattr(m, "size", 7)),
+        "its intent another size",
+    ),
     "other words before the cut": (spoil, "END has other digests than record"),
     "other words": (lambda c: spoil(c, 1), "digest 7 is of another message"),
     "a chunk too many": (
@@ -290,7 +364,9 @@ def test_what_no_record_explains_is_found(recorded, name):
 def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wrong):
     made = Recording(tmp_path)
     made.begin()
-    given = secure.SecureUpload(session=SESSION, attempt=secure.SecureAttempt(**OF, context=bytes.fromhex(CTX)))
+    given = secure.SecureUpload(
+        session=SESSION, attempt=secure.SecureAttempt(**OF, context=bytes.fromhex(CTX))
+    )
     given.keys.bundle.silo = "silo-a"
     data = given.SerializeToString(deterministic=True)
     message = Payload(bytes=len(data), sha256=sha256(data).hexdigest())
@@ -303,14 +379,18 @@ def test_a_record_that_says_another_thing_than_its_message_is_found(tmp_path, wr
 def test_a_message_of_another_session_is_found(tmp_path):
     made = Recording(tmp_path)
     made.begin()
-    made.give("keys", secure.UploadedKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another")
+    made.give(
+        "keys", secure.UploadedKeys(bundle=secure.KeyBundle(silo="silo-a")), session=b"another"
+    )
     (problem,) = unexplained(*made.close(), Roster())
     assert problem.endswith("the message names another session")
 
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_an_upload_with_a_digest_may_be_missing_where_a_kill_dropped_it(tmp_path, killed):
-    """A silo writes DIGEST before END leaves: killed in between, it has said of more than crossed, never of less."""
+    """A silo writes DIGEST before END leaves: killed in between, it has said of more than crossed,
+    never of less.
+    """
     made = Recording(tmp_path)
     made.begin()
     made.end(intend_masked(made.ledger, offset=0, message_bytes=MASKED_BYTES))
@@ -320,13 +400,17 @@ def test_an_upload_with_a_digest_may_be_missing_where_a_kill_dropped_it(tmp_path
     made.upload(0, MASKED_BYTES)
     problems = unexplained(*made.close(), Roster())
     assert bool(problems) != killed
-    assert killed or any("where no digest of intent 3 has that leaf" in problem for problem in problems), problems
+    assert killed or any(
+        "where no digest of intent 3 has that leaf" in problem for problem in problems
+    ), problems
 
 
 # A job whose silos share a key: padded and rotated parts, and rows that come down.
 
 
-HEADER = tensor.TensorHeader(part="heads", kind=7, name="rows", dtype=1, shape=[3, 5], size=ROTATED_BYTES)
+HEADER = tensor.TensorHeader(
+    part="heads", kind=7, name="rows", dtype=1, shape=[3, 5], size=ROTATED_BYTES
+)
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +430,8 @@ def test_every_byte_of_a_keyed_round_is_explained(keyed):
     calls, ledger = keyed
     assert unexplained(calls, ledger, Roster()) == []
     assert [call.method.rpartition("/")[2] for call in calls] == [
-        "Hello", "Poll", "Contribute", "GroupKey", "Fetch", "Upload", "Standing", "Upload", "Padded", "Upload", "Upload"
+        "Hello", "Poll", "Contribute", "GroupKey", "Fetch", "Upload", "Standing", "Upload",
+        "Padded", "Upload", "Upload"
     ]  # fmt: skip
 
 
@@ -365,38 +450,63 @@ def came_down(at, change):
 
 
 SPOILT = {
-    "a contribution that no record has": (lambda c: c.append(copy.deepcopy(of(c, "Contribute"))), "no record is of"),
+    "a contribution that no record has": (
+        lambda c: c.append(copy.deepcopy(of(c, "Contribute"))),
+        "no record is of",
+    ),
     "another contribution": (
-        lambda c: rewrite(of(c, "Contribute"), 0, secure.Contributed, lambda m: setattr(m, "job", "secret")),
+        lambda c: rewrite(
+            of(c, "Contribute"), 0, secure.Contributed, lambda m: setattr(m, "job", "secret")
+        ),
         "'Contributed'",
     ),
     "another word on an upload": (
-        lambda c: rewrite(of(c, "Padded"), 0, secure.PaddedWordUpload, lambda m: setattr(m.upload, "tag", b"secret")),
+        lambda c: rewrite(
+            of(c, "Padded"),
+            0,
+            secure.PaddedWordUpload,
+            lambda m: setattr(m.upload, "tag", b"secret"),
+        ),
         "'PaddedWordUpload'",
     ),
     "an unknown field in a sealed piece": (
-        lambda c: of(c, "Padded").sent.__setitem__(0, of(c, "Padded").sent[0] + b"\x32\x09\xfa\x01\x06secret"),
+        lambda c: of(c, "Padded").sent.__setitem__(
+            0, of(c, "Padded").sent[0] + b"\x32\x09\xfa\x01\x06secret"
+        ),
         "PaddedWordUpload has unknown fields [31]",
     ),
     "a word too many for the key": (
-        lambda c: rewrite(of(c, "GroupKey"), 0, secure.KeyPoll, lambda m: setattr(m, "job", "secret")),
+        lambda c: rewrite(
+            of(c, "GroupKey"), 0, secure.KeyPoll, lambda m: setattr(m, "job", "secret")
+        ),
         "field job is 'secret'",
     ),
     "another part asked after": (
-        lambda c: rewrite(of(c, "Standing"), 0, pb.StandingRequest, lambda m: setattr(m, "part", "secret")),
+        lambda c: rewrite(
+            of(c, "Standing"), 0, pb.StandingRequest, lambda m: setattr(m, "part", "secret")
+        ),
         "field part is 'secret'",
     ),
     "another part": (
         frame_of("Upload", 0, 0, lambda f: setattr(f.manifest, "part", "secret")),
         "is of part 'secret', its intent of 'extractor'",
     ),
-    "no part": (frame_of("Upload", 2, 0, lambda f: f.manifest.ClearField("part")), "is of part '', its intent of"),
-    "a part of a masked one": (frame_of("Upload", 3, 0, lambda f: setattr(f.manifest, "part", "x")), "is of part 'x'"),
+    "no part": (
+        frame_of("Upload", 2, 0, lambda f: f.manifest.ClearField("part")),
+        "is of part '', its intent of",
+    ),
+    "a part of a masked one": (
+        frame_of("Upload", 3, 0, lambda f: setattr(f.manifest, "part", "x")),
+        "is of part 'x'",
+    ),
     "another version": (
         frame_of("Upload", 0, 0, lambda f: setattr(f.manifest, "context", b"x" * 32)),
         "no intent declares",
     ),
-    "no version": (frame_of("Upload", 1, 0, lambda f: f.manifest.ClearField("context")), "no intent declares"),
+    "no version": (
+        frame_of("Upload", 1, 0, lambda f: f.manifest.ClearField("context")),
+        "no intent declares",
+    ),
     "rows that go up": (
         frame_of("Upload", 2, 0, lambda f: f.manifest.rows.add(part="secret")),
         "has rows, which are of deliveries",
@@ -496,8 +606,12 @@ def test_a_word_on_an_upload_that_never_ended_is_found(tmp_path):
 def test_a_hash_of_a_hidden_tensor_is_found(keyed, number):
     calls, ledger = keyed
     at = [place for place, entry in enumerate(ledger) if isinstance(entry.record, Digest)][number]
-    guessed = ledger[at].record.model_copy(update={"tensors": (TensorDigest(part="p", name="t", sha256=HASH),)})
-    (problem,) = unexplained(calls, [*ledger[:at], replace(ledger[at], record=guessed), *ledger[at + 1 :]], Roster())
+    guessed = ledger[at].record.model_copy(
+        update={"tensors": (TensorDigest(part="p", name="t", sha256=HASH),)}
+    )
+    (problem,) = unexplained(
+        calls, [*ledger[:at], replace(ledger[at], record=guessed), *ledger[at + 1 :]], Roster()
+    )
     assert f"digest {ledger[at].seq} has hashes of tensors that nobody may guess" in problem
 
 

@@ -1,4 +1,6 @@
-"""All of docs/extend.md is run: its modules are loaded and registered as it says, its tables are read."""
+"""All of docs/extend.md is run: its modules are loaded and registered as it says, its tables are
+read.
+"""
 
 import re
 import sys
@@ -34,7 +36,8 @@ class Silo(Strict):
 @pytest.fixture(scope="module")
 def blocks():
     """The page's blocks by the file that each belongs to."""
-    text = PAGE.read_text().partition("## A command")[0]  # what comes then, tests/commands/test_loader.py runs
+    # what comes then, tests/commands/test_loader.py runs
+    text = PAGE.read_text().partition("## A command")[0]
     found = FENCED.findall(text)
     assert len(found) == len(dict(found)) == text.count("\n```") // 2
     return dict(found)
@@ -86,13 +89,23 @@ def test_a_silo_reads_the_source(libsvm, blocks, tmp_path):
     source = validate(table(blocks), Silo, "silo.toml").data.below(tmp_path)
     source.check_present()
     data = source.load(None)
-    assert (type(source), source.where, source.title) == (libsvm.Libsvm, str(tmp_path / "records.svm"), "records.svm")
-    assert (len(data), data.x[3, 0, 0].tolist(), data.y[:2].tolist()) == (24, [3.0, 0.0, -2.5], [0, 1])
+    assert (type(source), source.where, source.title) == (
+        libsvm.Libsvm,
+        str(tmp_path / "records.svm"),
+        "records.svm",
+    )
+    assert (len(data), data.x[3, 0, 0].tolist(), data.y[:2].tolist()) == (
+        24,
+        [3.0, 0.0, -2.5],
+        [0, 1],
+    )
     with pytest.raises(LocalError, match=r"unknown key 'data.featurs'; did you mean 'features'"):
         validate({"data": {**table(blocks)["data"], "featurs": 3}}, Silo, "silo.toml")
 
 
-@pytest.mark.parametrize("line", ["", "1 0:2", "1 4:2", "1 1:secret", "secret 1:2", "1 1:2:secret", "9" * 20])
+@pytest.mark.parametrize(
+    "line", ["", "1 0:2", "1 4:2", "1 1:secret", "secret 1:2", "1 1:2:secret", "9" * 20]
+)
 def test_what_is_wrong_in_its_file_is_named_without_a_value(libsvm, blocks, tmp_path, line):
     (tmp_path / "records.svm").write_text(f"0 1:1\n{line}\n")
     with pytest.raises(LocalError, match=r"records.svm, line 2: write a class number") as caught:

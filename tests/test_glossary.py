@@ -1,7 +1,8 @@
 """Texts for people use the words of docs/glossary.md, and none of the phrases that it rules out.
 
-Checked are the README, the pages under docs/, the templates that commands write, and all help texts. Code (fenced,
-indented or in backticks) is left out: names of files, fields and events keep their spelling.
+Checked are the README, the pages under docs/, the templates that commands write, and all help
+texts. Code (fenced, indented or in backticks) is left out: names of files, fields and events keep
+their spelling.
 """
 
 import re
@@ -15,19 +16,25 @@ from staddle.commands.main import app
 ROOT = Path(__file__).parents[1]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 FORBIDDEN = {
-    r"\bOf (?:what|whom|which|those|that)\b": "name the subject first: 'For parts that …', 'The coordinator reads …'",
+    r"\bOf (?:what|whom|which|those|that)\b": (
+        "name the subject first: 'For parts that …', 'The coordinator reads …'"
+    ),
     r"\bWhether [^.|]{1,200}, that\b": "put the subject and its verb first, then 'whether …'",
     r"\bThat of\b": "name what it is: 'The ledger of …'",
     r"\b(?:is|are) no (?:method|model|option|command)\b": "'unknown method', 'unknown model', …",
     r"\bnone that there can be\b": "'invalid', 'missing' or 'out of range'",
-    r"\b(?:go|goes|went|gone|going) on\b(?! (?:to|with what)\b)": "'resume', 'continue' or 'start again'",
+    r"\b(?:go|goes|went|gone|going) on\b(?! (?:to|with what)\b)": (
+        "'resume', 'continue' or 'start again'"
+    ),
     r"\bbeside\b": "'next to', 'alongside' or 'as well as'",
     r"\bby (?:it|them)sel(?:f|ves) alone\b": "'on its own'",
     r"\banew\b": "'again' or 'from scratch'",
     r"\bgifts?\b": "'contribution'",
     r"\bsilos? (?:gives?|gave|has given|have given)\b": "'uploads' or 'contributes'",
     r"(?<!-)\bcheckpoints?\b": "'tree head' for a ledger, 'snapshot' for a simulation",
-    r"\bso many at (?:least|most)\b|\bat (?:least|most) so many\b": "name the number: 'at least this many'",
+    r"\bso many at (?:least|most)\b|\bat (?:least|most) so many\b": (
+        "name the number: 'at least this many'"
+    ),
     r"\ba (?:thread|record|number|class|silo) each\b": "'per thread', 'per record', …",
     r"\bcounts no more\b": "'no longer counts'",
 }
@@ -63,7 +70,9 @@ def found(text):
             yield f"…{around}…: write {instead}"
 
 
-PAGES = sorted({ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {GLOSSARY} if GLOSSARY.exists() else ())
+PAGES = sorted(
+    {ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {GLOSSARY} if GLOSSARY.exists() else ()
+)
 TEMPLATES = sorted((ROOT / "commands" / "console" / "templates").glob("*.toml"))
 
 
@@ -107,14 +116,18 @@ def test_each_phrase_is_found(text):
     assert list(found(text))
 
 
-@pytest.mark.parametrize("text", ["c2sp.org/tlog-checkpoint", "goes on to say", "besides", "silos upload again"])
+@pytest.mark.parametrize(
+    "text", ["c2sp.org/tlog-checkpoint", "goes on to say", "besides", "silos upload again"]
+)
 def test_what_is_right_is_not_found(text):
     assert not list(found(text))
 
 
 @pytest.mark.skipif(not GLOSSARY.exists(), reason="the tests run without docs/")
 def test_the_glossary_has_the_words_of_the_house_with_one_sentence_each():
-    used = GLOSSARY.read_text(encoding="utf-8").partition("## Words we use")[2].partition("\n## ")[0]
+    used = (
+        GLOSSARY.read_text(encoding="utf-8").partition("## Words we use")[2].partition("\n## ")[0]
+    )
     rows = dict(re.findall(r"^\| ([a-z ()]+) \| (.+) \|$", used, re.MULTILINE))
     rows.pop("word")
     asked = {"silo", "coordinator", "job", "round", "cohort", "part", "exchange"}

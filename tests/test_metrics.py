@@ -27,12 +27,17 @@ def running(rules=(), gauges=(), config=HERE, role="silo"):
         def read():
             with urllib.request.urlopen(f"http://{heard[0]}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
-            return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+            return {
+                name: float(value)
+                for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+            }
 
         yield read
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:9464", "127.8.9.1:0", "[::1]:9464", "localhost:65535"])
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:9464", "127.8.9.1:0", "[::1]:9464", "localhost:65535"]
+)
 def test_metrics_are_served_on_loopback(listen):
     assert MetricsConfig(listen=listen).listen == listen
 
@@ -44,8 +49,14 @@ def test_metrics_are_served_on_loopback(listen):
             (f"{host}:9464", "reverse proxy")
             for host in ("0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "example.org", "")
         ),
-        *((f"{host}:9464", "reverse proxy") for host in ("::1", "[127.0.0.1]", "localhost.evil.org", "127.1")),
-        *((listen, "host:port") for listen in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]:9²", "")),
+        *(
+            (f"{host}:9464", "reverse proxy")
+            for host in ("::1", "[127.0.0.1]", "localhost.evil.org", "127.1")
+        ),
+        *(
+            (listen, "host:port")
+            for listen in ("127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]:9²", "")
+        ),
     ],
 )
 def test_and_nowhere_else(listen, why):
@@ -107,12 +118,24 @@ def test_a_taken_port_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         wanted = served(MetricsConfig(listen=listen), "silo", (), lambda: ())
-        with pytest.raises(LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")), wanted:
+        with (
+            pytest.raises(
+                LocalError, match=re.escape(f"metrics.listen = '{listen}': cannot listen there")
+            ),
+            wanted,
+        ):
             pass
 
 
 @pytest.mark.parametrize("rules", [COORDINATOR, SILO])
 def test_labels_are_of_closed_or_signed_lists(rules):
     """A label that a stranger or a record could choose has no place here."""
-    assert {label for rule in rules for label in rule.labels} <= {"silo", "job", "code", "method", "kind", "outcome"}
+    assert {label for rule in rules for label in rule.labels} <= {
+        "silo",
+        "job",
+        "code",
+        "method",
+        "kind",
+        "outcome",
+    }
     assert len({rule.event for rule in rules}) == len({rule.name for rule in rules}) == len(rules)

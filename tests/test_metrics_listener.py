@@ -1,4 +1,6 @@
-"""Who connects to the metrics and does nothing costs no thread, and keeps no scraper from its answer."""
+"""Who connects to the metrics and does nothing costs no thread, and keeps no scraper from its
+answer.
+"""
 
 import contextlib
 import gzip
@@ -20,7 +22,12 @@ def address():
     heard = []
     with (
         log.followed(lambda _, fields: heard.append(fields.get("address"))),
-        served(MetricsConfig(listen="127.0.0.1:0"), "silo", (), lambda: [Gauge("near", "x", ("silo",), {("0",): 1})]),
+        served(
+            MetricsConfig(listen="127.0.0.1:0"),
+            "silo",
+            (),
+            lambda: [Gauge("near", "x", ("silo",), {("0",): 1})],
+        ),
     ):
         host, _, port = heard[-1].rpartition(":")
         yield host, int(port)

@@ -10,7 +10,16 @@ import pytest
 
 import staddle
 
-PACKAGES = ("files", "proto", "silo", "coordinator", "algorithms", "security", "simulator", "commands")
+PACKAGES = (
+    "files",
+    "proto",
+    "silo",
+    "coordinator",
+    "algorithms",
+    "security",
+    "simulator",
+    "commands",
+)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -18,7 +27,9 @@ def test_every_package_is_importable(package):
     assert importlib.import_module(f"staddle.{package}").__doc__
 
 
-@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+@pytest.mark.skipif(
+    "STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test"
+)
 def test_the_wheel_is_under_test_and_claims_one_name():
     site = Path(sysconfig.get_paths()["purelib"])
     for package in PACKAGES:
@@ -29,15 +40,20 @@ def test_the_wheel_is_under_test_and_claims_one_name():
     assert tops - {"..", "__pycache__"} == {"staddle", f"staddle-{version}.dist-info"}
 
 
-@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+@pytest.mark.skipif(
+    "STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test"
+)
 def test_every_module_of_the_tree_is_in_the_wheel():
     installed = {str(path) for path in files("staddle") or ()}
     assert "staddle/py.typed" in installed
     assert "staddle/proto/federation.proto" in installed
     assert {
-        f"staddle/commands/console/templates/{name}.toml" for name in ("coordinator", "silo", "job", "policy")
+        f"staddle/commands/console/templates/{name}.toml"
+        for name in ("coordinator", "silo", "job", "policy")
     } <= installed
-    assert {f"staddle/commands/report/templates/report.{kind}" for kind in ("html", "css")} <= installed
+    assert {
+        f"staddle/commands/report/templates/report.{kind}" for kind in ("html", "css")
+    } <= installed
     papers = ("fedaims", "fedsimsup", "fedssa", "pfedsim", "ppfl")
     assert {f"staddle/simulator/reproduce/tables/{paper}.toml" for paper in papers} <= installed
     assert {
@@ -48,9 +64,13 @@ def test_every_module_of_the_tree_is_in_the_wheel():
     } <= installed
 
 
-@pytest.mark.skipif("STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test")
+@pytest.mark.skipif(
+    "STADDLE_EXPECT_WHEEL" not in os.environ, reason="only where the wheel is under test"
+)
 def test_the_auditors_command_is_the_one_file():
-    (command,) = (each for each in distribution("staddle").entry_points if each.name == "staddle-verify")
+    (command,) = (
+        each for each in distribution("staddle").entry_points if each.name == "staddle-verify"
+    )
     assert (command.group, command.value) == ("console_scripts", "staddle.staddle_verify:main")
     assert command.load().__module__ == "staddle.staddle_verify"
 

@@ -18,9 +18,15 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="docs are not beside t
 def rows():
     """By method, the option that the table asks for, and how many steps a round it says."""
     text = PAGE.read_text(encoding="utf-8")
-    lines = text.partition("\n## What each method trains and releases\n")[2].partition("\n## ")[0].splitlines()
+    lines = (
+        text.partition("\n## What each method trains and releases\n")[2]
+        .partition("\n## ")[0]
+        .splitlines()
+    )
     found = {}
-    for first, *cells in (line.strip("| ").split(" | ") for line in lines if line.startswith("| `")):
+    for first, *cells in (
+        line.strip("| ").split(" | ") for line in lines if line.startswith("| `")
+    ):
         name, asked = re.fullmatch(r"`([a-z-]+)`(?:, with `(\w+ = \w+)`)?", first).groups()
         assert name not in found
         found[name] = (asked, cells)
@@ -34,7 +40,8 @@ def method(name, options):
         "seed": 1,
         "rounds": 3,
         "silos": ["a", "b", "c", "d", "e"],
-        "participation": 0.6 if name == "fedsimsup" else 1.0,  # which exchanges nothing where none is away
+        # which exchanges nothing where none is away
+        "participation": 0.6 if name == "fedsimsup" else 1.0,
         "min_cohort": 3,
         "method": {"name": "local"},
         "model": {"name": MODELS.get(name, "cnn-digits"), "classes": 3, "norm": "group"},
@@ -69,4 +76,6 @@ def test_a_method_that_takes_more_or_less_than_the_jobs_epochs_says_so(name):
     asked, (_, steps, _) = rows()[name]
     made = method(name, options(asked))
     efforts = {made.effort(round_) for round_ in range(made.setting.rounds + made.tunes)}
-    assert ({(effort.epochs, effort.whole) for effort in efforts} == {(EPOCHS, 0)}) == (steps == "`epochs` epochs")
+    assert ({(effort.epochs, effort.whole) for effort in efforts} == {(EPOCHS, 0)}) == (
+        steps == "`epochs` epochs"
+    )

@@ -1,4 +1,7 @@
-"""The dependency rule of the folders, read from the imports in the source; it holds for modules yet to come."""
+"""The dependency rule of the folders, read from the imports in the source.
+
+It holds for modules yet to come.
+"""
 
 import ast
 import graphlib
@@ -11,13 +14,25 @@ import pytest
 import staddle
 
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
-FOLDERS = ("algorithms", "commands", "coordinator", "files", "proto", "security", "silo", "simulator")
+FOLDERS = (
+    "algorithms",
+    "commands",
+    "coordinator",
+    "files",
+    "proto",
+    "security",
+    "silo",
+    "simulator",
+)
 SHELLS = {"silo", "simulator", "coordinator", "commands"}
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
 def sources():
-    found = [*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))]
+    found = [
+        *ROOT.glob("*.py"),
+        *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")),
+    ]
     return sorted(path for path in found if not path.name.endswith(GENERATED))
 
 
@@ -65,22 +80,58 @@ def test_the_walk_sees_every_form_of_import():
 
 @pytest.mark.parametrize("folder", ["algorithms", "security", "proto"])
 def test_pure_folders_import_no_shell(folder):
-    assert offences(folder, lambda name, _: under(name, *(f"staddle.{shell}" for shell in SHELLS))) == []
+    assert (
+        offences(folder, lambda name, _: under(name, *(f"staddle.{shell}" for shell in SHELLS)))
+        == []
+    )
 
 
 def test_algorithms_knows_neither_security_nor_the_wire():
     assert (
-        offences("algorithms", lambda name, _: under(name, "staddle.security", "staddle.proto", "grpc", "asyncio"))
+        offences(
+            "algorithms",
+            lambda name, _: under(name, "staddle.security", "staddle.proto", "grpc", "asyncio"),
+        )
         == []
     )
 
 
 def test_methods_and_models_have_no_way_out_of_the_process():
-    """The gate sees what a method gives; a socket of its own it would not see. So the source of none may name one."""
-    ways = ("socket", "socketserver", "ssl", "http", "urllib", "requests", "ftplib", "smtplib", "webbrowser", "select")
-    more = ("subprocess", "multiprocessing", "ctypes", "torch.distributed", "torch.hub", "os.system", "os.popen")
-    for name in ("import grpc", "from torch import hub", "from urllib.request import urlopen", "import http.client"):
-        assert any(under(found, *ways, *more, "grpc") for found in imports_of(ROOT / "algorithms" / "x.py", name))
+    """The gate sees what a method gives; a socket of its own it would not see.
+
+    So the source of none may name one.
+    """
+    ways = (
+        "socket",
+        "socketserver",
+        "ssl",
+        "http",
+        "urllib",
+        "requests",
+        "ftplib",
+        "smtplib",
+        "webbrowser",
+        "select",
+    )
+    more = (
+        "subprocess",
+        "multiprocessing",
+        "ctypes",
+        "torch.distributed",
+        "torch.hub",
+        "os.system",
+        "os.popen",
+    )
+    for name in (
+        "import grpc",
+        "from torch import hub",
+        "from urllib.request import urlopen",
+        "import http.client",
+    ):
+        assert any(
+            under(found, *ways, *more, "grpc")
+            for found in imports_of(ROOT / "algorithms" / "x.py", name)
+        )
     assert offences("algorithms", lambda name, _: under(name, *ways, *more, "grpc")) == []
 
 
@@ -111,17 +162,28 @@ def test_the_simulator_meets_neither_the_network_nor_those_who_use_it():
 
 def test_only_the_client_module_holds_the_stub():
     def forbidden(name, path):
-        return any("_pb2_grpc" in piece for piece in name.split(".")) and path != "silo/egress/client.py"
+        return (
+            any("_pb2_grpc" in piece for piece in name.split("."))
+            and path != "silo/egress/client.py"
+        )
 
     assert offences("silo", forbidden) == []
 
 
 def test_what_opens_a_connection_beside_the_client_has_nothing_to_send():
-    """silo/connectivity.py knows keys and addresses, and no module that has records, tensors or messages."""
+    """silo/connectivity.py knows keys and addresses, and no module that has records, tensors or
+    messages.
+    """
     assert [
-        o for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl")) if "/connectivity.py" not in o
+        o
+        for o in offences("silo", lambda name, _: under(name, "grpc", "socket", "ssl"))
+        if "/connectivity.py" not in o
     ] == ["silo/egress/client.py imports grpc"]
-    ours = {name.rpartition(".")[0] for name in imports_of(ROOT / "silo" / "connectivity.py") if under(name, "staddle")}
+    ours = {
+        name.rpartition(".")[0]
+        for name in imports_of(ROOT / "silo" / "connectivity.py")
+        if under(name, "staddle")
+    }
     assert ours == {
         "staddle.errors",
         "staddle.proto.channel",
@@ -137,8 +199,8 @@ def test_only_the_egress_gate_holds_the_client():
     assert [offence for folder in FOLDERS for offence in offences(folder, forbidden)] == []
 
 
-# Each folder imports from those before it alone; a coordinator's and a silo's processes and the simulator stand side by
-# side. ``__main__`` starts a command, so it stands above all.
+# Each folder imports from those before it alone; a coordinator's and a silo's processes and the
+# simulator stand side by side. ``__main__`` starts a command, so it stands above all.
 LAYERS = (
     {"errors"},
     {"files"},
@@ -171,7 +233,9 @@ def edges():
 
 
 def room_edges(found):
-    """In each room, which of its modules and rooms needs which other: ``{room: {child: {children}}}``."""
+    """In each room, which of its modules and rooms needs which other: ``{room: {child:
+    {children}}}``.
+    """
     graphs = {}
     for importer, imported in found:
         depth = 0
@@ -203,7 +267,11 @@ def test_imports_come_from_lower_layers():
     layer = {name: height for height, names in enumerate(LAYERS) for name in names}
     tops = {path.relative_to(ROOT).with_suffix("").parts[0] for path in sources()} - {"__init__"}
     assert tops == set(layer)
-    upwards = [(one, other) for one, other in edges() if one[0] != other[0] and layer[one[0]] <= layer[other[0]]]
+    upwards = [
+        (one, other)
+        for one, other in edges()
+        if one[0] != other[0] and layer[one[0]] <= layer[other[0]]
+    ]
     assert upwards == []
 
 
@@ -215,7 +283,9 @@ def test_a_room_has_few_entries():
             if name not in {"__init__", "__main__"}:
                 entries.setdefault("/".join(parts[:depth]), set()).add(name)
     assert {
-        room: len(names) for room, names in entries.items() if len(names) > LARGEST_ROOM and room not in CATALOGUES
+        room: len(names)
+        for room, names in entries.items()
+        if len(names) > LARGEST_ROOM and room not in CATALOGUES
     } == {}
 
 
@@ -248,7 +318,8 @@ def test_a_class_name_stands_for_one_class():
 
 def test_what_auditors_copy_needs_nothing_but_python_3_9_and_cryptography():
     path = ROOT / "staddle_verify.py"
-    ast.parse(path.read_text(), str(path), feature_version=(3, 9))  # SyntaxError for what is younger
+    # SyntaxError for what is younger
+    ast.parse(path.read_text(), str(path), feature_version=(3, 9))
     foreign = {name.partition(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     assert foreign == {"cryptography"}
 
@@ -270,8 +341,22 @@ def test_no_assert_and_no_way_to_run_or_unpickle_data():
                     for word in node.keywords
                 ):
                     found.append(f"{where} allow_pickle")
-        banned = ("pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "torch.load", "torch.save")
-        found += [f"{path.relative_to(ROOT)} imports {name}" for name in imports_of(path) if under(name, *banned)]
+        banned = (
+            "pickle",
+            "cPickle",
+            "marshal",
+            "shelve",
+            "dill",
+            "cloudpickle",
+            "joblib",
+            "torch.load",
+            "torch.save",
+        )
+        found += [
+            f"{path.relative_to(ROOT)} imports {name}"
+            for name in imports_of(path)
+            if under(name, *banned)
+        ]
     assert found == []
 
 
@@ -282,7 +367,18 @@ PRINTERS = {
     "security/dp/prv_program.py",  # its answers go to the process that began it
     "staddle_verify.py",  # one file, which escapes by itself
 }
-PRINTING = {"print", "input", "breakpoint", "pprint", "pp", "echo", "secho", "echo_via_pager", "prompt", "confirm"}
+PRINTING = {
+    "print",
+    "input",
+    "breakpoint",
+    "pprint",
+    "pp",
+    "echo",
+    "secho",
+    "echo_via_pager",
+    "prompt",
+    "confirm",
+}
 STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
 
 
@@ -291,22 +387,36 @@ def printing(path, text=None):
     for node in ast.walk(ast.parse(path.read_text() if text is None else text, str(path))):
         if isinstance(node, ast.Call):
             *owner, name = ast.unparse(node.func).split(".")
-            if (name in PRINTING and "printer" not in owner) or name in {"StreamHandler", "basicConfig"}:
+            if (name in PRINTING and "printer" not in owner) or name in {
+                "StreamHandler",
+                "basicConfig",
+            }:
                 yield f"{node.lineno} {name}"
             elif name.startswith("print_") and owner:  # of traceback, parsers, errors
                 yield f"{node.lineno} {'.'.join(owner)}.{name}"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in {f"sys.{stream}" for stream in STREAMS}:
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in {
+            f"sys.{stream}" for stream in STREAMS
+        }:
             yield f"{node.lineno} {ast.unparse(node)}"
-    ways = (*(f"sys.{stream}" for stream in STREAMS), "rich", "click", "argparse", "pprint", "curses", "getpass", "pdb")
+    ways = (
+        *(f"sys.{stream}" for stream in STREAMS),
+        "rich",
+        "click",
+        "argparse",
+        "pprint",
+        "curses",
+        "getpass",
+        "pdb",
+    )
     yield from (f"imports {name}" for name in imports_of(path, text) if under(name, *ways))
 
 
 def test_whatever_is_printed_passes_the_printer():
     """It alone shows control characters of ledgers, rosters, jobs and file names as text."""
     text = (
-        "import rich.console\nfrom sys import stderr as to\nfrom click import echo as say\nimport argparse\n"
-        "print(1)\ntyper.echo(1)\nsys.stdout.write('')\nlogging.StreamHandler()\ntraceback.print_exc()\n"
-        "printer.show(1)\nprogram = print\n"
+        "import rich.console\nfrom sys import stderr as to\nfrom click import echo as say\n"
+        "import argparse\nprint(1)\ntyper.echo(1)\nsys.stdout.write('')\nlogging.StreamHandler()\n"
+        "traceback.print_exc()\nprinter.show(1)\nprogram = print\n"
     )
     assert list(printing(ROOT / "commands" / "x.py", text)) == [
         "5 print",
@@ -325,15 +435,25 @@ def test_whatever_is_printed_passes_the_printer():
 
 
 def test_nothing_waits_by_the_wall_clock():
-    """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of the event loop."""
-    stamps = {"log.py", "commands/report/report.py", "security/log/append_log.py", "security/identity/certificate.py"}
+    """A clock that jumps changes time stamps and, within their validity, nothing else: waits are of
+    the event loop.
+    """
+    stamps = {
+        "log.py",
+        "commands/report/report.py",
+        "security/log/append_log.py",
+        "security/identity/certificate.py",
+    }
     found = []
     for path in sources():
         if path.relative_to(ROOT).as_posix() in stamps:
             continue
         for node in ast.walk(ast.parse(path.read_text(), str(path))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if called.endswith((".now", ".utcnow", ".today")) or called in {"time.time", "time.time_ns"}:
+            if called.endswith((".now", ".utcnow", ".today")) or called in {
+                "time.time",
+                "time.time_ns",
+            }:
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} {called}")
     assert found == []
 
@@ -341,12 +461,15 @@ def test_nothing_waits_by_the_wall_clock():
 def test_file_names_say_what_a_module_does():
     vague = ("manager", "handler", "helper")
     named = [path.relative_to(ROOT).as_posix() for path in sources()]
-    assert [n for n in named if n.endswith("utils.py") or any(word in Path(n).name for word in vague)] == []
+    assert [
+        n for n in named if n.endswith("utils.py") or any(word in Path(n).name for word in vague)
+    ] == []
 
 
 def test_the_package_list_is_that_of_the_tree():
     """A folder that the list lacks would be missing in the wheel."""
-    text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text()  # CI copies it beside the tests
+    # CI copies it beside the tests
+    text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text()
     listed = tomllib.loads(text)["tool"]["setuptools"]["packages"]
     folders = {path.relative_to(ROOT).parent for path in sources()}
     assert listed == sorted(".".join(("staddle", *folder.parts)) for folder in folders)

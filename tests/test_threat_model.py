@@ -8,7 +8,9 @@ import pytest
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "threat-model.md"
 
-pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not PAGE.exists(), reason="the wheel's tests run without the repository"
+)
 
 
 def held_by() -> list[tuple[str, str]]:

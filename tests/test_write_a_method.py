@@ -1,4 +1,6 @@
-"""All of docs/write-a-method.md is run: its files are written, its commands given, its tests pass."""
+"""All of docs/write-a-method.md is run: its files are written, its commands given, its
+tests pass.
+"""
 
 import re
 import shlex
@@ -16,7 +18,13 @@ from staddle.errors import LocalError
 
 PAGE = Path(__file__).parents[1] / "docs" / "write-a-method.md"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-OFFLINE = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
+OFFLINE = (
+    "--no-index",
+    "--no-deps",
+    "--no-build-isolation",
+    "--disable-pip-version-check",
+    "--quiet",
+)
 
 
 def write(block):
@@ -31,18 +39,31 @@ def write(block):
 
 @pytest.fixture
 def afternoon(tmp_path, monkeypatch):
-    """An empty folder, and a machine on which the method is not installed; ``run`` gives it a command of the page."""
+    """An empty folder, and a machine on which the method is not installed.
+
+    ``run`` gives it a command of the page.
+    """
     site, threads = tmp_path / "site", torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
-    for path in (site, tmp_path):  # where pip installs to here, and where an editable installation points to
+    # where pip installs to here, and where an editable installation points to
+    for path in (site, tmp_path):
         monkeypatch.syspath_prepend(path)
 
     def run(program, *words):
         match program:
             case "pip":
-                subprocess.run([sys.executable, "-m", "pip", *words, *OFFLINE, "--target", str(site)], check=True)
+                subprocess.run(
+                    [sys.executable, "-m", "pip", *words, *OFFLINE, "--target", str(site)],
+                    check=True,
+                )
             case "pytest":
-                more = ("--import-mode=importlib", "-p", "no:cacheprovider", "--rootdir", str(tmp_path))
+                more = (
+                    "--import-mode=importlib",
+                    "-p",
+                    "no:cacheprovider",
+                    "--rootdir",
+                    str(tmp_path),
+                )
                 assert pytest.main([*words, *more]) == 0
             case "staddle":
                 result = CliRunner().invoke(app, list(words))
@@ -69,7 +90,8 @@ def test_every_block_of_the_page_runs(afternoon):
             assert language in {"python", "toml"}
             done.append(write(block))
     assert done == [
-        *["softper.py"] * 4, "pyproject.toml", "pip", *["test_softper.py"] * 4, "pytest", "digits.toml", "staddle",
+        *["softper.py"] * 4, "pyproject.toml", "pip", *["test_softper.py"] * 4, "pytest",
+        "digits.toml", "staddle",
         "staddle",
     ]  # fmt: skip
     assert "softper-fast" in Path("digits/summary.md").read_text()

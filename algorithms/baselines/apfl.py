@@ -1,26 +1,34 @@
-"""APFL: each silo predicts by a mixture of a shared model and its own, in a proportion that it learns.
+"""APFL: each silo predicts by a mixture of a shared model and its own, in a proportion that it
+learns.
 
-Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, arXiv:2003.13461, Algorithm 1.
+Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020, arXiv:2003.13461, Algorithm
+1.
 
     (1) at silo i:           v̄_i = α_i v_i + (1 − α_i) w_i
     (2) on each batch:       w_i ← w_i − η ∇f_i(w_i),   from w_i = w^t
-    (3) on the same batch:   v_i ← v_i − η ∇_v f_i(v̄_i) = v_i − η α_i ∇f_i(v̄_i),   v_i kept from round to round
+    (3) on the same batch:   v_i ← v_i − η ∇_v f_i(v̄_i) = v_i − η α_i ∇f_i(v̄_i),   v_i kept from
+                             round to round
     (4) once a round:        α_i ← α_i − η ⟨∇f_i(v̄_i), v_i − w_i⟩, brought into [0, 1]
     (5) at the coordinator:  w^{t+1} ← Σ_{i ∈ U_t} γ_i w_i,   γ_i = n_i / Σ_{j ∈ U_t} n_j
 
-w is the job's model; a silo predicts by v̄_i. (2) and (3) are one step on f_i(w_i) + f_i(α_i v_i + (1 − α_i) w_i) with
-the second w_i held still, so the loss that is told is the sum of both. (2) and (5) are FedAvg, whatever α is.
+w is the job's model; a silo predicts by v̄_i. (2) and (3) are one step on f_i(w_i) + f_i(α_i v_i +
+(1 − α_i) w_i) with the second w_i held still, so the loss that is told is the sum of both. (2) and
+(5) are FedAvg, whatever α is.
 
 Where this differs from the paper:
-- (4) is taken before a round's (2) and (3), where w_i = w^t, with the gradient over all records, and the model in
-  evaluation mode; in the paper on a batch, in the authors' code on the first one of a round. The code also adds 0.02 α
-  to the slope, and takes its gradients at v_i and w_i; here it is the derivative of f_i(v̄_i) by α_i.
+- (4) is taken before a round's (2) and (3), where w_i = w^t, with the gradient over all records,
+  and the model in evaluation mode; in the paper on a batch, in the authors' code on the first one
+  of a round. The code also adds 0.02 α to the slope, and takes its gradients at v_i and w_i; here
+  it is the derivative of f_i(v̄_i) by α_i.
 - v̄ mixes parameters, as the paper says; the authors' code mixes the outputs of two models.
-- (5) weighs by samples, as FedAvg here does; the paper weighs a cohort equally, as ``weights = "equal"``.
-- v_i begins at the first w^t that a silo gets. α_i begins at ``alpha``, 0.5 as in the authors' code.
+- (5) weighs by samples, as FedAvg here does; the paper weighs a cohort equally, as ``weights =
+  "equal"``.
+- v_i begins at the first w^t that a silo gets. α_i begins at ``alpha``, 0.5 as in the authors'
+  code.
 - Batch norm's running statistics are not mixed: those of w are of w, and v̄ has its own.
 
-Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. v_i and α_i never leave.
+Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. v_i and α_i
+never leave.
 """
 
 from dataclasses import replace
@@ -75,8 +83,13 @@ class APFL(FedAvg):
 
     @property
     def private_fault(self) -> str:
-        """Opacus's hooks see a module's own parameters, and v̄ is none of them; nor is a survey paid for."""
-        return "it takes gradients at a mixture of two models, which cannot be told record by record"
+        """Opacus's hooks see a module's own parameters, and v̄ is none of them.
+
+        Nor is a survey paid for.
+        """
+        return (
+            "it takes gradients at a mixture of two models, which cannot be told record by record"
+        )
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Both models, w and v, alike in the beginning, and α."""
@@ -94,7 +107,8 @@ class APFL(FedAvg):
         """Logits [B, classes] of v̄, by which v and α are trained, and w is not."""
         own = dict(zip(MODEL, (parts[name] for name in names(OWN)), strict=True))
         v, w = point_of(own), detached(point_of(parts))
-        between = {p: {k: alpha * v[p][k] + (1 - alpha) * w[p][k] for k in v[p]} for p in MODEL}  # (1)
+        # (1)
+        between = {p: {k: alpha * v[p][k] + (1 - alpha) * w[p][k] for k in v[p]} for p in MODEL}
         return logits_at(own, between, x)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
@@ -104,7 +118,9 @@ class APFL(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """α, then w and v together."""
         both = replace(self.stage(*MODEL, *names(OWN)), loss=self.both)
-        return (Survey(self.slope), Change(self.adapted), both) if self.options.adaptive else (both,)
+        return (
+            (Survey(self.slope), Change(self.adapted), both) if self.options.adaptive else (both,)
+        )
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The derivative of the losses by α, of all records together."""

@@ -1,51 +1,59 @@
 """Clustered federated learning: silos whose updates point apart go on in clusters of their own.
 
-Sattler, Müller, Samek, "Clustered federated learning: model-agnostic distributed multi-task optimization under privacy
-constraints", IEEE Transactions on Neural Networks and Learning Systems, 2020, arXiv:1910.01991.
+Sattler, Müller, Samek, "Clustered federated learning: model-agnostic distributed multi-task
+optimization under privacy constraints", IEEE Transactions on Neural Networks and Learning Systems,
+2020, arXiv:1910.01991.
 
-At first all silos are one cluster c. In each round silo i trains the model of its cluster, θ_c, to θ_i:
+At first all silos are one cluster c. In each round silo i trains the model of its cluster, θ_c, to
+θ_i:
 
     (1) Δ_i = θ_i - θ_c,   α_ij = ⟨Δ_i, Δ_j⟩ / (‖Δ_i‖ ‖Δ_j‖)
-    (2) c is stationary, and its silos are not:  ‖(1/|c|) Σ_{i ∈ c} Δ_i‖ < ε_1  and  max_{i ∈ c} ‖Δ_i‖ > ε_2
+    (2) c is stationary, and its silos are not:  ‖(1/|c|) Σ_{i ∈ c} Δ_i‖ < ε_1  and  max_{i ∈ c}
+    ‖Δ_i‖ > ε_2
     (3) c_1, c_2 = argmin_{c_1 ∪ c_2 = c} max_{i ∈ c_1, j ∈ c_2} α_ij,   α_cross that least maximum
     (4) c splits into c_1 and c_2 where (2) holds, and √((1 - α_cross) / 2) > γ_max
     (5) θ_c ← (1/|c|) Σ_{i ∈ c} θ_i = θ_c + (1/|c|) Σ_{i ∈ c} Δ_i
 
-(3) is solved as in the paper: pairs are joined from the most alike downwards until two groups are left.
+(3) is solved as in the paper: pairs are joined from the most alike downwards until two groups are
+left.
 
 Where this differs from the paper:
-- Silos count equally in (2) and (5), as in the authors' code; the paper weighs them by their records. What mixes their
-  models is not told those counts, and would have to ask each silo for its own.
-- The code merges by complete linkage, which only comes near (3), has no γ_max, and splits no cluster of one or two
-  silos, nor any before its round 21. ``gamma_max`` is 0 by default, so that (4) is (2), and ``start`` is 0: 20 is the
-  code's. The defaults of ε_1 and ε_2 are the code's for EMNIST; lengths of updates grow with lr and epochs, so look at
-  those of your own job.
-- ``smallest``, not from the paper: a split that leaves a cluster fewer silos is not made. In a blind job a cluster of
-  ``min_cohort`` or fewer silos would get nothing, and each of its silos would train alone: write min_cohort + 1.
-- A silo that is away in a round stays in its cluster, and if that splits, in the part with more silos of the round, or
-  on a tie with the first one. (1) to (4) are of those who came. The paper caches updates and sorts newcomers down the
-  tree of its splits.
-- (5) is over those silos of the cluster that came in the last round in which any did; who was away then gets it too.
-- ``sketch``: a count-sketch of Δ_i crosses in its place, since all of it doubles the upload, and blind takes a time to
-  rotate that grows with the square of its length. Inner products of sketches are right on average; by how much cosines
-  are off is said in algorithms/exchange/count_sketch.py, and squared lengths are off by as much.
-- A silo ends with the model of its last cluster. In the code it chooses, by validation records, among the models that
-  its clusters had before each split.
+- Silos count equally in (2) and (5), as in the authors' code; the paper weighs them by their
+  records. What mixes their models is not told those counts, and would have to ask each silo for its
+  own.
+- The code merges by complete linkage, which only comes near (3), has no γ_max, and splits no
+  cluster of one or two silos, nor any before its round 21. ``gamma_max`` is 0 by default, so that
+  (4) is (2), and ``start`` is 0: 20 is the code's. The defaults of ε_1 and ε_2 are the code's for
+  EMNIST; lengths of updates grow with lr and epochs, so look at those of your own job.
+- ``smallest``, not from the paper: a split that leaves a cluster fewer silos is not made. In a
+  blind job a cluster of ``min_cohort`` or fewer silos would get nothing, and each of its silos
+  would train alone: write min_cohort + 1.
+- A silo that is away in a round stays in its cluster, and if that splits, in the part with more
+  silos of the round, or on a tie with the first one. (1) to (4) are of those who came. The paper
+  caches updates and sorts newcomers down the tree of its splits.
+- (5) is over those silos of the cluster that came in the last round in which any did; who was away
+  then gets it too.
+- ``sketch``: a count-sketch of Δ_i crosses in its place, since all of it doubles the upload, and
+  blind takes a time to rotate that grows with the square of its length. Inner products of sketches
+  are right on average; by how much cosines are off is said in algorithms/exchange/count_sketch.py,
+  and squared lengths are off by as much.
+- A silo ends with the model of its last cluster. In the code it chooses, by validation records,
+  among the models that its clusters had before each split.
 - Running statistics take no part in Δ_i; ``model.buffers`` says whether (5) has them.
 
 Wire list:
 
-==========  ====  ======================================================  =====================================
-part        way   tensors                                                 exchange
-==========  ====  ======================================================  =====================================
-model       up    θ_i                                                     Mix
-update      up    from round ``start`` on: Δ_i [1, |θ|]                   Gram; of sketches where they are asked for
-model       down  the silo's row of (5)                                   -
-==========  ====  ======================================================  =====================================
+======  ====  =====================================  ==========================================
+part    way   tensors                                exchange
+======  ====  =====================================  ==========================================
+model   up    θ_i                                    Mix
+update  up    from round ``start`` on: Δ_i [1, |θ|]  Gram; of sketches where they are asked for
+model   down  the silo's row of (5)                  -
+======  ====  =====================================  ==========================================
 
-The coordinator sees the lengths of all updates and the angles between them, and knows who is in which cluster. A
-silo's model in the end is that of its cluster. Under differential privacy Δ_i, computed of what was noised, has no
-noise of its own.
+The coordinator sees the lengths of all updates and the angles between them, and knows who is in
+which cluster. A silo's model in the end is that of its cluster. Under differential privacy Δ_i,
+computed of what was noised, has no noise of its own.
 """
 
 from typing import Annotated
@@ -95,7 +103,9 @@ class ClusteredFL(Method):
         super().__init__(setting, options)
         self.model = Part("model", Kind.WHOLE_MODEL, Mix(), self.flat_specs(*MODEL))
         modules = setting.sketch()
-        self.compared = [(part, spec) for part in MODEL for spec in specs_of_parameters(modules[part])]
+        self.compared = [
+            (part, spec) for part in MODEL for spec in specs_of_parameters(modules[part])
+        ]
         length, dtype = sum(spec.elements for _, spec in self.compared), self.compared[0][1].dtype
         kind, gram, spec = Kind.WHOLE_MODEL, Gram(), TensorSpec("update", dtype, (1, length))
         if 0 < self.options.sketch < length:
@@ -118,7 +128,9 @@ class ClusteredFL(Method):
         return {"received": torch.zeros(self.update.tensors[0].shape[1])}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The cluster's model, or where there is none the silo's own, as that from which training begins."""
+        """The cluster's model, or where there is none the silo's own, as that from which training
+        begins.
+        """
         fresh = super().deliver(state, delivered, facts)
         return SiloState(fresh.parts, {"received": self.vector(fresh)})
 
@@ -139,15 +151,20 @@ class ClusteredFL(Method):
         """The model's parameters in one row [|θ|]."""
         return torch.cat([state.parts[part][spec.name].reshape(-1) for part, spec in self.compared])
 
-    # The coordinator half. ``cluster`` [N] has the number of each silo's cluster, ``gave`` [N] the round in which it
-    # gave its last model, -1 before.
+    # The coordinator half. ``cluster`` [N] has the number of each silo's cluster, ``gave`` [N] the
+    # round in which it gave its last model, -1 before.
 
     def begin(self) -> CoordinatorState:
         """One cluster; no models."""
         n = len(self.setting.silos)
-        return {"cluster": torch.zeros(n, dtype=torch.int64), "gave": torch.full((n,), -1, dtype=torch.int64)}
+        return {
+            "cluster": torch.zeros(n, dtype=torch.int64),
+            "gave": torch.full((n,), -1, dtype=torch.int64),
+        }
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eqs. 2 to 4 for each cluster, on the members that came."""
         index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
         cluster, gave = state["cluster"].clone(), state["gave"].clone()
@@ -162,7 +179,9 @@ class ClusteredFL(Method):
         return Combined({"cluster": cluster, "gave": gave})
 
     def leaving(self, gram: Tensor) -> Tensor:
-        """Which members [n] of a cluster leave it, by the inner products [n, n] of their updates."""
+        """Which members [n] of a cluster leave it, by the inner products [n, n] of their
+        updates.
+        """
         n, lengths = len(gram), gram.diagonal().clamp(min=0).sqrt()
         stays = torch.zeros(n, dtype=torch.bool)
         mean = gram.mean().clamp(min=0).sqrt()  # ‖(1/n) Σ Δ_i‖² = (1/n²) Σ_ij ⟨Δ_i, Δ_j⟩
@@ -173,7 +192,10 @@ class ClusteredFL(Method):
         second = bipartition(alike)
         across = alike[~second][:, second].max()
         fewer = min(int(second.sum()), int((~second).sum()))
-        split = ((1 - across) / 2).sqrt() > self.options.gamma_max and fewer >= self.options.smallest  # (4)
+        # (4)
+        split = (
+            (1 - across) / 2
+        ).sqrt() > self.options.gamma_max and fewer >= self.options.smallest
         return second if split else stays
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
@@ -183,13 +205,24 @@ class ClusteredFL(Method):
         members = same & (state["gave"] == last)
         if last < 0:
             return ()
-        return (Row("model", {name: 1.0 for name, is_in in zip(self.setting.silos, members, strict=True) if is_in}),)
+        return (
+            Row(
+                "model",
+                {
+                    name: 1.0
+                    for name, is_in in zip(self.setting.silos, members, strict=True)
+                    if is_in
+                },
+            ),
+        )
 
 
 def bipartition(alike: Tensor) -> Tensor:
-    """Which of n members [n] are in the smaller of the two groups whose likest pair across is least alike (Eq. 3).
+    """Which of n members [n] are in the smaller of the two groups whose likest pair across is least
+    alike (Eq. 3).
 
-    On a tie of sizes the first member is in the other group. ``alike`` [n, n] is symmetric, n at least 2.
+    On a tie of sizes the first member is in the other group. ``alike`` [n, n] is symmetric, n at
+    least 2.
     """
     n = len(alike)
     group = list(range(n))

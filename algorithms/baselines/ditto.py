@@ -1,24 +1,30 @@
 """Ditto: a model of each silo's own, held near the one that all average.
 
-Li, Hu, Beirami, Smith, "Ditto: Fair and robust federated learning through personalization", ICML 2021,
-arXiv:2012.04221, Algorithm 1.
+Li, Hu, Beirami, Smith, "Ditto: Fair and robust federated learning through personalization", ICML
+2021, arXiv:2012.04221, Algorithm 1.
 
     (1) at silo k:           w_k ← SGD_k(w^t; E epochs),   from w_k = w^t
-    (2) at silo k:           v_k ← v_k − η (∇F_k(v_k) + λ (v_k − w^t)),   E epochs, v_k kept from round to round
+    (2) at silo k:           v_k ← v_k − η (∇F_k(v_k) + λ (v_k − w^t)),   E epochs, v_k kept from
+                             round to round
     (3) at the coordinator:  w^{t+1} ← Σ_{k ∈ S_t} (n_k / m_t) w_k,   m_t = Σ_{k ∈ S_t} n_k
 
-w is the job's model, v_k the silo's own; a silo predicts by v_k. So (1) and (3) are FedAvg, whatever λ is.
+w is the job's model, v_k the silo's own; a silo predicts by v_k. So (1) and (3) are FedAvg,
+whatever λ is.
 
 Where this differs from the paper:
-- (3) weighs by samples, as FedAvg here does; the paper weighs the silos of a cohort equally, as ``weights = "equal"``.
-- v_k begins at the first w^t that a silo gets; in the paper at any v_k^0. With all silos in each round that is w^0.
-- λ is one number of the job, 1 unless set, as in the commands that the authors give; the paper also lets each silo
-  choose its own from a few by records held out.
+- (3) weighs by samples, as FedAvg here does; the paper weighs the silos of a cohort equally, as
+  ``weights = "equal"``.
+- v_k begins at the first w^t that a silo gets; in the paper at any v_k^0. With all silos in each
+  round that is w^0.
+- λ is one number of the job, 1 unless set, as in the commands that the authors give; the paper also
+  lets each silo choose its own from a few by records held out.
 - Batches of (1) and (2) are drawn apart. Robust ways to average instead of (3) are left out.
-- ‖v − w‖ is taken over parameters; batch norm's running statistics are none, and each model has its own.
+- ‖v − w‖ is taken over parameters; batch norm's running statistics are none, and each model has its
+  own.
 
-Wire list: as FedAvg's, ``model`` (whole model, Sum weighted by n_k) up and down in every round. v_k never leaves. Under
-differential privacy (2) is paid for like (1), so that test counts may be told; the pull to w^t comes after the noise.
+Wire list: as FedAvg's, ``model`` (whole model, Sum weighted by n_k) up and down in every round. v_k
+never leaves. Under differential privacy (2) is paid for like (1), so that test counts may be told;
+the pull to w^t comes after the noise.
 """
 
 from dataclasses import replace

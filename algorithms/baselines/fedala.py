@@ -1,29 +1,36 @@
 """FedALA: each silo learns, number by number, how much of the global model's upper layers it takes.
 
-Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for personalized federated learning", AAAI
-2023, arXiv:2212.01197, Algorithm 1.
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for personalized
+federated learning", AAAI 2023, arXiv:2212.01197, Algorithm 1.
 
-Silo i has its old model Θ_i and gets the global one Θ; W_i has a number in [0, 1] for each of the p upper layers:
+Silo i has its old model Θ_i and gets the global one Θ; W_i has a number in [0, 1] for each of the p
+upper layers:
 
     (1) Θ̂_i ← Θ_i + (Θ - Θ_i) ⊙ [1, W_i]         all of Θ in the lower layers
-    (2) W_i ← clip(W_i - η ∇_W ℓ(Θ̂_i), 0, 1)     Θ_i and Θ frozen; W_i is 1 at first, and kept from round to round
+    (2) W_i ← clip(W_i - η ∇_W ℓ(Θ̂_i), 0, 1)     Θ_i and Θ frozen; W_i is 1 at first, and kept from
+                                                  round to round
     (3) Θ_i ← Θ̂_i, then trained on the silo's records
     (4) at the coordinator: Θ ← Σ_i (n_i / Σ_j n_j) Θ_i
 
 In the first round there is no global model, and (3) begins with the common initial one.
 
 Where this differs from the paper:
-- W_i is learned on all training records. The paper draws s = 80% of them each time, which the runner does not do.
-- The first time, W_i is learned until the losses of ten epochs deviate by less than 0.1 in the authors' code, so for 11
-  epochs at least. Here it is ``start_epochs``, 11, known before; from then on it is one epoch, as in the paper.
-- ``layers`` counts p in layers with parameters, the classifier being the last; the code counts tensors, two a layer.
-- While W_i is learned batch norm runs in evaluation mode, and never does W_i mix running statistics: these stay at each
-  silo, or come down whole under ``model.buffers = "global"``.
-- A silo that comes first in a later round has the initial model for its old one, and learns for ``start_epochs``.
+- W_i is learned on all training records. The paper draws s = 80% of them each time, which the
+  runner does not do.
+- The first time, W_i is learned until the losses of ten epochs deviate by less than 0.1 in the
+  authors' code, so for 11 epochs at least. Here it is ``start_epochs``, 11, known before; from then
+  on it is one epoch, as in the paper.
+- ``layers`` counts p in layers with parameters, the classifier being the last; the code counts
+  tensors, two a layer.
+- While W_i is learned batch norm runs in evaluation mode, and never does W_i mix running
+  statistics: these stay at each silo, or come down whole under ``model.buffers = "global"``.
+- A silo that comes first in a later round has the initial model for its old one, and learns for
+  ``start_epochs``.
 - (4) is over the round's cohort. A model counts as delivered with the W_i of the round before.
 
-Wire list: ``model`` (whole model, Sum weighted by n_i) up and down in every round. W_i stays. A silo's model in the end
-is the one it trained last. The job cannot be private: W_i is learned of records, and so is what it makes of the model.
+Wire list: ``model`` (whole model, Sum weighted by n_i) up and down in every round. W_i stays. A
+silo's model in the end is the one it trained last. The job cannot be private: W_i is learned of
+records, and so is what it makes of the model.
 """
 
 from collections.abc import Mapping
@@ -48,7 +55,10 @@ class FedALAOptions(Strict):
     """Options of FedALA."""
 
     layers: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
-    """p, the upper layers that are mixed; 1, the default of the authors' code, is the classifier."""
+    """p, the upper layers that are mixed.
+
+    1, the default of the authors' code, is the classifier.
+    """
     eta: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 1.0
     """η, the learning rate of the weights."""
     start_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 11
@@ -65,15 +75,23 @@ class FedALA(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        layers: dict[tuple[str, str], list[tuple[str, str]]] = {}  # (part, layer) → (part, parameter)
+        # (part, layer) → (part, parameter)
+        layers: dict[tuple[str, str], list[tuple[str, str]]] = {}
         named = {part: specs_of_parameters(module) for part, module in setting.sketch().items()}
         for part, specs in named.items():
             for spec in specs:
-                layers.setdefault((part, spec.name.rpartition(".")[0]), []).append((part, spec.name))
+                layers.setdefault((part, spec.name.rpartition(".")[0]), []).append(
+                    (part, spec.name)
+                )
         if self.options.layers > len(layers):
-            raise LocalError(f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it")
+            raise LocalError(
+                f"fedala: layers = {self.options.layers}, the model has {len(layers)}; lower it"
+            )
         upper = {each for layer in list(layers.values())[-self.options.layers :] for each in layer}
-        self.upper = {part: [spec for spec in specs if (part, spec.name) in upper] for part, specs in named.items()}
+        self.upper = {
+            part: [spec for spec in specs if (part, spec.name) in upper]
+            for part, specs in named.items()
+        }
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -84,8 +102,9 @@ class FedALA(Method):
         """The averaged model."""
         return (self.model,)
 
-    # The silo half. The part ``weights`` is W_i. ``extra`` has the upper layers of Θ_i and Θ, as ``old`` and ``new``,
-    # from their delivery until they are mixed, and ``learned``: whether W_i ever was.
+    # The silo half. The part ``weights`` is W_i. ``extra`` has the upper layers of Θ_i and Θ, as
+    # ``old`` and ``new``, from their delivery until they are mixed, and ``learned``: whether W_i
+    # ever was.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The model, and W_i, all ones."""
@@ -108,13 +127,19 @@ class FedALA(Method):
         for part, specs in self.upper.items():
             for spec in specs:
                 key = _key(part, spec.name)
-                extra |= {f"old/{key}": state.parts[part][spec.name], f"new/{key}": taken.parts[part][spec.name]}
+                extra |= {
+                    f"old/{key}": state.parts[part][spec.name],
+                    f"new/{key}": taken.parts[part][spec.name],
+                }
         return SiloState(self._mixed(taken, extra), extra)
 
     @property
     def private_fault(self) -> str:
         """The weights are learned through the model's mixture, and change it before it trains."""
-        return "how much of the global model a silo takes is learned of its records without noise; choose fedper"
+        return (
+            "how much of the global model a silo takes is learned of its records without noise;"
+            " choose fedper"
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """The weights, the mixture, the model."""
@@ -131,15 +156,22 @@ class FedALA(Method):
         """Cross-entropy [B] of Θ̂_i."""
         mixed = self.mixture(parameters_of(parts["weights"]), context)
         features = called_with(parts["extractor"], mixed["extractor"], x)
-        return cross_entropy(called_with(parts["classifier"], mixed["classifier"], features), y, reduction="none")
+        return cross_entropy(
+            called_with(parts["classifier"], mixed["classifier"], features), y, reduction="none"
+        )
 
     def mixture(self, weights: Tensors, context: Tensors) -> dict[str, dict[str, Tensor]]:
         """The upper layers of Θ̂_i by part."""
         mixed: dict[str, dict[str, Tensor]] = {}
         for part, specs in self.upper.items():
             keys = {spec.name: _key(part, spec.name) for spec in specs}
-            ends = {name: (context[f"old/{key}"], context[f"new/{key}"]) for name, key in keys.items()}
-            mixed[part] = {name: old + (new - old) * weights[keys[name]] for name, (old, new) in ends.items()}  # (1)
+            ends = {
+                name: (context[f"old/{key}"], context[f"new/{key}"]) for name, key in keys.items()
+            }
+            # (1)
+            mixed[part] = {
+                name: old + (new - old) * weights[keys[name]] for name, (old, new) in ends.items()
+            }
         return mixed
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
@@ -152,7 +184,10 @@ class FedALA(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)
+        # (4)
+        return {
+            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
+        }
 
 
 def _key(part: str, parameter: str) -> str:

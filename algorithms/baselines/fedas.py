@@ -1,25 +1,32 @@
-"""FedAS: a delivered extractor is first aligned to what the silo's own one made of its records, and is then trained.
+"""FedAS: a delivered extractor is first aligned to what the silo's own one made of its records, and
+is then trained.
 
-Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learning", CVPR 2024, pages 11986-11995; read
-beside the authors' code, which the equations follow where the paper leaves the exact form open.
+Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learning", CVPR 2024,
+pages 11986-11995; read beside the authors' code, which the equations follow where the paper leaves
+the exact form open.
 
 A model is a feature extractor θ below a classifier φ_i of the silo's own.
 
-    (1) P_ik = mean of f(θ_i; x) over silo i's records of class k, by its own extractor of its last round
-    (2) alignment: θ ← SGD(Σ_k (1/B_k) Σ_{x of class k} (1/d) ‖f(θ; x) - P_ik‖²) from the delivered θ, where a batch has
-        B_k records of class k, for an epoch of learning rate 0.01
+    (1) P_ik = mean of f(θ_i; x) over silo i's records of class k, by its own extractor of its last
+    round
+    (2) alignment: θ ← SGD(Σ_k (1/B_k) Σ_{x of class k} (1/d) ‖f(θ; x) - P_ik‖²) from the delivered
+        θ, where a batch has B_k records of class k, for an epoch of learning rate 0.01
     (3) (θ_i, φ_i) ← SGD(cross-entropy) from there, for the job's epochs
-    (4) T_i = Σ_x ‖∇_{θ,φ} -log p(y | x; θ_i, φ_i)‖², the trace of the Fisher information of the silo's records
+    (4) T_i = Σ_x ‖∇_{θ,φ} -log p(y | x; θ_i, φ_i)‖², the trace of the Fisher information of the
+    silo's records
     (5) at the coordinator:  θ ← Σ_i T_i θ_i / Σ_i T_i
 
 Where this differs from the paper:
-- The code squares the gradient of each batch's mean in Eq. 4 and adds up over batches, which depends on their size;
-  here the gradient of each record is squared, as the information has it.
-- P_ik is computed at the end of a round, of the same extractor and records as the paper's at the start of the next.
-- A silo that has not trained yet takes the extractor as it comes. In the code it aligns it to its initial values.
+- The code squares the gradient of each batch's mean in Eq. 4 and adds up over batches, which
+  depends on their size; here the gradient of each record is squared, as the information has it.
+- P_ik is computed at the end of a round, of the same extractor and records as the paper's at the
+  start of the next.
+- A silo that has not trained yet takes the extractor as it comes. In the code it aligns it to its
+  initial values.
 - Eq. 2 takes the job's batches, those of the code have 16 records.
 - T_i below 1e-12 counts as 1e-12, so that Eq. 5 is defined where no gradient is left.
-- Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``: then they are averaged by T_i.
+- Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``: then they
+  are averaged by T_i.
 
 Wire list, the same in every round:
 
@@ -30,11 +37,12 @@ part           way   tensors                                             exchang
 ``extractor``  down  θ                                                   -
 =============  ====  ==================================================  ==============
 
-T_i is no number of records, as the weight of a mean has to be, so it crosses within a total. In a blind job the
-coordinator learns Σ T_i and Σ T_i θ_i alone; all silos have to take part in every round, since T_i changes little from
-one to the next, and ``security.clip_exponent`` has to hold T_i times the largest parameter. In the clear it sees T_i,
-which tells about how many records a silo has. A silo's model in the end is the one it trained last. T_i and P_ik are
-surveyed after training, without noise, so such a job cannot be private.
+T_i is no number of records, as the weight of a mean has to be, so it crosses within a total. In a
+blind job the coordinator learns Σ T_i and Σ T_i θ_i alone; all silos have to take part in every
+round, since T_i changes little from one to the next, and ``security.clip_exponent`` has to hold T_i
+times the largest parameter. In the clear it sees T_i, which tells about how many records a silo
+has. A silo's model in the end is the one it trained last. T_i and P_ik are surveyed after training,
+without noise, so such a job cannot be private.
 """
 
 from collections.abc import Mapping
@@ -68,7 +76,10 @@ class FedASOptions(Strict):
 
 
 class FedAS(Method):
-    """A shared extractor, aligned at each silo, below private classifiers; averaged by Fisher information."""
+    """A shared extractor, aligned at each silo, below private classifiers.
+
+    Averaged by Fisher information.
+    """
 
     name = "fedas"
     version = 1
@@ -79,7 +90,9 @@ class FedAS(Method):
         super().__init__(setting, options)
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         trace = TensorSpec("trace", "float64", (), SMALLEST_TRACE)
-        self.weighted = Part("weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace))
+        self.weighted = Part(
+            "weighted", Kind.BACKBONE, Sum("total"), (*self.extractor.tensors, trace)
+        )
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         self.rows = TensorSpec("prototypes", weight.dtype, weight.shape)  # [C, d]
         numbers = sum(spec.elements for specs in self.template.values() for spec in specs)
@@ -96,24 +109,37 @@ class FedAS(Method):
     @property
     def private_fault(self) -> str:
         """Eqs. 1 and 4 look at the records after training."""
-        return "its prototypes and weights are those of the trained model, surveyed without noise; choose fedper"
+        return (
+            "its prototypes and weights are those of the trained model, surveyed without noise;"
+            " choose fedper"
+        )
 
-    # The silo half. ``extra`` holds the prototypes of the last round [C, d], zeros before the first.
+    # The silo half. ``extra`` holds the prototypes of the last round [C, d], zeros before the
+    # first.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No prototype."""
         return {"prototypes": torch.zeros(self.rows.shape, dtype=DTYPES[self.rows.dtype])}
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
-        """Alignment of an extractor that came down to a silo with one of its own; training; the look at the records."""
-        optimiser, context = Optimiser(self.options.alignment_lr), {"prototypes": state.extra["prototypes"]}
+        """Alignment of an extractor that came down to a silo with one of its own; training.
+
+        The look at the records.
+        """
+        optimiser, context = (
+            Optimiser(self.options.alignment_lr),
+            {"prototypes": state.extra["prototypes"]},
+        )
         epochs = self.options.alignment_epochs if bool(state.extra["prototypes"].any()) else 0
-        align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)  # (2)
+        # (2)
+        align = Stage(("extractor",), epochs, self.apart, optimiser, context=context, coupled=True)
         train = self.stage("extractor", "classifier")  # (3)
         return (*((align,) if epochs else ()), train, Survey(self.survey), Change(self.remember))
 
     def apart(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Eq. 2 by sample [B], such that its mean over the batch is the sum over classes of their means."""
+        """Eq. 2 by sample [B], such that its mean over the batch is the sum over classes of their
+        means.
+        """
         squares = (parts["extractor"](x) - context["prototypes"][y]).square().mean(1)  # [B]
         alike = one_hot(y, self.setting.classes).sum(0)[y]  # [B]: B_k of each record's class
         return squares * len(y) / alike
@@ -121,7 +147,10 @@ class FedAS(Method):
     def survey(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of features by class [C, d], and Eq. 4."""
         member = one_hot(y, self.setting.classes).double()  # [B, C]
-        return {"sums": member.T @ parts["extractor"](x).double(), "trace": self.squares(parts, x, y).double().sum()}
+        return {
+            "sums": member.T @ parts["extractor"](x).double(),
+            "trace": self.squares(parts, x, y).double().sum(),
+        }
 
     def squares(self, parts: Parts, x: Tensor, y: Tensor) -> Tensor:
         """The squared norm [B] of each record's gradient by all parameters."""
@@ -134,7 +163,9 @@ class FedAS(Method):
 
         def square(one_x: Tensor, one_y: Tensor) -> Tensor:
             gradients = grad(loss)(own, one_x, one_y)
-            return torch.stack([g.square().sum() for named in gradients.values() for g in named.values()]).sum()
+            return torch.stack(
+                [g.square().sum() for named in gradients.values() for g in named.values()]
+            ).sum()
 
         squares: Tensor = vmap(square, chunk_size=self.at_once)(x, y)  # (4)
         return squares
@@ -147,15 +178,21 @@ class FedAS(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor times T_i, and T_i."""
         trace = facts.measured["trace"].clamp(min=SMALLEST_TRACE)
-        weighted = {name: (trace * t.double()).to(t.dtype) for name, t in self.flat(state, "extractor").items()}
+        weighted = {
+            name: (trace * t.double()).to(t.dtype)
+            for name, t in self.flat(state, "extractor").items()
+        }
         return {"weighted": Contribution({**weighted, "trace": trace})}
 
     # The coordinator half.
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eq. 5."""
         total = results["weighted"]
         mean = {
-            spec.name: (total[spec.name] / total["trace"]).to(DTYPES[spec.dtype]) for spec in self.extractor.tensors
+            spec.name: (total[spec.name] / total["trace"]).to(DTYPES[spec.dtype])
+            for spec in self.extractor.tensors
         }
         return Combined(state, {"extractor": mean})  # (5)

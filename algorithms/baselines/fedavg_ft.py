@@ -1,19 +1,20 @@
 """FedAvg-FT: FedAvg, whose model each silo trains on for itself in the end.
 
-Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of on-device personalization", 2019,
-arXiv:1910.10252.
+Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of on-device
+personalization", 2019, arXiv:1910.10252.
 
     (1), (2) FedAvg's rounds
     (3) at each silo k in the end:   w_k ← SGD_k(w) from the last averaged w, for some epochs
 
 (3) is one round more, in which every silo takes part.
 
-Where this differs from the paper: it searches learning rate and batch size of (3), and keeps w where w_k is no better
-on held-out records. Here both are the job's, and each silo keeps w_k. ``tuning_epochs`` is 5 as where this is compared
-with FedBABU; ``weights`` are FedAvg's.
+Where this differs from the paper: it searches learning rate and batch size of (3), and keeps w
+where w_k is no better on held-out records. Here both are the job's, and each silo keeps w_k.
+``tuning_epochs`` is 5 as where this is compared with FedBABU; ``weights`` are FedAvg's.
 
-Wire list: FedAvg's, ``model`` (whole model, Sum weighted by n_k) up and down in every round that trains; in the round
-that tunes nothing goes up but the metrics. Under differential privacy that round is noised and paid for as others are.
+Wire list: FedAvg's, ``model`` (whole model, Sum weighted by n_k) up and down in every round that
+trains; in the round that tunes nothing goes up but the metrics. Under differential privacy that
+round is noised and paid for as others are.
 """
 
 from dataclasses import replace
@@ -49,12 +50,21 @@ class FedAvgFT(FedAvg):
 
     def effort(self, round_: int) -> Effort:
         """The job's epochs, or those of tuning."""
-        return Effort(epochs=self.options.tuning_epochs) if self.tuning(round_) else super().effort(round_)
+        return (
+            Effort(epochs=self.options.tuning_epochs)
+            if self.tuning(round_)
+            else super().effort(round_)
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
         stage = self.stage("extractor", "classifier")
-        return (replace(stage, epochs=self.options.tuning_epochs) if self.tuning(facts.round) else stage,)  # (3)
+        # (3)
+        return (
+            replace(stage, epochs=self.options.tuning_epochs)
+            if self.tuning(facts.round)
+            else stage,
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model; nothing of what was tuned."""

@@ -1,25 +1,29 @@
-"""FedBABU: an extractor trained under a classifier that stays random, which each silo fits to itself in the end.
+"""FedBABU: an extractor trained under a classifier that stays random, which each silo fits to
+itself in the end.
 
-Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR 2022, arXiv:2106.06042,
-Algorithm 1. The body is the ``extractor``, the head the ``classifier``, equal at all silos and as it was made.
+Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR
+2022, arXiv:2106.06042, Algorithm 1. The body is the ``extractor``, the head the ``classifier``,
+equal at all silos and as it was made.
 
-    (1) at silo k, E epochs:                  θ_k,ext ← SGD_k(θ_ext; θ_cls),   θ_cls stays as it was made
+    (1) at silo k, E epochs:                  θ_k,ext ← SGD_k(θ_ext; θ_cls),   θ_cls stays as it was
+                                                                               made
     (2) at the coordinator, cohort S_t:       θ_ext ← Σ_{k ∈ S_t} n_k θ_k,ext / Σ_{k ∈ S_t} n_k
     (3) at each silo k in the end, τ_f epochs:  θ_k,cls ← SGD_k(θ_cls; θ_ext),   or body, or both
 
 (3) is one round more, in which every silo takes part.
 
 Where this differs from the paper:
-- It fits the head, the body or both in (3), ``tuned``; "head" is what its abstract says and how later papers compare
-  with it. Which of them each of its tables has is left open here.
+- It fits the head, the body or both in (3), ``tuned``; "head" is what its abstract says and how
+  later papers compare with it. Which of them each of its tables has is left open here.
 - ``tuning_epochs`` is 5; in (3) the learning rate is the job's, as in its other rounds.
-- What a stage does not train runs in evaluation mode: under batch norm the head is fitted to features normalised by
-  the running statistics, which (3) leaves as they are unless it trains the body. They stay at each silo, unless
-  ``model.buffers = "global"``.
+- What a stage does not train runs in evaluation mode: under batch norm the head is fitted to
+  features normalised by the running statistics, which (3) leaves as they are unless it trains the
+  body. They stay at each silo, unless ``model.buffers = "global"``.
 
-Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round that trains; in the round that
-tunes nothing goes up but the metrics. The classifier never leaves. A silo's model in the end is the one that it tuned;
-under differential privacy tuning is noised and paid for as training is.
+Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round that trains;
+in the round that tunes nothing goes up but the metrics. The classifier never leaves. A silo's model
+in the end is the one that it tuned; under differential privacy tuning is noised and paid for as
+training is.
 """
 
 from dataclasses import replace
@@ -67,16 +71,24 @@ class FedBABU(Method):
 
     def effort(self, round_: int) -> Effort:
         """The job's epochs, or those of tuning."""
-        return Effort(epochs=self.options.tuning_epochs) if self.tuning(round_) else super().effort(round_)
+        return (
+            Effort(epochs=self.options.tuning_epochs)
+            if self.tuning(round_)
+            else super().effort(round_)
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """The extractor under the classifier as it was made; in the end what is tuned."""
         if self.tuning(facts.round):
-            return (replace(self.stage(*TUNED[self.options.tuned]), epochs=self.options.tuning_epochs),)  # (3)
+            # (3)
+            return (
+                replace(self.stage(*TUNED[self.options.tuned]), epochs=self.options.tuning_epochs),
+            )
         return (self.stage("extractor"),)  # (1)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples; nothing of what was tuned."""
         if self.tuning(facts.round):
             return {}
-        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (2)
+        # (2)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}

@@ -1,20 +1,23 @@
 """FedBN: FedAvg of all but the norm layers, which stay at each silo.
 
-Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021,
-arXiv:2102.07623, Algorithm 1. With the layers l of the network:
+Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch
+normalization", ICLR 2021, arXiv:2102.07623, Algorithm 1. With the layers l of the network:
 
-    (1) at silo k, E epochs:                  w_k ← SGD_k(w_k)
-    (2) at the coordinator, cohort S_t:       w^(l) ← Σ_{k ∈ S_t} n_k w_k^(l) / Σ_{k ∈ S_t} n_k   for l no norm layer
-    (3) at silo k:                            w_k^(l) ← w^(l) for l no norm layer;   w_k^(l) stays for l a norm layer
+    (1) at silo k, E epochs:             w_k ← SGD_k(w_k)
+    (2) at the coordinator, cohort S_t:  w^(l) ← Σ_{k ∈ S_t} n_k w_k^(l) / Σ_{k ∈ S_t} n_k   for l
+                                         no norm layer
+    (3) at silo k:                       w_k^(l) ← w^(l) for l no norm layer;   w_k^(l) stays for l
+                                         a norm layer
 
 Where this differs from the paper:
 - Its silos take all part in each round and count alike; here a cohort does, weighted by samples.
-- Its norm is batch norm. Under ``model.norm = "group"`` the scales and shifts of group norm stay in the same way, so
-  that the method can be private; it has no running statistics.
+- Its norm is batch norm. Under ``model.norm = "group"`` the scales and shifts of group norm stay in
+  the same way, so that the method can be private; it has no running statistics.
 
-Wire list: ``model`` (whole model without its norm layers, Sum weighted by samples) up and down in every round. Of norm
-layers neither weight nor bias nor running statistics ever leave. A model without any is refused: that were FedAvg. The
-model of a silo in the end is what was delivered last with the norm layers that it trained last.
+Wire list: ``model`` (whole model without its norm layers, Sum weighted by samples) up and down in
+every round. Of norm layers neither weight nor bias nor running statistics ever leave. A model
+without any is refused: that were FedAvg. The model of a silo in the end is what was delivered last
+with the norm layers that it trained last.
 """
 
 from torch import nn
@@ -44,10 +47,13 @@ class FedBN(Method):
         norms = {name for name, layer in layers if isinstance(layer, NORMS)}
         if not norms:
             raise LocalError(
-                "fedbn: the job's model has no norm layer that could stay at a silo, so this were FedAvg; choose "
-                'model.norm = "batch" or "group" with a model that has it, or method fedavg'
+                "fedbn: the job's model has no norm layer that could stay at a silo, so this were"
+                ' FedAvg; choose model.norm = "batch" or "group" with a model that has it, or'
+                " method fedavg"
             )
-        specs = tuple(spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] not in norms)
+        specs = tuple(
+            spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] not in norms
+        )
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean"), specs)
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -66,5 +72,7 @@ class FedBN(Method):
         """What is no norm layer, weighted by samples."""
         every = self.flat(state, *MODEL)
         return {
-            "model": Contribution({spec.name: every[spec.name] for spec in self.model.tensors}, float(facts.samples))
+            "model": Contribution(
+                {spec.name: every[spec.name] for spec in self.model.tensors}, float(facts.samples)
+            )
         }  # (2)

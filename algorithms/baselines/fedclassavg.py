@@ -1,36 +1,43 @@
-"""FedClassAvg: averaged classifiers above private extractors, which learn to tell classes apart by contrast.
+"""FedClassAvg: averaged classifiers above private extractors, which learn to tell classes apart by
+contrast.
 
-Jang, Ha, Jung, Yoon, "FedClassAvg: local representation learning for personalized federated learning on heterogeneous
-neural networks", ICPP 2022, arXiv:2210.14226, Algorithm 1.
+Jang, Ha, Jung, Yoon, "FedClassAvg: local representation learning for personalized federated
+learning on heterogeneous neural networks", ICPP 2022, arXiv:2210.14226, Algorithm 1.
 
-Silo k has an extractor F_k of its own architecture and a classifier C_k; C is the one delivered. Each of the B records
-of a batch is taken in two views, of features f_i = F_k(x_i), i = 1…2B, and z_i = f_i / ‖f_i‖. P(i) are the other views
-in the batch of the class of i, so at least the other view of the same record:
+Silo k has an extractor F_k of its own architecture and a classifier C_k; C is the one delivered.
+Each of the B records of a batch is taken in two views, of features f_i = F_k(x_i), i = 1…2B, and
+z_i = f_i / ‖f_i‖. P(i) are the other views in the batch of the class of i, so at least the other
+view of the same record:
 
-    (1) ℓ_CL = mean over the views i of  -(1/|P(i)|) Σ_{p in P(i)} log [ exp(z_i·z_p/τ) / Σ_{a ≠ i} exp(z_i·z_a/τ) ]
+    (1) ℓ_CL = mean over the views i of  -(1/|P(i)|) Σ_{p in P(i)} log [ exp(z_i·z_p/τ) / Σ_{a ≠ i}
+    exp(z_i·z_a/τ) ]
     (2) ℓ_CE = cross-entropy of C_k(F_k(x)) on the first view
     (3) ℓ_R  = ½ Σ over the tensors of the classifier of the mean square of C_k - C
     (4) at silo k, from C_k ← C, E epochs:   ℓ = κ ℓ_CL + ℓ_CE + ρ ℓ_R
     (5) at the coordinator:                  C ← Σ_{k in the cohort} (n_k / Σ n) C_k
 
 Where this differs from the paper:
-- The views are the record as it is and its mirror image, left to right; the authors' code draws two random crops, flips
-  and colours, but the training of a job draws nothing for its models. ``view = "same"`` takes the record twice, for
-  records that are no pictures.
-- Features are brought to length 1 and τ = 0.07, as supervised contrast has it (Khosla et al., 2020, arXiv:2004.11362).
-  Not copied: the authors' code leaves their length, sets τ = 100 and multiplies the loss by 100 / 0.07, and trains by
-  Adam at a learning rate of 1e-4.
-- ℓ_R is that of the authors' code, with its ρ = 0.1; there the first batch of a round is without. Whether the paper's
-  is the same is open.
-- κ is not from the paper: ``contrast = 0`` is its ablation without ℓ_CL, ``rho = 0`` the one without ℓ_R. With both 0
-  it is LG-FedAvg of one layer, to the bit.
-- In the authors' code silos train one epoch before the first classifier comes down; here they begin with a common one.
-- What is averaged is the last layer, as in the authors' code, where all extractors end in 512 units.
-- ``extractors`` names architectures that end in one width; silos of one architecture start from equal values.
+- The views are the record as it is and its mirror image, left to right; the authors' code draws two
+  random crops, flips and colours, but the training of a job draws nothing for its models. ``view =
+  "same"`` takes the record twice, for records that are no pictures.
+- Features are brought to length 1 and τ = 0.07, as supervised contrast has it (Khosla et al., 2020,
+  arXiv:2004.11362). Not copied: the authors' code leaves their length, sets τ = 100 and multiplies
+  the loss by 100 / 0.07, and trains by Adam at a learning rate of 1e-4.
+- ℓ_R is that of the authors' code, with its ρ = 0.1; there the first batch of a round is without.
+  Whether the paper's is the same is open.
+- κ is not from the paper: ``contrast = 0`` is its ablation without ℓ_CL, ``rho = 0`` the one
+  without ℓ_R. With both 0 it is LG-FedAvg of one layer, to the bit.
+- In the authors' code silos train one epoch before the first classifier comes down; here they begin
+  with a common one.
+- What is averaged is the last layer, as in the authors' code, where all extractors end in 512
+  units.
+- ``extractors`` names architectures that end in one width; silos of one architecture start from
+  equal values.
 
-Wire list: ``classifier`` (header rows, Sum weighted by n_k) up and down in every round. Extractors never leave. The
-coordinator sees the average of the classifiers; in the clear also each silo's. A silo's model in the end is the one it
-trained last. With contrast a record's loss depends on the others of its batch, so such a job cannot be private.
+Wire list: ``classifier`` (header rows, Sum weighted by n_k) up and down in every round. Extractors
+never leave. The coordinator sees the average of the classifiers; in the clear also each silo's. A
+silo's model in the end is the one it trained last. With contrast a record's loss depends on the
+others of its batch, so such a job cannot be private.
 """
 
 from collections.abc import Mapping
@@ -61,7 +68,10 @@ class FedClassAvgOptions(Strict):
     view: Literal["mirrored", "same"] = "mirrored"
     """The second view of a record: its mirror image, or itself."""
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+    """Architectures dealt to the silos in turn, in job order.
+
+    None: the job's model at each silo.
+    """
 
 
 class FedClassAvg(Method):
@@ -91,7 +101,10 @@ class FedClassAvg(Method):
     def private_fault(self) -> str:
         """Eq. 1 compares the records of a batch."""
         if self.options.contrast:
-            return f"contrast = {self.options.contrast:g} lets a record move the gradients of others; set it to 0"
+            return (
+                f"contrast = {self.options.contrast:g} lets a record move the gradients of others;"
+                " set it to 0"
+            )
         return ""
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
@@ -104,30 +117,37 @@ class FedClassAvg(Method):
         if self.options.contrast:
             stage = replace(stage, loss=self.objective, coupled=True)
         if self.options.rho:
-            stage = replace(stage, penalty=self.proximal, context=dict(state.parts["classifier"]))  # C
+            # C
+            stage = replace(stage, penalty=self.proximal, context=dict(state.parts["classifier"]))
         return (stage,)
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """κ ℓ_CL + ℓ_CE by record [B]."""
         other = x.flip(-1) if self.options.view == "mirrored" else x
         features = parts["extractor"](torch.cat([x, other]))  # [2B, d]
-        supervised = cross_entropy(parts["classifier"](features[: len(y)]), y, reduction="none")  # (2)
+        # (2)
+        supervised = cross_entropy(parts["classifier"](features[: len(y)]), y, reduction="none")
         contrast = contrasted(features, torch.cat([y, y]), self.options.temperature)  # [2B]
         return supervised + self.options.contrast * contrast.reshape(2, -1).mean(0)
 
     def proximal(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """ρ ℓ_R."""
         own = parameters["classifier"]
-        squares = torch.stack([(own[name] - common).square().mean() for name, common in context.items()])
+        squares = torch.stack(
+            [(own[name] - common).square().mean() for name, common in context.items()]
+        )
         return self.options.rho / 2 * squares.sum()  # (3)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained classifier, weighted by samples."""
-        return {"classifier": Contribution(self.flat(state, "classifier"), float(facts.samples))}  # (5)
+        # (5)
+        return {"classifier": Contribution(self.flat(state, "classifier"), float(facts.samples))}
 
 
 def contrasted(features: Tensor, y: Tensor, temperature: float) -> Tensor:
-    """Supervised contrast [V] of views with features [V, d] and classes [V], of which each has another of its own."""
+    """Supervised contrast [V] of views with features [V, d] and classes [V], of which each has
+    another of its own.
+    """
     z = normalize(features, dim=1)
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     alike = (y[:, None] == y) & ~itself  # P(i)

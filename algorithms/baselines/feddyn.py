@@ -1,7 +1,9 @@
-"""FedDyn: one model for all silos, each pulled towards what its own last gradient leaves to the others.
+"""FedDyn: one model for all silos, each pulled towards what its own last gradient leaves to the
+others.
 
-Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization", ICLR
-2021, arXiv:2111.04263, Algorithm 1. h_k stands for ∇L_k(θ_k), and is zero before silo k trains for the first time.
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
+regularization", ICLR 2021, arXiv:2111.04263, Algorithm 1. h_k stands for ∇L_k(θ_k), and is zero
+before silo k trains for the first time.
 
     (1) at silo k of P_t, E epochs from θ:  θ_k ← argmin_w L_k(w) − ⟨h_k, w⟩ + α/2 ‖w − θ‖²
     (2) then                                h_k ← h_k − α (θ_k − θ)
@@ -12,30 +14,34 @@ So h is the mean of all h_k, and the coordinator knows it from sums alone.
 
 Where this differs from the paper:
 - argmin is E epochs of the job's optimiser from θ, as in the authors' code.
-- Silos count once, as in the paper. The code gives a silo of n_k records the α of its own α / (n_k m / Σ n_j), for
-  losses that it weights by n_k.
-- The code cuts a batch's gradient to a norm of 10 and also evaluates the plain mean of the models; neither is done.
-- Batch norm's running statistics are no parameters: they have no h and no penalty, and where ``model.buffers =
-  "global"`` their plain mean comes down.
-- ``alpha`` is 0.01 where it is left out, as in the code's example; the paper takes the best of 0.1, 0.01 and 0.001.
+- Silos count once, as in the paper. The code gives a silo of n_k records the α of its own α / (n_k
+  m / Σ n_j), for losses that it weights by n_k.
+- The code cuts a batch's gradient to a norm of 10 and also evaluates the plain mean of the models;
+  neither is done.
+- Batch norm's running statistics are no parameters: they have no h and no penalty, and where
+  ``model.buffers = "global"`` their plain mean comes down.
+- ``alpha`` is 0.01 where it is left out, as in the code's example; the paper takes the best of 0.1,
+  0.01 and 0.001.
 
-Eq. 4 adds −h/α, which is all that the mean has moved so far, and Eq. 1 slows that down by about α · lr / (1 − momentum)
-· steps of a round. Far below 1 the model swings, and may run away: on 800 digits at four silos it was right on 96 %
-after 30 rounds where that number was 0.9, and on 10 % where it was 0.09. Raise ``alpha`` or ``training.epochs`` then.
+Eq. 4 adds −h/α, which is all that the mean has moved so far, and Eq. 1 slows that down by about α ·
+lr / (1 − momentum) · steps of a round. Far below 1 the model swings, and may run away: on 800
+digits at four silos it was right on 96 % after 30 rounds where that number was 0.9, and on 10 %
+where it was 0.09. Raise ``alpha`` or ``training.epochs`` then.
 
 Wire list, the same in every round:
 
-=============  ====  =======================================  ===================================================
-part           way   tensors                                  exchange
-=============  ====  =======================================  ===================================================
-``model``      up    θ_k                                      Sum, each silo counting once
-``corrected``  down  θ of Eq. 4                               -
-=============  ====  =======================================  ===================================================
+=============  ====  ==========  ============================
+part           way   tensors     exchange
+=============  ====  ==========  ============================
+``model``      up    θ_k         Sum, each silo counting once
+``corrected``  down  θ of Eq. 4  -
+=============  ====  ==========  ============================
 
-No h_k leaves, though who sees a silo's θ_k round by round, as the coordinator does in the clear, can add it up. In a
-blind job it sees the mean, and what follows from it. Weights are equal, for which declared counts of records cannot
-stand: ``security.weights = "public"`` is refused, so a blind job has all its silos in every round. The model of a silo
-in the end is the one delivered last.
+No h_k leaves, though who sees a silo's θ_k round by round, as the coordinator does in the clear,
+can add it up. In a blind job it sees the mean, and what follows from it. Weights are equal, for
+which declared counts of records cannot stand: ``security.weights = "public"`` is refused, so a
+blind job has all its silos in every round. The model of a silo in the end is the one delivered
+last.
 """
 
 from collections.abc import Mapping
@@ -78,7 +84,9 @@ class FedDyn(Method):
         self.model = Part("model", Kind.WHOLE_MODEL, Sum("mean", most=1.0), specs)
         self.corrected = Part("corrected", Kind.WHOLE_MODEL, Sum("mean"), specs)
         modules = setting.sketch()
-        self.parameters = [(part, spec.name) for part in MODEL for spec in specs_of_parameters(modules[part])]
+        self.parameters = [
+            (part, spec.name) for part in MODEL for spec in specs_of_parameters(modules[part])
+        ]
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The whole model."""
@@ -92,14 +100,20 @@ class FedDyn(Method):
         """The parameters, named ``part.parameter``, without buffers."""
         return {f"{part}.{name}": parts[part][name] for part, name in self.parameters}
 
-    # The silo half. ``extra`` holds θ as it came down last, and h_k as it was then: Eq. 2 waits for the next delivery,
-    # so a round that did not count leaves no trace.
+    # The silo half. ``extra`` holds θ as it came down last, and h_k as it was then: Eq. 2 waits for
+    # the next delivery, so a round that did not count leaves no trace.
 
     @cached_property
     def initial(self) -> dict[str, Tensor]:
         """θ before the first round, and zeros for h."""
-        theta = self.moved({part: module.state_dict() for part, module in self.setting.build().items()})
-        return {key: t for name, own in theta.items() for key, t in pair(name, own, torch.zeros_like(own)).items()}
+        theta = self.moved(
+            {part: module.state_dict() for part, module in self.setting.build().items()}
+        )
+        return {
+            key: t
+            for name, own in theta.items()
+            for key, t in pair(name, own, torch.zeros_like(own)).items()
+        }
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """As the coordinator begins."""
@@ -110,7 +124,10 @@ class FedDyn(Method):
         taken, extra = super().deliver(state, delivered, facts), dict[str, Tensor]()
         came = self.moved(taken.parts)
         for name, trained in self.moved(state.parts).items():
-            h = state.extra[f"h.{name}"] - self.options.alpha * (trained - state.extra[f"theta.{name}"])  # (2)
+            # (2)
+            h = state.extra[f"h.{name}"] - self.options.alpha * (
+                trained - state.extra[f"theta.{name}"]
+            )
             extra |= pair(name, came[name], h)
         return SiloState(taken.parts, extra)
 
@@ -121,7 +138,8 @@ class FedDyn(Method):
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """−⟨h_k, w⟩ + α/2 ‖w − θ‖² of Eq. 1."""
         terms = [
-            self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum() - (context[f"h.{name}"] * w).sum()
+            self.options.alpha / 2 * (w - context[f"theta.{name}"]).square().sum()
+            - (context[f"h.{name}"] * w).sum()
             for name, w in self.moved(parameters).items()
         ]
         return torch.stack(terms).sum()
@@ -136,10 +154,15 @@ class FedDyn(Method):
         """θ and h before the first round."""
         return self.initial
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eqs. 3 and 4; of buffers the mean."""
         alpha, share = self.options.alpha, len(cohort) / len(self.setting.silos)
-        down, after = {spec.name: results["model"][spec.name] for spec in self.model.tensors}, dict[str, Tensor]()
+        down, after = (
+            {spec.name: results["model"][spec.name] for spec in self.model.tensors},
+            dict[str, Tensor](),
+        )
         for part, leaf in self.parameters:
             name = f"{part}.{leaf}"
             h = state[f"h.{name}"] - alpha * share * (down[name] - state[f"theta.{name}"])  # (3)

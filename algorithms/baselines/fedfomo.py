@@ -1,47 +1,57 @@
 """FedFomo: each silo weighs other silos' models by what they would do for its own loss.
 
-Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization", ICLR 2021,
-arXiv:2012.08565, section 3.
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model
+optimization", ICLR 2021, arXiv:2012.08565, section 3.
 
-Silo i has the model θ_i with which its last local training began, and θ_i' with which that ended. It compares θ_i' and
-models θ_n' of others, M in all, by its own loss L_i:
+Silo i has the model θ_i with which its last local training began, and θ_i' with which that ended.
+It compares θ_i' and models θ_n' of others, M in all, by its own loss L_i:
 
     (1) w_n ← (L_i(θ_i) - L_i(θ_n')) / ‖θ_n' - θ_i‖
     (2) v_n ← max(w_n, 0) / Σ_m max(w_m, 0)
     (3) θ_i ← θ_i + Σ_n v_n (θ_n' - θ_i), which is then trained to θ_i'
     (4) at the coordinator: p_i ← p_i + w_i, the affinities of silo i
-    (5) silo i gets, one by one, the model of the next highest p_in, or with probability ε_t of any silo at random;
-        ε_t = max(0, ε - t δ)
+    (5) silo i gets, one by one, the model of the next highest p_in, or with probability ε_t of any
+        silo at random; ε_t = max(0, ε - t δ)
 
-What everybody sees: the coordinator every silo's whole model and, by w, who is of use to whom, in every round; a silo
-whole models of M - 1 others a round, though not whose. So [security] secure_aggregation = "required" refuses it: a
-model must be looked at as it is, by somebody else than who trained it, and no sum will do.
+What everybody sees: the coordinator every silo's whole model and, by w, who is of use to whom, in
+every round; a silo whole models of M - 1 others a round, though not whose. So [security]
+secure_aggregation = "required" refuses it: a model must be looked at as it is, by somebody else
+than who trained it, and no sum will do.
 
 Where this differs from the paper:
-- L_i is the mean loss over the training records. The paper splits off a fifth of them for it; of records that a silo
-  trained on its own model is better than it seems, so others weigh less here.
-- θ_i' is always among the M, as in the authors' code; where no model has a lower loss than θ_i, (3) stays at θ_i.
-- Distances are Euclidean ones of all parameters; the code's are sums of magnitudes by default. At no distance w is 0.
-- The w_n of (4), negative ones too, are divided by the sum of their magnitudes, by which nobody adds more than 1; the
-  code divides them by the magnitude of their sum, which may be near 0.
+- L_i is the mean loss over the training records. The paper splits off a fifth of them for it; of
+  records that a silo trained on its own model is better than it seems, so others weigh less here.
+- θ_i' is always among the M, as in the authors' code; where no model has a lower loss than θ_i, (3)
+  stays at θ_i.
+- Distances are Euclidean ones of all parameters; the code's are sums of magnitudes by default. At
+  no distance w is 0.
+- The w_n of (4), negative ones too, are divided by the sum of their magnitudes, by which nobody
+  adds more than 1; the code divides them by the magnitude of their sum, which may be near 0.
 - Models are the last that each silo gave; in the code those of the round before alone.
-- Ties of p_in, as at first, are broken at random. Draws are from a stream of the job for each silo and round.
-- Under ``model.buffers = "global"`` (3) mixes running statistics too; "local" ones stay, so that a silo looks at other
-  models with its own.
+- Ties of p_in, as at first, are broken at random. Draws are from a stream of the job for each silo
+  and round.
+- Under ``model.buffers = "global"`` (3) mixes running statistics too; "local" ones stay, so that a
+  silo looks at other models with its own.
 
 Wire list (M - 1 others; fewer where there are not as many silos):
 
-==============  ====  ==========================================================================  ==================
-part            way   tensors                                                                     exchange
-==============  ====  ==========================================================================  ==================
-``model``       up    θ_i'                                                                        Each
-``weights``     up    w_n of (4) [M - 1], in the order in which the models came; 0 for none       Each
+==============  ====  ==========================================================================
+                      ==================
+part            way   tensors
+                      exchange
+==============  ====  ==========================================================================
+                      ==================
+``model``       up    θ_i'
+                      Each
+``weights``     up    w_n of (4) [M - 1], in the order in which the models came; 0 for none
+                      Each
 ``others``      down  θ_n' [M - 1, …], and ``known``: how many there are, the first ones          -
-==============  ====  ==========================================================================  ==================
+==============  ====  ==========================================================================
+                      ==================
 
-A silo's model in the end is the one it trained last. The coordinator keeps a model of each silo in its state, up to
-950 MB of them; a silo keeps M + 1 models. The job cannot be private: losses are of records, and each silo's model
-crosses as it is.
+A silo's model in the end is the one it trained last. The coordinator keeps a model of each silo in
+its state, up to 950 MB of them; a silo keeps M + 1 models. The job cannot be private: losses are of
+records, and each silo's model crosses as it is.
 """
 
 from dataclasses import replace
@@ -63,7 +73,8 @@ from ..methods.common.second_model import MODEL, beside, logits, names, taken
 from ..numerics.streams import raw, stream, uniform
 
 START = "start"  # the copy of the model that is θ_i
-LARGEST_STATE = 950_000_000  # bytes of models that the coordinator keeps: its database takes 10^9 in one piece
+# bytes of models that the coordinator keeps: its database takes 10^9 in one piece
+LARGEST_STATE = 950_000_000
 
 
 class FedFomoOptions(Strict):
@@ -94,10 +105,13 @@ class FedFomo(Method):
         specs, sketch = self.flat_specs(*MODEL), setting.sketch()
         if (size := len(setting.silos) * sum(spec.nbytes for spec in specs)) > LARGEST_STATE:
             raise LocalError(
-                f"fedfomo: the coordinator would keep {size:,} bytes of models of {len(setting.silos)} silos, "
-                f"{LARGEST_STATE:,} are the most; name fewer silos, or choose a smaller model"
+                f"fedfomo: the coordinator would keep {size:,} bytes of models of"
+                f" {len(setting.silos)} silos, {LARGEST_STATE:,} are the most; name fewer silos, or"
+                " choose a smaller model"
             )
-        self.compared = [(part, spec.name) for part in MODEL for spec in specs_of_parameters(sketch[part])]
+        self.compared = [
+            (part, spec.name) for part in MODEL for spec in specs_of_parameters(sketch[part])
+        ]
         self.model = Part("model", Kind.WHOLE_MODEL, Each(), specs)
         weights = TensorSpec("weights", "float64", (count,), -1.0, 1.0)
         self.weights = Part("weights", Kind.MEMBERSHIP, Each(), (weights,))
@@ -113,7 +127,8 @@ class FedFomo(Method):
         """Models of others, once there are any."""
         return (self.received,) if round_ else ()
 
-    # The silo half. Beside the model, θ_i', lie its copy θ_i and, in others, what came down; ``extra`` has (4).
+    # The silo half. Beside the model, θ_i', lie its copy θ_i and, in others, what came down;
+    # ``extra`` has (4).
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The model and its copies, all of the same initial values."""
@@ -124,7 +139,10 @@ class FedFomo(Method):
         return {"weights": torch.zeros(self.weights.tensors[0].shape, dtype=torch.float64)}
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The others' models into their copies; of those that there are not, θ_i, which weighs nothing."""
+        """The others' models into their copies.
+
+        Of those that there are not, θ_i, which weighs nothing.
+        """
         came = delivered.get("others", {})
         known = int(came.get("known", torch.tensor(0)))
         parts = dict(state.parts)
@@ -141,7 +159,10 @@ class FedFomo(Method):
     @property
     def private_fault(self) -> str:
         """The losses are surveyed, and every silo's model crosses alone."""
-        return "a silo weighs others' models by the losses of its records, without noise; choose fedavg"
+        return (
+            "a silo weighs others' models by the losses of its records, without noise; choose"
+            " fedavg"
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """The losses, the mixture, the model."""
@@ -154,13 +175,18 @@ class FedFomo(Method):
 
     def mix(self, state: SiloState, facts: Facts) -> SiloState:
         """Eqs. 1 to 3."""
-        losses, start = facts.measured["losses"], self.vector(state, START)  # sums: shares are those of means
-        distances = torch.stack([(self.vector(state, model) - start).norm() for model in self.models[1:]])
+        # sums: shares are those of means
+        losses, start = facts.measured["losses"], self.vector(state, START)
+        distances = torch.stack(
+            [(self.vector(state, model) - start).norm() for model in self.models[1:]]
+        )
         apart = distances > 0
-        w = torch.where(apart, (losses[0] - losses[1:]) / torch.where(apart, distances, 1.0), 0.0)  # (1)
+        # (1)
+        w = torch.where(apart, (losses[0] - losses[1:]) / torch.where(apart, distances, 1.0), 0.0)
         useful = w.clamp(min=0)
         v = useful / torch.where(useful.any(), useful.sum(), 1.0)  # (2)
-        shares = torch.cat([(1 - v.sum()).clamp(min=0)[None], v])  # (3): of θ_i, θ_i' and the others
+        # (3): of θ_i, θ_i' and the others
+        shares = torch.cat([(1 - v.sum()).clamp(min=0)[None], v])
         parts = dict(state.parts)
         for part in MODEL:
             held = [state.parts[_named(model, part)] for model in self.models]
@@ -184,8 +210,8 @@ class FedFomo(Method):
             "weights": Contribution({"weights": state.extra["weights"]}),
         }
 
-    # The coordinator half. ``affinity`` [N, N] is p, ``gave`` [N] marks the silos whose model there is, and a tensor
-    # [N, …] for each of the model's has them.
+    # The coordinator half. ``affinity`` [N, N] is p, ``gave`` [N] marks the silos whose model there
+    # is, and a tensor [N, …] for each of the model's has them.
 
     def begin(self) -> CoordinatorState:
         """No model, no affinity."""
@@ -193,7 +219,9 @@ class FedFomo(Method):
         affinity, gave = torch.zeros(n, n, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
         return {"affinity": affinity, "gave": gave}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eq. 4, and the new models in place of the silos' last."""
         index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
         affinity, gave = state["affinity"].clone(), state["gave"].clone()
@@ -203,12 +231,18 @@ class FedFomo(Method):
         gave[index] = 1
         models: dict[str, Tensor] = {}
         for name, given in results["model"].items():
-            models[name] = state[name].clone() if name in state else given.new_zeros(len(gave), *given.shape[1:])
+            models[name] = (
+                state[name].clone()
+                if name in state
+                else given.new_zeros(len(gave), *given.shape[1:])
+            )
             models[name][index] = given
         return Combined({"affinity": affinity, "gave": gave, **models})
 
     def chosen(self, state: CoordinatorState, round_: int, silo: str) -> list[int]:
-        """The silos whose models this one gets at the start of a round (Eq. 5), as numbers in job order."""
+        """The silos whose models this one gets at the start of a round (Eq. 5), as numbers in job
+        order.
+        """
         own = self.setting.silos.index(silo)
         there = [n for n in range(len(self.setting.silos)) if n != own and bool(state["gave"][n])]
         rng = stream(self.setting.seed, silo, round_, "fedfomo/others")
@@ -228,7 +262,9 @@ class FedFomo(Method):
             return ()
         padding = len(self.others) - len(sent)
         tensors = {
-            spec.name: torch.cat([state[spec.name][sent], state[spec.name].new_zeros(padding, *spec.shape)])
+            spec.name: torch.cat(
+                [state[spec.name][sent], state[spec.name].new_zeros(padding, *spec.shape)]
+            )
             for spec in self.model.tensors
         }
         return (Value("others", {**tensors, "known": torch.tensor(len(sent))}),)

@@ -1,33 +1,41 @@
-"""FedKD: a small mentee that crosses and a mentor that stays, which learn from each other as far as they are right.
+"""FedKD: a small mentee that crosses and a mentor that stays, which learn from each other as far as
+they are right.
 
-Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation", Nature Communications
-13:2032, 2022, arXiv:2108.13323.
+Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowledge distillation",
+Nature Communications 13:2032, 2022, arXiv:2108.13323.
 
-At a silo mentor t and mentee s predict p_t and p_s from hidden states H_t and H_s; W is a linear map, CE cross-entropy
-with the label, D = CE(p_t) + CE(p_s):
+At a silo mentor t and mentee s predict p_t and p_s from hidden states H_t and H_s; W is a linear
+map, CE cross-entropy with the label, D = CE(p_t) + CE(p_s):
 
     (1)  L_t = CE(p_t) + KL(p_s ‖ p_t) / D + MSE(H_t, W H_s) / D
     (2)  L_s = CE(p_s) + KL(p_t ‖ p_s) / D + MSE(H_t, W H_s) / D
-    (3)  each matrix G of the mentee's update, of singular values σ_1 ≥ σ_2 ≥ …, is given as its first K terms of
+    (3)  each matrix G of the mentee's update, of singular values σ_1 ≥ σ_2 ≥ …, is given as its
+         first K terms of
          U Σ V, with the least K that has Σ_{j ≤ K} σ_j² ≥ T Σ_j σ_j²
     (4)  T = T_start + (T_end − T_start) · (rounds done, with this one) / rounds
     (5)  at the coordinator:  mentee ← mentee + Σ_k n_k G_k / Σ_k n_k
 
-The mentee is the job's model; the option ``mentor`` names the architecture of the other, larger as a rule.
+The mentee is the job's model; the option ``mentor`` names the architecture of the other, larger as
+a rule.
 
 Where this differs from the paper:
-- Nothing is saved on the wire. The paper sends U, Σ and V: K (P + Q + 1) numbers of a matrix [P, Q]. A sum takes the
-  same shapes from all, so what crosses is the mentee after its truncated update, dense. What comes down is the mean of
-  these, as Eq. 5 has it; it is not truncated a second time.
-- H is what the extractor gives the classifier. The paper has several layers of transformers, and their attention maps.
-- D is of the means over a batch, as in the authors' code, and takes no gradient: small losses of single records would
-  make its inverse arbitrarily large. Nor does a gradient go through the other model's prediction.
+- Nothing is saved on the wire. The paper sends U, Σ and V: K (P + Q + 1) numbers of a matrix [P,
+  Q]. A sum takes the same shapes from all, so what crosses is the mentee after its truncated
+  update, dense. What comes down is the mean of these, as Eq. 5 has it; it is not truncated a second
+  time.
+- H is what the extractor gives the classifier. The paper has several layers of transformers, and
+  their attention maps.
+- D is of the means over a batch, as in the authors' code, and takes no gradient: small losses of
+  single records would make its inverse arbitrarily large. Nor does a gradient go through the other
+  model's prediction.
 - A kernel [O, I, h, w] is a matrix [O, I h w]. Vectors, and numbers of batch norm, are given whole.
-- A round is an update, of E epochs of the job's optimiser; ``clip`` is the largest norm of a batch's gradient.
+- A round is an update, of E epochs of the job's optimiser; ``clip`` is the largest norm of a
+  batch's gradient.
 - In the code a matrix that needs all its singular values loses them all, and silos count once.
 
-Wire list: ``mentee`` (whole model, Sum weighted by samples) up and down in every round. Mentor and map never leave.
-Predictions are the mentor's, and a silo's model in the end is the one that it trained last.
+Wire list: ``mentee`` (whole model, Sum weighted by samples) up and down in every round. Mentor and
+map never leave. Predictions are the mentor's, and a silo's model in the end is the one that it
+trained last.
 """
 
 from dataclasses import replace
@@ -113,25 +121,38 @@ class FedKD(Method):
         return (Stage(trains, self.setting.epochs, self.mutual, optimiser, coupled=True),)
 
     def mutual(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """L_t + L_s by record [B]; MSE stands once: its gradient at H_t is that of L_t, those at H_s and W of L_s."""
-        hidden_s, hidden_t = parts["extractor"](x), parts["mentor_extractor"](x)  # [B, d_s], [B, d_t]
+        """L_t + L_s by record [B]; MSE stands once: its gradient at H_t is that of L_t, those at
+        H_s and W of L_s.
+        """
+        # [B, d_s], [B, d_t]
+        hidden_s, hidden_t = parts["extractor"](x), parts["mentor_extractor"](x)
         mentee, mentor = parts["classifier"](hidden_s), parts["mentor_classifier"](hidden_t)
-        losses = cross_entropy(mentor, y, reduction="none") + cross_entropy(mentee, y, reduction="none")
+        losses = cross_entropy(mentor, y, reduction="none") + cross_entropy(
+            mentee, y, reduction="none"
+        )
         apart = (
-            divergence(mentee, mentor) + divergence(mentor, mentee) + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
+            divergence(mentee, mentor)
+            + divergence(mentor, mentee)
+            + (hidden_t - parts[MAP](hidden_s)).square().mean(1)
         )
         return losses + apart / losses.mean().detach()  # (1), (2)
 
     @property
     def private_fault(self) -> str:
         """D is of a batch."""
-        return "its losses weigh distillation by a batch's mean, by which each record moves the gradients of others"
+        return (
+            "its losses weigh distillation by a batch's mean, by which each record moves the"
+            " gradients of others"
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The mentee after its truncated update, weighted by samples."""
         energy = self.energy(facts.round)
         trained = self.flat(state, *MODEL)
-        given = {name: before + truncated(trained[name] - before, energy) for name, before in state.extra.items()}
+        given = {
+            name: before + truncated(trained[name] - before, energy)
+            for name, before in state.extra.items()
+        }
         return {"mentee": Contribution(given, float(facts.samples))}  # (5)
 
     def energy(self, round_: int) -> float:
@@ -146,11 +167,14 @@ def width(classifier: nn.Module) -> int:
 
 
 def truncated(update: Tensor, energy: float) -> Tensor:
-    """The first terms of an update's singular value decomposition that hold this share of its energy."""
+    """The first terms of an update's singular value decomposition that hold this share of its
+    energy.
+    """
     if update.ndim < 2 or not all_finite(update):  # what has diverged is told of where it is given
         return update
     u, sigma, v = torch.linalg.svd(update.flatten(1), full_matrices=False)
     square = sigma.square()
-    kept = square.cumsum(0) - square < energy * square.sum()  # what is before a term does not suffice
+    # what is before a term does not suffice
+    kept = square.cumsum(0) - square < energy * square.sum()
     terms: Tensor = (u * (sigma * kept)) @ v  # (3)
     return terms.reshape(update.shape)

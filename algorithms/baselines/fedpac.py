@@ -1,52 +1,67 @@
-"""FedPAC: features aligned to common class prototypes, classifiers mixed by weights that each silo's data call for.
+"""FedPAC: features aligned to common class prototypes, classifiers mixed by weights that each
+silo's data call for.
 
-Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier collaboration", ICLR 2023,
-arXiv:2306.11867, Algorithm 1; read beside the authors' code.
+Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier
+collaboration", ICLR 2023, arXiv:2306.11867, Algorithm 1; read beside the authors' code.
 
-A model is a feature extractor θ below a classifier φ_i. Silo i has n_i records, n_ik of class k, p_ik = n_ik / n_i;
-f(x) are the d features of a record, c_k is the global prototype of class k.
+A model is a feature extractor θ below a classifier φ_i. Silo i has n_i records, n_ik of class k,
+p_ik = n_ik / n_i; f(x) are the d features of a record, c_k is the global prototype of class k.
 
     (1) at silo i, of the model as delivered:  h_ik = p_ik · mean of f(x) over class k,
                                                V_i = [(1/n_i) Σ_x ‖f(x)‖² - Σ_k ‖h_ik‖²] / n_i
     (2) then φ_i ← SGD(cross-entropy) with θ held, for E_φ epochs of learning rate η_φ
-    (3) then θ_i ← SGD(cross-entropy + λ · (1/n_i) Σ_x (1/d) ‖f(x) - c_y‖²) with φ_i held, for the job's epochs
+    (3) then θ_i ← SGD(cross-entropy + λ · (1/n_i) Σ_x (1/d) ‖f(x) - c_y‖²) with φ_i held, for the
+    job's epochs
     (4) then ĉ_ik = mean of f(x) over class k, by the trained extractor
     (5) at the coordinator:  θ ← Σ_i n_i θ_i / Σ_i n_i,   c_k ← Σ_i n_ik ĉ_ik / Σ_i n_ik
     (6) α_i = argmin over the simplex of Σ_j α_j² V_j + Σ_jl α_j α_l Σ_k ⟨h_ik - h_jk, h_ik - h_lk⟩,
         φ_i ← Σ_j α_ij φ_j
 
-With G the inner products of the h, ⟨h_i - h_j, h_i - h_l⟩ = G_ii - G_ij - G_il + G_jl: the coordinator needs no h. Only
-their differences count, so c_k / C is first taken off each h_ik, which then has entries of both signs.
+With G the inner products of the h, ⟨h_i - h_j, h_i - h_l⟩ = G_ii - G_ij - G_il + G_jl: the
+coordinator needs no h. Only their differences count, so c_k / C is first taken off each h_ik, which
+then has entries of both signs.
 
 Where this differs from the paper:
-- ``variances = "pooled"``, not from the paper, takes V_j = v / n_j with v the mean of n_j V_j over the silos of the
-  round, a sum, and n_j as a blind job declares it, or the mean count where none is declared. The paper's V_j of each
-  silo has no blind form. Nor have vectors without negative entries, as features mostly are, so that classifiers are
-  then mixed only once there are prototypes: none is given in round 0.
-- Eq. 6 is solved exactly (algorithms/methods/common/classifier_weights.py), the authors' code calls a general solver.
-  Weights up to 1e-3 are dropped as there, so that hardly alike silos are not mixed.
-- Only silos of one round are compared. One that was away since keeps its α, over what each silo gave last.
-- A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the code falls back on
-  the silo's own prototype.
-- Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the extractor's lr is 0.01.
+- ``variances = "pooled"``, not from the paper, takes V_j = v / n_j with v the mean of n_j V_j over
+  the silos of the round, a sum, and n_j as a blind job declares it, or the mean count where none is
+  declared. The paper's V_j of each silo has no blind form. Nor have vectors without negative
+  entries, as features mostly are, so that classifiers are then mixed only once there are
+  prototypes: none is given in round 0.
+- Eq. 6 is solved exactly (algorithms/methods/common/classifier_weights.py), the authors' code calls
+  a general solver. Weights up to 1e-3 are dropped as there, so that hardly alike silos are not
+  mixed.
+- Only silos of one round are compared. One that was away since keeps its α, over what each silo
+  gave last.
+- A class that nobody held in the last round has no prototype, and its records no term in Eq. 3; the
+  code falls back on the silo's own prototype.
+- Both stages take the job's momentum and weight decay, 0.5 and 5e-4 in the code, where the
+  extractor's lr is 0.01.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
-Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three are not given then:
+Wire list (C classes, width d), the same in every round, but for round 0 if "pooled": the last three
+are not given then:
 
-============================  ====  ===========================================  =====================================
+============================  ====  ===========================================
+                                    =====================================
 part                          way   tensors                                      exchange
-============================  ====  ===========================================  =====================================
-``extractor``                 both  θ                                            Sum, weighted by samples
-``prototypes``                both  [C, d]                                       Sum row by row, by class counts
+============================  ====  ===========================================
+                                    =====================================
+``extractor``                 both  θ                                            Sum, weighted by
+                                    samples
+``prototypes``                both  [C, d]                                       Sum row by row, by
+                                    class counts
 ``classifier``                both  φ_i; down: the silo's row of Eq. 6           Mix
 ``vectors``                   up    [1, C·d]: the h_ik - c_k / C, end to end     Gram
-``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum weighted by samples
-============================  ====  ===========================================  =====================================
+``variance``                  up    one number: V_i, or n_i V_i / d if "pooled"  Each, or Sum
+                                    weighted by samples
+============================  ====  ===========================================
+                                    =====================================
 
-With ``variances = "each"`` the method is refused under ``secure_aggregation = "required"``. Blind or not, the Gram
-shows the coordinator which silos are alike: features of one class are near one another in all silos, so it is roughly
-that of the class shares, each class scaled by its prototype's length. A silo's model in the end is the one it trained
-last. The prototypes are surveyed after training, without noise, so such a job cannot be private.
+With ``variances = "each"`` the method is refused under ``secure_aggregation = "required"``. Blind
+or not, the Gram shows the coordinator which silos are alike: features of one class are near one
+another in all silos, so it is roughly that of the class shares, each class scaled by its
+prototype's length. A silo's model in the end is the one it trained last. The prototypes are
+surveyed after training, without noise, so such a job cannot be private.
 """
 
 from dataclasses import replace
@@ -63,7 +78,19 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
 from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results, Row
-from ..exchange.parts import DTYPES, WEIGHT, Contribution, Each, Gram, Kind, Mix, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import (
+    DTYPES,
+    WEIGHT,
+    Contribution,
+    Each,
+    Gram,
+    Kind,
+    Mix,
+    Part,
+    Sum,
+    Tensors,
+    TensorSpec,
+)
 from ..method import Method, Setting
 from ..methods.common.classifier_weights import best_weights, points_of
 
@@ -94,8 +121,9 @@ class FedPAC(Method):
         super().__init__(setting, options)
         if setting.cohort_size == 1:
             raise LocalError(
-                f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no classifier "
-                "is mixed; raise participation or min_cohort so that 2 are drawn"
+                f"fedpac: a round draws 1 of {len(setting.silos)} silos, so no two are ever"
+                " compared and no classifier is mixed; raise participation or min_cohort so that 2"
+                " are drawn"
             )
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         classes, self.width = weight.shape
@@ -107,11 +135,15 @@ class FedPAC(Method):
         self.vectors = Part("vectors", Kind.PROTOTYPES, Gram(), (vector,))
         self.pooled = self.options.variances == "pooled"
         number = TensorSpec("v", "float64", (), 0.0)
-        self.variance = Part("variance", Kind.PROTOTYPES, Sum("mean") if self.pooled else Each(), (number,))
+        self.variance = Part(
+            "variance", Kind.PROTOTYPES, Sum("mean") if self.pooled else Each(), (number,)
+        )
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """Extractor and prototypes; the classifier, and what says with whose it is mixed."""
-        compared = (self.classifier, self.vectors, self.variance) if round_ or not self.pooled else ()
+        compared = (
+            (self.classifier, self.vectors, self.variance) if round_ or not self.pooled else ()
+        )
         return (self.extractor, self.prototypes, *compared)
 
     def down(self, round_: int) -> tuple[Part, ...]:
@@ -121,7 +153,10 @@ class FedPAC(Method):
     @property
     def private_fault(self) -> str:
         """Eq. 4 looks at the records after training."""
-        return "its prototypes are those of the trained extractor, surveyed without noise; choose fedper"
+        return (
+            "its prototypes are those of the trained extractor, surveyed without noise; choose"
+            " fedper"
+        )
 
     # The silo half. ``extra`` holds the global prototypes [C, d], zeros where there is none.
 
@@ -138,7 +173,9 @@ class FedPAC(Method):
         return replace(taken, extra={"prototypes": prototypes})
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Sums of features by class [C, d], and of their squares, by the model as delivered: for Eq. 1."""
+        """Sums of features by class [C, d], and of their squares, by the model as delivered: for
+        Eq. 1.
+        """
         features = parts["extractor"](x).double()  # [B, d]
         return {"sums": self.class_sums(features, y), "squares": features.square().sum()}
 
@@ -156,7 +193,10 @@ class FedPAC(Method):
         optimiser = replace(classifier.optimiser, lr=self.options.classifier_lr)
         return (
             replace(classifier, epochs=self.options.classifier_epochs, optimiser=optimiser),  # (2)
-            replace(extractor, loss=self.aligned, context={"prototypes": state.extra["prototypes"]}),  # (3)
+            # (3)
+            replace(
+                extractor, loss=self.aligned, context={"prototypes": state.extra["prototypes"]}
+            ),
             Survey(self.survey),
         )
 
@@ -166,7 +206,10 @@ class FedPAC(Method):
         prototypes = context["prototypes"][y]  # [B, d]
         known = (prototypes != 0).any(1)  # [B]
         apart = torch.where(known, (features - prototypes).square().mean(1), 0)
-        return cross_entropy(parts["classifier"](features), y, reduction="none") + self.options.lam * apart
+        return (
+            cross_entropy(parts["classifier"](features), y, reduction="none")
+            + self.options.lam * apart
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Model and prototypes, and Eq. 1."""
@@ -175,7 +218,8 @@ class FedPAC(Method):
         means = facts.measured["trained"] / counts.clamp(min=1)[:, None]  # (4)
         h = facts.measured["sums"] / n  # [C, d] (1): p_k · sum_k / n_k
         vectors = h - state.extra["prototypes"].double() / len(h)
-        spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)  # n V of (1); not below 0 by rounding
+        # n V of (1); not below 0 by rounding
+        spread = (facts.measured["squares"] / n - h.square().sum()).clamp(min=0)
         variance = Contribution({"v": spread / n})
         if self.pooled:
             variance = Contribution(
@@ -185,19 +229,24 @@ class FedPAC(Method):
             "extractor": Contribution(self.flat(state, "extractor"), float(n)),
             "prototypes": Contribution({rows.name: means.to(DTYPES[rows.dtype])}, counts),
             "classifier": Contribution(self.flat(state, "classifier")),
-            "vectors": Contribution({vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}),
+            "vectors": Contribution(
+                {vector.name: vectors.reshape(vector.shape).to(DTYPES[vector.dtype])}
+            ),
             "variance": variance,
         }
         return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
-    # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros before the first.
+    # The coordinator half. ``alpha`` [n, n] has the last weights of each silo; a row of zeros
+    # before the first.
 
     def begin(self) -> CoordinatorState:
         """No weights."""
         n = len(self.setting.silos)
         return {"alpha": torch.zeros(n, n, dtype=torch.float64)}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eq. 5 is what the exchanges gave; Eq. 6 for the silos of this round."""
         combined = super().combine(state, round_, cohort, results)
         if self.vectors not in self.up(round_):
@@ -222,6 +271,8 @@ class FedPAC(Method):
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
         """What all get, and the mixture of a silo that is mixed with others."""
         row = state["alpha"][self.setting.silos.index(silo)].tolist()
-        weights = {name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0}
+        weights = {
+            name: value for name, value in zip(self.setting.silos, row, strict=True) if value > 0
+        }
         mixed = (Row("classifier", weights),) if weights.keys() - {silo} else ()
         return (Latest("extractor"), Latest("prototypes"), *mixed)

@@ -1,38 +1,43 @@
-"""FedProto: silos share the mean features of their classes, and draw their own features towards those of all.
+"""FedProto: silos share the mean features of their classes, and draw their own features towards
+those of all.
 
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across heterogeneous clients", AAAI
-2022, arXiv:2105.00243, Algorithm 1. Equations in the order of the paper.
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across heterogeneous
+clients", AAAI 2022, arXiv:2105.00243, Algorithm 1. Equations in the order of the paper.
 
-Silo i has an extractor f_i with features of width d, a classifier g_i, and n_ij training records D_ij of class j:
+Silo i has an extractor f_i with features of width d, a classifier g_i, and n_ij training records
+D_ij of class j:
 
     (3) C_i^j = Σ_{x in D_ij} f_i(x) / n_ij,  of the trained extractor
     (4) ŷ = argmin_j ‖f_i(x) - C^j‖
-    (6) at the coordinator:  C^j ← Σ_i n_ij C_i^j / Σ_i n_ij, over the silos i of the round that hold class j
+    (6) at the coordinator:  C^j ← Σ_i n_ij C_i^j / Σ_i n_ij, over the silos i of the round that
+    hold class j
     (7) at silo i:           ℓ = ℓ_S(g_i(f_i(x)), y) + λ ℓ_R
     (8)                      ℓ_R = ‖f_i(x) - C^y‖² / d
 
 Where this differs from the paper:
-- Eq. 6 has one more factor, 1 / (number of holders of j), by which prototypes would shrink with each further silo. It
-  is taken for a slip: the weights add up to 1 without it, and the authors' code has none. ``weights = "equal"``, each
-  holder once, is the average of that code.
-- Eq. 8 is that of the authors' code: record by record, the mean over the features. The paper has the distance between
-  the silo's prototype and the common one.
-- Prototypes are measured after training, in evaluation mode; in the authors' code they are means of the features that
-  the records had during the last epoch, each under another model.
-- A class that no silo of a round holds keeps its last prototype at the silos that have one. A class has none where the
-  row is all zeros: ℓ_R leaves its records out and counts them as zero.
-- Eq. 4 goes over all classes that have a prototype; the authors' code over those that the silo has records of. Before
-  the first round is over, when no class has one, the classifier decides.
+- Eq. 6 has one more factor, 1 / (number of holders of j), by which prototypes would shrink with
+  each further silo. It is taken for a slip: the weights add up to 1 without it, and the authors'
+  code has none. ``weights = "equal"``, each holder once, is the average of that code.
+- Eq. 8 is that of the authors' code: record by record, the mean over the features. The paper has
+  the distance between the silo's prototype and the common one.
+- Prototypes are measured after training, in evaluation mode; in the authors' code they are means of
+  the features that the records had during the last epoch, each under another model.
+- A class that no silo of a round holds keeps its last prototype at the silos that have one. A class
+  has none where the row is all zeros: ℓ_R leaves its records out and counts them as zero.
+- Eq. 4 goes over all classes that have a prototype; the authors' code over those that the silo has
+  records of. Before the first round is over, when no class has one, the classifier decides.
 - ``predict = "classifier"`` lets g_i decide, the other figure that the authors' code prints.
-- Silos of one architecture start from equal values; ``extractors`` names architectures that end in one width.
-- Defaults: λ = 1, the paper's for MNIST and FEMNIST; it has 0.1 for CIFAR-10, whose extractors it takes pre-trained on
-  ImageNet (``loadable``).
+- Silos of one architecture start from equal values; ``extractors`` names architectures that end in
+  one width.
+- Defaults: λ = 1, the paper's for MNIST and FEMNIST; it has 0.1 for CIFAR-10, whose extractors it
+  takes pre-trained on ImageNet (``loadable``).
 
-Wire list: ``prototypes`` ([C, d] for C classes, zeros for a class without; Sum class by class, weighted by n_ij or 1)
-up and down in every round. No part of the model leaves. The coordinator sees the prototypes of all and how many records
-each class has (with equal weights, how many holders); in the clear also each silo's. A silo's model in the end is the
-one it trained last, beside the prototypes delivered last. A blind job's ``clip_exponent`` must hold the features, which
-may be above 8. No job of this method can be private: Eq. 3 sums features without noise.
+Wire list: ``prototypes`` ([C, d] for C classes, zeros for a class without; Sum class by class,
+weighted by n_ij or 1) up and down in every round. No part of the model leaves. The coordinator sees
+the prototypes of all and how many records each class has (with equal weights, how many holders); in
+the clear also each silo's. A silo's model in the end is the one it trained last, beside the
+prototypes delivered last. A blind job's ``clip_exponent`` must hold the features, which may be
+above 8. No job of this method can be private: Eq. 3 sums features without noise.
 """
 
 from dataclasses import replace
@@ -47,7 +52,16 @@ from ...errors import LocalError
 from ...files.documents import Strict
 from ..course import Course, Facts, Parts, SiloState, Survey
 from ..delivery import Results
-from ..exchange.parts import DTYPES, LARGEST_WEIGHT, Contribution, Kind, Part, Sum, Tensors, TensorSpec
+from ..exchange.parts import (
+    DTYPES,
+    LARGEST_WEIGHT,
+    Contribution,
+    Kind,
+    Part,
+    Sum,
+    Tensors,
+    TensorSpec,
+)
 from ..method import Method, Setting
 from ..methods.common.heterogeneous import Extractors, check_extractors, dealt, sketched
 
@@ -60,9 +74,15 @@ class FedProtoOptions(Strict):
     predict: Literal["prototypes", "classifier"] = "prototypes"
     """Who decides: the nearest prototype (Eq. 4), or the silo's own classifier."""
     weights: Literal["samples", "equal"] = "samples"
-    """Whether a silo counts in Eq. 6 by its training records of the class, or once; the authors' code has "equal"."""
+    """Whether a silo counts in Eq. 6 by its training records of the class, or once.
+
+    The authors' code has "equal".
+    """
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+    """Architectures dealt to the silos in turn, in job order.
+
+    None: the job's model at each silo.
+    """
 
 
 class Prototypes(nn.Module):
@@ -74,7 +94,9 @@ class Prototypes(nn.Module):
         self.mean: Tensor
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖², so that the nearest is the largest."""
+        """Logits [B, C] of features [B, d]: ‖f‖² - ‖f - C^j‖², so that the nearest is the
+        largest.
+        """
         logits = 2 * features @ self.mean.T - self.mean.square().sum(1)
         return logits.masked_fill(~known(self.mean), float("-inf"))
 
@@ -97,8 +119,8 @@ class FedProto(Method):
         models = [setting.sketch(), *(sketched(name, setting) for name in self.options.extractors)]
         if not all(any(True for _ in parts["extractor"].parameters()) for parts in models):
             raise LocalError(
-                "fedproto gives means of features, which of an extractor without parameters are means of records; "
-                "choose a model whose extractor is trained"
+                "fedproto gives means of features, which of an extractor without parameters are"
+                " means of records; choose a model whose extractor is trained"
             )
         most = LARGEST_WEIGHT if self.options.weights == "samples" else 1.0
         mean = TensorSpec("mean", weight.dtype, (setting.classes, width))
@@ -115,7 +137,10 @@ class FedProto(Method):
     @property
     def private_fault(self) -> str:
         """Eq. 3 sums the features of all records."""
-        return "its prototypes sum the features of all records, for which no private job pays; choose fedaims"
+        return (
+            "its prototypes sum the features of all records, for which no private job pays; choose"
+            " fedaims"
+        )
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own model, and the common prototypes."""
@@ -154,7 +179,9 @@ class FedProto(Method):
 
     def sums(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Sums of the features by class: the numerator of Eq. 3."""
-        return {"sums": one_hot(y, self.setting.classes).double().T @ parts["extractor"](x).double()}
+        return {
+            "sums": one_hot(y, self.setting.classes).double().T @ parts["extractor"](x).double()
+        }
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Mean features by class; zeros, of weight 0, for a class without records."""

@@ -1,7 +1,7 @@
 """FedRep: a shared extractor, trained under classifiers that each silo fits to it first.
 
-Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML
-2021, arXiv:2102.07078, Algorithm 1.
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized
+federated learning", ICML 2021, arXiv:2102.07078, Algorithm 1.
 
     (1) at silo i, τ epochs under a frozen φ^t:    h_i ← SGD_i(h_i; φ^t)
     (2) at silo i, E epochs under the frozen h_i:  φ_i ← SGD_i(φ; h_i), from φ^t
@@ -10,19 +10,19 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
 The representation φ is the ``extractor``, the head h_i the ``classifier``.
 
 Where this differs from the paper:
-- Its algorithm steps on φ once; its experiments take 1 epoch or 5. Here E is ``extractor_epochs``, the job's epochs
-  where it is left out. τ is ``head_epochs``, 10 as in its experiments.
+- Its algorithm steps on φ once; its experiments take 1 epoch or 5. Here E is ``extractor_epochs``,
+  the job's epochs where it is left out. τ is ``head_epochs``, 10 as in its experiments.
 - (3) weighs by samples, as the authors' code does; the paper weighs equally.
 - Heads start from one common initial value, the paper leaves their start open.
 - A stage begins without momentum; in the authors' code one optimiser goes through both.
-- What a stage does not train runs in evaluation mode: under batch norm heads are fitted to features normalised by the
-  running statistics, which (1) leaves as they are. In the authors' code the statistics move in both. They stay at each
-  silo, unless ``model.buffers = "global"``.
+- What a stage does not train runs in evaluation mode: under batch norm heads are fitted to features
+  normalised by the running statistics, which (1) leaves as they are. In the authors' code the
+  statistics move in both. They stay at each silo, unless ``model.buffers = "global"``.
 - There is no last fit of the heads to the final φ, which the authors' evaluation makes.
 
-Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The classifier never leaves;
-under differential privacy it is noised as well, since the extractor's gradients pass through it: a round costs τ + E
-epochs.
+Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The
+classifier never leaves; under differential privacy it is noised as well, since the extractor's
+gradients pass through it: a round costs τ + E epochs.
 """
 
 from dataclasses import replace
@@ -82,4 +82,5 @@ class FedRep(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
-        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (3)
+        # (3)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}

@@ -1,13 +1,16 @@
-"""FedRoD: one generic model trained as if all silos had balanced classes, and a private header on top of it.
+"""FedRoD: one generic model trained as if all silos had balanced classes, and a private header on
+top of it.
 
-Chen, Chao, "On bridging generic and personalized federated learning for image classification", ICLR 2022,
-arXiv:2107.00778, Algorithm 1, with the linear personalized header.
+Chen, Chao, "On bridging generic and personalized federated learning for image classification", ICLR
+2022, arXiv:2107.00778, Algorithm 1, with the linear personalized header.
 
-A record's feature is z = f(x; θ), its generic logits g^G(z) = W z + b and its personalized ones g^P(z) = W_m z + b_m.
-Silo m has N_{m,c} training records of class c:
+A record's feature is z = f(x; θ), its generic logits g^G(z) = W z + b and its personalized ones
+g^P(z) = W_m z + b_m. Silo m has N_{m,c} training records of class c:
 
-    (1) ℓ^BSM = -log [ N_{m,y}^γ exp(g^G_y) / Σ_c N_{m,c}^γ exp(g^G_c) ]                             balanced softmax
-    (2) ℓ^P   = -log softmax(g^G(z) + g^P(z))_y, by W_m and b_m alone: z and g^G are taken as constants
+    (1) ℓ^BSM = -log [ N_{m,y}^γ exp(g^G_y) / Σ_c N_{m,c}^γ exp(g^G_c) ]
+        balanced softmax
+    (2) ℓ^P   = -log softmax(g^G(z) + g^P(z))_y, by W_m and b_m alone: z and g^G are taken as
+              constants
     (3) at silo m, E epochs: θ, W and b by ℓ^BSM, W_m and b_m by ℓ^P
     (4) at the coordinator:  (θ, W, b) ← Σ_{m in the cohort} (n_m / Σ n) (θ_m, W_m^G, b_m^G)
     (5) a silo's prediction: argmax_c g^G_c(z) + g^P_c(z)
@@ -15,18 +18,21 @@ Silo m has N_{m,c} training records of class c:
 θ is the ``extractor``, (W, b) the ``classifier``, (W_m, b_m) the part ``personal``.
 
 Where this differs from the paper:
-- Of its variants this is the linear one with balanced softmax: no hypernetwork makes the personalized headers, and γ is
-  not learnt.
+- Of its variants this is the linear one with balanced softmax: no hypernetwork makes the
+  personalized headers, and γ is not learnt.
 - The personalized header starts as the generic one. Where the paper starts it is open.
-- Both losses are one sum per batch with one optimiser, so a batch moves both headers from the same features.
-- A class without records counts as 1e-12 records. In the clear that is 0 to the last digits; under differential
-  privacy, where the counts are noisy, it keeps the loss of a record finite whose class seems absent.
+- Both losses are one sum per batch with one optimiser, so a batch moves both headers from the same
+  features.
+- A class without records counts as 1e-12 records. In the clear that is 0 to the last digits; under
+  differential privacy, where the counts are noisy, it keeps the loss of a record finite whose class
+  seems absent.
 - Only the personalized predictions are reported; the generic model is what comes down, (θ, W, b).
 - With γ = 0 the generic model is FedAvg's to the bit.
 
-Wire list: ``model`` (whole model: extractor and generic header, Sum weighted by samples) up and down in every round;
-the coordinator sees what FedAvg's does. The personalized header never leaves, nor do the class counts. A silo's model
-in the end is the one it trained last. Under differential privacy all three parts are cut and noised together.
+Wire list: ``model`` (whole model: extractor and generic header, Sum weighted by samples) up and
+down in every round; the coordinator sees what FedAvg's does. The personalized header never leaves,
+nor do the class counts. A silo's model in the end is the one it trained last. Under differential
+privacy all three parts are cut and noised together.
 """
 
 from typing import Annotated
@@ -82,10 +88,19 @@ class FedRoD(Method):
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """All three parts at once, each by its own loss."""
-        prior = self.options.gamma * facts.class_counts.to(torch.get_default_dtype()).clamp(min=ABSENT).log()  # [C]
+        # [C]
+        prior = (
+            self.options.gamma
+            * facts.class_counts.to(torch.get_default_dtype()).clamp(min=ABSENT).log()
+        )
         trains = ("extractor", "classifier", "personal")
         context = {"prior": prior}
-        return (Stage(trains, self.setting.epochs, self.objective, self.setting.optimiser, context=context),)  # (3)
+        # (3)
+        return (
+            Stage(
+                trains, self.setting.epochs, self.objective, self.setting.optimiser, context=context
+            ),
+        )
 
     def objective(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
         """ℓ^BSM + ℓ^P by sample [B]."""
@@ -97,4 +112,7 @@ class FedRoD(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Extractor and generic header, weighted by samples."""
-        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (4)
+        # (4)
+        return {
+            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
+        }

@@ -1,6 +1,7 @@
 """FML: a meme model that crosses and a personalised one that stays, which learn from each other.
 
-Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated mutual learning", 2020, arXiv:2006.16765.
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated mutual learning", 2020,
+arXiv:2006.16765.
 
 p_m(x) and p_p(x) are what meme and personalised model predict, CE cross-entropy with the label:
 
@@ -8,21 +9,25 @@ p_m(x) and p_p(x) are what meme and personalised model predict, CE cross-entropy
     (2)  L_meme     = β CE(p_m, y) + (1 − β) KL(p_p ‖ p_m)
     (3)  at the coordinator:  meme ← Σ_k n_k meme_k / Σ_k n_k
 
-In Eqs. 1 and 2 the other model's prediction is a target: no gradient goes through it. The meme model is the job's; the
-option ``personal`` names the architecture of the other.
+In Eqs. 1 and 2 the other model's prediction is a target: no gradient goes through it. The meme
+model is the job's; the option ``personal`` names the architecture of the other.
 
 Where this differs from the paper:
-- One optimiser steps on L_personal + L_meme, batch by batch, which is what two would do. In the authors' code that of
-  the personalised model keeps its momentum from round to round; here none outlives a round.
-- Sums run over the round's cohort and are weighted by samples; the code counts each silo once, all of them.
-- The personalised model starts from values of its own, the same at each silo. Were it equal to the meme model, both
-  would stay equal where α = β until the first average comes down. In the code each silo draws its own.
+- One optimiser steps on L_personal + L_meme, batch by batch, which is what two would do. In the
+  authors' code that of the personalised model keeps its momentum from round to round; here none
+  outlives a round.
+- Sums run over the round's cohort and are weighted by samples; the code counts each silo once, all
+  of them.
+- The personalised model starts from values of its own, the same at each silo. Were it equal to the
+  meme model, both would stay equal where α = β until the first average comes down. In the code each
+  silo draws its own.
 - A named architecture has no normalisation where it has such a form, otherwise one by groups.
 - ``alpha`` and ``beta`` are 0.5 where they are left out, as in the code.
 
-Wire list: ``meme`` (whole model, Sum weighted by samples) up and down in every round. The personalised model never
-leaves, but what the meme model learned from it does; under differential privacy both are noised together. Predictions
-are the personalised model's, and a silo's model in the end is the one that it trained last.
+Wire list: ``meme`` (whole model, Sum weighted by samples) up and down in every round. The
+personalised model never leaves, but what the meme model learned from it does; under differential
+privacy both are noised together. Predictions are the personalised model's, and a silo's model in
+the end is the one that it trained last.
 """
 
 from typing import Annotated
@@ -92,8 +97,16 @@ class FML(Method):
         """L_personal + L_meme by record [B]."""
         meme, personal = logits(parts, x), logits(parts, x, PERSONAL)
         alpha, beta = self.options.alpha, self.options.beta
-        one = alpha * cross_entropy(personal, y, reduction="none") + (1 - alpha) * divergence(meme, personal)  # (1)
-        return one + beta * cross_entropy(meme, y, reduction="none") + (1 - beta) * divergence(personal, meme)  # (2)
+        # (1)
+        one = alpha * cross_entropy(personal, y, reduction="none") + (1 - alpha) * divergence(
+            meme, personal
+        )
+        # (2)
+        return (
+            one
+            + beta * cross_entropy(meme, y, reduction="none")
+            + (1 - beta) * divergence(personal, meme)
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The meme model, weighted by samples."""

@@ -1,29 +1,33 @@
 """LG-FedAvg: shared last layers above private ones.
 
-Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act globally: federated learning with
-local and global representations", 2020, arXiv:2001.01523, Algorithm 1.
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act globally:
+federated learning with local and global representations", 2020, arXiv:2001.01523, Algorithm 1.
 
     (1) at silo m, E epochs:                (θ_m^l, θ_m^g) ← SGD_m(θ_m^l, θ^g)
     (2) at the coordinator, cohort S_t:     θ^g ← Σ_{m ∈ S_t} N_m θ_m^g / Σ_{m ∈ S_t} N_m
 
-The local representation θ^l are the layers next to the data, the global model θ^g the last ``layers`` of the network,
-of which the classifier is the last.
+The local representation θ^l are the layers next to the data, the global model θ^g the last
+``layers`` of the network, of which the classifier is the last.
 
 Where this differs from the paper:
-- Which layers are global is open there. ``layers`` = 1, the classifier alone, is the form in which later papers compare
-  with it. The authors' code has the last 3 of 5 for MNIST (``layers = 3``); for CIFAR-10 its list of layers runs
-  the other way round, so that the two convolutions are global, which is not offered here: FedPer shares lower layers.
-- Silos start from one common initial model; the authors' code begins with the model that FedAvg has trained.
+- Which layers are global is open there. ``layers`` = 1, the classifier alone, is the form in which
+  later papers compare with it. The authors' code has the last 3 of 5 for MNIST (``layers = 3``);
+  for CIFAR-10 its list of layers runs the other way round, so that the two convolutions are global,
+  which is not offered here: FedPer shares lower layers.
+- Silos start from one common initial model; the authors' code begins with the model that FedAvg has
+  trained.
 - (2) weighs by samples, as the paper has it; the authors' code weighs equally.
-- The auxiliary losses on representations (self-supervision, adversarial fairness) and the ensemble for new silos are
-  left out.
-- With ``extractors`` silos have lower layers of different architectures, as those that FedSSA compares with.
-- Layers count in the order in which the network defines them, a norm with the layer before it. Batch norm's running
-  statistics stay at each silo, unless ``model.buffers = "global"`` and their layer crosses.
+- The auxiliary losses on representations (self-supervision, adversarial fairness) and the ensemble
+  for new silos are left out.
+- With ``extractors`` silos have lower layers of different architectures, as those that FedSSA
+  compares with.
+- Layers count in the order in which the network defines them, a norm with the layer before it.
+  Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"`` and their
+  layer crosses.
 
-Wire list: ``layers`` (header rows for the classifier alone, else of the whole model's kind; Sum weighted by samples) up
-and down in every round. Lower layers never leave; under differential privacy they are noised with the rest, since the
-gradients of those that leave depend on them.
+Wire list: ``layers`` (header rows for the classifier alone, else of the whole model's kind; Sum
+weighted by samples) up and down in every round. Lower layers never leave; under differential
+privacy they are noised with the rest, since the gradients of those that leave depend on them.
 """
 
 from collections.abc import Mapping
@@ -48,7 +52,9 @@ class LGFedAvgOptions(Strict):
     layers: Annotated[int, Field(strict=True, ge=1, le=1000)] = 1
     """How many of the last layers cross; 1 is the classifier alone."""
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order, below a classifier that crosses alone."""
+    """Architectures dealt to the silos in turn, in job order, below a classifier that crosses
+    alone.
+    """
 
 
 class LGFedAvg(Method):
@@ -64,19 +70,23 @@ class LGFedAvg(Method):
         own, layers = self.options.layers, layers_of(setting.sketch())
         if own >= len(layers):
             raise LocalError(
-                f"lg-fedavg: layers = {own}, but the model has {len(layers)}, so nothing would stay at a silo; choose "
-                "fewer, a model of more layers, or method fedavg"
+                f"lg-fedavg: layers = {own}, but the model has {len(layers)}, so nothing would stay"
+                " at a silo; choose fewer, a model of more layers, or method fedavg"
             )
         if own > 1 and self.options.extractors:
             raise LocalError(
-                f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot cross; write "
-                "layers = 1, or leave extractors out"
+                f"lg-fedavg: layers = {own}, but extractors that differ from silo to silo cannot"
+                " cross; write layers = 1, or leave extractors out"
             )
         header = {spec.name: spec for spec in self.template["classifier"]}
         check_extractors("lg-fedavg", self.options.extractors, setting, header["weight"].shape[1])
         crossing = {name for layer in layers[-own:] for name in layer}
-        specs = tuple(spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing)
-        self.layers = Part("layers", Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL, Sum("mean"), specs)
+        specs = tuple(
+            spec for spec in self.flat_specs(*MODEL) if spec.name.rpartition(".")[0] in crossing
+        )
+        self.layers = Part(
+            "layers", Kind.HEADER_ROWS if own == 1 else Kind.WHOLE_MODEL, Sum("mean"), specs
+        )
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The last layers."""
@@ -98,12 +108,15 @@ class LGFedAvg(Method):
         """The trained last layers, weighted by samples."""
         every = self.flat(state, *(MODEL if self.options.layers > 1 else ("classifier",)))
         return {
-            "layers": Contribution({spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples))
+            "layers": Contribution(
+                {spec.name: every[spec.name] for spec in self.layers.tensors}, float(facts.samples)
+            )
         }  # (2)
 
 
 def layers_of(modules: Mapping[str, nn.Module]) -> list[list[str]]:
-    """The layers from the first to the last, each as the names ``part.module`` of what it has parameters in.
+    """The layers from the first to the last, each as the names ``part.module`` of what it has
+    parameters in.
 
     A module whose parameters are vectors alone, such as a norm, belongs to the layer before it.
     """

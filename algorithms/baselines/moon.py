@@ -1,28 +1,33 @@
-"""MOON: FedAvg whose silos hold their features to the delivered model's, and away from their own of the round before.
+"""MOON: FedAvg whose silos hold their features to the delivered model's, and away from their own of
+the round before.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257, Algorithm 1.
 
-Silo i trains w_i, which starts as the delivered w^t; w_i^{t-1} is what it trained last. R_w(x) is what the model w
-makes of a record below its output layer, and z = R_{w_i}(x), z_glob = R_{w^t}(x), z_prev = R_{w_i^{t-1}}(x):
+Silo i trains w_i, which starts as the delivered w^t; w_i^{t-1} is what it trained last. R_w(x) is
+what the model w makes of a record below its output layer, and z = R_{w_i}(x), z_glob = R_{w^t}(x),
+z_prev = R_{w_i^{t-1}}(x):
 
     (3) ℓ_con = -log [ exp(cos(z, z_glob)/τ) / (exp(cos(z, z_glob)/τ) + exp(cos(z, z_prev)/τ)) ]
     (4) at silo i, E epochs:     ℓ = ℓ_sup(w_i; (x, y)) + μ ℓ_con(w_i; w_i^{t-1}; w^t; x)
     (5) at the coordinator:      w^{t+1} ← Σ_{i in the cohort} (n_i / Σ n) w_i^t
 
 Where this differs from the paper:
-- R is the job's ``extractor``; the paper puts a projection head of two layers, 256 wide, below the output layer. Choose
-  a model whose extractor ends in fully connected layers, as lenet5's does.
-- A silo that trains for the first time has no w_i^{t-1}: w^t stands for it, and ℓ_con is then log 2 whatever w_i is, so
-  that its first round is FedAvg's. In the authors' code the initial models stand there.
+- R is the job's ``extractor``; the paper puts a projection head of two layers, 256 wide, below the
+  output layer. Choose a model whose extractor ends in fully connected layers, as lenet5's does.
+- A silo that trains for the first time has no w_i^{t-1}: w^t stands for it, and ℓ_con is then log 2
+  whatever w_i is, so that its first round is FedAvg's. In the authors' code the initial models
+  stand there.
 - One model of before, as in the paper; the authors' code can hold more against z.
 - Features that are all zero have a cosine of 0.
-- The frozen models run in evaluation mode, with the running statistics of batch norm that the silo has at the time.
-- Defaults: τ = 0.5 and μ = 1 are those of the authors' code; the paper tunes μ, 5 for CIFAR-10, 1 for CIFAR-100 and
-  Tiny-ImageNet. With μ = 0 this is FedAvg to the bit.
+- The frozen models run in evaluation mode, with the running statistics of batch norm that the silo
+  has at the time.
+- Defaults: τ = 0.5 and μ = 1 are those of the authors' code; the paper tunes μ, 5 for CIFAR-10, 1
+  for CIFAR-100 and Tiny-ImageNet. With μ = 0 this is FedAvg to the bit.
 
-Wire list: ``model`` (whole model, Sum weighted by n_i) up and down in every round, as FedAvg; the coordinator sees no
-more than FedAvg's. The two frozen extractors never leave. The model of a silo in the end is the one delivered last.
-Under differential privacy the frozen extractors hold nothing but what was delivered, or trained with noise.
+Wire list: ``model`` (whole model, Sum weighted by n_i) up and down in every round, as FedAvg; the
+coordinator sees no more than FedAvg's. The two frozen extractors never leave. The model of a silo
+in the end is the one delivered last. Under differential privacy the frozen extractors hold nothing
+but what was delivered, or trained with noise.
 """
 
 from typing import Annotated
@@ -49,7 +54,9 @@ class MOONOptions(Strict):
 
 
 class MOON(Method):
-    """FedAvg with a loss that compares features with those of the delivered and of the previous model."""
+    """FedAvg with a loss that compares features with those of the delivered and of the previous
+    model.
+    """
 
     name = "moon"
     version = 1
@@ -72,7 +79,9 @@ class MOON(Method):
     # The silo half. ``began`` in ``extra`` says whether this silo has taken part in a round.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The model, and the frozen extractors ``delivered`` (of w^t) and ``previous`` (of w_i^{t-1})."""
+        """The model, and the frozen extractors ``delivered`` (of w^t) and ``previous`` (of
+        w_i^{t-1}).
+        """
         frozen = {name: self.setting.build()["extractor"] for name in ("delivered", "previous")}
         return {**self.setting.build(), **frozen}
 
@@ -86,7 +95,9 @@ class MOON(Method):
         own, came = state.parts["extractor"], new["extractor"]
         began = state.extra["began"]
         previous = {name: torch.where(began, own[name], value) for name, value in came.items()}
-        return SiloState({**new, "delivered": came, "previous": previous}, {"began": torch.ones_like(began)})
+        return SiloState(
+            {**new, "delivered": came, "previous": previous}, {"began": torch.ones_like(began)}
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train the whole model."""
@@ -99,10 +110,16 @@ class MOON(Method):
         supervised = cross_entropy(parts["classifier"](features), y, reduction="none")
         if not self.options.mu:
             return supervised
-        near, far = (cosine_similarity(features, parts[name](x), dim=1) for name in ("delivered", "previous"))  # [B]
+        # [B]
+        near, far = (
+            cosine_similarity(features, parts[name](x), dim=1) for name in ("delivered", "previous")
+        )
         contrast = torch.stack([near, far], dim=1) / self.options.temperature  # [B, 2]
         return supervised + self.options.mu * (contrast.logsumexp(1) - contrast[:, 0])  # (3), (4)
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained model, weighted by samples."""
-        return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}  # (5)
+        # (5)
+        return {
+            "model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))
+        }

@@ -1,28 +1,33 @@
 """Per-FedAvg: a shared model that is good after a step of each silo's own.
 
-Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
-meta-learning approach", NeurIPS 2020, arXiv:2002.07948, Algorithm 1. A silo minimises F_i(w) = f_i(w − α ∇f_i(w)):
+Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a
+model-agnostic meta-learning approach", NeurIPS 2020, arXiv:2002.07948, Algorithm 1. A silo
+minimises F_i(w) = f_i(w − α ∇f_i(w)):
 
     (1) on each batch:       w̃ = w_i − α ∇f_i(w_i; D)
     (2) on the same batch:   w_i ← w_i − β (I − α ∇²f_i(w_i; D'')) ∇f_i(w̃; D'),   from w_i = w^t
     (3) at the coordinator:  w^{t+1} ← Σ_{i ∈ A_t} γ_i w_i,   γ_i = n_i / Σ_{j ∈ A_t} n_j
     (4) in the end:          θ_i = w^K − α ∇f_i(w^K; batch), on each batch in turn
 
-w is the job's model, β its ``lr`` and K its rounds. One more round, for all silos, is (4); by θ_i a silo predicts.
+w is the job's model, β its ``lr`` and K its rounds. One more round, for all silos, is (4); by θ_i a
+silo predicts.
 
 Where this differs from the paper:
-- D and D' are the halves of a batch, D the larger one of an odd number, and D'' is D; in the paper three batches. Fewer
-  than four records are not halved: D and D' are all of them, since batch norm cannot train on one.
-- ``variant = "hf"`` takes the product with the Hessian in (2) exactly, by forward-mode differentiation; the paper's
-  Per-FedAvg (HF) takes a difference of two gradients for it. "fo" leaves the Hessian out, as Per-FedAvg (FO).
-- The τ local steps are the batches of the job's epochs. (4) is ``tuning_epochs`` of such steps, so that all records
-  count; the paper takes one step on one batch.
-- (3) weighs by samples, as FedAvg here does; the paper weighs a cohort equally, as ``weights = "equal"``.
+- D and D' are the halves of a batch, D the larger one of an odd number, and D'' is D; in the paper
+  three batches. Fewer than four records are not halved: D and D' are all of them, since batch norm
+  cannot train on one.
+- ``variant = "hf"`` takes the product with the Hessian in (2) exactly, by forward-mode
+  differentiation; the paper's Per-FedAvg (HF) takes a difference of two gradients for it. "fo"
+  leaves the Hessian out, as Per-FedAvg (FO).
+- The τ local steps are the batches of the job's epochs. (4) is ``tuning_epochs`` of such steps, so
+  that all records count; the paper takes one step on one batch.
+- (3) weighs by samples, as FedAvg here does; the paper weighs a cohort equally, as ``weights =
+  "equal"``.
 - α = 0.01 is the paper's, whose β is 0.001.
 - (1) uses a batch's own statistics in batch norm, and leaves the running ones to (2).
 
-Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round but the last one, in which it only
-comes down. θ_i never leaves.
+Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round but the last
+one, in which it only comes down. θ_i never leaves.
 """
 
 from dataclasses import replace
@@ -33,7 +38,15 @@ from torch import Tensor
 
 from ..course import Facts, Optimiser, Parts, SiloState, Stage
 from ..exchange.parts import Tensors
-from ..methods.common.inner_steps import curvature_at, detached, gradient_at, losses_at, point_of, sloped, stepped
+from ..methods.common.inner_steps import (
+    curvature_at,
+    detached,
+    gradient_at,
+    losses_at,
+    point_of,
+    sloped,
+    stepped,
+)
 from ..methods.common.second_model import MODEL
 from .fedavg_ft import FedAvgFT, FedAvgFTOptions
 
@@ -46,7 +59,9 @@ class PerFedAvgOptions(FedAvgFTOptions):
     alpha: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 0.01
     """α, the learning rate of a silo's own steps."""
     variant: Literal["hf", "fo"] = "hf"
-    """Whether the outer step reckons with the second derivatives of the inner one, "hf", or not, "fo"."""
+    """Whether the outer step reckons with the second derivatives of the inner one, "hf", or not,
+    "fo".
+    """
     tuning_epochs: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
     """Epochs of a silo's own steps in the end."""
 
@@ -62,12 +77,22 @@ class PerFedAvg(FedAvgFT):
     @property
     def private_fault(self) -> str:
         """Step (1) is taken on half a batch."""
-        return "its inner step is taken on half a batch, in which a record moves the gradients of others"
+        return (
+            "its inner step is taken on half a batch, in which a record moves the gradients of"
+            " others"
+        )
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Steps (1) and (2) on each batch; in the last round (4)."""
         if self.tuning(facts.round):
-            return (Stage(MODEL, self.options.tuning_epochs, self.cross_entropy, Optimiser(self.options.alpha)),)
+            return (
+                Stage(
+                    MODEL,
+                    self.options.tuning_epochs,
+                    self.cross_entropy,
+                    Optimiser(self.options.alpha),
+                ),
+            )
         return (replace(self.stage(*MODEL), loss=self.meta, coupled=True),)
 
     def meta(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
@@ -81,5 +106,10 @@ class PerFedAvg(FedAvgFT):
         after = stepped(still, gradient_at(parts, still, x[inner], y[inner]), alpha)  # (1)
         direction = gradient_at(parts, after, x[outer], y[outer])
         if self.options.variant == "hf":
-            direction = stepped(direction, curvature_at(parts, still, direction, x[inner], y[inner]), alpha)  # (2)
-        return (losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)).expand(len(x))
+            # (2)
+            direction = stepped(
+                direction, curvature_at(parts, still, direction, x[inner], y[inner]), alpha
+            )
+        return (losses_at(parts, after, x[outer], y[outer]).mean() + sloped(w, direction)).expand(
+            len(x)
+        )

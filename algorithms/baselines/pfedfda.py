@@ -1,38 +1,48 @@
-"""pFedFDA: a generative classifier of class means and one covariance, interpolated between silo and federation.
+"""pFedFDA: a generative classifier of class means and one covariance, interpolated between silo and
+federation.
 
-Mclaughlin, Su, "Personalized federated learning via feature distribution adaptation", NeurIPS 2024, arXiv:2411.00329,
-Algorithm 1; read beside the authors' code, which the equations follow where the paper leaves the exact form open. The
-mathematics of Eqs. 1, 3 and 5 are in algorithms/methods/common/gaussian_classifier.py.
+Mclaughlin, Su, "Personalized federated learning via feature distribution adaptation", NeurIPS 2024,
+arXiv:2411.00329, Algorithm 1; read beside the authors' code, which the equations follow where the
+paper leaves the exact form open. The mathematics of Eqs. 1, 3 and 5 are in
+algorithms/methods/common/gaussian_classifier.py.
 
-Features z [d] of class k are taken as normal with mean μ_k [d] and a covariance Σ [d, d] that all classes share. Silo i
-has n_i records, n_ik of class k; π_ik is n_ik / n_i + 1e-4, scaled to add up to one.
+Features z [d] of class k are taken as normal with mean μ_k [d] and a covariance Σ [d, d] that all
+classes share. Silo i has n_i records, n_ik of class k; π_ik is n_ik / n_i + 1e-4, scaled to add up
+to one.
 
     (1) logits of z under (μ, Σ, π):  z·w_k + b_k,  w_k = Σ'⁻¹ μ_k,  b_k = log π_k - ½ μ_k·w_k,
         Σ' = (1 - ε) Σ + ε (tr Σ / d) I with ε = 1e-4
-    (2) at silo i:  θ_i ← SGD(cross-entropy of Eq. 1 under the global (μ, Σ) and π_i, which are held)
-    (3) then, of the features z of its records by θ_i:  μ_ik their mean where n_ik > 0, else the global μ_k;
+    (2) at silo i:  θ_i ← SGD(cross-entropy of Eq. 1 under the global (μ, Σ) and π_i, which are
+    held)
+    (3) then, of the features z of its records by θ_i:  μ_ik their mean where n_ik > 0, else the
+                                                        global μ_k;
         Σ_i = Σ_z (z - μ_iy)(z - μ_iy)ᵀ / (n_i - 1) + ρ I
     (4) μ̂_i = β_μ μ_i + (1 - β_μ) μ,   Σ̂_i = β_Σ Σ_i + (1 - β_Σ) Σ
-    (5) β_i minimises over [0, 1] the cross-entropy of each half of the records under Eq. 4 with Eq. 3 of the other half
-    (6) at the coordinator, weighted by n_i:  θ ← mean of θ_i,   μ ← mean of μ̂_i,   Σ ← mean of Σ̂_i
-    (7) in the end every silo does (3) to (5) once more with the delivered θ, and classifies by (1) of (μ̂_i, Σ̂_i, π_i)
+    (5) β_i minimises over [0, 1] the cross-entropy of each half of the records under Eq. 4 with Eq.
+    3 of the other half
+    (6) at the coordinator, weighted by n_i:  θ ← mean of θ_i,   μ ← mean of μ̂_i,   Σ ← mean of
+                                                                 Σ̂_i
+    (7) in the end every silo does (3) to (5) once more with the delivered θ, and classifies by (1)
+    of (μ̂_i, Σ̂_i, π_i)
 
 Where this differs from the paper:
-- Features are those of the trained extractor, in evaluation mode. The code takes them batch by batch while it trains.
-- ρ = 1, ``ridge``, is what the authors' code and so its figures have; a small constant seems to be meant, but then the
-  logits of Eq. 1 are far larger, and training diverges.
-- The halves of Eq. 5 are, of each class, every other record in their order; the code draws them. A class of one record
-  takes no part, and β_i is 0 where no other is left.
-- Eq. 5 is minimised over steps of 0.05, so that rounding moves no β; the code takes up to 10 steps of L-BFGS from 0.5.
-- For μ, Eq. 6 crosses as β_μ (μ_ik - μ_k) of the classes that a silo holds; it is nought for the others. So a blind
-  job can leave out rows that few silos hold (algorithms/job/class_census.py); such a class keeps its initial mean, as
-  does one that nobody holds. Whoever counts as a holder gives a row: the code takes the global mean for classes of one
-  or two records.
+- Features are those of the trained extractor, in evaluation mode. The code takes them batch by
+  batch while it trains.
+- ρ = 1, ``ridge``, is what the authors' code and so its figures have; a small constant seems to be
+  meant, but then the logits of Eq. 1 are far larger, and training diverges.
+- The halves of Eq. 5 are, of each class, every other record in their order; the code draws them. A
+  class of one record takes no part, and β_i is 0 where no other is left.
+- Eq. 5 is minimised over steps of 0.05, so that rounding moves no β; the code takes up to 10 steps
+  of L-BFGS from 0.5.
+- For μ, Eq. 6 crosses as β_μ (μ_ik - μ_k) of the classes that a silo holds; it is nought for the
+  others. So a blind job can leave out rows that few silos hold (algorithms/job/class_census.py);
+  such a class keeps its initial mean, as does one that nobody holds. Whoever counts as a holder
+  gives a row: the code takes the global mean for classes of one or two records.
 - Initial means are uniform in [0, 1) and Σ is I, as in the code.
 - Batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
-The gradients of Eq. 2 grow with the means, which follow the features: a learning rate that other methods stand may let
-both grow without bounds. The authors' code has 0.01 with momentum 0.5.
+The gradients of Eq. 2 grow with the means, which follow the features: a learning rate that other
+methods stand may let both grow without bounds. The authors' code has 0.01 with momentum 0.5.
 
 Wire list (C classes, width d), the same in every round but the last, in which nothing is given:
 
@@ -46,9 +56,10 @@ part            way   tensors                                  exchange
 ``means``       down  μ [C, d]                                 -
 ==============  ====  =======================================  ===============================
 
-What is of one silo stays there: β_i, its own μ_i and Σ_i, and the classifier, which neither crosses nor is trained. In
-the clear, the weights of ``changes`` tell the coordinator which classes a silo holds. A silo's model in the end is the
-one of Eq. 7. The features are surveyed without noise, so such a job cannot be private.
+What is of one silo stays there: β_i, its own μ_i and Σ_i, and the classifier, which neither crosses
+nor is trained. In the clear, the weights of ``changes`` tell the coordinator which classes a silo
+holds. A silo's model in the end is the one of Eq. 7. The features are surveyed without noise, so
+such a job cannot be private.
 """
 
 from dataclasses import replace
@@ -90,19 +101,30 @@ class PFedFDA(Method):
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
         if header.keys() != {"weight", "bias"}:
-            raise LocalError(f"pfedfda needs a linear classifier with weight and bias, the model has {sorted(header)}")
+            raise LocalError(
+                "pfedfda needs a linear classifier with weight and bias, the model has"
+                f" {sorted(header)}"
+            )
         rows, dtype = header["weight"].shape, header["weight"].dtype  # [C, d]
         self.dtype = DTYPES[dtype]
         self.extractor = self.shared("extractor", Kind.BACKBONE, "extractor")
         square = TensorSpec("covariance", dtype, (rows[1], rows[1]))
         self.covariance = Part("covariance", Kind.PROTOTYPES, Sum("mean"), (square,))
-        self.changes = Part("changes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("change", dtype, rows),))
-        self.records = Part("records", Kind.COUNTS, Sum("total"), (TensorSpec("records", "int64", (), 0.0),))
+        self.changes = Part(
+            "changes", Kind.PROTOTYPES, Sum("ratio"), (TensorSpec("change", dtype, rows),)
+        )
+        self.records = Part(
+            "records", Kind.COUNTS, Sum("total"), (TensorSpec("records", "int64", (), 0.0),)
+        )
         self.means = Part("means", Kind.PROTOTYPES, Sum("mean"), (TensorSpec("mean", dtype, rows),))
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the interpolated statistics; nothing in the end."""
-        return () if self.tuning(round_) else (self.extractor, self.covariance, self.changes, self.records)
+        return (
+            ()
+            if self.tuning(round_)
+            else (self.extractor, self.covariance, self.changes, self.records)
+        )
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The extractor and the global statistics."""
@@ -111,10 +133,13 @@ class PFedFDA(Method):
     @property
     def private_fault(self) -> str:
         """Eqs. 3 and 5 look at each record's features."""
-        return "its means, covariances and β are those of features that are surveyed without noise; choose fedper"
+        return (
+            "its means, covariances and β are those of features that are surveyed without noise;"
+            " choose fedper"
+        )
 
-    # The silo half. ``extra`` holds the global ``means`` and ``covariance``; what this silo gives, ``change`` and
-    # ``adapted``; its ``priors`` [C], and ``beta`` [2]: β_μ and β_Σ.
+    # The silo half. ``extra`` holds the global ``means`` and ``covariance``; what this silo gives,
+    # ``change`` and ``adapted``; its ``priors`` [C], and ``beta`` [2]: β_μ and β_Σ.
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """The initial global statistics, and equal priors."""
@@ -136,7 +161,9 @@ class PFedFDA(Method):
         return torch.from_numpy(drawn).to(self.dtype)
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """The extractor into the model, the statistics into ``extra``, and the classifier that follows from them."""
+        """The extractor into the model, the statistics into ``extra``, and the classifier that
+        follows from them.
+        """
         model = {name: tensors for name, tensors in delivered.items() if name == "extractor"}
         taken = super().deliver(state, model, facts)
         extra = dict(taken.extra)
@@ -145,14 +172,23 @@ class PFedFDA(Method):
         if "covariance" in delivered:
             extra["covariance"] = delivered["covariance"]["covariance"]
         try:
-            return self.classifying(replace(taken, extra=extra), extra["means"], extra["covariance"])
+            return self.classifying(
+                replace(taken, extra=extra), extra["means"], extra["covariance"]
+            )
         except LocalError as error:
-            raise PeerError("coordinator", f"delivered a covariance that cannot be used: {error}") from error
+            raise PeerError(
+                "coordinator", f"delivered a covariance that cannot be used: {error}"
+            ) from error
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train under the global statistics, then adapt them; in the end adapt them alone."""
         adapt = (Survey(self.features, rows=True), Change(self.adapt))
-        return adapt if self.tuning(facts.round) else (Change(self.begin_round), self.stage("extractor"), *adapt)  # (2)
+        # (2)
+        return (
+            adapt
+            if self.tuning(facts.round)
+            else (Change(self.begin_round), self.stage("extractor"), *adapt)
+        )
 
     def begin_round(self, state: SiloState, facts: Facts) -> SiloState:
         """The classifier of Eq. 2."""
@@ -168,7 +204,8 @@ class PFedFDA(Method):
         z, y = facts.measured["features"], facts.measured["labels"].long()
         if not all_finite(z):
             raise LocalError(
-                "pfedfda: features of the trained extractor are not finite; training has diverged, lower training.lr"
+                "pfedfda: features of the trained extractor are not finite; training has diverged,"
+                " lower training.lr"
             )
         means, covariance = state.extra["means"].double(), state.extra["covariance"].double()
         priors = priors_of(facts.class_counts)
@@ -188,14 +225,19 @@ class PFedFDA(Method):
         return replace(state, parts={**state.parts, "classifier": classifier})
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """The extractor and the interpolated statistics, weighted by samples; nothing in the end."""
+        """The extractor and the interpolated statistics, weighted by samples.
+
+        Nothing in the end.
+        """
         if self.tuning(facts.round):
             return {}
         weight = float(facts.samples)
         return {
             "extractor": Contribution(self.flat(state, "extractor"), weight),
             "covariance": Contribution({"covariance": state.extra["adapted"]}, weight),
-            "changes": Contribution({"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()),
+            "changes": Contribution(
+                {"change": state.extra["change"]}, weight * (facts.class_counts > 0).double()
+            ),
             "records": Contribution({"records": torch.tensor(facts.samples)}),
         }
 
@@ -205,13 +247,21 @@ class PFedFDA(Method):
         """The initial means."""
         return {"means": self.initial_means()}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
-        """Eq. 6 for μ: with the mean change of those that give a row, and n of them, μ + change · n / Σ_i n_i."""
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
+        """Eq. 6 for μ: with the mean change of those that give a row, and n of them, μ + change · n
+        / Σ_i n_i.
+        """
         if self.tuning(round_):
             return Combined(state)
         share = results["changes"][WEIGHT] / results["records"]["records"].clamp(min=1)  # [C]
         change = results["changes"]["change"].double() * share[:, None]
         means = state["means"] + change.to(self.dtype)  # (6)
         published = super().combine(state, round_, cohort, results).published
-        down = {name: tensors for name, tensors in published.items() if name in ("extractor", "covariance")}
+        down = {
+            name: tensors
+            for name, tensors in published.items()
+            if name in ("extractor", "covariance")
+        }
         return Combined({"means": means}, {**down, "means": {"mean": means}})

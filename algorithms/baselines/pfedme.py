@@ -1,30 +1,39 @@
 """pFedMe: a shared model whose loss is what a silo's own model can reach near it.
 
-Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020, arXiv:2006.08848,
-Algorithm 1. A silo minimises the Moreau envelope F_i of its loss f_i:
+Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS 2020,
+arXiv:2006.08848, Algorithm 1. A silo minimises the Moreau envelope F_i of its loss f_i:
 
-    (1) F_i(w) = min_θ f_i(θ) + (λ/2) ‖θ − w‖²,   ∇F_i(w) = λ (w − θ̃_i(w)),   θ̃_i(w) the θ of the least value
+    (1) F_i(w) = min_θ f_i(θ) + (λ/2) ‖θ − w‖²,   ∇F_i(w) = λ (w − θ̃_i(w)),   θ̃_i(w) the θ of the
+                                                                               least value
     (2) θ̃ by K steps on a batch, from θ = w:   θ ← θ − η_p (∇f_i(θ; batch) + λ (θ − w))
     (3) at silo i, on each batch:              w_i ← w_i − η λ (w_i − θ̃),   from w_i = w^t
-    (4) at the coordinator, cohort S:          w^{t+1} ← (1 − β) w^t + β Σ_{i ∈ S} γ_i w_i,   γ_i = n_i / Σ_{j ∈ S} n_j
+    (4) at the coordinator, cohort S:          w^{t+1} ← (1 − β) w^t + β Σ_{i ∈ S} γ_i w_i,   γ_i =
+                                               n_i / Σ_{j ∈ S} n_j
 
-w is the job's model and η its ``lr``. The silo's own model is θ_i = θ̃_i(w_i); by it a silo predicts.
+w is the job's model and η its ``lr``. The silo's own model is θ_i = θ̃_i(w_i); by it a silo
+predicts.
 
 Where this differs from the paper:
-- The local rounds R are the batches of the job's epochs, so that all records have a part; the paper draws R batches.
-- θ_i is found once a round, after w_i: K steps (2) with the gradient over all records, the model in evaluation mode.
-  The paper keeps the θ̃ of the last batch, which a few odd records can spoil. As delivered, θ_i is w, as in the code.
-- (2) takes its K steps whatever the accuracy; the paper stops where the gradient is small, its code after K steps. The
-  code also goes on from the θ̃ of the batch before, and adds 0.001 θ to the gradient.
+- The local rounds R are the batches of the job's epochs, so that all records have a part; the paper
+  draws R batches.
+- θ_i is found once a round, after w_i: K steps (2) with the gradient over all records, the model in
+  evaluation mode. The paper keeps the θ̃ of the last batch, which a few odd records can spoil. As
+  delivered, θ_i is w, as in the code.
+- (2) takes its K steps whatever the accuracy; the paper stops where the gradient is small, its code
+  after K steps. The code also goes on from the θ̃ of the batch before, and adds 0.001 θ to the
+  gradient.
 - Momentum and weight decay of the job move w alone.
-- (4) weighs by samples, as the code does; the paper weighs equally, as ``weights = "equal"``. Each silo mixes before
-  it gives, (1 − β) w^t + β w_i: the mean is the same, and the coordinator keeps no model.
-- λ = 15, K = 5 and β = 1 are those of the authors' commands. Their η_p of 0.09 or 0.1 is for models of one or two
-  layers, and diverged on convolutions here; 0.01 is the default of their optimiser.
+- (4) weighs by samples, as the code does; the paper weighs equally, as ``weights = "equal"``. Each
+  silo mixes before it gives, (1 − β) w^t + β w_i: the mean is the same, and the coordinator keeps
+  no model.
+- λ = 15, K = 5 and β = 1 are those of the authors' commands. Their η_p of 0.09 or 0.1 is for models
+  of one or two layers, and diverged on convolutions here; 0.01 is the default of their optimiser.
 - β mixes parameters alone, no running statistics.
-- Steps (2) use a batch's own statistics in batch norm, and leave the running ones to the value of F_i.
+- Steps (2) use a batch's own statistics in batch norm, and leave the running ones to the value of
+  F_i.
 
-Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. θ_i never leaves.
+Wire list: ``model`` (whole model w, Sum weighted by n_i) up and down in every round. θ_i never
+leaves.
 """
 
 from dataclasses import replace
@@ -74,19 +83,25 @@ class PFedMe(FedAvg):
         super().__init__(setting, options)
         self.sketch = setting.sketch()
         self.parameters = {
-            f"{part}.{spec.name}" for part, module in self.sketch.items() for spec in specs_of_parameters(module)
+            f"{part}.{spec.name}"
+            for part, module in self.sketch.items()
+            for spec in specs_of_parameters(module)
         }
         pull = self.options.lam * self.options.personal_lr
         if pull >= 2:
             raise LocalError(
-                f"pfedme: lam · personal_lr = {self.options.lam:g} · {self.options.personal_lr:g} = {pull:g}, and from "
-                "2 on each step to θ goes farther past w than it was away; lower one of them"
+                f"pfedme: lam · personal_lr = {self.options.lam:g} · {self.options.personal_lr:g} ="
+                f" {pull:g}, and from 2 on each step to θ goes farther past w than it was away;"
+                " lower one of them"
             )
 
     @property
     def private_fault(self) -> str:
         """Steps (2) are taken on a batch."""
-        return "its inner steps are taken on a whole batch, in which a record moves the gradients of others"
+        return (
+            "its inner steps are taken on a whole batch, in which a record moves the gradients of"
+            " others"
+        )
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """Both models, w and θ, alike in the beginning."""
@@ -101,7 +116,9 @@ class PFedMe(FedAvg):
         state = self.near(super().deliver(state, delivered, facts), facts)
         if self.options.beta == 1:
             return state
-        return replace(state, extra={START + name: value for name, value in self.flat(state, *MODEL).items()})
+        return replace(
+            state, extra={START + name: value for name, value in self.flat(state, *MODEL).items()}
+        )
 
     def near(self, state: SiloState, facts: Facts) -> SiloState:
         """θ begins at w."""
@@ -110,22 +127,35 @@ class PFedMe(FedAvg):
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """Train w down its envelope, then θ near w as it has become."""
         shared = replace(self.stage(*MODEL), loss=self.envelope, reads=(), coupled=True)
-        return (shared, Change(self.near), *(Survey(self.slope), Change(self.moved)) * self.options.steps)
+        return (
+            shared,
+            Change(self.near),
+            *(Survey(self.slope), Change(self.moved)) * self.options.steps,
+        )
 
     def envelope(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """F_i(w) of a batch, at each of its records [B]; its gradient is that of (1), since θ̃ is held still."""
+        """F_i(w) of a batch, at each of its records [B].
+
+        Its gradient is that of (1), since θ̃ is held still.
+        """
         w, lam = point_of(parts), self.options.lam
         still = near = detached(w)
         for _ in range(self.options.steps):
             slope = gradient_at(parts, near, x, y)
-            pulled = {p: {k: slope[p][k] + lam * (near[p][k] - still[p][k]) for k in near[p]} for p in near}
+            pulled = {
+                p: {k: slope[p][k] + lam * (near[p][k] - still[p][k]) for k in near[p]}
+                for p in near
+            }
             near = stepped(near, pulled, self.options.personal_lr)  # (2)
         return losses_at(parts, near, x, y) + proximal(lam, w, centre(near))  # (1), (3)
 
     def slope(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradient of the records' losses at θ, all together."""
         own = {part: parts[name] for part, name in zip(MODEL, names(OWN), strict=True)}
-        return {name: len(x) * value for name, value in centre(gradient_at(own, detached(point_of(own)), x, y)).items()}
+        return {
+            name: len(x) * value
+            for name, value in centre(gradient_at(own, detached(point_of(own)), x, y)).items()
+        }
 
     def moved(self, state: SiloState, facts: Facts) -> SiloState:
         """The state after one of the steps to θ_i, with the gradient over all records."""
@@ -145,7 +175,11 @@ class PFedMe(FedAvg):
         if beta == 1:
             return {"model": contribution}
         mixed = {
-            name: (1 - beta) * state.extra[START + name] + beta * value if name in self.parameters else value
+            name: (
+                (1 - beta) * state.extra[START + name] + beta * value
+                if name in self.parameters
+                else value
+            )
             for name, value in contribution.tensors.items()
         }
         return {"model": replace(contribution, tensors=mixed)}  # (4)

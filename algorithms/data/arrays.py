@@ -1,9 +1,11 @@
 """Arrays from a .npz file, read only after what its headers claim was checked.
 
-A .npz file is a zip archive with one .npy file for each array. Both say how large they are, and either can lie: an .npy
-header of 128 bytes can claim 400 GB, and a zip member can inflate to a thousand times its size. Of each array wanted:
+A .npz file is a zip archive with one .npy file for each array. Both say how large they are, and
+either can lie: an .npy header of 128 bytes can claim 400 GB, and a zip member can inflate to a
+thousand times its size. Of each array wanted:
 
-(1) the member is stored or deflated, not encrypted, and claims no more than deflate can make of its bytes;
+(1) the member is stored or deflated, not encrypted, and claims no more than deflate can make of its
+bytes;
 (2) its .npy header is one that numpy reads, of plain numbers or texts;
 (3) the header claims no more than the member holds;
 (4) all arrays together fit the memory that is available, what is made of them included.
@@ -35,11 +37,20 @@ MOST_INFLATED = 1032  # bytes that deflate makes of one at most: 258 by a code o
 SLACK_BYTES = 64  # of an empty deflate stream
 NUMBER_BYTES = 8  # made of each number: float32 of all records, and again of each side of the split
 TEXT_BYTES = 100  # made of each text: a Python string, and its places in tuples
-HEADER_BYTES = 12 + 10_000  # numpy reads no longer header; cut here, since it reads a longer one before it refuses it
+# numpy reads no longer header; cut here, since it reads a longer one before it refuses it
+HEADER_BYTES = 12 + 10_000
 LARGEST_SIDE = 2**62
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 NO_HEADER = (
-    *(ValueError, TypeError, IndexError, KeyError, AttributeError, SyntaxError, tokenize.TokenError),
+    *(
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        AttributeError,
+        SyntaxError,
+        tokenize.TokenError,
+    ),
     *(RecursionError, MemoryError),  # of brackets in brackets: the parser's, not the machine's
 )
 NO_ARCHIVE = (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error)
@@ -57,16 +68,21 @@ class _Claim:
     count: int
 
 
-def read_arrays(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = tuple(FIXES)) -> dict[str, Any]:
+def read_arrays(
+    path: Path, needed: tuple[str, ...], optional: tuple[str, ...] = tuple(FIXES)
+) -> dict[str, Any]:
     """The needed arrays of a .npz file and the optional ones that are there; never unpickles.
 
-    LocalError for what is no such file, or asks for more memory than is available: then nothing of it was read.
+    LocalError for what is no such file, or asks for more memory than is available: then nothing of
+    it was read.
     """
     instead = f"write one with numpy.savez(file, {', '.join(f'{name}=…' for name in needed)})"
     try:
         with open_regular(path) as file:
             if file.read(6) == b"\x93NUMPY":
-                raise LocalError(f"{path}: holds one array; save {_listed(needed)} together with numpy.savez")
+                raise LocalError(
+                    f"{path}: holds one array; save {_listed(needed)} together with numpy.savez"
+                )
             size = file.seek(0, io.SEEK_END)
             check_fits(path, size, "the file itself")  # its table of contents alone may be as large
             with zipfile.ZipFile(file) as archive:
@@ -78,12 +94,18 @@ def read_arrays(path: Path, needed: tuple[str, ...], optional: tuple[str, ...] =
 
 
 def _read(
-    path: Path, archive: zipfile.ZipFile, size: int, needed: tuple[str, ...], optional: tuple[str, ...]
+    path: Path,
+    archive: zipfile.ZipFile,
+    size: int,
+    needed: tuple[str, ...],
+    optional: tuple[str, ...],
 ) -> dict[str, NDArray[Any]]:
     there = [name.removesuffix(".npy") for name in archive.namelist()]
     for name in needed:
         if name not in there:
-            raise LocalError(f"{path}: has no array {name!r}, only {sorted(there)}; save {_listed(needed)}")
+            raise LocalError(
+                f"{path}: has no array {name!r}, only {sorted(there)}; save {_listed(needed)}"
+            )
     wanted = [*needed, *(name for name in optional if name in there)]
     total = 0
     for name in wanted:
@@ -105,11 +127,15 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     if member.compress_type not in METHODS or member.flag_bits & 1:
         raise _NotPlainError
     packed = min(member.compress_size, size)
-    most = packed * MOST_INFLATED + SLACK_BYTES if member.compress_type == zipfile.ZIP_DEFLATED else packed
+    most = (
+        packed * MOST_INFLATED + SLACK_BYTES
+        if member.compress_type == zipfile.ZIP_DEFLATED
+        else packed
+    )
     if member.file_size > most:
         raise LocalError(
-            f"{path}, holds {size:,} bytes: array {name!r} claims to unpack {packed:,} bytes to {member.file_size:,}, "
-            "which no zip file can; replace the file"
+            f"{path}, holds {size:,} bytes: array {name!r} claims to unpack {packed:,} bytes to"
+            f" {member.file_size:,}, which no zip file can; replace the file"
         )
     # (2) Its own header.
     with archive.open(member) as stream:
@@ -124,8 +150,9 @@ def _claim(path: Path, archive: zipfile.ZipFile, name: str, size: int) -> _Claim
     claim = _Claim(math.prod(shape) * dtype.itemsize, math.prod(shape))
     if claim.nbytes > member.file_size - start.tell():
         raise LocalError(
-            f"{path}, holds {size:,} bytes: the header of array {name!r} claims {dtype} {list(shape)}, which are "
-            f"{claim.nbytes:,} bytes, and {member.file_size - start.tell():,} follow; write the file again"
+            f"{path}, holds {size:,} bytes: the header of array {name!r} claims {dtype}"
+            f" {list(shape)}, which are {claim.nbytes:,} bytes, and"
+            f" {member.file_size - start.tell():,} follow; write the file again"
         )
     return claim
 

@@ -1,4 +1,6 @@
-"""A silo's records: loading, checking, and a split into training and test records that never moves."""
+"""A silo's records: loading, checking, and a split into training and test records that
+never moves.
+"""
 
 import hashlib
 import hmac
@@ -22,10 +24,12 @@ FEWEST_RECORDS = 2  # one to train on, one to test on
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records ``x`` [N, …] float32, labels ``y`` [N] int64; where known, the classes' names and the records' ids.
+    """Records ``x`` [N, …] float32, labels ``y`` [N] int64.
 
-    ``sources`` names where each record comes from, such as a hospital; records of one of ``groups``, such as windows
-    that overlap, are on one side of the split.
+    Where known, the classes' names and the records' ids.
+
+    ``sources`` names where each record comes from, such as a hospital; records of one of
+    ``groups``, such as windows that overlap, are on one side of the split.
     """
 
     x: Tensor
@@ -37,12 +41,20 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.x.dtype != torch.float32 or self.y.dtype != torch.int64:
-            raise LocalError(f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64")
+            raise LocalError(
+                f"data set: x is {self.x.dtype} and y is {self.y.dtype}; give float32 and int64"
+            )
         if self.y.ndim != 1 or len(self.x) != len(self.y):
-            raise LocalError(f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a record")
+            raise LocalError(
+                f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a"
+                " record"
+            )
         for name, given in (("id", self.ids), ("source", self.sources), ("group", self.groups)):
             if given is not None and len(given) != len(self.y):
-                raise LocalError(f"data set: {len(given)} {name}s for {len(self.y)} records; give one {name} a record")
+                raise LocalError(
+                    f"data set: {len(given)} {name}s for {len(self.y)} records; give one {name} a"
+                    " record"
+                )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -71,7 +83,8 @@ def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tupl
 
 
 def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Records x [N, …] and labels y [N] in calls of ``rows`` each, and how many of them are records.
+    """Records x [N, …] and labels y [N] in calls of ``rows`` each, and how many of them are
+    records.
 
     Zeros fill up the last one.
     """
@@ -84,10 +97,12 @@ def in_calls(x: Tensor, y: Tensor, rows: int) -> Iterator[tuple[Tensor, Tensor, 
 
 
 def load_npz(path: Path) -> Dataset:
-    """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there; never unpickles.
+    """Read arrays ``x`` and ``y`` of a .npz file, and those of ``FIXES`` that are there.
 
-    LocalError, before anything is read, for a file that asks for more memory than is available. Whether the records
-    fit a job is for ``fit.check_records`` to say.
+    Never unpickles.
+
+    LocalError, before anything is read, for a file that asks for more memory than is available.
+    Whether the records fit a job is for ``fit.check_records`` to say.
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y, names = arrays["x"], arrays["y"], arrays.get("class_names")
@@ -96,15 +111,25 @@ def load_npz(path: Path) -> Dataset:
     if not np.issubdtype(y.dtype, np.integer):
         raise LocalError(f"{path}: y is {y.dtype}; store class numbers as int64")
     if x.ndim == 0 or y.shape != x.shape[:1]:
-        raise LocalError(f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label a record")
+        raise LocalError(
+            f"{path}: x is {list(x.shape)} and y {list(y.shape)}; give one label a record"
+        )
     if len(x) < FEWEST_RECORDS:
-        raise LocalError(f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to test")
+        raise LocalError(
+            f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to"
+            " test"
+        )
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
-        raise LocalError(f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}")
+        raise LocalError(
+            f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}"
+        )
     by_record = {name: arrays[name] for name in ("ids", "sources", "groups") if name in arrays}
     for name, given in by_record.items():
         if given.dtype.kind not in "Uiu" or given.shape != y.shape:
-            raise LocalError(f"{path}: {name} is {given.dtype} {list(given.shape)} for {len(y)} records; {FIXES[name]}")
+            raise LocalError(
+                f"{path}: {name} is {given.dtype} {list(given.shape)} for {len(y)} records;"
+                f" {FIXES[name]}"
+            )
     with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
         x = x.astype(np.float32)
     return Dataset(
@@ -131,8 +156,12 @@ def save_npz(path: Path, data: Dataset) -> None:
 
 
 def digits() -> Dataset:
-    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, ten classes."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 - two seconds of import that only the demo needs
+    """The 1,797 handwritten digits bundled with scikit-learn: x [1797, 1, 8, 8] in 0…1, ten
+    classes.
+    """
+    from sklearn.datasets import (  # noqa: PLC0415 - two seconds of import that only the demo needs
+        load_digits,
+    )
 
     bunch = load_digits()
     x = (bunch.images / 16).astype(np.float32)[:, None]
@@ -140,15 +169,19 @@ def digits() -> Dataset:
 
 
 def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dataset]:
-    """Training and test records, each record's side drawn by a keyed hash of its id alone, or of its index without ids.
+    """Training and test records, each record's side drawn by a keyed hash of its id alone, or of
+    its index without ids.
 
     Records that have groups are drawn by those in place of their ids: a group is on one side.
 
-    With ids a record keeps its side whatever happens to the others, and two records of one id are on one side. Without,
-    only records appended at the end leave the sides as they are. Who lacks the key cannot tell a side.
+    With ids a record keeps its side whatever happens to the others, and two records of one id are
+    on one side. Without, only records appended at the end leave the sides as they are. Who lacks
+    the key cannot tell a side.
     """
     if not 0 < test_fraction < 1:
-        raise LocalError(f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25")
+        raise LocalError(
+            f"test_fraction = {test_fraction}: choose a value between 0 and 1, such as 0.25"
+        )
     if not key:
         raise LocalError("the split needs a key; give a few random bytes that stay at this silo")
     threshold = int(test_fraction * 2**64)
@@ -167,6 +200,7 @@ def _draw(key: bytes, record: int | str) -> int:
     if isinstance(record, int):
         message = SPLIT_DOMAIN + record.to_bytes(8, "little")
     else:
-        message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")  # file names may hold surrogates
+        # file names may hold surrogates
+        message = SPLIT_ID_DOMAIN + record.encode("utf-8", "surrogatepass")
     digest = hmac.new(key, message, hashlib.sha256).digest()
     return int.from_bytes(digest[:8], "little")

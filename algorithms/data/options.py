@@ -1,8 +1,8 @@
 """A data source is a [data] table that reads its own records.
 
-A kind of source is one class in one file of ``sources``, which ``registry`` lists. Its fields are the
-keys of the table. Its methods say everything that the rest of the software asks of a source, so a new
-kind overrides ``read`` and whatever else is different for it.
+A kind of source is one class in one file of ``sources``, which ``registry`` lists. Its fields are
+the keys of the table. Its methods say everything that the rest of the software asks of a source, so
+a new kind overrides ``read`` and whatever else is different for it.
 """
 
 from pathlib import Path
@@ -32,11 +32,12 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 class SourceTable(Strict):
     """What every source can say of itself before a record is read.
 
-    Three keys mean the same in every kind: ``file`` or ``folder`` holds the records, and ``name`` is
-    one of the sets that the kind reads. A source with neither path makes its records itself.
+    Three keys mean the same in every kind: ``file`` or ``folder`` holds the records, and ``name``
+    is one of the sets that the kind reads. A source with neither path makes its records itself.
     """
 
-    if TYPE_CHECKING:  # every kind declares its own Literal; a field here would come first in errors
+    # every kind declares its own Literal; a field here would come first in errors
+    if TYPE_CHECKING:
         kind: str
 
     @property
@@ -74,9 +75,13 @@ class SourceTable(Strict):
         if file is not None and not file.is_file():
             if file.exists() and not file.is_dir():
                 check_regular(file)
-            raise LocalError(f"{file}: no such file; data.file in the configuration names the silo's records")
+            raise LocalError(
+                f"{file}: no such file; data.file in the configuration names the silo's records"
+            )
         if folder is not None and not folder.is_dir():
-            raise LocalError(f"{folder}: no such folder; data.folder in the configuration holds the records")
+            raise LocalError(
+                f"{folder}: no such folder; data.folder in the configuration holds the records"
+            )
 
     def lacking(self) -> str | None:
         """The path that is missing, with what belongs there; None if the records are there.
@@ -96,32 +101,43 @@ class DataTable(SourceTable):
 
     @property
     def has_official_parts(self) -> bool:
-        """Whether official training records, whose ids start with ``train/``, precede test records."""
+        """Whether official training records, whose ids start with ``train/``, precede test
+        records.
+        """
         return False
 
     def load(self, model: ModelOptions | None) -> Dataset:
         """Read the records for a job's model; ``record_checks`` says whether they fit the job.
 
-        Without a model, to look at the records before there is a job; LocalError if the kind needs one.
+        Without a model, to look at the records before there is a job; LocalError if the kind needs
+        one.
         """
         try:
             return self.read() if model is None else self.read_at(input_shape(model))
-        except MemoryError as error:  # another process took what was available when it was asked for
-            raise LocalError(f"{self.where}: memory ran out while the records were read; give fewer records") from error
+        # another process took what was available when it was asked for
+        except MemoryError as error:
+            raise LocalError(
+                f"{self.where}: memory ran out while the records were read; give fewer records"
+            ) from error
 
     def read(self) -> Dataset:
         """The records; every kind overrides this method or the next."""
         raise NotImplementedError
 
     def read_at(self, shape: Shape) -> Dataset:
-        """The records in a shape [channels, height, width]; the same in any where they have their own."""
+        """The records in a shape [channels, height, width].
+
+        The same in any where they have their own.
+        """
         return self.read()
 
 
 class Pixels(DataTable):
-    """Public constants, one a channel or one for all: a pixel of 0 … 1 becomes (pixel - mean) / std.
+    """Public constants, one a channel or one for all: a pixel of 0 … 1 becomes (pixel - mean) /
+    std.
 
-    They are declared, never computed from a silo's records: those would be one more thing that the model tells of them.
+    They are declared, never computed from a silo's records: those would be one more thing that the
+    model tells of them.
     """
 
     mean: tuple[Number, ...] = Field(default=(0.0,), min_length=1)
@@ -129,7 +145,9 @@ class Pixels(DataTable):
 
     def from_bytes(self, x: NDArray[np.uint8], where: str) -> Tensor:
         """Records [N, channels, height, width] from pixels of 0 … 255."""
-        return self.normalised(torch.from_numpy(np.ascontiguousarray(x)).to(torch.float32).div_(255), where)
+        return self.normalised(
+            torch.from_numpy(np.ascontiguousarray(x)).to(torch.float32).div_(255), where
+        )
 
     def normalised(self, x: Tensor, where: str) -> Tensor:
         """The same records, changed in place."""
@@ -140,21 +158,30 @@ class Pixels(DataTable):
                     f"{where}: data.{name} has {len(values)} numbers for {channels} channels; give "
                     "one a channel, or one for all"
                 )
-        return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(torch.tensor(self.std)[:, None, None])
+        return x.sub_(torch.tensor(self.mean)[:, None, None]).div_(
+            torch.tensor(self.std)[:, None, None]
+        )
 
 
 class ImageFiles(Pixels):
-    """Images that are decoded in the size that a job's model takes; such a kind overrides ``read_at``."""
+    """Images that are decoded in the size that a job's model takes.
+
+    Such a kind overrides ``read_at``.
+    """
 
     needs_model: ClassVar[bool] = True
 
     def read(self) -> Dataset:
         """LocalError: there is no size yet."""
-        raise LocalError(f"{self.where}: images are read in the size that a job's model takes; give a job")
+        raise LocalError(
+            f"{self.where}: images are read in the size that a job's model takes; give a job"
+        )
 
 
 class Shared(DataTable):
-    """The k-th of n disjoint random shares of a public set, so that trials can deal it out among silos."""
+    """The k-th of n disjoint random shares of a public set, so that trials can deal it out among
+    silos.
+    """
 
     share: tuple[Count, Count] | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**53)] | None = None
@@ -163,7 +190,9 @@ class Shared(DataTable):
     @pydantic.model_validator(mode="after")
     def _one_of_n(self) -> "Shared":
         if self.share is not None and self.share[0] > self.share[1]:
-            raise ValueError(f"share = {list(self.share)}: give [k, n], the k-th of n shares, k from 1 to n")
+            raise ValueError(
+                f"share = {list(self.share)}: give [k, n], the k-th of n shares, k from 1 to n"
+            )
         if self.share is None and self.seed is not None:
             raise ValueError("seed deals out shares; give share = [k, n] too, or leave seed out")
         return self
@@ -173,4 +202,6 @@ class Shared(DataTable):
         if self.share is None:
             return np.arange(total)
         own, shares = self.share
-        return np.sort(permutation(stream(self.seed or 0, "", 0, "share"), total)[own - 1 :: shares])
+        return np.sort(
+            permutation(stream(self.seed or 0, "", 0, "share"), total)[own - 1 :: shares]
+        )

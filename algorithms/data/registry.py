@@ -1,8 +1,8 @@
 """The kinds of data source that a silo's [data] table may name: a literal list, one class per kind.
 
 A record whose kind has ids keeps its side of the split when other records change: an image's id is
-its path, a CSV file's and an .npz file's are what the silo declares, and a public set's is its place
-there.
+its path, a CSV file's and an .npz file's are what the silo declares, and a public set's is its
+place there.
 """
 
 from typing import Annotated, Any, TypeAlias, get_args
@@ -25,9 +25,11 @@ def _of_its_kind(value: Any) -> DataTable:
 
 
 Source: TypeAlias = Annotated[
-    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Bundled, PlainValidator(_of_its_kind)
+    Npz | Images | Csv | Torchvision | TinyImageNet | Natural | Bundled,
+    PlainValidator(_of_its_kind),
 ]
 
 KINDS: dict[str, type[DataTable]] = {
-    get_args(table.model_fields["kind"].annotation)[0]: table for table in get_args(get_args(Source)[0])
+    get_args(table.model_fields["kind"].annotation)[0]: table
+    for table in get_args(get_args(Source)[0])
 }

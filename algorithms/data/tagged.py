@@ -10,7 +10,10 @@ KindT = TypeVar("KindT", bound=Strict)
 
 
 def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = None) -> KindT:
-    """The table of the kind that it names, or of ``default``; keys of another kind are told apart from unknown ones."""
+    """The table of the kind that it names, or of ``default``.
+
+    Keys of another kind are told apart from unknown ones.
+    """
     for known_kind in kinds.values():
         if isinstance(value, known_kind):
             return value
@@ -21,11 +24,15 @@ def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = 
     if kind not in tuple(kinds):  # compared, not hashed: a file may have a list there
         near = difflib.get_close_matches(str(kind), kinds, n=1)
         raise ValueError(
-            f"kind = {kind!r}: no such kind; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(kinds)}"
+            f"kind = {kind!r}: no such kind; {f'did you mean {near[0]!r}? ' if near else ''}known:"
+            f" {', '.join(kinds)}"
         )
     for key in table:
         owners = [name for name, other in kinds.items() if key in other.model_fields]
         if owners and kind not in owners:
             known = ", ".join(kinds[kind].model_fields)
-            raise ValueError(f"{key!r} is a key of kind {' or '.join(owners)}, this is kind {kind!r} with keys {known}")
+            raise ValueError(
+                f"{key!r} is a key of kind {' or '.join(owners)}, this is kind {kind!r} with keys"
+                f" {known}"
+            )
     return kinds[kind].model_validate(value)

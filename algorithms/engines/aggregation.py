@@ -1,7 +1,8 @@
 """The coordinator's half of a round: what comes down to a silo, and what the contributions become.
 
-The same two functions run in the simulator and in the coordinator; what differs is where the tensors lie (``Archive``,
-``Read``) and how the exchanges run (``Exchanges``, in the clear or blind).
+The same two functions run in the simulator and in the coordinator; what differs is where the
+tensors lie (``Archive``, ``Read``) and how the exchanges run (``Exchanges``, in the clear or
+blind).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_fi
 from ..method import METRICS, Method
 from ..numerics.devices import CPU
 
-SILOS = "silos"  # in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
+# in the header of a coordinator's result file: the silos as a JSON list, in the order of its rows
+SILOS = "silos"
 
 ReadContribution: TypeAlias = Callable[
     [str, str, str], Tensor
@@ -26,7 +28,9 @@ Delivered: TypeAlias = dict[str, dict[str, Tensor]]
 
 
 class Shelf(Protocol):
-    """What earlier rounds left: the last published parts, the last version of a Mix that each silo gave, mail."""
+    """What earlier rounds left: the last published parts, the last version of a Mix that each silo
+    gave, mail.
+    """
 
     def latest(self, part: str) -> Tensors | None:
         """The last published value; None before the first."""
@@ -53,7 +57,9 @@ class Archive(Shelf, Protocol):
         ...
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix part."""
+        """Let what a silo gave in this round, which ``read`` reads, be its version of a Mix
+        part.
+        """
         ...
 
     def put_mail(self, post: Post, tensors: Tensors | None) -> bool:
@@ -70,7 +76,9 @@ class Archive(Shelf, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shelved:
-    """All that an archive holds: by part what is published, by part and silo the versions of a Mix, and mail."""
+    """All that an archive holds: by part what is published, by part and silo the versions of a Mix,
+    and mail.
+    """
 
     published: Mapping[str, Tensors]
     versions: Mapping[tuple[str, str], Tensors]
@@ -106,7 +114,9 @@ class MemoryArchive:
 
     def store(self, part: Part, silo: str, read: Read) -> None:
         """Let what a silo gave in this round be its version of a Mix part."""
-        self._versions[part.name, silo] = {s.name: read(silo, s.name).to(self._device) for s in part.tensors}
+        self._versions[part.name, silo] = {
+            s.name: read(silo, s.name).to(self._device) for s in part.tensors
+        }
 
     def has(self, part: str, silo: str) -> bool:
         """Whether a silo has given a version."""
@@ -143,8 +153,8 @@ def close_round(
 ) -> tuple[CoordinatorState, dict[str, Tensor]]:
     """Fold what the members gave: the next state, and the sums of METRICS.
 
-    Members are folded in job order whatever order they are named in. The archive changes only after every exchange
-    and the method have succeeded.
+    Members are folded in job order whatever order they are named in. The archive changes only after
+    every exchange and the method have succeeded.
     """
     ordered = in_job_order(method, members)
     results: dict[str, dict[str, Tensor]] = {}
@@ -154,9 +164,15 @@ def close_round(
     combined = method.combine(state, round_, ordered, results)
     for name, tensors in combined.published.items():
         if not all(all_finite(tensor) for tensor in tensors.values()):
-            raise LocalError(f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not published")
+            raise LocalError(
+                f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not"
+                " published"
+            )
     posted = [
-        (post, _posted(method, exchanges, post, up_parts, read, archive, cleared=post.silo in ordered))
+        (
+            post,
+            _posted(method, exchanges, post, up_parts, read, archive, cleared=post.silo in ordered),
+        )
         for post in combined.posts
     ]
     for part in up_parts:
@@ -175,9 +191,17 @@ def close_round(
 
 
 def deliver(
-    method: Method, exchanges: Exchanges, state: CoordinatorState, round_: int, silo: str, archive: Shelf
+    method: Method,
+    exchanges: Exchanges,
+    state: CoordinatorState,
+    round_: int,
+    silo: str,
+    archive: Shelf,
 ) -> Delivered:
-    """What one silo gets at the start of a round, part by part; parts of which there is nothing yet are left out."""
+    """What one silo gets at the start of a round, part by part.
+
+    Parts of which there is nothing yet are left out.
+    """
     allowed = {part.name: part for part in method.down(round_)}
     delivered: Delivered = {}
     for delivery in method.deliveries(state, round_, silo):
@@ -189,8 +213,8 @@ def deliver(
             )
         if not isinstance(delivery, Latest) and part.name not in method.addressed:
             raise LocalError(
-                f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its own, and does not "
-                "say so in addressed"
+                f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
+                " own, and does not say so in addressed"
             )
         match delivery:
             case Latest():
@@ -210,18 +234,25 @@ def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
     """The members in the order of every fold; LocalError for strangers and duplicates."""
     strangers = sorted(set(members) - set(method.setting.silos))
     if strangers or len(set(members)) != len(members):
-        raise LocalError(f"members {list(members)} are not distinct silos of the job; strangers: {strangers}")
+        raise LocalError(
+            f"members {list(members)} are not distinct silos of the job; strangers: {strangers}"
+        )
     return tuple(silo for silo in method.setting.silos if silo in members)
 
 
 def _row(
     exchanges: Exchanges, part: Part, recipient: str, weights: Mapping[str, float], archive: Shelf
 ) -> dict[str, Tensor] | None:
-    """One recipient's row, over the silos that have a version; None where it gets none, and so keeps its own."""
+    """One recipient's row, over the silos that have a version.
+
+    None where it gets none, and so keeps its own.
+    """
     present = {silo: weight for silo, weight in weights.items() if archive.has(part.name, silo)}
     if not any(weight > 0 for weight in present.values()):
         return None
-    return exchanges.mix(part, recipient, present, lambda silo, name: archive.version(part.name, silo, name))
+    return exchanges.mix(
+        part, recipient, present, lambda silo, name: archive.version(part.name, silo, name)
+    )
 
 
 def _posted(
@@ -234,13 +265,20 @@ def _posted(
     *,
     cleared: bool,
 ) -> dict[str, Tensor] | None:
-    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps; None where it gets no row.
+    """keep·m + (1 − keep)·row in float64, and the factor of what the silo itself keeps.
+
+    None where it gets no row.
 
     ``cleared``: the silo has given in this round, and so m is nothing any more.
     """
-    part = next((part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)), None)
+    part = next(
+        (part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)),
+        None,
+    )
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
-        raise LocalError(f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}")
+        raise LocalError(
+            f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"
+        )
     row = exchanges.mix(part, post.silo, post.weights, _reader(read, part.name))
     if row is None:
         return None  # as if nobody were alike

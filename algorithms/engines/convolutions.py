@@ -1,7 +1,8 @@
-"""Convolutions of many silos at once: in as many groups as there are silos, as ``vmap`` has them, or unfolded.
+"""Convolutions of many silos at once: in as many groups as there are silos, as ``vmap`` has them,
+or unfolded.
 
-Unfolded, the patches of images are columns, and each silo has one product of matrices. Which is faster depends on the
-device and the shapes; ``benchmarks/convolutions.py`` measures both.
+Unfolded, the patches of images are columns, and each silo has one product of matrices. Which is
+faster depends on the device and the shapes; ``benchmarks/convolutions.py`` measures both.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,10 @@ Form: TypeAlias = Literal["grouped", "unfolded"]
 
 
 def unfold_all(modules: Iterable[nn.Module]) -> None:
-    """Let convolutions be unfolded from now on; those of several groups, or padded with other than zeros, stay."""
+    """Let convolutions be unfolded from now on.
+
+    Those of several groups, or padded with other than zeros, stay.
+    """
     for module in modules:
         for leaf in module.modules():
             if isinstance(leaf, nn.Conv2d) and can_unfold(leaf):
@@ -25,11 +29,17 @@ def unfold_all(modules: Iterable[nn.Module]) -> None:
 def can_unfold(convolution: nn.Conv2d) -> bool:
     """Whether ``unfolded`` gives what the convolution does."""
     padding = convolution.padding
-    return convolution.groups == 1 and convolution.padding_mode == "zeros" and not isinstance(padding, str)
+    return (
+        convolution.groups == 1
+        and convolution.padding_mode == "zeros"
+        and not isinstance(padding, str)
+    )
 
 
 def unfolded(convolution: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, …, …], but for the last bits of sums."""
+    """The convolution of x [B, I, H, W] with a weight [O, I, k, l]: [B, O, …, …], but for the last
+    bits of sums.
+    """
     kernel, dilation = convolution.kernel_size, convolution.dilation
     padding, stride = convolution.padding, convolution.stride
     columns = unfold(x, kernel, dilation, padding, stride)  # type: ignore[arg-type] # [B, I·k·l, places]

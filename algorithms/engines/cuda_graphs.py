@@ -1,10 +1,13 @@
-"""Steps that a device replays: what a step launches is recorded once, and from then on Python takes no part in it.
+"""Steps that a device replays: what a step launches is recorded once, and from then on Python takes
+no part in it.
 
-A step of a small network is many short kernels, and launching them one by one takes longer than they do. A recorded
-step works on tensors at fixed places: what changes from one call to the next has to be copied there, and nothing in it
-may wait for the device, or bring anything to it from the host.
+A step of a small network is many short kernels, and launching them one by one takes longer than
+they do. A recorded step works on tensors at fixed places: what changes from one call to the next
+has to be copied there, and nothing in it may wait for the device, or bring anything to it from the
+host.
 
-One silo's training steps as a device replays them: what a step launches is recorded once in a stage.
+One silo's training steps as a device replays them: what a step launches is recorded once in a
+stage.
 
 For models so small that launching their kernels one by one takes longer than they do; a large one
 trains as ``PlainStepper``.
@@ -37,7 +40,10 @@ class Recorder(Protocol):
         ...
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does again all that the run does, whatever it was called with; recording alone need not do it."""
+        """What does again all that the run does, whatever it was called with.
+
+        Recording alone need not do it.
+        """
         ...
 
 
@@ -49,8 +55,12 @@ class Graphs:
         self._index = self._device.index or 0
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._anchor = torch.cuda.CUDAGraph()  # an empty one: a pool ends with its last graph, and cannot begin again
-        with warnings.catch_warnings(action="ignore", category=UserWarning), self._recording(self._anchor):
+        # an empty one: a pool ends with its last graph, and cannot begin again
+        self._anchor = torch.cuda.CUDAGraph()
+        with (
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+            self._recording(self._anchor),
+        ):
             pass
 
     def warm(self, run: Callable[[], Tensor]) -> Tensor:
@@ -68,11 +78,14 @@ class Graphs:
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """Nothing is computed meanwhile. LocalError where the run does what cannot be recorded."""
         graph = self._recorded(run)
-        if graph is None:  # memory that is cached on other streams is given back to none while one records
+        # memory that is cached on other streams is given back to none while one records
+        if graph is None:
             torch.cuda.empty_cache()
             graph = self._recorded(run)
         if graph is None:
-            raise torch.OutOfMemoryError(f"a step cannot be recorded, {self._device} has too little memory left")
+            raise torch.OutOfMemoryError(
+                f"a step cannot be recorded, {self._device} has too little memory left"
+            )
         return graph.replay
 
     def _recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
@@ -85,14 +98,15 @@ class Graphs:
             return None
         except RuntimeError as error:
             raise LocalError(
-                f"a step cannot be recorded as a CUDA graph: {error}; turn graphs off (--no-graphs, or at a silo "
-                "training.graphs = false)"
+                f"a step cannot be recorded as a CUDA graph: {error}; turn graphs off (--no-graphs,"
+                " or at a silo training.graphs = false)"
             ) from error
         return graph
 
     @contextmanager
     def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """As ``torch.cuda.graph``, which also gives all memory back that is cached: too slow for each stage of a silo.
+        """As ``torch.cuda.graph``, which also gives all memory back that is cached: too slow for
+        each stage of a silo.
 
         No garbage is collected meanwhile; a graph among it would end in the middle of another.
         """
@@ -105,7 +119,8 @@ class Graphs:
                 try:
                     yield
                 except BaseException:
-                    with suppress(RuntimeError):  # it is not whole, and may end before its pool does
+                    # it is not whole, and may end before its pool does
+                    with suppress(RuntimeError):
                         graph.capture_end()
                     with suppress(RuntimeError):
                         torch._C._cuda_endAllocateToPool(self._index, self._pool)  # noqa: SLF001 torch.cuda.graph lacks it
@@ -130,7 +145,10 @@ class AsItIs:
 
 
 class Replayed:
-    """A function of tensors of fixed shapes that gives one tensor; beside that it works on tensors that stay."""
+    """A function of tensors of fixed shapes that gives one tensor.
+
+    Beside that it works on tensors that stay.
+    """
 
     def __init__(self, run: Run, recorder: Recorder) -> None:
         self._run, self._recorder, self._calls = run, recorder, 0
@@ -167,7 +185,9 @@ SMALL_BYTES = 32 * 2**20  # of parameters; ResNet-18 takes 45 MB
 
 
 class Replaying(PlainStepper):
-    """As ``PlainStepper``, and the same bits: from the third step on, batches are replayed instead of launched."""
+    """As ``PlainStepper``, and the same bits: from the third step on, batches are replayed instead
+    of launched.
+    """
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         super().__init__(precision)

@@ -1,7 +1,7 @@
 """Who trains the silos of a simulated round: the simulation says what, an engine how.
 
-One after another in this process (``Serial``, here), in one worker process a core, or stacked on a device: all give
-the same, but for the last bits of floating-point sums.
+One after another in this process (``Serial``, here), in one worker process a core, or stacked on a
+device: all give the same, but for the last bits of floating-point sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,11 @@ class Records:
     @property
     def sides(self) -> tuple[Dataset, ...]:
         """Those that there are."""
-        return (self.train, self.test) if self.validation is None else (self.train, self.test, self.validation)
+        return (
+            (self.train, self.test)
+            if self.validation is None
+            else (self.train, self.test, self.validation)
+        )
 
     def to(self, device: torch.device) -> "Records":
         """The same records, held by a device."""
@@ -41,7 +45,10 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class SiloWork:
-    """One silo at the start of a round: what it has, and what comes down to it. An engine changes neither."""
+    """One silo at the start of a round: what it has, and what comes down to it.
+
+    An engine changes neither.
+    """
 
     silo: str
     state: SiloState
@@ -56,12 +63,21 @@ class Engine(Protocol):
         """Where silos train."""
         ...
 
-    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
-        """``local_round`` of each; ``done`` is called once for each that is done. LocalError names the silo."""
+    def train(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, RoundOutcome]:
+        """``local_round`` of each; ``done`` is called once for each that is done.
+
+        LocalError names the silo.
+        """
         ...
 
-    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
-        """``local_round.look`` at each: what the start of this round would give, and nothing is trained."""
+    def look(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, Evaluation]:
+        """``local_round.look`` at each: what the start of this round would give, and nothing is
+        trained.
+        """
         ...
 
     def close(self) -> None:
@@ -70,7 +86,9 @@ class Engine(Protocol):
 
 
 class Serial:
-    """One silo after another, in this process. The only engine of private jobs, whose silos ``paying`` names.
+    """One silo after another, in this process.
+
+    The only engine of private jobs, whose silos ``paying`` names.
 
     ``way`` is how silos of other jobs train.
     """
@@ -86,18 +104,26 @@ class Serial:
         self._job, self._method, self._paying = job, job.method(), paying or {}
         self._device, self._way = device, way
         with in_memory():
-            self._records = records if device == CPU else {silo: own.to(device) for silo, own in records.items()}
+            self._records = (
+                records
+                if device == CPU
+                else {silo: own.to(device) for silo, own in records.items()}
+            )
 
     @property
     def device(self) -> torch.device:
         """Where silos train."""
         return self._device
 
-    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, RoundOutcome]:
+    def train(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> dict[str, RoundOutcome]:
         """``local_round`` of each, in turn."""
         return {one.silo: _then(done, self._train(round_, one)) for one in work}
 
-    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, Evaluation]:
+    def look(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> dict[str, Evaluation]:
         """``local_round.look`` at each, in turn."""
         return {one.silo: _then(done, self._look(round_, one)) for one in work}
 
@@ -127,7 +153,14 @@ class Serial:
         own, payer = self._records[one.silo], self._paying.get(one.silo)
         sides = (own.train, own.test, one.silo, own.validation)
         return look(
-            self._method, self._job, round_, one.state, one.delivered, *sides, private=payer, device=self._device
+            self._method,
+            self._job,
+            round_,
+            one.state,
+            one.delivered,
+            *sides,
+            private=payer,
+            device=self._device,
         )
 
 

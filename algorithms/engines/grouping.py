@@ -1,4 +1,5 @@
-"""Which silos can be trained at once: those whose modules are alike but for their values, and whose stages are.
+"""Which silos can be trained at once: those whose modules are alike but for their values, and whose
+stages are.
 
 What cannot be told to be the same counts as different: such a silo is trained on its own.
 """
@@ -17,7 +18,8 @@ from ..training.loop import Modules
 
 Key: TypeAlias = Hashable
 
-OTHERWISE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of a module's own
+# of a module's own
+OTHERWISE = {"training", "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +36,31 @@ class _Itself:
 
 
 def architecture(modules: Modules) -> Key:
-    """Equal where the modules of all parts compute the same from the same parameters and buffers."""
-    return tuple((part, specs(module.state_dict()), _layers(module)) for part, module in modules.items())
+    """Equal where the modules of all parts compute the same from the same parameters and
+    buffers.
+    """
+    return tuple(
+        (part, specs(module.state_dict()), _layers(module)) for part, module in modules.items()
+    )
 
 
 def course(steps: Course) -> Key:
-    """Equal where silos of one architecture go through the same stages but for the values of their contexts.
+    """Equal where silos of one architecture go through the same stages but for the values of their
+    contexts.
 
     Surveys must be the same; a change is made silo by silo.
 
-    A loss or penalty is the same where it is one function, one method of one object, or a ``partial`` of such with
-    the same numbers and texts; one that a stage makes for itself, and so may hold what is one silo's, never is.
+    A loss or penalty is the same where it is one function, one method of one object, or a
+    ``partial`` of such with the same numbers and texts; one that a stage makes for itself, and so
+    may hold what is one silo's, never is.
     """
     return tuple(map(_step, steps))
 
 
 def paced_alike(stage: Stage) -> Key:
-    """Equal for stages that are the same but for the values of their contexts and the learning rate."""
+    """Equal for stages that are the same but for the values of their contexts and the learning
+    rate.
+    """
     return _step(replace(stage, optimiser=replace(stage.optimiser, lr=0.0)))
 
 

@@ -1,7 +1,7 @@
 """All silos of a job on one machine, without a network: the same functions as the federation.
 
-A simulation goes round by round, and between two rounds all that it is can be taken down (``Snapshot``) and gone on
-from: the same job, records and engine then end in the same bits.
+A simulation goes round by round, and between two rounds all that it is can be taken down
+(``Snapshot``) and gone on from: the same job, records and engine then end in the same bits.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,10 @@ def nothing() -> None:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A simulation between two rounds: ``round`` is the next; ``trained`` are the silos that ever trained."""
+    """A simulation between two rounds: ``round`` is the next.
+
+    ``trained`` are the silos that ever trained.
+    """
 
     round: int
     states: Mapping[str, SiloState]
@@ -45,7 +48,9 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What one round gave: a report of each silo of its cohort, and the sums that the coordinator sees."""
+    """What one round gave: a report of each silo of its cohort, and the sums that the coordinator
+    sees.
+    """
 
     reports: Mapping[str, RoundReport]
     metrics: Mapping[str, Tensor]
@@ -54,8 +59,9 @@ class Round:
 class Simulation:
     """A job between its first round and its last, trained by an engine.
 
-    ``weights``, by silo and part, are initial values of private parts (weights.load_weights). ``exchanges`` is how
-    what the silos give is put together. ``begun`` is where another simulation of this job was.
+    ``weights``, by silo and part, are initial values of private parts (weights.load_weights).
+    ``exchanges`` is how what the silos give is put together. ``begun`` is where another simulation
+    of this job was.
     """
 
     def __init__(
@@ -67,13 +73,25 @@ class Simulation:
         begun: Snapshot | None = None,
     ) -> None:
         self._job, self._method, self._engine = job, job.method(), engine
-        place = engine.device if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device) else CPU
+        place = (
+            engine.device
+            if exchanges is PLAIN and 0 < versions_bytes(job) <= room(engine.device)
+            else CPU
+        )
         self._exchanges, self._place = exchanges if place == CPU else PlainExchange(place), place
         if begun is None:
             own, public = weights or {}, None if job.privacy is None else ()
-            states = {silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos}
-            begun = Snapshot(0, states, frozenset(), self._method.begin(), MemoryArchive().shelved())
-        self._round, self._states, self._trained = begun.round, dict(begun.states), set(begun.trained)
+            states = {
+                silo: initial_state(self._method, silo, own.get(silo), public) for silo in job.silos
+            }
+            begun = Snapshot(
+                0, states, frozenset(), self._method.begin(), MemoryArchive().shelved()
+            )
+        self._round, self._states, self._trained = (
+            begun.round,
+            dict(begun.states),
+            set(begun.trained),
+        )
         self._coordinator = begun.coordinator
         with in_memory():
             self._archive = MemoryArchive(begun.shelved, place)
@@ -100,12 +118,17 @@ class Simulation:
 
     @in_memory()
     def step(self, done: Callable[[], None] = nothing) -> Round:
-        """Run the next round; ``done`` is called for each silo that has trained. Where it raises, nothing changed."""
+        """Run the next round; ``done`` is called for each silo that has trained.
+
+        Where it raises, nothing changed.
+        """
         round_, method, exchanges = self._round, self._method, self._exchanges
         cohort, up = self._job.cohort(round_), self._job.up(round_)
         outcomes = self._engine.train(round_, [self._work(silo) for silo in cohort], done)
         spool = {
-            (part.name, silo): self._spooled(part, exchanges.give(part, outcomes[silo].contributions[part.name]))
+            (part.name, silo): self._spooled(
+                part, exchanges.give(part, outcomes[silo].contributions[part.name])
+            )
             for silo in cohort
             for part in up
         }
@@ -113,7 +136,9 @@ class Simulation:
         def read(part: str, silo: str, name: str) -> Tensor:
             return spool[part, silo][name]
 
-        closed = close_round(method, exchanges, self._coordinator, round_, cohort, up, read, self._archive)
+        closed = close_round(
+            method, exchanges, self._coordinator, round_, cohort, up, read, self._archive
+        )
         self._coordinator, metrics = closed
         self._states |= {silo: outcomes[silo].state for silo in cohort}
         self._trained |= set(cohort)
@@ -122,14 +147,18 @@ class Simulation:
 
     @in_memory()
     def look(self, done: Callable[[], None] = nothing) -> Mapping[str, Evaluation]:
-        """Every silo with what the rounds so far would deliver to it next, and as it is; nothing changes."""
+        """Every silo with what the rounds so far would deliver to it next, and as it is.
+
+        Nothing changes.
+        """
         return self._engine.look(self._round, [self._work(silo) for silo in self._job.silos], done)
 
     def finish(self, last: Mapping[str, Evaluation]) -> None:
         """Let every silo keep its model, of a look after the last round."""
         if self._round != self._job.length:
             raise LocalError(
-                f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run the rest"
+                f"job {self._job.name!r} has done {self._round} of {self._job.length} rounds; run"
+                " the rest"
             )
         for silo, seen in last.items():
             self._states[silo] = kept(self._method, self._states[silo], seen, silo in self._trained)
@@ -141,29 +170,39 @@ class Simulation:
         return {name: tensor.to(self._place) for name, tensor in given.items()}
 
     def _work(self, silo: str) -> SiloWork:
-        down = deliver(self._method, self._exchanges, self._coordinator, self._round, silo, self._archive)
+        down = deliver(
+            self._method, self._exchanges, self._coordinator, self._round, silo, self._archive
+        )
         return SiloWork(silo, self._states[silo], down)
 
 
 def versions_bytes(job: Job) -> int:
     """Of the versions of all silos that a Mix keeps, by the last round."""
     parts = [part for part in job.up(job.length - 1) if part.exchange == Mix()]
-    return len(job.silos) * sum(s.elements * DTYPES[s.dtype].itemsize for part in parts for s in part.tensors)
+    return len(job.silos) * sum(
+        s.elements * DTYPES[s.dtype].itemsize for part in parts for s in part.tensors
+    )
 
 
 @dataclass(frozen=True)
 class SimulationResult:
     """What a simulated job leaves behind."""
 
-    history: Mapping[str, tuple[RoundReport, ...]]  # by silo: the rounds in which it trained, then the final delivery
+    # by silo: the rounds in which it trained, then the final delivery
+    history: Mapping[str, tuple[RoundReport, ...]]
     metrics: tuple[Mapping[str, Tensor], ...]  # by round: the sums that the coordinator sees
     states: Mapping[str, SiloState]  # the model that each silo keeps
     coordinator: CoordinatorState
 
     def accuracy(self, product: str) -> dict[str, float]:
-        """Test accuracy by silo after the last round, of the model "delivered" last or "trained" last."""
+        """Test accuracy by silo after the last round, of the model "delivered" last or "trained"
+        last.
+        """
         last = {silo: reports[-1] for silo, reports in self.history.items()}
-        return {silo: getattr(report, f"correct_{product}") / report.tested for silo, report in last.items()}
+        return {
+            silo: getattr(report, f"correct_{product}") / report.tested
+            for silo, report in last.items()
+        }
 
 
 def simulate(
@@ -176,12 +215,18 @@ def simulate(
 ) -> SimulationResult:
     """Run a job to its end in this process; ``progress`` is told the rounds done and their total.
 
-    ``weights`` and ``exchanges`` are as a ``Simulation`` takes them. ``private`` makes what a silo of a private job
-    pays with; no other job takes it.
+    ``weights`` and ``exchanges`` are as a ``Simulation`` takes them. ``private`` makes what a silo
+    of a private job pays with; no other job takes it.
     """
     if (job.privacy is None) != (private is None):
-        fix = "give simulate() the accounts of its silos" if private is None else "give it no accounts"
-        raise LocalError(f"job {job.name!r} has {'no' if job.privacy is None else 'a'} [privacy] table; {fix}")
+        fix = (
+            "give simulate() the accounts of its silos"
+            if private is None
+            else "give it no accounts"
+        )
+        raise LocalError(
+            f"job {job.name!r} has {'no' if job.privacy is None else 'a'} [privacy] table; {fix}"
+        )
     records = {silo: Records(*sides) for silo, sides in shards.items()}
     check_population(job, records)
     paying = None if private is None else {silo: private(silo) for silo in job.silos}
@@ -205,10 +250,16 @@ def simulate(
 def check_population(job: Job, records: Mapping[str, Records]) -> None:
     """LocalError unless these are the records of the job's silos, and fit it."""
     if set(records) != set(job.silos):
-        raise LocalError(f"data was given for silos {sorted(records)}, the job names {sorted(job.silos)}")
+        raise LocalError(
+            f"data was given for silos {sorted(records)}, the job names {sorted(job.silos)}"
+        )
     for silo in job.silos:
         own = records[silo]
-        for side, data in (("training", own.train), ("test", own.test), ("validation", own.validation)):
+        for side, data in (
+            ("training", own.train),
+            ("test", own.test),
+            ("validation", own.validation),
+        ):
             if data is not None:
                 check_records(job, data, f"{side} records of silo {silo!r}")
         check_training(job, own.train, silo, f"silo {silo!r}")

@@ -1,7 +1,8 @@
 """Batches of many silos side by side: which silos take part in a call, and where their records lie.
 
-Batches of fewer records are filled up with records that count nothing, where a record's output depends on no other;
-elsewhere silos whose batches are equally long go together. A silo without a batch is in no call.
+Batches of fewer records are filled up with records that count nothing, where a record's output
+depends on no other; elsewhere silos whose batches are equally long go together. A silo without a
+batch is in no call.
 
 All silos' records on one device, each once; a silo's batches are places among them.
 """
@@ -19,7 +20,8 @@ from ...errors import LocalError
 from ..data.dataset import Dataset
 from .engine import Records
 
-Pieces: TypeAlias = Sequence[NDArray[np.int64]]  # of one silo: the places of the records of each call, in turn
+# of one silo: the places of the records of each call, in turn
+Pieces: TypeAlias = Sequence[NDArray[np.int64]]
 Rows: TypeAlias = slice | Tensor
 
 
@@ -45,14 +47,18 @@ def counting(lengths: Tensor, most: int) -> Tensor:
 
 
 def together(pieces: Sequence[Pieces], exact: bool, device: torch.device) -> list[Batch]:
-    """The calls that go through the pieces of all silos; where it is ``exact``, of equally long pieces each.
+    """The calls that go through the pieces of all silos.
+
+    Where it is ``exact``, of equally long pieces each.
 
     All that they need goes to the device at once, before the first.
     """
     calls = list(_calls(pieces, exact))
     own = [[pieces[silo][step] for silo in silos] for step, silos in calls]
     filled = [_filled(each) for each in own]
-    places = torch.split(_on(device, [each.ravel() for each in filled]), [each.size for each in filled])
+    places = torch.split(
+        _on(device, [each.ravel() for each in filled]), [each.size for each in filled]
+    )
     sizes = [np.array([len(piece) for piece in each]) for each in own]
     many = [len(silos) for _, silos in calls]
     lengths = torch.split(_on(device, sizes), many)
@@ -91,7 +97,9 @@ def _on(device: torch.device, arrays: Sequence[NDArray[np.int64]]) -> Tensor:
 
 
 class Resident:
-    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides, one after another on a device."""
+    """Records ``x`` [N, …] and labels ``y`` [N] of all silos and sides, one after another on a
+    device.
+    """
 
     def __init__(self, records: Mapping[str, Records], device: str) -> None:
         sides = [data for own in records.values() for data in own.sides]
@@ -100,9 +108,11 @@ class Resident:
         try:
             self.x = torch.empty(count, *like.shape[1:], dtype=like.dtype, device=device)
             self.y = torch.empty(count, dtype=torch.int64, device=device)
-        except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without the device
+        # the latter from a torch that was built without the device
+        except (RuntimeError, AssertionError) as error:
             raise LocalError(
-                f"device {device!r} cannot hold the {count:,} records of all silos: {error}; choose another device"
+                f"device {device!r} cannot hold the {count:,} records of all silos: {error}; choose"
+                " another device"
             ) from error
         self._places: dict[int, range] = {}
         self._kept = sides  # an id names an object as long as it lives

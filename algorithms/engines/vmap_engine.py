@@ -1,7 +1,9 @@
-"""The engine that trains silos at once: ``local_round`` of each, with its values along a first axis (vmap_training.py).
+"""The engine that trains silos at once: ``local_round`` of each, with its values along a first axis
+(vmap_training.py).
 
-States and contributions lie on the host, where the method's own functions work on them silo by silo. Records lie on the
-device, and for the time of a call the values of as many silos as go at once.
+States and contributions lie on the host, where the method's own functions work on them silo by
+silo. Records lie on the device, and for the time of a call the values of as many silos as go at
+once.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -38,7 +40,9 @@ from .vmap_batches import Pieces, Resident
 from .vmap_evaluation import chunk, evaluate, measure, saved_bytes
 from .vmap_training import Bench, Silos, check_odd, train
 
-COPIES = 8  # of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on the way
+# of a silo's values: two at places that stay, momentum, gradients, before and after a step, two on
+# the way
+COPIES = 8
 
 T = TypeVar("T", Stage, Change)
 Side: TypeAlias = Literal["train", "test", "validation"]
@@ -47,7 +51,9 @@ States: TypeAlias = Mapping[str, SiloState]
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """Modules of one architecture, without values; what a silo's values take, and one record's backward pass.
+    """Modules of one architecture, without values.
+
+    What a silo's values take, and one record's backward pass.
 
     ``looked`` is how many of a silo's records are evaluated at once.
     """
@@ -60,11 +66,13 @@ class _Template:
 
 
 class Stacked:
-    """Trains silos on a device at once, ``at_once`` of them at most; left out, as many as have ``room``.
+    """Trains silos on a device at once, ``at_once`` of them at most.
 
-    With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone, ``convolutions`` are
-    computed in that form. Silos of another architecture or with other stages go in groups of their own. One job gives
-    the same bits again where ``at_once`` is the same.
+    Left out, as many as have ``room``.
+
+    With a ``recorder`` the device replays steps; ``precision`` is that of training steps alone,
+    ``convolutions`` are computed in that form. Silos of another architecture or with other stages
+    go in groups of their own. One job gives the same bits again where ``at_once`` is the same.
     """
 
     def __init__(
@@ -79,11 +87,13 @@ class Stacked:
     ) -> None:
         if job.privacy is not None:
             raise LocalError(
-                f"job {job.name!r} is private: each silo pays for its own steps, and so trains by itself; simulate it "
-                "with silos one by one"
+                f"job {job.name!r} is private: each silo pays for its own steps, and so trains by"
+                " itself; simulate it with silos one by one"
             )
         if at_once is not None and at_once < 1:
-            raise LocalError(f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out")
+            raise LocalError(
+                f"at_once = {at_once}: at least one silo trains at a time; raise it or leave it out"
+            )
         self._job, self._method, self._records, self._at_once = job, job.method(), records, at_once
         self._resident = Resident(records, device)
         self._bench = Bench(recorder or AsItIs(), precision)
@@ -96,7 +106,9 @@ class Stacked:
         """Where silos train."""
         return self._resident.x.device
 
-    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, RoundOutcome]:
+    def train(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> dict[str, RoundOutcome]:
         """``local_round`` of each."""
         method = self._method
         facts, states = self._delivered(round_, work)
@@ -105,18 +117,25 @@ class Stacked:
             silos = self._silos(group, states)
             before |= self._correct(group, silos, "test")
             facts |= self._surveyed(Survey(method.measure), group, silos, facts)
-        courses = {silo: self._job.paced(method.stages(s, facts[silo]), round_) for silo, s in states.items()}
+        courses = {
+            silo: self._job.paced(method.stages(s, facts[silo]), round_)
+            for silo, s in states.items()
+        }
         outcomes: dict[str, RoundOutcome] = {}
         for group in self._groups(states, courses):
             silos, loss = self._silos(group, states), dict[str, float]()
             for number, first in enumerate(courses[group[0]]):
                 match first:
                     case Stage():
-                        loss = self._train(round_, number, silos, _steps(Stage, group, courses, number))
+                        loss = self._train(
+                            round_, number, silos, _steps(Stage, group, courses, number)
+                        )
                     case Survey():
                         facts |= self._surveyed(first, group, silos, facts)
                     case Change():
-                        states |= _changed(_steps(Change, group, courses, number), silos, states, facts)
+                        states |= _changed(
+                            _steps(Change, group, courses, number), silos, states, facts
+                        )
                         silos = self._silos(group, states)
             after = self._correct(group, silos, "test")
             for silo, parts in zip(group, _apart(silos), strict=True):
@@ -128,14 +147,19 @@ class Stacked:
                 done()
         return {one.silo: outcomes[one.silo] for one in work}
 
-    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> dict[str, Evaluation]:
+    def look(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> dict[str, Evaluation]:
         """``local_round.look`` at each."""
         own = {one.silo: one.state for one in work}
         _, fresh = self._delivered(round_, work)
         looks: dict[str, Evaluation] = {}
         for group in self._groups(own, {}):
             new, old = self._silos(group, fresh), self._silos(group, own)
-            test, validation = self._seen(group, new, old, "test"), self._seen(group, new, old, "validation")
+            test, validation = (
+                self._seen(group, new, old, "test"),
+                self._seen(group, new, old, "validation"),
+            )
             for silo in group:
                 looks[silo] = Evaluation(fresh[silo], test[silo], validation.get(silo))
                 done()
@@ -145,16 +169,26 @@ class Stacked:
         """Keep nothing recorded; the records leave the device with the engine."""
         self._bench.clear()
 
-    def _delivered(self, round_: int, work: Sequence[SiloWork]) -> tuple[dict[str, Facts], dict[str, SiloState]]:
-        facts = {one.silo: facts_of(self._job, one.silo, round_, self._records[one.silo].train) for one in work}
+    def _delivered(
+        self, round_: int, work: Sequence[SiloWork]
+    ) -> tuple[dict[str, Facts], dict[str, SiloState]]:
+        facts = {
+            one.silo: facts_of(self._job, one.silo, round_, self._records[one.silo].train)
+            for one in work
+        }
         states = {
-            one.silo: take_delivery(self._method, self._job, one.state, facts[one.silo], one.delivered) for one in work
+            one.silo: take_delivery(
+                self._method, self._job, one.state, facts[one.silo], one.delivered
+            )
+            for one in work
         }
         return facts, states
 
     # What the silos of a group do at once.
 
-    def _train(self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]) -> dict[str, float]:
+    def _train(
+        self, round_: int, number: int, silos: Silos, stages: Mapping[str, Stage]
+    ) -> dict[str, float]:
         """One stage of all, in place; by silo the mean loss of the last epoch."""
         group, stage = list(stages), next(iter(stages.values()))
         modules = handed(silos.modules, stage)
@@ -162,13 +196,20 @@ class Stacked:
             check_trains(modules, stage)
         pieces = self._pieces(round_, number, group, stage, batch_coupled(modules))
         device, given = silos.x.device, [own.context for own in stages.values()]
-        context = {name: torch.stack([own[name] for own in given]).to(device) for name in stage.context}
-        stack = replace(silos, modules=modules, values={part: silos.values[part] for part in modules})
+        context = {
+            name: torch.stack([own[name] for own in given]).to(device) for name in stage.context
+        }
+        stack = replace(
+            silos, modules=modules, values={part: silos.values[part] for part in modules}
+        )
         with self._running(group):
             trained = train(stack, stage, context, pieces, self._bench)
             losses = trained.losses.T.tolist()
             check_odd(trained.oddness)
-        own = {silo: of[: len(batches)] for silo, of, batches in zip(group, losses, pieces, strict=True)}
+        own = {
+            silo: of[: len(batches)]
+            for silo, of, batches in zip(group, losses, pieces, strict=True)
+        }
         for silo in sorted(group, key=self._job.silos.index):
             with _named(round_, silo):
                 for loss in own[silo]:
@@ -187,24 +228,32 @@ class Stacked:
             for silo, own in zip(group, found, strict=True)
         }
 
-    def _pieces(self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool) -> list[Pieces]:
+    def _pieces(
+        self, round_: int, number: int, group: Sequence[str], stage: Stage, wrap: bool
+    ) -> list[Pieces]:
         """The batches of all epochs by silo, as ``local_round`` draws them."""
         pieces: list[Pieces] = []
         for silo, places in zip(group, self._places(group, "train"), strict=True):
             rng = stage_stream(self._method, self._job, silo, round_, number)
             size = self._job.training.batch_size
-            epochs = (PLAIN.batches(stage, len(places), size, rng, wrap) for _ in range(stage.epochs))
+            epochs = (
+                PLAIN.batches(stage, len(places), size, rng, wrap) for _ in range(stage.epochs)
+            )
             pieces.append([places.start + batch for epoch in epochs for batch in epoch])
         return pieces
 
     def _correct(self, group: Sequence[str], silos: Silos, side: Side) -> dict[str, int]:
         with self._running(group):
-            return dict(zip(group, evaluate(self._method, silos, self._places(group, side)), strict=True))
+            return dict(
+                zip(group, evaluate(self._method, silos, self._places(group, side)), strict=True)
+            )
 
     def _seen(self, group: Sequence[str], new: Silos, old: Silos, side: Side) -> dict[str, Seen]:
         """Of the silos that have records of the side."""
         delivered, trained = self._correct(group, new, side), self._correct(group, old, side)
-        counts = {silo: len(places) for silo, places in zip(group, self._places(group, side), strict=True)}
+        counts = {
+            silo: len(places) for silo, places in zip(group, self._places(group, side), strict=True)
+        }
         return {silo: Seen(n, delivered[silo], trained[silo]) for silo, n in counts.items() if n}
 
     def _places(self, group: Sequence[str], side: Side) -> list[range]:
@@ -217,7 +266,10 @@ class Stacked:
             _check_fit(silo, modules, states[silo])
         held = [states[silo].parts for silo in group]
         values = {
-            part: {name: torch.stack([own[part][name] for own in held]).to(device) for name in module.state_dict()}
+            part: {
+                name: torch.stack([own[part][name] for own in held]).to(device)
+                for name in module.state_dict()
+            }
             for part, module in modules.items()
         }
         return Silos(modules, values, self._resident.x, self._resident.y)
@@ -225,10 +277,14 @@ class Stacked:
     # Which silos go at once.
 
     def _groups(self, states: States, courses: Mapping[str, Course]) -> Iterator[list[str]]:
-        """Silos with more records come first: so those that still train at a step are the first of their group."""
+        """Silos with more records come first: so those that still train at a step are the first of
+        their group.
+        """
         alike: dict[Hashable, list[str]] = {}
         for silo in sorted(states, key=lambda silo: -len(self._records[silo].train)):
-            alike.setdefault((self._template(silo).key, course(courses.get(silo, ()))), []).append(silo)
+            alike.setdefault((self._template(silo).key, course(courses.get(silo, ()))), []).append(
+                silo
+            )
         for silos in alike.values():
             size = self._at_once or self._fitting(silos[0], courses.get(silos[0], ()))
             yield from (silos[start : start + size] for start in range(0, len(silos), size))
@@ -238,7 +294,9 @@ class Stacked:
         template, own = self._template(largest), len(self._records[largest].train)
         full_batch = any(isinstance(step, Stage) and step.full_batch for step in steps)
         records = own if full_batch else self._job.training.batch_size
-        looked = min(template.looked, max(len(data) for own in self._records.values() for data in own.sides))
+        looked = min(
+            template.looked, max(len(data) for own in self._records.values() for data in own.sides)
+        )
         each = COPIES * template.value_bytes + max(2 * records, looked) * template.record_bytes
         return max(1, room(self.device) // each)
 
@@ -246,12 +304,19 @@ class Stacked:
         if silo not in self._templates:
             with torch.device("meta"):  # without values
                 modules = self._method.modules(silo)
-            kept = [t for module in modules.values() for t in module.state_dict(keep_vars=True).values()]
-            held = {id(t) for module in modules.values() for t in (*module.parameters(), *module.buffers())}
+            kept = [
+                t for module in modules.values() for t in module.state_dict(keep_vars=True).values()
+            ]
+            held = {
+                id(t)
+                for module in modules.values()
+                for t in (*module.parameters(), *module.buffers())
+            }
             if len(kept) != len(held) or {id(t) for t in kept} != held:
                 raise LocalError(
-                    f"the model of silo {silo!r} shares tensors between layers, or keeps some out of its state, so "
-                    "silos cannot train at once; simulate it with silos one by one"
+                    f"the model of silo {silo!r} shares tensors between layers, or keeps some out"
+                    " of its state, so silos cannot train at once; simulate it with silos one"
+                    " by one"
                 )
             key = architecture(modules)
             if key not in self._known:
@@ -259,25 +324,30 @@ class Stacked:
                 if self._convolutions == "unfolded":
                     unfold_all((*modules.values(), *whole.values()))
                 record = saved_bytes(self._method.predict, whole, input_shape(self._job.model))
-                self._known[key] = _Template(key, modules, sum(t.nbytes for t in kept), record, chunk(whole))
+                self._known[key] = _Template(
+                    key, modules, sum(t.nbytes for t in kept), record, chunk(whole)
+                )
             self._templates[silo] = self._known[key]
         return self._templates[silo]
 
     @contextmanager
     def _running(self, group: Sequence[str]) -> Iterator[None]:
-        """Sums as exact as the tensors and the same again in the next run; LocalError for what cannot go at once."""
+        """Sums as exact as the tensors and the same again in the next run.
+
+        LocalError for what cannot go at once.
+        """
         try:
             with exact():
                 yield
         except torch.OutOfMemoryError as error:
             raise LocalError(
-                f"{len(group)} silos at once take more memory than {self._resident.x.device} has: {error}; free memory "
-                "there, or train them one by one (--one-by-one)"
+                f"{len(group)} silos at once take more memory than {self._resident.x.device} has:"
+                f" {error}; free memory there, or train them one by one (--one-by-one)"
             ) from error
         except RuntimeError as error:
             raise LocalError(
-                f"method {self._method.name!r} cannot train silos at once: {error}; simulate it with silos one by one "
-                "(--one-by-one)"
+                f"method {self._method.name!r} cannot train silos at once: {error}; simulate it"
+                " with silos one by one (--one-by-one)"
             ) from error
 
 
@@ -290,12 +360,18 @@ def _named(round_: int, silo: str) -> Iterator[None]:
 
 
 def _check_fit(silo: str, modules: Modules, state: SiloState) -> None:
-    wanted = {part: specs(module.state_dict()) for part, module in modules.items() if module.state_dict()}
+    wanted = {
+        part: specs(module.state_dict()) for part, module in modules.items() if module.state_dict()
+    }
     if {part: specs(held) for part, held in state.parts.items() if held} != wanted:
-        raise LocalError(f"the state of silo {silo!r} is not of the job's model; begin the simulation anew")
+        raise LocalError(
+            f"the state of silo {silo!r} is not of the job's model; begin the simulation anew"
+        )
 
 
-def _steps(kind: type[T], group: Sequence[str], courses: Mapping[str, Course], number: int) -> dict[str, T]:
+def _steps(
+    kind: type[T], group: Sequence[str], courses: Mapping[str, Course], number: int
+) -> dict[str, T]:
     """One step of each silo's course, which are of one kind (``alike.course``)."""
     steps = {silo: courses[silo][number] for silo in group}
     return {silo: step for silo, step in steps.items() if isinstance(step, kind)}
@@ -313,6 +389,12 @@ def _changed(
 
 def _apart(silos: Silos) -> Iterator[dict[str, dict[str, Tensor]]]:
     """Each silo's own values, on the host."""
-    host = {part: {name: tensor.cpu() for name, tensor in named.items()} for part, named in silos.values.items()}
+    host = {
+        part: {name: tensor.cpu() for name, tensor in named.items()}
+        for part, named in silos.values.items()
+    }
     for silo in range(silos.count):
-        yield {part: {name: tensor[silo].clone() for name, tensor in named.items()} for part, named in host.items()}
+        yield {
+            part: {name: tensor[silo].clone() for name, tensor in named.items()}
+            for part, named in host.items()
+        }

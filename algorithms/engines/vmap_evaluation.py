@@ -1,4 +1,6 @@
-"""Many silos' models looked at at once: what they classify correctly, what a method measures, what memory they take."""
+"""Many silos' models looked at at once: what they classify correctly, what a method measures, what
+memory they take.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +22,9 @@ CHUNK = 128  # records of a silo at once, where their number changes nothing
 
 @torch.no_grad()
 def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]:
-    """How many of the records at its places each silo's model classifies correctly, in evaluation mode."""
+    """How many of the records at its places each silo's model classifies correctly, in evaluation
+    mode.
+    """
     exact, most = _evaluating(silos.modules), chunk(silos.modules)
     pieces = [_cut(own, most) for own in places]
     correct = torch.zeros(silos.count, dtype=torch.int64, device=silos.x.device)
@@ -29,7 +33,10 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
         return method.predict(parts_of(silos.modules, values), x).argmax(dim=1) == y
 
     for batch in together(pieces, exact, silos.x.device):
-        hits = vmap(right)(rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places])  # [m, L]
+        # [m, L]
+        hits = vmap(right)(
+            rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
+        )
         if batch.counts is not None:
             hits &= batch.counts
         correct[batch.rows] += hits.sum(1)
@@ -41,11 +48,15 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
 def measure(
     measurement: Measurement, silos: Silos, places: Sequence[range], rows: bool = False
 ) -> list[dict[str, Tensor]]:
-    """What a measurement adds up over the records at each silo's places, or its ``rows``, as ``training.measure``.
+    """What a measurement adds up over the records at each silo's places, or its ``rows``, as
+    ``training.measure``.
 
     What is added up cannot be taken out again, so no batch is filled up.
     """
-    pieces = [_cut(own, chunk(silos.modules)) if _evaluating(silos.modules) else _halved(own) for own in places]
+    pieces = [
+        _cut(own, chunk(silos.modules)) if _evaluating(silos.modules) else _halved(own)
+        for own in places
+    ]
 
     sums: dict[str, Tensor] = {}
     laid: list[dict[str, list[Tensor]]] = [{} for _ in places]
@@ -55,7 +66,9 @@ def measure(
         return {name: tensor.double() for name, tensor in found.items()}
 
     for batch in together(pieces, True, silos.x.device):
-        found = vmap(measured)(rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places])
+        found = vmap(measured)(
+            rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
+        )
         for name, tensor in found.items():
             if rows:
                 for silo, own in zip(_silos(batch, silos.count), tensor.cpu(), strict=True):
@@ -67,11 +80,16 @@ def measure(
     if rows:
         return [{name: torch.cat(pieces) for name, pieces in own.items()} for own in laid]
     host = {name: tensor.cpu() for name, tensor in sums.items()}
-    return [{name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)]
+    return [
+        {name: tensor[silo].clone() for name, tensor in host.items()} for silo in range(silos.count)
+    ]
 
 
 def chunk(modules: Modules) -> int:
-    """How many of a silo's records are looked at at once; in evaluation mode, into which the modules are put."""
+    """How many of a silo's records are looked at at once.
+
+    In evaluation mode, into which the modules are put.
+    """
     return EVALUATION_CHUNK if _evaluating(modules) else CHUNK
 
 
@@ -81,10 +99,19 @@ def _silos(batch: Batch, count: int) -> list[int]:
     return silos
 
 
-def saved_bytes(predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]) -> int:
-    """About what a backward pass keeps of one record's forward pass, beside the values of the modules."""
-    own = {t.untyped_storage().data_ptr() for m in modules.values() for t in (*m.parameters(), *m.buffers())}
-    kept: dict[int, Tensor] = {}  # by place, each once; a tensor that is kept is at no other's place
+def saved_bytes(
+    predict: Callable[[Parts, Tensor], Tensor], modules: Modules, shape: Sequence[int]
+) -> int:
+    """About what a backward pass keeps of one record's forward pass, beside the values of the
+    modules.
+    """
+    own = {
+        t.untyped_storage().data_ptr()
+        for m in modules.values()
+        for t in (*m.parameters(), *m.buffers())
+    }
+    # by place, each once; a tensor that is kept is at no other's place
+    kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage().data_ptr()
@@ -99,7 +126,9 @@ def saved_bytes(predict: Callable[[Parts, Tensor], Tensor], modules: Modules, sh
 
 
 def _evaluating(modules: Modules) -> bool:
-    """Whether a record's output depends on others in evaluation mode, into which the modules are put."""
+    """Whether a record's output depends on others in evaluation mode, into which the modules are
+    put.
+    """
     for module in modules.values():
         module.eval()
     return couples(modules)
@@ -110,7 +139,9 @@ def _cut(places: range, chunk: int) -> list[NDArray[np.int64]]:
 
 
 def _halved(places: range) -> list[NDArray[np.int64]]:
-    """Pieces whose lengths are powers of two, so that silos of all sizes have some of one length."""
+    """Pieces whose lengths are powers of two, so that silos of all sizes have some of one
+    length.
+    """
     pieces, length = _cut(places, CHUNK), CHUNK
     if pieces and len(pieces[-1]) < CHUNK:
         rest = pieces.pop()

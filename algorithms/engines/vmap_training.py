@@ -1,11 +1,14 @@
-"""The local loop for many silos at once: their values lie along a first axis, and each call of the model is of all.
+"""The local loop for many silos at once: their values lie along a first axis, and each call of the
+model is of all.
 
-The modules are of one architecture, the stages of one course (grouping.py). Silos do not meet: the losses of each are
-its own, so the gradient of the sum of their means is each one's own, and one backward pass gives all. In a step at
-which a silo has no batch its parameters, momentum and buffers stand still. So each silo gets what ``training`` gives
-it, but for the last bits of floating-point sums.
+The modules are of one architecture, the stages of one course (grouping.py). Silos do not meet: the
+losses of each are its own, so the gradient of the sum of their means is each one's own, and one
+backward pass gives all. In a step at which a silo has no batch its parameters, momentum and buffers
+stand still. So each silo gets what ``training`` gives it, but for the last bits of floating-point
+sums.
 
-Modules hold no values, they lie on torch's device "meta"; and nothing waits for the device between two steps.
+Modules hold no values, they lie on torch's device "meta"; and nothing waits for the device between
+two steps.
 """
 
 from collections import OrderedDict
@@ -39,7 +42,9 @@ TOLERANCE = 1e-3  # by which losses may differ, of the largest, where the batch 
 
 @dataclass(frozen=True, eq=False)
 class Silos:
-    """The values of S silos of one architecture, and the records x [N, …], y [N] of all silos of a job."""
+    """The values of S silos of one architecture, and the records x [N, …], y [N] of all silos of a
+    job.
+    """
 
     modules: Modules
     values: Values
@@ -59,12 +64,22 @@ def parts_of(modules: Modules, values: Mapping[str, Mapping[str, Tensor]]) -> Pa
 
 def rows_of(values: Values, rows: Rows) -> Values:
     """The values of some silos."""
-    return {part: {name: tensor[rows] for name, tensor in named.items()} for part, named in values.items()}
+    return {
+        part: {name: tensor[rows] for name, tensor in named.items()}
+        for part, named in values.items()
+    }
 
 
 def couples(modules: Modules) -> bool:
-    """Whether a record's output depends on the others of its batch, in the modes that the modules are in."""
-    leaves = (leaf for module in modules.values() for leaf in module.modules() if isinstance(leaf, _BatchNorm))
+    """Whether a record's output depends on the others of its batch, in the modes that the modules
+    are in.
+    """
+    leaves = (
+        leaf
+        for module in modules.values()
+        for leaf in module.modules()
+        if isinstance(leaf, _BatchNorm)
+    )
     return any(leaf.training or leaf.running_mean is None for leaf in leaves)
 
 
@@ -72,20 +87,27 @@ def couples(modules: Modules) -> bool:
 class Trained:
     """The loss of each batch [steps, S] in float64, NaN where a silo has none.
 
-    ``oddness`` [] is there where batches were filled up: by how much that changed the losses of a batch's own records.
+    ``oddness`` [] is there where batches were filled up: by how much that changed the losses of a
+    batch's own records.
     """
 
     losses: Tensor
     oddness: Tensor | None
 
 
-def train(silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench") -> Trained:
-    """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each silo's batches."""
+def train(
+    silos: Silos, stage: Stage, context: Tensors, pieces: Sequence[Pieces], bench: "Bench"
+) -> Trained:
+    """Run one stage in place; ``context`` [S, …] stands for the stage's own, ``pieces`` are each
+    silo's batches.
+    """
     modules, device = silos.modules, silos.x.device
     for part, module in modules.items():
         module.train(part in stage.trains)
     batches = together(pieces, stage.coupled or couples(modules), device)
-    losses = torch.full((max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device)
+    losses = torch.full(
+        (max(map(len, pieces)), silos.count), torch.nan, dtype=torch.float64, device=device
+    )
     oddness = None
     with bench.step(silos, stage, context) as step:
         for batch in batches:
@@ -99,13 +121,16 @@ def check_odd(oddness: Tensor | None) -> None:
     """LocalError where a record's loss depends on its batch and the stage does not say so."""
     if oddness is not None and float(oddness) > TOLERANCE:
         raise LocalError(
-            "the loss of a record depends on the batch that it is in, and the stage does not say that it is coupled; "
-            "this is a bug in the method"
+            "the loss of a record depends on the batch that it is in, and the stage does not say"
+            " that it is coupled; this is a bug in the method"
         )
 
 
 class Bench:
-    """Steps on places that stay, so that they can be recorded; the engine's, for all rounds of a job."""
+    """Steps on places that stay, so that they can be recorded.
+
+    The engine's, for all rounds of a job.
+    """
 
     def __init__(self, recorder: Recorder, precision: Precision = "float32") -> None:
         self._recorder = recorder
@@ -113,8 +138,14 @@ class Bench:
         self._steps: OrderedDict[Hashable, _Step] = OrderedDict()
 
     def step(self, silos: Silos, stage: Stage, context: Tensors) -> "_Step":
-        """The one of such stages and models; it holds the values of these silos for the time of a stage."""
-        key = tuple((part, id(module)) for part, module in silos.modules.items()), paced_alike(stage)
+        """The one of such stages and models.
+
+        It holds the values of these silos for the time of a stage.
+        """
+        key = (
+            tuple((part, id(module)) for part, module in silos.modules.items()),
+            paced_alike(stage),
+        )
         step = self._steps.pop(key, None)
         if step is None or step.room < silos.count:
             if step is not None:
@@ -136,27 +167,44 @@ class Bench:
 
 
 class _Step:
-    """The step on one batch of each of some silos, whose values lie here in between; what outlives a step is here."""
+    """The step on one batch of each of some silos, whose values lie here in between.
 
-    def __init__(self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision) -> None:
+    What outlives a step is here.
+    """
+
+    def __init__(
+        self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
+    ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
-        self._values = {part: {name: t.clone() for name, t in named.items()} for part, named in silos.values.items()}
+        self._values = {
+            part: {name: t.clone() for name, t in named.items()}
+            for part, named in silos.values.items()
+        }
         self._context = {name: tensor.clone() for name, tensor in context.items()}
         self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
         parts = stage.trains
-        self._moved = [(part, name) for part in parts for name, _ in self._modules[part].named_parameters()]
-        self._buffers = [(part, name) for part in parts for name, _ in self._modules[part].named_buffers()]
+        self._moved = [
+            (part, name) for part in parts for name, _ in self._modules[part].named_parameters()
+        ]
+        self._buffers = [
+            (part, name) for part in parts for name, _ in self._modules[part].named_buffers()
+        ]
         momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
         self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
         self.room, self._recorder, self._precision = silos.count, recorder, precision
         self._known: dict[Hashable, Replayed] = {}
         self._guest: Silos | None = None
         self._count = 0  # of the guest
-        kept = [*(tensor for named in self._values.values() for tensor in named.values()), *self._velocity]
+        kept = [
+            *(tensor for named in self._values.values() for tensor in named.values()),
+            *self._velocity,
+        ]
         self.held = sum(tensor.nbytes for tensor in kept)
 
     def forget(self) -> None:
-        """Keep nothing recorded: it refers to this step, and a device's memory waits for no collector of garbage."""
+        """Keep nothing recorded: it refers to this step, and a device's memory waits for no
+        collector of garbage.
+        """
         while self._known:
             self._known.popitem()[1].forget()
 
@@ -186,7 +234,8 @@ class _Step:
     def __call__(self, batch: Batch) -> Tensor:
         """Move the values of the batch's silos; the mean loss of each [m], penalty included.
 
-        Recorded where the silos are the first ones, their number rounded up; how far depends on no earlier stage.
+        Recorded where the silos are the first ones, their number rounded up; how far depends on no
+        earlier stage.
         """
         if not isinstance(batch.rows, slice):
             return self._move(batch.rows, batch.places, batch.lengths)
@@ -202,21 +251,30 @@ class _Step:
             given.append(torch.arange(m + more, device=places.device) < m)
         key = m + more, places.shape[1], lengths is not None, bool(more)
         if key not in self._known:
-            self._known[key] = Replayed(partial(self._first, lengths is not None, bool(more)), self._recorder)
+            self._known[key] = Replayed(
+                partial(self._first, lengths is not None, bool(more)), self._recorder
+            )
         return self._known[key](*given)[:m]
 
     def _first(self, filled: bool, masked: bool, places: Tensor, *rest: Tensor) -> Tensor:
         lengths, alive = rest[0] if filled else None, rest[-1] if masked else None
         return self._move(slice(0, len(places)), places, lengths, alive)
 
-    def _move(self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None) -> Tensor:
+    def _move(
+        self, rows: Rows, places: Tensor, lengths: Tensor | None, alive: Tensor | None = None
+    ) -> Tensor:
         """Of rows that are not ``alive`` [m] nothing changes."""
         whole, views = self._values, isinstance(rows, slice) and alive is None
-        values, context = rows_of(whole, rows), {name: tensor[rows] for name, tensor in self._context.items()}
+        values, context = (
+            rows_of(whole, rows),
+            {name: tensor[rows] for name, tensor in self._context.items()},
+        )
         if alive is not None:
             for part, name in self._buffers:
                 values[part][name] = values[part][name].clone()
-        leaves = [(t if views else t.clone()).detach().requires_grad_() for t in _of(values, self._moved)]
+        leaves = [
+            (t if views else t.clone()).detach().requires_grad_() for t in _of(values, self._moved)
+        ]
         for (part, name), leaf in zip(self._moved, leaves, strict=True):
             values[part][name] = leaf
         with multiplying(self._precision):
@@ -236,7 +294,9 @@ class _Step:
 
     @torch.no_grad()
     def oddness(self, batch: Batch) -> Tensor:
-        """By how much the losses of a batch that is filled up differ from those of its records alone."""
+        """By how much the losses of a batch that is filled up differ from those of its records
+        alone.
+        """
         row, length = batch.shortest
         one = slice(row, row + 1)
         of = rows_of(rows_of(self._values, batch.rows), one)
@@ -274,7 +334,10 @@ def _of(values: Values, names: Names) -> list[Tensor]:
 
 
 def _parameters(modules: Modules, values: Values) -> Values:
-    return {part: {name: values[part][name] for name, _ in m.named_parameters()} for part, m in modules.items()}
+    return {
+        part: {name: values[part][name] for name, _ in m.named_parameters()}
+        for part, m in modules.items()
+    }
 
 
 def _apply(
@@ -295,7 +358,9 @@ def clipped_each(gradients: Sequence[Tensor], limit: float | None) -> Sequence[T
     """``training.clipped`` of each silo's gradients [m, …]."""
     if limit is None:
         return gradients
-    squares = [gradient.double().square().reshape(len(gradient), -1).sum(1) for gradient in gradients]
+    squares = [
+        gradient.double().square().reshape(len(gradient), -1).sum(1) for gradient in gradients
+    ]
     norm = torch.stack(squares).sum(0).sqrt()  # [m]
     factor = torch.where(norm <= limit, 1.0, limit / norm)
     return [g * factor.to(g.dtype).reshape(-1, *(1,) * (g.ndim - 1)) for g in gradients]

@@ -1,4 +1,6 @@
-"""Whether a weighted sum shows one silo too much of another: SECURITY.md rules 4 and 5, in whole numbers."""
+"""Whether a weighted sum shows one silo too much of another: SECURITY.md rules 4 and 5, in whole
+numbers.
+"""
 
 from collections.abc import Sequence
 
@@ -13,13 +15,17 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
     total, squares = sum(counts), sum(count * count for count in counts)
     second, first = sorted((0, 0, *counts))[-2:]
     for own in counts:
-        if fault := _seen(total - own, squares - own * own, second if own == first else first, min_cohort):
+        if fault := _seen(
+            total - own, squares - own * own, second if own == first else first, min_cohort
+        ):
             return fault
     return ""
 
 
 def row_fault(weights: Sequence[int], min_cohort: int) -> str:
-    """Why a row of these weights shows its reader, which is none of those mixed, too much (rules 4 and 5)."""
+    """Why a row of these weights shows its reader, which is none of those mixed, too much (rules 4
+    and 5).
+    """
     mixed = sum(weight > 0 for weight in weights)
     if mixed < min_cohort:
         return f"{mixed} silos are mixed, fewer than min_cohort {min_cohort}"
@@ -29,8 +35,9 @@ def row_fault(weights: Sequence[int], min_cohort: int) -> str:
 def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False) -> str:
     """The same for one silo that sees the sum, by what the others weigh.
 
-    With their shares s, max s <= 1/2 and 1 / Σ s² >= min_cohort - 1. Exact, in whole numbers; ``rounded`` weights,
-    which were made whole in 2^32 steps, may exceed either by a part of 2^-20, as equal ones differ by a step.
+    With their shares s, max s <= 1/2 and 1 / Σ s² >= min_cohort - 1. Exact, in whole numbers;
+    ``rounded`` weights, which were made whole in 2^32 steps, may exceed either by a part of 2^-20,
+    as equal ones differ by a step.
     """
     squares, largest = sum(count * count for count in others), max(others, default=0)
     return _seen(sum(others), squares, largest, min_cohort, rounded=rounded)
@@ -39,7 +46,12 @@ def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False)
 def _seen(total: int, squares: int, largest: int, min_cohort: int, *, rounded: bool = False) -> str:
     slack = SLACK_BITS if rounded else total.bit_length() * 2
     if 2 * largest > total + (total >> slack) or not total:
-        return f"one silo has {largest} of the {total} that all but another have together, more than half"
+        return (
+            f"one silo has {largest} of the {total} that all but another have together, more than"
+            " half"
+        )
     if total * total + (total * total >> slack) < (min_cohort - 1) * squares:
-        return f"they count as {total * total / squares:.2f} equal ones, fewer than {min_cohort - 1}"
+        return (
+            f"they count as {total * total / squares:.2f} equal ones, fewer than {min_cohort - 1}"
+        )
     return ""

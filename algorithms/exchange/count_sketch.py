@@ -1,12 +1,15 @@
 """Count-sketch: a long vector in a few numbers that keep inner products.
 
-Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", 2002; for inner products Weinberger et al.,
-"Feature hashing for large scale multitask learning", 2009. Each coordinate i has a bucket h(i) and a sign s(i):
+Charikar, Chen, Farach-Colton, "Finding frequent items in data streams", 2002; for inner products
+Weinberger et al., "Feature hashing for large scale multitask learning", 2009. Each coordinate i has
+a bucket h(i) and a sign s(i):
 
-    S(x)_b = Σ_{i: h(i) = b} s(i) x_i,    E S(x)·S(y) = x·y,    Var S(x)·S(y) ≤ (‖x‖² ‖y‖² + (x·y)²) / size
+    S(x)_b = Σ_{i: h(i) = b} s(i) x_i,  E S(x)·S(y) = x·y,  Var S(x)·S(y) ≤ (‖x‖² ‖y‖² + (x·y)²) /
+                                                            size
 
-It saves bytes and is no protection: everybody knows the map. Of unit vectors a cosine c comes out as c on average, with
-a standard deviation of at most √((1 + c²) / size). Blind, the map is a secret one (security/blind/rotated_sketch.py).
+It saves bytes and is no protection: everybody knows the map. Of unit vectors a cosine c comes out
+as c on average, with a standard deviation of at most √((1 + c²) / size). Blind, the map is a secret
+one (security/blind/rotated_sketch.py).
 """
 
 from functools import lru_cache
@@ -26,7 +29,9 @@ def count_sketch(vector: Tensor, size: int, seed: Seed) -> Tensor:
 
 @lru_cache(maxsize=1)  # a job has one; 5 bytes a coordinate
 def _projection(length: int, size: int, seed: Seed) -> tuple[Tensor, Tensor]:
-    """Buckets and signs [length] from the words of a public stream: the lowest bit is the sign, the rest the bucket."""
+    """Buckets and signs [length] from the words of a public stream: the lowest bit is the sign, the
+    rest the bucket.
+    """
     words = raw(stream(seed, "", 0, "sketch"), length)
     bucket = ((words >> np.uint64(1)) % np.uint64(size)).astype(np.int32)
     sign = 1 - 2 * (words & np.uint64(1)).astype(np.int8)

@@ -1,17 +1,19 @@
 """The four exchanges: what crosses, and how.
 
-Everything that a method sends upward is a part, and each part crosses by one of four exchanges (DESIGN.md section 1):
+Everything that a method sends upward is a part, and each part crosses by one of four exchanges
+(DESIGN.md section 1):
 
-=========  =============================================  ===================================================
-exchange   silo i gives                                   the coordinator needs only
-=========  =============================================  ===================================================
-``Sum``    tensors x_i and a weight w_i                   sum_i w_i x_i and sum_i w_i, over all or row by row
-``Mix``    tensors x_i                                    for each recipient r: sum_j A_rj x_j
-``Gram``   vectors v_i, one per group                     the inner products <v_i, v_j>, or those of sketches
-``Each``   tensors x_i                                    x_i itself
-=========  =============================================  ===================================================
+========  ============================  ===================================================
+exchange  silo i gives                  the coordinator needs only
+========  ============================  ===================================================
+``Sum``   tensors x_i and a weight w_i  sum_i w_i x_i and sum_i w_i, over all or row by row
+``Mix``   tensors x_i                   for each recipient r: sum_j A_rj x_j
+``Gram``  vectors v_i, one per group    the inner products <v_i, v_j>, or those of sketches
+``Each``  tensors x_i                   x_i itself
+========  ============================  ===================================================
 
-``plain.py`` runs them in the clear, ``security/blind/sum.py`` and ``security/blind/mix_and_gram.py`` blind.
+``plain.py`` runs them in the clear, ``security/blind/sum.py`` and
+``security/blind/mix_and_gram.py`` blind.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +32,10 @@ from ..numerics.streams import Seed
 Tensors = Mapping[str, Tensor]
 Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
 
-WEIGHT = "@weight"  # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
-REGION = 1 << 19  # elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
+# the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
+WEIGHT = "@weight"
+# elements of which there is an accumulator at all: 4 MiB, whatever the size of a tensor
+REGION = 1 << 19
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
@@ -45,7 +49,10 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Kind(IntEnum):
-    """What a part is, in the field's words; the numbers are those of ``PartKind`` in proto/tensor.proto."""
+    """What a part is, in the field's words.
+
+    The numbers are those of ``PartKind`` in proto/tensor.proto.
+    """
 
     WHOLE_MODEL = 1
     BACKBONE = 2
@@ -62,12 +69,16 @@ class Kind(IntEnum):
     SHARE = 13
 
 
-DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)  # non-negative by nature: their inner products tell them
+# non-negative by nature: their inner products tell them
+DISCLOSED = (Kind.COUNTS, Kind.MEMBERSHIP, Kind.METRIC)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses; bounds of its values, where it has some."""
+    """Name, dtype (a key of DTYPES) and shape of one tensor that crosses.
+
+    Bounds of its values, where it has some.
+    """
 
     name: str
     dtype: str
@@ -88,16 +99,19 @@ class TensorSpec:
 
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
     """Specs of the given tensors, in their order."""
-    return tuple(TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
+    return tuple(
+        TensorSpec(name, DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
     """Sum over silos.
 
-    ``mean``: sum_i w_i x_i / sum_i w_i with one weight a silo. ``ratio``: the same row by row, w_i of shape [rows],
-    rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in float64 (int64 stays int64). ``most`` is
-    the largest weight that a silo may have: 1 where it says whether a silo has a row.
+    ``mean``: sum_i w_i x_i / sum_i w_i with one weight a silo. ``ratio``: the same row by row, w_i
+    of shape [rows], rows without weight come back as zeros. ``total``: sum_i x_i, no weight, in
+    float64 (int64 stays int64). ``most`` is the largest weight that a silo may have: 1 where it
+    says whether a silo has a row.
     """
 
     form: Literal["mean", "ratio", "total"] = "mean"
@@ -108,8 +122,8 @@ class Sum:
 class Mix:
     """A weighted sum per recipient, over the last version that each silo gave.
 
-    ``directed``: over what was given in one round alone, by weights that are known before it: for who was away then, or
-    for the round's own members (``Method.directed_for``).
+    ``directed``: over what was given in one round alone, by weights that are known before it: for
+    who was away then, or for the round's own members (``Method.directed_for``).
     """
 
     directed: bool = False
@@ -117,11 +131,13 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Inner products of one tensor [groups, d] per silo, group by group; never for counts or proportions.
+    """Inner products of one tensor [groups, d] per silo, group by group.
 
-    ``sketch`` = k > 0: of sketches [groups, k] of the vectors, which alone cross, as float32 (count_sketch.py). In the
-    clear all know their map, that of ``seed``; blind it follows from the key that the job's silos share. ``shared``: by
-    secret sharing, without that key.
+    Never for counts or proportions.
+
+    ``sketch`` = k > 0: of sketches [groups, k] of the vectors, which alone cross, as float32
+    (count_sketch.py). In the clear all know their map, that of ``seed``; blind it follows from the
+    key that the job's silos share. ``shared``: by secret sharing, without that key.
     """
 
     sketch: int = 0
@@ -153,13 +169,18 @@ class Part:
             case Sum("mean", most):
                 return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
             case Sum("ratio", most):
-                return (*self.tensors, TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most))
+                return (
+                    *self.tensors,
+                    TensorSpec(WEIGHT, "float64", self.tensors[0].shape[:1], 0.0, most),
+                )
             case _:
                 return self.tensors
 
     @property
     def wire(self) -> tuple[TensorSpec, ...]:
-        """Specs of everything that a silo sends for this part: what is given, or the sketches of it."""
+        """Specs of everything that a silo sends for this part: what is given, or the sketches of
+        it.
+        """
         if not self.sketch:
             return self.given
         (spec,) = self.tensors
@@ -167,13 +188,18 @@ class Part:
 
     @property
     def sketch(self) -> int:
-        """Numbers of each sketch in which the vectors of a Gram cross; 0 where they cross as they are."""
+        """Numbers of each sketch in which the vectors of a Gram cross.
+
+        0 where they cross as they are.
+        """
         return self.exchange.sketch if isinstance(self.exchange, Gram) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the weight."""
+    """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the
+    weight.
+    """
 
     tensors: Tensors
     weight: float | Tensor | None = None
@@ -183,23 +209,33 @@ class Exchanges(Protocol):
     """One way to run the exchanges, chosen once at job admission: in the clear, or blind."""
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order; blind, ``part.given`` (laid_out)."""
+        """At the silo: what ``collect`` reads, exactly ``part.wire`` in its order.
+
+        Blind, ``part.given`` (laid_out).
+        """
         ...
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """At the coordinator: the result over ``members``, in that order; empty for a Mix."""
         ...
 
-    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
-        """One recipient's row over the last version of each silo in ``weights``, which may name the recipient too.
+    def mix(
+        self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
+    ) -> dict[str, Tensor] | None:
+        """One recipient's row over the last version of each silo in ``weights``, which may name the
+        recipient too.
 
-        None where it gets no row: a blind one that would show it too much (SECURITY.md rules 4 to 6).
+        None where it gets no row: a blind one that would show it too much (SECURITY.md rules 4 to
+        6).
         """
         ...
 
 
 def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
-    """A contribution checked against its part, exactly ``part.given`` in its order; else LocalError."""
+    """A contribution checked against its part, exactly ``part.given`` in its order.
+
+    Else LocalError.
+    """
     given = dict(contribution.tensors)
     if part.given != part.tensors:
         if contribution.weight is None:
@@ -210,19 +246,28 @@ def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
     elif contribution.weight is not None:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
     if set(given) != {spec.name for spec in part.given}:
-        raise LocalError(f"part {part.name!r}: gave {sorted(given)}, its schema has {[s.name for s in part.given]}")
+        raise LocalError(
+            f"part {part.name!r}: gave {sorted(given)}, its schema has"
+            f" {[s.name for s in part.given]}"
+        )
     return {spec.name: checked(part, spec, given[spec.name]) for spec in part.given}
 
 
 def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
-    """A tensor that has its spec's dtype and shape and sound values; LocalError says what is wrong."""
+    """A tensor that has its spec's dtype and shape and sound values.
+
+    LocalError says what is wrong.
+    """
     if not fits(spec, tensor):
         raise LocalError(
-            f"part {part.name!r}: tensor {spec.name!r} is {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} "
-            f"{list(tensor.shape)}, its schema says {spec.dtype} {list(spec.shape)}"
+            f"part {part.name!r}: tensor {spec.name!r} is"
+            f" {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} {list(tensor.shape)}, its schema says"
+            f" {spec.dtype} {list(spec.shape)}"
         )
     if fault := value_fault(spec, tensor):
-        raise LocalError(f"part {part.name!r}: tensor {spec.name!r} {fault}; training has diverged, lower the lr")
+        raise LocalError(
+            f"part {part.name!r}: tensor {spec.name!r} {fault}; training has diverged, lower the lr"
+        )
     return tensor.detach().contiguous()
 
 
@@ -259,12 +304,17 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly, by largest remainder.
+    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly, by
+    largest remainder.
 
-    Ties go to the earlier silo. Raises LocalError for weights that are negative, not finite or all zero.
+    Ties go to the earlier silo. Raises LocalError for weights that are negative, not finite or all
+    zero.
     """
     if not weights or any(not 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
-        raise LocalError(f"mixing weights {list(weights)} are not non-negative finite numbers with a positive sum")
+        raise LocalError(
+            f"mixing weights {list(weights)} are not non-negative finite numbers with a"
+            " positive sum"
+        )
     whole = fsum(weights)  # the same whatever adds up
     exact = [w / whole * 2**MIX_BITS for w in weights]
     floors = [int(e) for e in exact]
@@ -276,18 +326,22 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def own_weight(own: float, others: Iterable[float]) -> int:
-    """The part that a recipient's own values have beside those of others, in steps of 2^-32: 0 to 2^32.
+    """The part that a recipient's own values have beside those of others, in steps of 2^-32: 0 to
+    2^32.
 
-    ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order does not matter.
+    ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order
+    does not matter.
     """
     mine, rest = Fraction(own), sum(map(Fraction, others), Fraction(0))
     return round(mine / (mine + rest) * (1 << MIX_BITS))
 
 
 def kept_share(own: int, mixed: int) -> float:
-    """The part of 1 that a recipient keeps of its own, where those left of a row weigh ``mixed`` of its 2^32.
+    """The part of 1 that a recipient keeps of its own, where those left of a row weigh ``mixed`` of
+    its 2^32.
 
-    ``own`` is as ``own_weight`` gives it: over all of the row it is own / 2^32. Made of integers, so the same anywhere.
+    ``own`` is as ``own_weight`` gives it: over all of the row it is own / 2^32. Made of integers,
+    so the same anywhere.
     """
     whole = 1 << MIX_BITS
     return own * whole / (own * whole + (whole - own) * mixed)
@@ -315,7 +369,10 @@ def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
 
 
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a method gives for these parts, in wire order, weights included; vectors are whole."""
+    """All that a method gives for these parts, in wire order, weights included.
+
+    Vectors are whole.
+    """
     return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
 
 

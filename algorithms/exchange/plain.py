@@ -1,7 +1,8 @@
 """The exchanges in the clear: the plain arithmetic.
 
-The folds take the silos in one fixed order and accumulate in float64, element by element, so the simulator and the
-coordinator give the same bits (Gram uses a matrix product: the same bits at one thread).
+The folds take the silos in one fixed order and accumulate in float64, element by element, so the
+simulator and the coordinator give the same bits (Gram uses a matrix product: the same bits at one
+thread).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,8 @@ from .parts import (
     laid_out,
 )
 
-BLOCK = 1 << 16  # elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+# elements of a float64 accumulator that are worked on at a time: 512 KiB, inside a core's cache
+BLOCK = 1 << 16
 WORKERS = 2  # threads that fold a large tensor
 GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
 
@@ -59,8 +61,9 @@ class PlainExchange:
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
         """Fold what the members gave; ``members`` must not be empty.
 
-        Sum: the tensors of the part and ``@weight`` (the total; absent for form total). Gram: ``gram``
-        [groups, n, n] float64. Each: every tensor with a leading axis [n]. Mix: nothing, the versions stay stored.
+        Sum: the tensors of the part and ``@weight`` (the total; absent for form total). Gram:
+        ``gram`` [groups, n, n] float64. Each: every tensor with a leading axis [n]. Mix: nothing,
+        the versions stay stored.
         """
         if not members:
             raise LocalError(f"part {part.name!r}: nothing to fold, no silo gave it")
@@ -71,17 +74,29 @@ class PlainExchange:
                 return _ratio(part, members, read)
             case Gram():
                 (spec,) = part.tensors
-                vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)  # [groups, n, d]
+                # [groups, n, d]
+                vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)
                 return {"gram": vectors @ vectors.transpose(1, 2)}
             case Each():
-                return {s.name: torch.stack([read(silo, s.name) for silo in members]) for s in part.tensors}
+                return {
+                    s.name: torch.stack([read(silo, s.name) for silo in members])
+                    for s in part.tensors
+                }
             case Mix():
                 return {}
 
-    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor]:
-        """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in float64."""
+    def mix(
+        self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
+    ) -> dict[str, Tensor]:
+        """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in
+        float64.
+        """
         integers = integer_weights(list(weights.values()))
-        shares = {s: integer / 2**MIX_BITS for s, integer in zip(weights, integers, strict=True) if integer}
+        shares = {
+            s: integer / 2**MIX_BITS
+            for s, integer in zip(weights, integers, strict=True)
+            if integer
+        }
         row = _weighted(part.tensors, shares, read, 1.0, self._device)
         return {name: tensor.cpu() for name, tensor in row.items()}
 
@@ -115,9 +130,14 @@ def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
 
 
 def _weighted(
-    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
+    specs: Sequence[TensorSpec],
+    shares: Mapping[str, float],
+    read: Read,
+    divisor: float,
+    device: torch.device,
 ) -> dict[str, Tensor]:
-    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the silos.
+    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the
+    silos.
 
     On the ``device``, where each product is rounded before it is added, as here.
     """
@@ -145,7 +165,11 @@ def _packs(specs: Sequence[TensorSpec], most: int) -> Iterator[list[TensorSpec]]
 
 
 def _weighted_together(
-    specs: Sequence[TensorSpec], shares: Mapping[str, float], read: Read, divisor: float, device: torch.device
+    specs: Sequence[TensorSpec],
+    shares: Mapping[str, float],
+    read: Read,
+    divisor: float,
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Of tensors of one dtype, side by side: one by one, calls would take most of the time."""
     dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
@@ -156,13 +180,18 @@ def _weighted_together(
         torch.cat([read(silo, spec.name).to(device).reshape(-1) for spec in specs], out=given)
         total += values.copy_(given).mul_(share)
     folded = torch.split((total / divisor).to(dtype), sizes)
-    return {spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)}
+    return {
+        spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)
+    }
 
 
-def _weighted_large(spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float) -> Tensor:
+def _weighted_large(
+    spec: TensorSpec, shares: Mapping[str, float], read: Read, divisor: float
+) -> Tensor:
     """Region by region, block by block: no large temporary, and in cache.
 
-    A region is read anew from each silo, so that of mapped files no more than a region is in memory for each worker.
+    A region is read anew from each silo, so that of mapped files no more than a region is in memory
+    for each worker.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
 

@@ -1,7 +1,7 @@
 """The rules that a blind job keeps, one function per rule: it says why a job breaks it, or nothing.
 
-``cohort_fault`` asks the rules about silos and cohorts, ``crossing_fault`` those about what its rounds send. The first
-broken rule speaks.
+``cohort_fault`` asks the rules about silos and cohorts, ``crossing_fault`` those about what its
+rounds send. The first broken rule speaks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,13 @@ from .security import (
     unblind,
 )
 
-LARGEST_MIX_CLIP = 30  # a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
+# a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
+LARGEST_MIX_CLIP = 30
 MOST_DIRECTED = 80_000  # weights of a round's directed rows: its specification stays below a MiB
 SPEC_OF_ROW = 32  # what a row takes of it besides its weights, in weights
-MOST_READERS = 1  # in league, of rows whose weights the coordinator brings: two could be combined into one silo's part
+# in league, of rows whose weights the coordinator brings: two could be combined into one silo's
+# part
+MOST_READERS = 1
 READERS = {"coordinator", "silos", "sum"}  # of a sum, as specifications and policies name them
 
 DIRECTED = 'security.mix = "directed"'
@@ -56,7 +59,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses in the rounds of a blind job: its configured method, the schema of its document."""
+    """What crosses in the rounds of a blind job: its configured method, the schema of its
+    document.
+    """
 
     job: Draw
     method: Method
@@ -91,7 +96,10 @@ class Crossing:
 
 
 def cohort_fault(job: Draw) -> str:
-    """Why the silos of a job and its rounds do not fit blind sums; empty if they do, or need not."""
+    """Why the silos of a job and its rounds do not fit blind sums.
+
+    Empty if they do, or need not.
+    """
     if not job.security.required:
         return ""
     return next(filter(None, (rule(job) for rule in COHORT_RULES)), "")
@@ -110,7 +118,10 @@ def crossing_fault(crossing: Crossing) -> str:
 def _too_many_silos(job: Draw) -> str:
     if len(job.silos) <= MOST_SILOS:
         return ""
-    return f"silos names {len(job.silos)}, a blind sum takes {MOST_SILOS} at most; sign a job for fewer"
+    return (
+        f"silos names {len(job.silos)}, a blind sum takes {MOST_SILOS} at most; sign a job for"
+        " fewer"
+    )
 
 
 def _min_cohort_too_small(job: Draw) -> str:
@@ -157,7 +168,10 @@ def _too_few_for_batches(job: Draw) -> str:
 def _idle_quorum(job: Draw) -> str:
     if job.quorum == 1:
         return ""
-    return f"quorum = {job.quorum:g} does nothing in a blind job, which waits for all that are there; {OUT}"
+    return (
+        f"quorum = {job.quorum:g} does nothing in a blind job, which waits for all that are there;"
+        f" {OUT}"
+    )
 
 
 def _counts_of_other_silos(job: Draw) -> str:
@@ -165,7 +179,10 @@ def _counts_of_other_silos(job: Draw) -> str:
     if job.security.weights == "private":
         return ""
     if missing := [silo for silo in job.silos if silo not in counts]:
-        return f"security.counts lacks {', '.join(missing)}; public weights need the training records of each silo"
+        return (
+            f"security.counts lacks {', '.join(missing)}; public weights need the training records"
+            " of each silo"
+        )
     if strange := sorted(set(counts) - set(job.silos)):
         return f"security.counts has {', '.join(strange)}, no silo of the job; {OUT}"
     return ""
@@ -209,11 +226,18 @@ def _class_counts_of_other_silos(crossing: Crossing) -> str:
 def _class_counts_that_disagree(crossing: Crossing) -> str:
     declared, classes = crossing.security.class_counts, crossing.method.setting.classes
     for silo in filter(declared.__contains__, crossing.job.silos):
-        key, numbers, total = f"security.class_counts.{silo}", declared[silo], crossing.security.counts[silo]
+        key, numbers, total = (
+            f"security.class_counts.{silo}",
+            declared[silo],
+            crossing.security.counts[silo],
+        )
         if len(numbers) != classes:
             return f"{key} has {len(numbers)} numbers, model.classes = {classes}; give one for each"
         if sum(numbers) != total:
-            return f"{key} adds up to {sum(numbers)}, security.counts.{silo} = {total}; make them agree"
+            return (
+                f"{key} adds up to {sum(numbers)}, security.counts.{silo} = {total}; make them"
+                " agree"
+            )
     return ""
 
 
@@ -226,7 +250,9 @@ def no_blind_form(crossing: Crossing) -> str:
     if part is None:
         return ""
     kind, methods = part["kind"].lower(), ", ".join(crossing.blind_methods())
-    choose = f"choose a method that needs no such part ({methods}), or write" if methods else "write"
+    choose = (
+        f"choose a method that needs no such part ({methods}), or write" if methods else "write"
+    )
     return (
         f"part {part['name']!r} ({kind}) crosses by {part['exchange']!r} from round {first} "
         "on, which has no blind "
@@ -332,7 +358,10 @@ def _idle_lack_of_tags(crossing: Crossing) -> str:
         return ""
     said = "security.tags = false does nothing"
     if security.audience == "silos" or crossing.counted or keyed_exchanges(crossing.schema):
-        return f"{said}: its silos share a key for what they hide or count, and tag by it in any case; {OUT}"
+        return (
+            f"{said}: its silos share a key for what they hide or count, and tag by it in any case;"
+            f" {OUT}"
+        )
     if not summed_down(crossing.schema):
         return f"{said}: no sum comes down to silos as it was opened, so that none is tagged; {OUT}"
     return ""
@@ -341,7 +370,10 @@ def _idle_lack_of_tags(crossing: Crossing) -> str:
 def _idle_min_holders(crossing: Crossing) -> str:
     if crossing.counted or not crossing.security.min_holders:
         return ""
-    return f"security.min_holders = {crossing.security.min_holders} does nothing: no class is summed; {OUT}"
+    return (
+        f"security.min_holders = {crossing.security.min_holders} does nothing: no class is summed;"
+        f" {OUT}"
+    )
 
 
 def _never_enough_holders(crossing: Crossing) -> str:
@@ -385,7 +417,10 @@ def _named_as_other_readers(crossing: Crossing) -> str:
     taken = sorted(READERS & set(crossing.job.silos))
     if not taken:
         return ""
-    return f"{DIRECTED}: a silo named {taken[0]!r} could not be told from other readers of its sums; {OUT}"
+    return (
+        f"{DIRECTED}: a silo named {taken[0]!r} could not be told from other readers of its sums;"
+        f" {OUT}"
+    )
 
 
 def _members_in_league(crossing: Crossing) -> str:
@@ -435,14 +470,18 @@ def _shared(rule: Callable[[Sequence[SchemaPart], Crossing], str]) -> Callable[[
     def ask(crossing: Crossing) -> str:
         if crossing.security.compare != "shared":
             return ""
-        phases = [[p for p in phase["up"] if p["exchange"] in COMPARED] for phase in crossing.schema]
+        phases = [
+            [p for p in phase["up"] if p["exchange"] in COMPARED] for phase in crossing.schema
+        ]
         return next(filter(None, (rule(compared, crossing) for compared in phases)), "")
 
     return ask
 
 
 def _idle_compare(crossing: Crossing) -> str:
-    if crossing.security.compare != "shared" or any(part["exchange"] in COMPARED for part in crossing.up):
+    if crossing.security.compare != "shared" or any(
+        part["exchange"] in COMPARED for part in crossing.up
+    ):
         return ""
     return f"{SHARED} does nothing: no part is compared; {OUT}"
 
@@ -474,7 +513,8 @@ def _sketched(part: SchemaPart) -> str:
 def _too_many_shares(part: SchemaPart, crossing: Crossing) -> str:
     groups, width = part["tensors"][0]["shape"]
     drawn = crossing.method.setting.drawn
-    silos = max(len(drawn(phase["from_round"])) for phase in crossing.schema)  # of the largest round
+    # of the largest round
+    silos = max(len(drawn(phase["from_round"])) for phase in crossing.schema)
     shares, products = 8 * silos * groups * (width + silos), 4 * groups * silos * (silos + 1)
     if shares <= MOST_SHARES and products <= MOST_PRODUCTS and width <= LONGEST_COMPARED:
         return ""

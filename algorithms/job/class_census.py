@@ -1,30 +1,38 @@
-"""A method whose sums class by class are counted first: of a class that few silos hold, a sum would show the few.
+"""A method whose sums class by class are counted first: of a class that few silos hold, a sum would
+show the few.
 
-A blind job of a method that sums rows by class (``by_class``) runs as this method around it (job.py), and the
-method itself knows nothing of it. Round 0 asks every silo which classes it has records of, 0 or 1 each; nothing
-trains. Their sum, the holders of each class, comes down in every later round, of which round r is the method's r - 1.
-A row is given only where, as SECURITY.md rule 7 has it::
+A blind job of a method that sums rows by class (``by_class``) runs as this method around it
+(job.py), and the method itself knows nothing of it. Round 0 asks every silo which classes it has
+records of, 0 or 1 each; nothing trains. Their sum, the holders of each class, comes down in every
+later round, of which round r is the method's r - 1. A row is given only where, as SECURITY.md rule
+7 has it::
 
     holders ≥ min_holders + lost + c
 
-with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind those who still
-open it: 0, since whatever is summed here is summed over all of the job's silos or not at all (``JobPlan.terms`` of
-security/blind/plan.py), but for silos that are proven to have broken the rules, which are among the c. Presence hardly
-changes in a job, and so it is summed once, over the same silos as all else.
+with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind
+those who still open it: 0, since whatever is summed here is summed over all of the job's silos or
+not at all (``JobPlan.terms`` of security/blind/plan.py), but for silos that are proven to have
+broken the rules, which are among the c. Presence hardly changes in a job, and so it is summed once,
+over the same silos as all else.
 
-Once a sum is open it is too late to leave a row out, so each silo does that before its values are masked: zeros, of
-weight 0. All must leave out the same rows, or the one that does not is alone in its row. So the holders come down as
-the words of their sum, under the silos' tags (security/blind/plan.py), and who did not get them gives nothing at all.
+Once a sum is open it is too late to leave a row out, so each silo does that before its values are
+masked: zeros, of weight 0. All must leave out the same rows, or the one that does not is alone in
+its row. So the holders come down as the words of their sum, under the silos' tags
+(security/blind/plan.py), and who did not get them gives nothing at all.
 
-Of a class that is not shown the method is told, where it takes what came down (``deliver``), as if this silo had no
-record of it: so it keeps rows of its own as they are. It trains on all.
+Of a class that is not shown the method is told, where it takes what came down (``deliver``), as if
+this silo had no record of it: so it keeps rows of its own as they are. It trains on all.
 
-============  ====  ======================================================================  ==========================
+============  ====  ======================================================================
+                    ==========================
 round         way   part                                                                    exchange
-============  ====  ======================================================================  ==========================
-0             up    ``holders``: [C], 0 or 1                                                Sum, total
+============  ====  ======================================================================
+                    ==========================
+0             up    ``holders``: [C], 0 or 1                                                Sum,
+                    total
 r ≥ 1         down  ``holders``: [C]; then what the method has                              -
-============  ====  ======================================================================  ==========================
+============  ====  ======================================================================
+                    ==========================
 """
 
 from collections.abc import Mapping
@@ -40,7 +48,8 @@ from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from ..method import Method, Setting
 
 HOLDERS = "holders"
-SAID, TOLD = "counted.said", "counted.holders"  # in a silo's state: what it said in round 0, and what came of it
+# in a silo's state: what it said in round 0, and what came of it
+SAID, TOLD = "counted.said", "counted.holders"
 
 
 class ClassCensus(Method):
@@ -49,20 +58,29 @@ class ClassCensus(Method):
     census = True
 
     def __init__(self, inner: Method, setting: Setting, fewest: int) -> None:
-        """``inner`` has rounds of its own, from 0 on; ``fewest`` holders make a row that is shown."""
+        """``inner`` has rounds of its own, from 0 on.
+
+        ``fewest`` holders make a row that is shown.
+        """
         if inner.census:
-            raise LocalError(f"method {inner.name!r} has a census and sums class by class: its classes are not counted")
+            raise LocalError(
+                f"method {inner.name!r} has a census and sums class by class: its classes are not"
+                " counted"
+            )
         if inner.withholds:
             raise LocalError(
-                f"method {inner.name!r}: option {inner.withholds} withholds rows after they are summed, in a blind job "
-                "they are withheld before; take it out, and write security.min_holders"
+                f"method {inner.name!r}: option {inner.withholds} withholds rows after they are"
+                " summed, in a blind job they are withheld before; take it out, and write"
+                " security.min_holders"
             )
         self.name, self.version, self.product = inner.name, inner.version, inner.product
         self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
         shape = (setting.classes,)
-        counts = Part(HOLDERS, Kind.COUNTS, Sum("total"), (TensorSpec("holders", "int64", shape, 0.0, 1.0),))
+        counts = Part(
+            HOLDERS, Kind.COUNTS, Sum("total"), (TensorSpec("holders", "int64", shape, 0.0, 1.0),)
+        )
         every = TensorSpec("holders", "int64", shape, 0.0, float(len(setting.silos)))
         self._given, self._told = counts, replace(counts, tensors=(every,))
 
@@ -113,42 +131,56 @@ class ClassCensus(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Keep what is said in round 0, and the holders; the method takes the rest.
 
-        PeerError where there are none, or fewer than this silo alone; LocalError where its classes are others now.
+        PeerError where there are none, or fewer than this silo alone; LocalError where its classes
+        are others now.
         """
         held = facts.class_counts > 0
         if facts.round == 0:
             return replace(state, extra={**state.extra, SAID: held.long()})
         if HOLDERS not in delivered:
-            raise PeerError("coordinator", f"delivered no {HOLDERS!r} in round {facts.round}, and every round has them")
+            raise PeerError(
+                "coordinator",
+                f"delivered no {HOLDERS!r} in round {facts.round}, and every round has them",
+            )
         holders = delivered[HOLDERS]["holders"]
         self._check_said(state, held)
         if missing := torch.nonzero(held & (holders < 1))[:, 0].tolist():
-            raise PeerError("coordinator", f"delivered 0 holders of class {missing[0]}, and this silo is one")
+            raise PeerError(
+                "coordinator", f"delivered 0 holders of class {missing[0]}, and this silo is one"
+            )
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
         return SiloState(taken.parts, {**taken.extra, SAID: held.long(), TOLD: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """None in round 0."""
-        return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts)))) if facts.round else ()
+        return (
+            tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
+            if facts.round
+            else ()
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Who holds which class; then what the method gives, without the rows that are not shown."""
+        """Who holds which class; then what the method gives, without the rows that are not
+        shown.
+        """
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
         holders, held = state.extra[TOLD], facts.class_counts > 0
         contributions = self._inner.give(_own(state), _earlier(facts))
         shown = shown_rows(holders, self._fewest)
         return contributions | {
-            name: hide_rows(name, contributions[name], held, shown) for name in by_class(self._inner, facts.round - 1)
+            name: hide_rows(name, contributions[name], held, shown)
+            for name in by_class(self._inner, facts.round - 1)
         }
 
     def _check_said(self, state: SiloState, held: Tensor) -> None:
         said = state.extra.get(SAID)
         if said is None or not torch.equal(said > 0, held):
             raise LocalError(
-                "this silo's training records are of other classes than it said in the job's count of holders; give "
-                "it the records that it had, or have the job signed under a new name"
+                "this silo's training records are of other classes than it said in the job's count"
+                " of holders; give it the records that it had, or have the job signed under a new"
+                " name"
             )
 
     def _shown_facts(self, facts: Facts, holders: Tensor) -> Facts:
@@ -161,7 +193,9 @@ class ClassCensus(Method):
         """As the method."""
         return self._inner.begin()
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Publish the holders; then as the method. LocalError for holders that there cannot be."""
         if round_:
             return self._inner.combine(state, round_ - 1, cohort, results)
@@ -170,8 +204,9 @@ class ClassCensus(Method):
         holders = results[HOLDERS]["holders"]
         if bool(((holders < 0) | (holders > len(cohort))).any()):
             raise LocalError(
-                f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class; one of them does "
-                "not count as the job says: find it in its own log, and have the job signed without it"
+                f"{len(cohort)} silos say that there are {holders.tolist()} holders of each class;"
+                " one of them does not count as the job says: find it in its own log, and have the"
+                " job signed without it"
             )
         return Combined(state, {HOLDERS: {"holders": holders}})
 
@@ -191,7 +226,9 @@ class ClassCensus(Method):
 def by_class(method: Method, round_: int) -> tuple[str, ...]:
     """Parts that a method gives class by class: ratios, and those that it names."""
     ratios = [
-        part.name for part in method.up(round_) if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
+        part.name
+        for part in method.up(round_)
+        if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
     ]
     return (*ratios, *method.by_class(round_))
 
@@ -202,15 +239,19 @@ def shown_rows(holders: Tensor, fewest: int) -> Tensor:
 
 
 def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor) -> Contribution:
-    """A contribution with zeros, in values and weight, for the rows that are not shown; tensors without rows stay.
+    """A contribution with zeros, in values and weight, for the rows that are not shown.
 
-    LocalError where it has a row of a class that this silo does not hold: it was not counted among the holders.
+    Tensors without rows stay.
+
+    LocalError where it has a row of a class that this silo does not hold: it was not counted among
+    the holders.
     """
     weight = contribution.weight
     rows = list(contribution.tensors.values()) if weight is None else [torch.as_tensor(weight)]
     if any(each.shape[:1] == held.shape and bool(each[~held].any()) for each in rows):
         raise LocalError(
-            f"part {name!r} has rows of other classes than this silo has records of; this is a bug in the method"
+            f"part {name!r} has rows of other classes than this silo has records of; this is a bug"
+            " in the method"
         )
     tensors = {key: _only(shown, value) for key, value in contribution.tensors.items()}
     return Contribution(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
@@ -241,4 +282,7 @@ def _earlier(facts: Facts) -> Facts:
 
 
 def _own(state: SiloState) -> SiloState:
-    return replace(state, extra={name: value for name, value in state.extra.items() if name not in (SAID, TOLD)})
+    return replace(
+        state,
+        extra={name: value for name, value in state.extra.items() if name not in (SAID, TOLD)},
+    )

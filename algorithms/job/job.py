@@ -1,4 +1,5 @@
-"""The job: what silos, coordinator and simulator all read, and the document that the operator signs.
+"""The job: what silos, coordinator and simulator all read, and the document that the operator
+signs.
 
 A job file, as a person writes it::
 
@@ -21,8 +22,9 @@ A job file, as a person writes it::
     batch_size = 32
     lr = 0.1
 
-The document is the same with every default filled in, decimals as strings, and the wire schema written out: phase by
-phase the parts that cross. What is not in the schema cannot cross. A silo recomputes it from its own code.
+The document is the same with every default filled in, decimals as strings, and the wire schema
+written out: phase by phase the parts that cross. What is not in the schema cannot cross. A silo
+recomputes it from its own code.
 """
 
 import hashlib
@@ -105,9 +107,15 @@ class JobSettings(Strict):
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
-    """Seconds after which a round goes on without those who have not given; together with min_cohort: "cut off"."""
+    """Seconds after which a round goes on without those who have not given.
+
+    Together with min_cohort: "cut off".
+    """
     quorum: Annotated[Real, Field(gt=0, le=1)] = 1.0
-    """Share of a cohort whose contributions close a round at once; 1 waits for all that are there."""
+    """Share of a cohort whose contributions close a round at once.
+
+    1 waits for all that are there.
+    """
     model: ModelOptions
     training: TrainingTable
     security: SecurityTable = SecurityTable()
@@ -127,13 +135,18 @@ class JobFile(JobSettings):
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
         if self.min_cohort > len(self.silos):
-            raise ValueError(f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it")
+            raise ValueError(
+                f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it"
+            )
         if self.model.norm == "batch" and self.training.batch_size == 1:
-            raise ValueError('model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or more')
+            raise ValueError(
+                'model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or'
+                " more"
+            )
         if self.privacy is not None and self.model.norm == "batch":
             raise ValueError(
-                '[privacy] with model.norm = "batch", by which each record moves the gradients of others; '
-                'choose norm = "group", or a model without normalisation'
+                '[privacy] with model.norm = "batch", by which each record moves the gradients of'
+                ' others; choose norm = "group", or a model without normalisation'
             )
         return self
 
@@ -144,7 +157,10 @@ COPIED = tuple(key for key in JobFile.model_fields if key not in {"version", "me
 
 @dataclass(frozen=True)
 class Job:
-    """A checked job; the one form of it that all of Staddle uses. Its fields are ``COPIED`` and the method's."""
+    """A checked job; the one form of it that all of Staddle uses.
+
+    Its fields are ``COPIED`` and the method's.
+    """
 
     name: str
     seed: int
@@ -173,8 +189,9 @@ class Job:
         here = method_class(file.method.name, origin).version
         if file.method.version not in (None, here):
             raise LocalError(
-                f"{origin}: method.version = {file.method.version}: this silo's {file.method.name} version differs, "
-                f"it is {here}; install the Staddle release that the job was written with"
+                f"{origin}: method.version = {file.method.version}: this silo's {file.method.name}"
+                f" version differs, it is {here}; install the Staddle release that the job was"
+                " written with"
             )
         job = cls(
             **{key: getattr(file, key) for key in COPIED},
@@ -187,19 +204,30 @@ class Job:
 
     @classmethod
     def from_document(cls, document: Any, origin: str, *, federated: bool = True) -> "Job":
-        """The job of a document that came from elsewhere, refused unless this machine's code makes the same of it.
+        """The job of a document that came from elsewhere, refused unless this machine's code makes
+        the same of it.
 
         ``federated`` as in ``for_federation``: False for a document that a simulation kept.
         """
         if not isinstance(document, Mapping):
-            raise LocalError(f"{origin}: a job document is a JSON object, not {type(document).__name__}")
+            raise LocalError(
+                f"{origin}: a job document is a JSON object, not {type(document).__name__}"
+            )
         written = {key: value for key, value in document.items() if key not in DERIVED}
-        job = replace(cls.from_file(validate(written, JobFile, origin), origin), federated=federated)
+        job = replace(
+            cls.from_file(validate(written, JobFile, origin), origin), federated=federated
+        )
         if job.privacy is not None and job.privacy.sigma is None:
-            raise LocalError(f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it signed so")
+            raise LocalError(
+                f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
+                " signed so"
+            )
         computed = job.document()
         if computed != document:
-            raise LocalError(f"{origin}: {explain_difference(document, computed, job.method_name, job.model.name)}")
+            raise LocalError(
+                f"{origin}:"
+                f" {explain_difference(document, computed, job.method_name, job.model.name)}"
+            )
         return job
 
     def document(self) -> dict[str, Any]:
@@ -225,16 +253,19 @@ class Job:
         }
 
     def for_federation(self) -> "Job":
-        """The same job as silos run it: what they draw follows from the whole job, not from its seed alone.
+        """The same job as silos run it: what they draw follows from the whole job, not from its
+        seed alone.
 
-        So no two jobs train alike, and the sums of two jobs that differ by one silo do not tell that silo's values
-        (SECURITY.md rule 35). In a simulation the methods that are compared share what the seed gives.
+        So no two jobs train alike, and the sums of two jobs that differ by one silo do not tell
+        that silo's values (SECURITY.md rule 35). In a simulation the methods that are compared
+        share what the seed gives.
         """
         return replace(self, federated=True)
 
     @cached_property
     def root(self) -> AnySeed:
-        """What all streams of the job derive from: the seed, or in a federation SHA-256 of what is written, in hex.
+        """What all streams of the job derive from: the seed, or in a federation SHA-256 of what is
+        written, in hex.
 
         The noise multiplier is left out, which is planned for what is written.
         """
@@ -247,7 +278,9 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical document, in hex: the name of this job in signatures and ledgers."""
+        """SHA-256 of the canonical document, in hex: the name of this job in signatures and
+        ledgers.
+        """
         return hashlib.sha256(canonical_json(self.document())).hexdigest()
 
     @property
@@ -259,12 +292,14 @@ class Job:
         method = configure(self.method_name, self.method_options, self.setting())
         if self.model.buffers == "global" and not self._gives_buffers(method):
             raise LocalError(
-                f"model.buffers = 'global', but method {self.method_name!r} gives no running statistics in any round; "
-                "leave model.buffers out, or choose another method"
+                f"model.buffers = 'global', but method {self.method_name!r} gives no running"
+                " statistics in any round; leave model.buffers out, or choose another method"
             )
         if self.privacy is not None and (fault := method.private_fault):
             raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
-        if self.security.required and any(by_class(method, round_) for round_ in range(self.rounds)):
+        if self.security.required and any(
+            by_class(method, round_) for round_ in range(self.rounds)
+        ):
             later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
             inner = configure(self.method_name, self.method_options, later)
             return ClassCensus(inner, self.setting(), self.fewest_holders)
@@ -272,7 +307,11 @@ class Job:
 
     def _gives_buffers(self, method: Method) -> bool:
         modules = sketch(self.model)
-        buffers = {f"{part}.{spec.name}" for part, module in modules.items() for spec in specs_of_buffers(module)}
+        buffers = {
+            f"{part}.{spec.name}"
+            for part, module in modules.items()
+            for spec in specs_of_buffers(module)
+        }
         up = (part for round_ in range(self.rounds + method.census) for part in method.up(round_))
         return any(spec.name in buffers for part in up for spec in part.tensors)
 
@@ -289,7 +328,9 @@ class Job:
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or for its audience."""
+        """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or
+        for its audience.
+        """
         asked = self.counted or bool(self.for_silos) or keyed_exchanges(self._schema)
         return self.security.required and (asked or tagged(self.security, self._schema))
 
@@ -305,7 +346,9 @@ class Job:
 
     @property
     def min_holders(self) -> int:
-        """Silos that hold a class whose rows are summed, those in league with the coordinator aside."""
+        """Silos that hold a class whose rows are summed, those in league with the coordinator
+        aside.
+        """
         return self.security.min_holders or self.min_cohort
 
     @property
@@ -325,7 +368,13 @@ class Job:
         for name in METHODS:
             options = method_options(name, {})
             short = min(self.rounds, ENOUGH_ROUNDS)
-            other = replace(self, method_name=name, method_options=options, security=SecurityTable(), rounds=short)
+            other = replace(
+                self,
+                method_name=name,
+                method_options=options,
+                security=SecurityTable(),
+                rounds=short,
+            )
             with suppress(LocalError):
                 schema = phases(other.length, other.up, other.down)
                 if not any(unblind(schema)):
@@ -334,8 +383,13 @@ class Job:
 
     @cached_property
     def phase_starts(self) -> tuple[int, ...]:
-        """The rounds at which another set of parts begins to cross; the final delivery is not among them."""
-        return tuple(phase["from_round"] for phase in self._schema if phase["from_round"] < self.length)
+        """The rounds at which another set of parts begins to cross.
+
+        The final delivery is not among them.
+        """
+        return tuple(
+            phase["from_round"] for phase in self._schema if phase["from_round"] < self.length
+        )
 
     @property
     def private(self) -> PrivacyTable:
@@ -365,18 +419,24 @@ class Job:
         )
 
     def method(self) -> Method:
-        """The configured method; it holds no state, so all users share one. LocalError where it cannot work."""
+        """The configured method; it holds no state, so all users share one.
+
+        LocalError where it cannot work.
+        """
         _ = self._schema
         return self._method
 
     @property
     def length(self) -> int:
-        """Number of rounds that the job runs: those that train, a census before them and one that tunes after them."""
+        """Number of rounds that the job runs: those that train, a census before them and one that
+        tunes after them.
+        """
         return self.rounds + self._method.census + self._method.tunes
 
     @property
     def cohort_size(self) -> int:
-        """Silos drawn for a round that trains: participation · silos rounded half up, at least ``min_cohort``.
+        """Silos drawn for a round that trains: participation · silos rounded half up, at least
+        ``min_cohort``.
 
         Of a blind job the fewest: it draws whole batches.
         """
@@ -386,7 +446,9 @@ class Job:
 
     @property
     def least_batch(self) -> int:
-        """Silos of a batch, at the least: ``min_cohort``, and two that are in league with nobody."""
+        """Silos of a batch, at the least: ``min_cohort``, and two that are in league with
+        nobody.
+        """
         return max(self.min_cohort, self.security.colluders + 2)
 
     @property
@@ -397,7 +459,11 @@ class Job:
     @property
     def batched(self) -> bool:
         """Whether it is blind, and its rounds draw some of its batches."""
-        return self.security.required and self.security.dropouts == "batches" and self._batching != (1, 1)
+        return (
+            self.security.required
+            and self.security.dropouts == "batches"
+            and self._batching != (1, 1)
+        )
 
     @cached_property
     def _batching(self) -> tuple[int, int]:
@@ -408,24 +474,34 @@ class Job:
 
     @cached_property
     def batches(self) -> Batches:
-        """Silos that are in a blind sum together or not at all (batches.py); empty where any may be missing.
+        """Silos that are in a blind sum together or not at all (batches.py).
 
-        What rounds draw among, where they draw some of the silos. Where they draw all of them, the most in which no
-        silo outweighs the others, so that a lost silo costs its own batch; or one of all, if the job sums what hardly
-        changes between rounds, such as the classes of a silo (SECURITY.md rule 1).
+        Empty where any may be missing.
+
+        What rounds draw among, where they draw some of the silos. Where they draw all of them, the
+        most in which no silo outweighs the others, so that a lost silo costs its own batch; or one
+        of all, if the job sums what hardly changes between rounds, such as the classes of a silo
+        (SECURITY.md rule 1).
         """
         if not self.security.required or self.security.dropouts == "any":
             return ()
         if self.batched:
             return split(self.silos, self._batching[0])
-        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"] if part["name"] != METRICS.name}
+        exchanges = {
+            part["exchange"]
+            for phase in self._schema
+            for part in phase["up"]
+            if part["name"] != METRICS.name
+        }
         if any(each.startswith("sum.") for each in exchanges - {"sum.mean"}):
             return (self.silos,)
         numbers = whole_batches(len(self.silos), self.least_batch, self.fewest)
         return next(found for number in numbers if self._even(found := split(self.silos, number)))
 
     def _even(self, batches: Batches) -> bool:
-        """Whether these may be the batches: of several, none has a silo that declared too many records for it."""
+        """Whether these may be the batches: of several, none has a silo that declared too many
+        records for it.
+        """
         counts = self.weighing
         if not counts or len(batches) == 1:
             return True
@@ -435,10 +511,17 @@ class Job:
     def up(self, round_: int) -> tuple[Part, ...]:
         """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
         self._check_round(round_)
-        return () if round_ == self.length else (*map(self._crossing, self._method.up(round_)), METRICS)
+        return (
+            ()
+            if round_ == self.length
+            else (*map(self._crossing, self._method.up(round_)), METRICS)
+        )
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """Parts that may be delivered at the start of a round; round number ``length`` is the final delivery."""
+        """Parts that may be delivered at the start of a round.
+
+        Round number ``length`` is the final delivery.
+        """
         self._check_round(round_)
         return tuple(map(self._crossing, self._method.down(round_)))
 
@@ -456,14 +539,19 @@ class Job:
         return tuple(silo for silo in self.silos if silo not in drawn)
 
     def row_readers(self, round_: int) -> tuple[str, ...]:
-        """Silos that get rows of what a round mixes by directed sums, in job order: those away, or those it draws."""
+        """Silos that get rows of what a round mixes by directed sums, in job order: those away, or
+        those it draws.
+        """
         return self.cohort(round_) if self._method.directed_for == "members" else self.away(round_)
 
     @cached_property
     def together(self) -> Batches:
-        """Silos that are in an attempt at a blind sum together or not at all; empty where all that are drawn are asked.
+        """Silos that are in an attempt at a blind sum together or not at all.
 
-        Rows for a round's own members lean on who is in it, so the next attempt has new ones, without who was lost.
+        Empty where all that are drawn are asked.
+
+        Rows for a round's own members lean on who is in it, so the next attempt has new ones,
+        without who was lost.
         """
         if self.batches:
             return self.batches
@@ -472,7 +560,8 @@ class Job:
         return ()
 
     def cohort(self, round_: int) -> tuple[str, ...]:
-        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for every method.
+        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for
+        every method.
 
         Of a blind job those of some of its ``batches``.
         """
@@ -493,18 +582,24 @@ class Job:
         return self._method.tunes and round_ == self.length - 1
 
     def rounds_before(self, round_: int) -> int:
-        """How many rounds that train are done before this one: a census is none, nor is the one that tunes."""
+        """How many rounds that train are done before this one: a census is none, nor is the one
+        that tunes.
+        """
         return min(max(round_ - self._method.census, 0), self.rounds)
 
     def paced(self, course: Course, round_: int) -> Course:
-        """What a method has a silo do in a round, at the learning rates that the schedule has for it."""
+        """What a method has a silo do in a round, at the learning rates that the schedule has for
+        it.
+        """
         schedule = self.training.schedule
         if schedule is None:
             return course
         return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
 
     def summed_sets(self) -> Batches:
-        """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its rounds."""
+        """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its
+        rounds.
+        """
         return self.batches or tuple(dict.fromkeys(self.cohorts()))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
@@ -513,7 +608,9 @@ class Job:
 
     def _check_round(self, round_: int) -> None:
         if not 0 <= round_ <= self.length:
-            raise LocalError(f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}")
+            raise LocalError(
+                f"round {round_} of job {self.name!r}, which has rounds 0 to {self.length - 1}"
+            )
 
 
 def _drawn(rng: Generator, silos: int, number: int) -> list[int]:

@@ -1,8 +1,9 @@
 """How the learning rates of a job fall from round to round, the same for every method.
 
-A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, or
-``{ kind = "steps", factor = 0.1, at = [0.5, 0.75] }``. Left out, they stay. It is the rate of each stage of local
-training that falls; step sizes that are options of a method and no stage's rate, such as Per-FedAvg's α, do not.
+A job file's ``training.schedule``: ``{ kind = "exponential", factor = 0.99 }``, or ``{ kind =
+"steps", factor = 0.1, at = [0.5, 0.75] }``. Left out, they stay. It is the rate of each stage of
+local training that falls; step sizes that are options of a method and no stage's rate, such as
+Per-FedAvg's α, do not.
 """
 
 from dataclasses import replace
@@ -39,7 +40,9 @@ class StepSchedule(Strict):
     @classmethod
     def _in_order(cls, at: tuple[float, ...]) -> tuple[float, ...]:
         if list(at) != sorted(set(at)):
-            raise ValueError("each share of the rounds once, smaller ones first, such as [0.5, 0.75]")
+            raise ValueError(
+                "each share of the rounds once, smaller ones first, such as [0.5, 0.75]"
+            )
         return at
 
     def at_round(self, done: int, rounds: int) -> float:

@@ -1,22 +1,28 @@
-"""What a private job says, and what its rounds spend: the same at every silo, and nothing of it depends on a record.
+"""What a private job says, and what its rounds spend: the same at every silo, and nothing of it
+depends on a record.
 
 ::
 
     [privacy]
-    epsilon = 8.0               # what the whole job may cost each silo's data set, at this delta
+    epsilon = 8.0            # what the whole job may cost each silo's data set, at this delta
     delta = 1e-5
-    clip = 1.0                  # Euclidean norm to which the gradient of a record is cut
-    sample_rate = 0.05          # probability with which a step draws each record: ceil(1 / 0.05) steps an epoch
-    physical_batch = 32         # records whose gradients are in memory at a time
-    sigma = "1.37"              # noise of a step, in clips; left out, it is planned when the job is signed
-    histogram_sigma = 10.0      # noise of the counts of records by class, released once
-    statistics_clip = 1.0       # norm to which a record's share of what a method measures is cut, such as its features
-    statistics_sigma = 20.0     # noise of that, in this clip
-    metrics_sigma = 20.0        # noise of the test counts of a round; left out, they stay at the silo, and zeros leave
+    clip = 1.0               # Euclidean norm to which the gradient of a record is cut
+    sample_rate = 0.05       # probability with which a step draws each record: ceil(1 / 0.05) steps
+                             an epoch
+    physical_batch = 32      # records whose gradients are in memory at a time
+    sigma = "1.37"           # noise of a step, in clips; left out, it is planned when the job is
+                             signed
+    histogram_sigma = 10.0   # noise of the counts of records by class, released once
+    statistics_clip = 1.0    # norm to which a record's share of what a method measures is cut, such
+                             as its features
+    statistics_sigma = 20.0  # noise of that, in this clip
+    metrics_sigma = 20.0     # noise of the test counts of a round; left out, they stay at the silo,
+                             and zeros leave
 
-A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients, for about the same
-cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at least: what a crash interrupts is
-spent, and a job of which nothing is left for another try would end there.
+A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients,
+for about the same cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at
+least: what a crash interrupts is spent, and a job of which nothing is left for another try would
+end there.
 """
 
 from collections import Counter
@@ -37,12 +43,21 @@ SLACK = Decimal("0.05")  # SECURITY.md rule 25
 SIGMA_STEP = Decimal("0.001")
 MOST_STEPS = 10**9
 
-TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = "training", "training-whole", "statistics", "metrics", "histogram"
+TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
+    "training",
+    "training-whole",
+    "statistics",
+    "metrics",
+    "histogram",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Equal steps of the sampled Gaussian mechanism for one purpose; ``sigma`` and ``q`` are decimals."""
+    """Equal steps of the sampled Gaussian mechanism for one purpose.
+
+    ``sigma`` and ``q`` are decimals.
+    """
 
     purpose: str
     sigma: str
@@ -57,13 +72,17 @@ def decimal(value: float | Decimal) -> str:
 
 def whole_sigma(sigma: str, sample_rate: float) -> str:
     """Noise of a step on all records: sigma / q, rounded up."""
-    return decimal((Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING))
+    return decimal(
+        (Decimal(sigma) / Decimal(repr(sample_rate))).quantize(SIGMA_STEP, ROUND_CEILING)
+    )
 
 
 def signed_sigma(job: "Job") -> str:
     """The noise of a step that the job was signed with; LocalError where it has none yet."""
     if job.private.sigma is None:
-        raise LocalError(f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one")
+        raise LocalError(
+            f"job {job.name!r} has no privacy.sigma yet; sign it, which plans one, or write one"
+        )
     return job.private.sigma
 
 
@@ -79,7 +98,9 @@ def round_spends(job: "Job", round_: int, sigma: str) -> tuple[Spend, ...]:
 
 def _spends(table: PrivacyTable, effort: "Effort", sigma: str) -> tuple[Spend, ...]:
     spends = [
-        Spend(TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)),
+        Spend(
+            TRAINING, sigma, decimal(table.sample_rate), effort.epochs * ceil(1 / table.sample_rate)
+        ),
         Spend(WHOLE, whole_sigma(sigma, table.sample_rate), "1", effort.whole),
         Spend(STATISTICS, decimal(table.statistics_sigma), "1", int(effort.measures)),
     ]
@@ -94,7 +115,8 @@ def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
 
 
 def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
-    """The same of any noise of a step: who plans it asks often, and going through a job's rounds takes a while.
+    """The same of any noise of a step: who plans it asks often, and going through a job's rounds
+    takes a while.
 
     LocalError for more steps, or more noise, than are ever reckoned with.
     """
@@ -107,13 +129,17 @@ def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
         if (steps := max(most.values(), default=0)) > MOST_STEPS:
             raise LocalError(
-                f"job {job.name!r}: privacy.sample_rate = {rate:g} makes {steps:,} steps in its rounds, "
-                f"{MOST_STEPS:,} are the most; raise it, or take fewer epochs or rounds"
+                f"job {job.name!r}: privacy.sample_rate = {rate:g} makes {steps:,} steps in its"
+                f" rounds, {MOST_STEPS:,} are the most; raise it, or take fewer epochs or rounds"
             )
-        if WHOLE in {purpose for purpose, _, _ in most} and Decimal(whole_sigma(sigma, rate)) > LARGEST_SIGMA:
+        if (
+            WHOLE in {purpose for purpose, _, _ in most}
+            and Decimal(whole_sigma(sigma, rate)) > LARGEST_SIGMA
+        ):
             raise LocalError(
-                f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise of a step on all "
-                f"records, is over {LARGEST_SIGMA:,}; lower sigma, or raise sample_rate"
+                f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise"
+                f" of a step on all records, is over {LARGEST_SIGMA:,}; lower sigma, or raise"
+                " sample_rate"
             )
         return (histogram_spend(table), *(Spend(*key, steps) for key, steps in most.items()))
 
@@ -131,7 +157,10 @@ def slack(rounds: int) -> int:
 
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
-    """How many rounds of which effort a silo has, for each silo; what several have alike comes once."""
+    """How many rounds of which effort a silo has, for each silo.
+
+    What several have alike comes once.
+    """
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):
@@ -141,10 +170,16 @@ def _schedules(job: "Job") -> list[Counter["Effort"]]:
     return list({frozenset(rounds.items()): rounds for rounds in by_silo.values()}.values())
 
 
-def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Counter[tuple[str, str, str]]:
-    """Steps of each mechanism in all these rounds, and in SLACK more of the most that any of them takes."""
+def _steps(
+    table: PrivacyTable, rounds: Counter["Effort"], sigma: str
+) -> Counter[tuple[str, str, str]]:
+    """Steps of each mechanism in all these rounds, and in SLACK more of the most that any of them
+    takes.
+    """
     each = {
-        effort: Counter({(one.purpose, one.sigma, one.q): one.steps for one in _spends(table, effort, sigma)})
+        effort: Counter(
+            {(one.purpose, one.sigma, one.q): one.steps for one in _spends(table, effort, sigma)}
+        )
         for effort in rounds
     }
     total: Counter[tuple[str, str, str]] = Counter()

@@ -12,7 +12,8 @@ LARGEST_SIGMA = 100_000  # as far as costs are reckoned
 Sigma = Annotated[Real, Field(gt=0, le=LARGEST_SIGMA)]
 
 
-Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]  # beyond, what float32 has of a gradient overflows or is lost
+# beyond, what float32 has of a gradient overflows or is lost
+Clip = Annotated[Real, Field(ge=1e-6, le=1e12)]
 
 
 class PrivacyTable(Strict):
@@ -24,11 +25,16 @@ class PrivacyTable(Strict):
     clip: Clip = 1.0
     """Norm to which a record's gradient is cut, of all parameters that a step moves together."""
     sample_rate: Annotated[Real, Field(gt=0, le=1)]
-    """Probability with which a step draws each record; training.batch_size takes no part in a private job."""
-    physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
-    """Records whose gradients are in memory at a time: rows of each call, of which the last one's may be empty.
+    """Probability with which a step draws each record.
 
-    It changes nothing but memory and time; of fewer rows a call is not much faster, and more are not added up exactly.
+    Training.batch_size takes no part in a private job.
+    """
+    physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
+    """Records whose gradients are in memory at a time: rows of each call, of which the last one's
+    may be empty.
+
+    It changes nothing but memory and time; of fewer rows a call is not much faster, and more are
+    not added up exactly.
     """
     sigma: Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,3})?$")] | None = None
     """Noise of a step in units of ``clip``; planned where a job is signed."""

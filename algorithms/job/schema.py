@@ -22,7 +22,9 @@ PartsOf = Callable[[int], tuple[Part, ...]]
 
 
 def plain(value: Any) -> Any:
-    """A value as canonical JSON takes it: floats as their shortest exact decimal, tuples as lists."""
+    """A value as canonical JSON takes it: floats as their shortest exact decimal, tuples as
+    lists.
+    """
     if isinstance(value, pydantic.BaseModel):
         return plain(value.model_dump())
     if isinstance(value, Mapping):
@@ -33,7 +35,9 @@ def plain(value: Any) -> Any:
 
 
 def exchange_name(exchange: Exchange) -> str:
-    """An exchange in the schema's words: ``sum.`` and its form, mix or mix.directed, gram or gram.shared, each."""
+    """An exchange in the schema's words: ``sum.`` and its form, mix or mix.directed, gram or
+    gram.shared, each.
+    """
     match exchange:
         case Sum(form):
             return f"sum.{form}"
@@ -46,19 +50,23 @@ def exchange_name(exchange: Exchange) -> str:
 
 
 def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
-    """What crosses, phase by phase; a phase lasts until the next begins, the last one is the final delivery.
+    """What crosses, phase by phase.
+
+    A phase lasts until the next begins, the last one is the final delivery.
 
     ::
 
         {"from_round": 0, "up": [{"name": "model", "kind": "WHOLE_MODEL", "exchange": "sum.mean",
-                                  "tensors": [{"name": "classifier.bias", "dtype": "float32", "shape": [10]}, …]}, …],
+                                  "tensors": [{"name": "classifier.bias", "dtype": "float32",
+            "shape": [10]}, …]}, …],
          "down": [{"name": "model", …}]}
 
-    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do. A part of sketches
-    also has the vectors whose they are, ``"sketch_of": [{"name": "sketch", "dtype": "float64", "shape": [1, 74880]}]``:
-    blind, a silo's gate is given these, and sketches them under the key that the coordinator lacks. A tensor whose
-    values have bounds says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
-    "1.0"}``: what is beyond them is refused at both ends.
+    Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do.
+    A part of sketches also has the vectors whose they are, ``"sketch_of": [{"name": "sketch",
+    "dtype": "float64", "shape": [1, 74880]}]``: blind, a silo's gate is given these, and sketches
+    them under the key that the coordinator lacks. A tensor whose values have bounds says so, as in
+    ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most": "1.0"}``: what is
+    beyond them is refused at both ends.
     """
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
@@ -89,18 +97,27 @@ def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
 
 
 def model_digest(options: ModelOptions, method: Method) -> str:
-    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of its template."""
+    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of
+    its template.
+    """
     ordered = [
-        [part, spec.name, spec.dtype, list(spec.shape)] for part, specs in method.template.items() for spec in specs
+        [part, spec.name, spec.dtype, list(spec.shape)]
+        for part, specs in method.template.items()
+        for spec in specs
     ]
     configuration = {**plain(options), "input": list(input_shape(options))}
     return _digest(options.name, MODEL_VERSION, configuration, ordered)
 
 
-def explain_difference(given: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str) -> str:
+def explain_difference(
+    given: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str
+) -> str:
     """One sentence on why a document is not what this machine computes from it, and what to do."""
     if given.get("model_digest") != computed["model_digest"]:
-        return f"this silo's model {model} differs from the job's; install the Staddle release of the job's operator"
+        return (
+            f"this silo's model {model} differs from the job's; install the Staddle release of the"
+            " job's operator"
+        )
     if any(given.get(key) != computed[key] for key in ("schema", "method_digest")):
         where = _first_difference(given.get("schema"), computed["schema"], "schema")
         return (
@@ -108,11 +125,19 @@ def explain_difference(given: Mapping[str, Any], computed: Mapping[str, Any], me
             "install the Staddle release of the job's operator, or have the job written anew"
         )
     where = _first_difference(given, computed, "")
-    return f"key {where} is not written as Staddle writes it; make the document with `staddle job submit`"
+    return (
+        f"key {where} is not written as Staddle writes it; make the document with `staddle job"
+        " submit`"
+    )
 
 
 def _digest(name: str, version: int, configuration: Any, ordered: Iterable[Any]) -> str:
-    body = {"name": name, "version": version, "configuration": configuration, "tensors": list(ordered)}
+    body = {
+        "name": name,
+        "version": version,
+        "configuration": configuration,
+        "tensors": list(ordered),
+    }
     return hashlib.sha256(canonical_json(body)).hexdigest()
 
 
@@ -135,12 +160,14 @@ def _tensor(spec: TensorSpec) -> dict[str, Any]:
 def _check_names(part: str, tensors: Sequence[str]) -> None:
     """LocalError for a name that a reader of a policy or a ledger might take for another."""
     if not re.fullmatch(PART_NAME, part):
-        raise LocalError(f"part {part[:64]!a}: a part is named by 1 to 64 ASCII letters, digits, - and _")
+        raise LocalError(
+            f"part {part[:64]!a}: a part is named by 1 to 64 ASCII letters, digits, - and _"
+        )
     for name in tensors:
         if len(name) > LONGEST_NAME or not re.fullmatch(TENSOR_NAME, name):
             raise LocalError(
-                f"part {part!r}: tensor {name[:64]!a}: a tensor is named by ASCII letters, digits, - and _ between "
-                f"single dots, {LONGEST_NAME} characters at most"
+                f"part {part!r}: tensor {name[:64]!a}: a tensor is named by ASCII letters, digits,"
+                f" - and _ between single dots, {LONGEST_NAME} characters at most"
             )
 
 
@@ -149,17 +176,26 @@ def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
     if len(set(names)) != len(names):
         raise LocalError(f"round {round_}: parts {names} are not named apart")
     if (number := sum(1 for _ in walk_tensors(parts))) > MOST_TENSORS:
-        raise LocalError(f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller model")
+        raise LocalError(
+            f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller"
+            " model"
+        )
     for part in parts:
         tensors = [spec.name for spec in part.tensors]
         _check_names(part.name, [name for name in tensors if name not in ours])
         if not tensors:
             raise LocalError(
-                f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model has no parameters "
-                "there; choose a model that has, or a method that shares the whole model, such as fedavg"
+                f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model"
+                " has no parameters there; choose a model that has, or a method that shares the"
+                " whole model, such as fedavg"
             )
-        if len(set(tensors)) != len(tensors) or any(n.startswith("@") for n in {*tensors} - {*ours}):
-            raise LocalError(f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @")
+        if len(set(tensors)) != len(tensors) or any(
+            n.startswith("@") for n in {*tensors} - {*ours}
+        ):
+            raise LocalError(
+                f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart,"
+                " without @"
+            )
 
 
 def _first_difference(given: Any, computed: Any, where: str) -> str:

@@ -1,17 +1,18 @@
-"""What a silo looks at before it trains on what came down: whether it may be a model that is made to leak.
+"""What a silo looks at before it trains on what came down: whether it may be a model that is made
+to leak.
 
-Such a model (Fowl et al., "Robbing the Fed", ICLR 2022; Boenisch et al., "When the Curious Abandon Honesty", EuroS&P
-2023) makes each step of training a copy of single records, which the sum of all silos' steps shows as well. Two things
-tell it from what training leads to:
+Such a model (Fowl et al., "Robbing the Fed", ICLR 2022; Boenisch et al., "When the Curious Abandon
+Honesty", EuroS&P 2023) makes each step of training a copy of single records, which the sum of all
+silos' steps shows as well. Two things tell it from what training leads to:
 
-- It lies many of a silo's own steps away. So a silo notes how far each round of its training moved each part of its
-  model, and bounds the way of a delivery by the longest of these steps. The longest, since a silo's own steps shorten
-  while those of others may not.
-- Its rows are alike: a layer that sorts records into bins has the same weights in many rows, which differ in their
-  bias. Rows of an honest layer are nowhere near each other's multiples.
+- It lies many of a silo's own steps away. So a silo notes how far each round of its training moved
+  each part of its model, and bounds the way of a delivery by the longest of these steps. The
+  longest, since a silo's own steps shorten while those of others may not.
+- Its rows are alike: a layer that sorts records into bins has the same weights in many rows, which
+  differ in their bias. Rows of an honest layer are nowhere near each other's multiples.
 
-Neither proves a model honest. Whoever moves it a little in each round comes as far in more rounds, and traps of other
-shapes are known; what bounds them all is differential privacy.
+Neither proves a model honest. Whoever moves it a little in each round comes as far in more rounds,
+and traps of other shapes are known; what bounds them all is differential privacy.
 """
 
 import json
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from ...errors import LocalError
 
-ALIKE = 0.99  # cosine of two rows, or of one and the other's opposite, from which on they count as multiples
+# cosine of two rows, or of one and the other's opposite, from which on they count as multiples
+ALIKE = 0.99
 LEAST_WIDTH = 16  # numbers of a row that is looked at: filters of 3 x 3 are alike by themselves
 CHUNK = 1024  # rows that are compared with all others at once
 
@@ -51,7 +53,9 @@ class LongestSteps:
         found = json.loads(text)
         if not isinstance(found, dict) or not isinstance(found.get("longest"), dict):
             raise ValueError("its steps are not a table")  # noqa: TRY004 - callers expect one error of what is no state
-        return cls(int(found["round"]), {str(part): float(step) for part, step in found["longest"].items()})
+        return cls(
+            int(found["round"]), {str(part): float(step) for part, step in found["longest"].items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -61,28 +65,42 @@ class Caution:
     max_step: float = inf  # of its longest steps, for each part
     max_parallel: float = inf  # rows of a layer that are multiples of others
 
-    def check(self, steps: LongestSteps | None, held: Parts, fresh: Parts, parts: frozenset[str], round_: int) -> None:
-        """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to leak.
+    def check(
+        self,
+        steps: LongestSteps | None,
+        held: Parts,
+        fresh: Parts,
+        parts: frozenset[str],
+        round_: int,
+    ) -> None:
+        """TrapError where ``fresh``, what a delivery makes of what was ``held``, may be made to
+        leak.
 
-        ``parts`` are those that it replaces, in round ``round_``. The steps count for each round since the silo's last:
-        others went on without it, and a model that is led astray comes as far in as many rounds. A part that the silo
-        never trained has no steps to measure by, and passes.
+        ``parts`` are those that it replaces, in round ``round_``. The steps count for each round
+        since the silo's last: others went on without it, and a model that is led astray comes as
+        far in as many rounds. A part that the silo never trained has no steps to measure by, and
+        passes.
         """
         rounds = 1 if steps is None else max(round_ - steps.round, 1)
         for part in sorted(parts & held.keys() & fresh.keys()):
             self._check_rows(part, held[part], fresh[part])
             step = 0.0 if steps is None else steps.longest.get(part, 0.0)
             moved = _distance(held[part], fresh[part])
-            if step > 0 and not moved <= self.max_step * step * rounds:  # what is no number is too far as well
+            # what is no number is too far as well
+            if step > 0 and not moved <= self.max_step * step * rounds:
                 over = "" if rounds == 1 else f" in each of {rounds} rounds"
                 raise TrapError(
-                    f"what came down moves part {part!r} by {moved:.3g}, {moved / (step * rounds):.1f} times the "
-                    f"longest step of this silo's own training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. "
-                    "A model that is made to leak records lies so far away. So may an honest one, where other silos "
-                    "have many times more records. Look into it, and raise max_step if the model is honest"
+                    f"what came down moves part {part!r} by {moved:.3g},"
+                    f" {moved / (step * rounds):.1f} times the longest step of this silo's own"
+                    f" training, {step:.3g}{over}; limits.max_step = {self.max_step:g}. A model"
+                    " that is made to leak records lies so far away. So may an honest one, where"
+                    " other silos have many times more records. Look into it, and raise max_step"
+                    " if the model is honest"
                 )
 
-    def _check_rows(self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]) -> None:
+    def _check_rows(
+        self, part: str, held: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
+    ) -> None:
         if self.max_parallel == inf:
             return
         for name, weights in fresh.items():
@@ -90,30 +108,50 @@ class Caution:
                 continue
             if name not in held or found > parallel_rows(held[name]):
                 raise TrapError(
-                    f"what came down has {found} rows of {part}.{name} that are multiples of others, as has a model "
-                    f"that is made to leak records; limits.max_parallel = {self.max_parallel:g}. Look into it, and "
-                    "raise max_parallel if the model is honest"
+                    f"what came down has {found} rows of {part}.{name} that are multiples of"
+                    " others, as has a model that is made to leak records; limits.max_parallel ="
+                    f" {self.max_parallel:g}. Look into it, and raise max_parallel if the model is"
+                    " honest"
                 )
 
 
 def replaced(delivered: Parts) -> frozenset[str]:
-    """Parts of the model whose tensors come down under their own names, as the values to train from."""
-    return frozenset(name.partition(".")[0] for tensors in delivered.values() for name in tensors if "." in name)
+    """Parts of the model whose tensors come down under their own names, as the values to train
+    from.
+    """
+    return frozenset(
+        name.partition(".")[0] for tensors in delivered.values() for name in tensors if "." in name
+    )
 
 
-def lengthened(steps: LongestSteps | None, round_: int, began: Parts, trained: Parts) -> LongestSteps:
-    """With the step of a round that was trained from ``began``; what is not finite has no length."""
+def lengthened(
+    steps: LongestSteps | None, round_: int, began: Parts, trained: Parts
+) -> LongestSteps:
+    """With the step of a round that was trained from ``began``.
+
+    What is not finite has no length.
+    """
     known = {} if steps is None else steps.longest
-    own = {part: _distance(tensors, trained[part]) for part, tensors in began.items() if part in trained}
+    own = {
+        part: _distance(tensors, trained[part])
+        for part, tensors in began.items()
+        if part in trained
+    }
     own = {part: step if isfinite(step) else 0.0 for part, step in own.items()}
-    return LongestSteps(round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}})
+    return LongestSteps(
+        round_, {part: max(known.get(part, 0.0), own.get(part, 0.0)) for part in {**known, **own}}
+    )
 
 
 def parallel_rows(weights: Tensor) -> int:
-    """Rows of a layer's weights [out, ...] that are multiples of another row; 0 for what has no such rows."""
+    """Rows of a layer's weights [out, ...] that are multiples of another row.
+
+    0 for what has no such rows.
+    """
     if weights.ndim < 2 or not weights.is_floating_point():
         return 0
-    rows = weights.detach().double().flatten(1)  # rows of any float32 have a length in float64, however small
+    # rows of any float32 have a length in float64, however small
+    rows = weights.detach().double().flatten(1)
     if rows.shape[1] < LEAST_WIDTH:
         return 0
     lengths = rows.norm(dim=1)

@@ -1,17 +1,20 @@
 """FedAvg: one model for all silos, averaged each round.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks from decentralized
-data", AISTATS 2017, arXiv:1602.05629, Algorithm 1.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of deep networks
+from decentralized data", AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 
-    (1) at silo k, E epochs in batches of B:   w ← w - η ∇ℓ(w; b)
-    (2) at the coordinator, cohort S_t:        w_{t+1} ← Σ_{k ∈ S_t} (n_k / m_t) w^k_{t+1},   m_t = Σ_{k ∈ S_t} n_k
+    (1) at silo k, E epochs in batches of B:  w ← w - η ∇ℓ(w; b)
+    (2) at the coordinator, cohort S_t:       w_{t+1} ← Σ_{k ∈ S_t} (n_k / m_t) w^k_{t+1},  m_t =
+                                              Σ_{k ∈ S_t} n_k
 
 Where this differs from the paper:
-- ``weights = "equal"`` replaces n_k by 1, for jobs in which the sample counts must stay at the silos;
-- batch norm's running statistics are no parameters: they stay at each silo, unless ``model.buffers = "global"``.
+- ``weights = "equal"`` replaces n_k by 1, for jobs in which the sample counts must stay at the
+  silos;
+- batch norm's running statistics are no parameters: they stay at each silo, unless ``model.buffers
+  = "global"``.
 
-Wire list: ``model`` (whole model, Sum weighted by n_k) up and down in every round. The model of a silo in the end is
-the one delivered last.
+Wire list: ``model`` (whole model, Sum weighted by n_k) up and down in every round. The model of a
+silo in the end is the one delivered last.
 """
 
 from dataclasses import replace

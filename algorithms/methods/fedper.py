@@ -1,7 +1,7 @@
 """FedPer: a shared extractor below private classifiers.
 
-Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers", 2019, arXiv:1912.00818,
-Algorithms 1 and 2.
+Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers", 2019,
+arXiv:1912.00818, Algorithms 1 and 2.
 
     (1) at silo j:           (W_B, W_Pj) ← SGD_j(W_B, W_Pj; E epochs)
     (2) at the coordinator:  W_B ← Σ_j γ_j W_Bj,   γ_j = n_j / Σ_j n_j
@@ -13,8 +13,9 @@ Where this differs from the paper:
 - personalization layers start from one common initial value, the paper leaves their start open;
 - batch norm's running statistics stay at each silo, unless ``model.buffers = "global"``.
 
-Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The classifier never leaves;
-under differential privacy it is noised with the extractor, whose gradients pass through it.
+Wire list: ``extractor`` (backbone, Sum weighted by samples) up and down in every round. The
+classifier never leaves; under differential privacy it is noised with the extractor, whose gradients
+pass through it.
 """
 
 from ...files.documents import Strict
@@ -47,4 +48,5 @@ class FedPer(Method):
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The trained extractor, weighted by samples."""
-        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}  # (2)
+        # (2)
+        return {"extractor": Contribution(self.flat(state, "extractor"), float(facts.samples))}

@@ -2,9 +2,11 @@
 
 Each silo minimises its own empirical risk and exchanges nothing:
 
-    (1) θ_i ← argmin_θ (1/m_i) Σ_{(x,y) ∈ D_i} ℓ(θ; x, y), by E epochs of SGD a round, θ_i carried from round to round.
+    (1) θ_i ← argmin_θ (1/m_i) Σ_{(x,y) ∈ D_i} ℓ(θ; x, y), by E epochs of SGD a round, θ_i carried
+    from round to round.
 
-Silos of different architectures, as those that FedSSA compares with, are dealt theirs by ``extractors``.
+Silos of different architectures, as those that FedSSA compares with, are dealt theirs by
+``extractors``.
 
 Wire list: nothing goes up but the metrics, nothing comes down.
 """
@@ -22,7 +24,10 @@ class LocalOptions(Strict):
     """Options of local training."""
 
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+    """Architectures dealt to the silos in turn, in job order.
+
+    None: the job's model at each silo.
+    """
 
 
 class Local(Method):

@@ -1,66 +1,83 @@
 """pFedSim: feature extractors mixed among silos whose classifiers agree.
 
-Tan, Zhou, Liu, Wang, Yu, Jin, "pFedSim: similarity-aware model aggregation towards personalized federated learning",
-2023, arXiv:2305.15706, Algorithm 2.
+Tan, Zhou, Liu, Wang, Yu, Jin, "pFedSim: similarity-aware model aggregation towards personalized
+federated learning", 2023, arXiv:2305.15706, Algorithm 2.
 
-A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. T_g = floor(ρ T) rounds of
-FedAvg (generalisation) are followed by rounds in which only ω travels (personalisation):
+A model is θ = φ ∘ ω with feature extractor ω and classifier φ of rows φ_c, one a class. T_g =
+floor(ρ T) rounds of FedAvg (generalisation) are followed by rounds in which only ω travels
+(personalisation):
 
     (2) sim(φ_i, φ_j) = (1/C) Σ_c cos(φ_{i,c}, φ_{j,c})
-    (3) Φ_ij = -(1/C) Σ_c log[1 - max(0, φ_{i,c}·φ_{j,c} / (‖φ_{i,c}‖ ‖φ_{j,c}‖ + ε))],   Φ = I before the first pair
+    (3) Φ_ij = -(1/C) Σ_c log[1 - max(0, φ_{i,c}·φ_{j,c} / (‖φ_{i,c}‖ ‖φ_{j,c}‖ + ε))],  Φ = I
+        before the first pair
     (4) ω_i ← Σ_j Φ_ij ω_j / Σ_j Φ_ij over all silos j with their last ω_j,   φ_i ← φ_i
 
 Where this differs from the paper:
-- ``similarity = "mean"``, the default, is the form of the authors' code and published figures:
-  (3') Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also discloses less: one
-  number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number per pair and class.
-- ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value) and 1 for
-  "per_class" (the paper's identity matrix).
-- Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all classifiers are nearly
-  equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than 9.2103.
-- Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only; ε = 1e-8 stands at the
-  norm and not at the product of norms. The bias of the classifier takes no part in the similarity (as in the code).
-- A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says the same.
-- A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the paper lets it stand
-  in with the generalisation model) and starts from the last generalisation model when it first trains.
-- Batch norm's weight and bias are parameters of ω. Its running statistics follow the job's ``model.buffers``: "local"
-  ones stay at each silo in both phases, as in the authors' code of the paper's time; "global" ones are averaged and
-  mixed with ω, as that code does by default today.
+- ``similarity = "mean"``, the default, is the form of the authors' code and published figures: (3')
+  Φ_ij = -log[1 - max(0, sim(φ_i, φ_j))], clamp and log after the mean over classes. It also
+  discloses less: one number per pair. ``similarity = "per_class"`` is Eq. 3 as printed, one number
+  per pair and class.
+- ``self_weight`` is Φ_ii. Left out it is 9.2103 = -log(1 - 0.9999) for "mean" (the code's value)
+  and 1 for "per_class" (the paper's identity matrix).
+- Cosines are cut to at most 1 - 1e-4 before the log. Right after the generalisation phase all
+  classifiers are nearly equal, cos → 1 and Eq. 3 has no bound; cut, no neighbour weighs more than
+  9.2103.
+- Rows cross as unit vectors φ_c / max(‖φ_c‖, ε), so that the coordinator sees cosines only; ε =
+  1e-8 stands at the norm and not at the product of norms. The bias of the classifier takes no part
+  in the similarity (as in the code).
+- A silo without a neighbour of positive weight keeps its own extractor, as in the code; Eq. 4 says
+  the same.
+- A silo that has not given an extractor since the phase changed takes no part in Eq. 4's sum (the
+  paper lets it stand in with the generalisation model) and starts from the last generalisation
+  model when it first trains.
+- Batch norm's weight and bias are parameters of ω. Its running statistics follow the job's
+  ``model.buffers``: "local" ones stay at each silo in both phases, as in the authors' code of the
+  paper's time; "global" ones are averaged and mixed with ω, as that code does by default today.
 
-With ``security.mix = "directed"`` Eq. 4 has another form. Rows are mixed by sums for one silo each, which take weights
-that are known before the round, over what is given in it (security/blind/directed_mix.py):
+With ``security.mix = "directed"`` Eq. 4 has another form. Rows are mixed by sums for one silo each,
+which take weights that are known before the round, over what is given in it
+(security/blind/directed_mix.py):
 
-- Φ is one round old. Extractors of round t are mixed by the likeness of the rounds before t; the plain form takes in
-  round t's too.
-- Eq. 4 is over the silos that gave in round t alone. Where a round draws some of the silos, the last extractors of the
-  others take no part.
-- The first round of the phase gives no extractor: no pair was compared, Φ = I, and each silo keeps its own. Nobody
-  gets a row for its first round of the phase, either.
-- The row is over the others. A silo keeps the part Φ_ii / Σ_j Φ_ij of its own extractor, which leaves it in no row.
-- A row that leans on one silo for more than half, or on few, is not made (SECURITY.md rules 4 and 5), and that silo
-  keeps its own extractor.
-- The specification of a round names the weights of all its rows, so each silo of the round reads who is like whom.
+- Φ is one round old. Extractors of round t are mixed by the likeness of the rounds before t; the
+  plain form takes in round t's too.
+- Eq. 4 is over the silos that gave in round t alone. Where a round draws some of the silos, the
+  last extractors of the others take no part.
+- The first round of the phase gives no extractor: no pair was compared, Φ = I, and each silo keeps
+  its own. Nobody gets a row for its first round of the phase, either.
+- The row is over the others. A silo keeps the part Φ_ii / Σ_j Φ_ij of its own extractor, which
+  leaves it in no row.
+- A row that leans on one silo for more than half, or on few, is not made (SECURITY.md rules 4 and
+  5), and that silo keeps its own extractor.
+- The specification of a round names the weights of all its rows, so each silo of the round reads
+  who is like whom.
 
-On ten silos of the digits this form costs 0.1 to 0.5 points of accuracy, where seeds differ by 2 to 4, and five times
-the bytes of one upload (benchmarks/directed_rows.py; figures in docs/threat-model.md).
+On ten silos of the digits this form costs 0.1 to 0.5 points of accuracy, where seeds differ by 2 to
+4, and five times the bytes of one upload (benchmarks/directed_rows.py; figures in
+docs/threat-model.md).
 
 Wire list:
 
-=================  ====  ==============================================================  =======================
+=================  ====  ==============================================================
+                         =======================
 phase              way   part                                                            exchange
-=================  ====  ==============================================================  =======================
-generalisation     up    ``model``: ω and φ                                              Sum, weighted by samples
+=================  ====  ==============================================================
+                         =======================
+generalisation     up    ``model``: ω and φ                                              Sum,
+                         weighted by samples
 generalisation     down  ``model``                                                       -
 personalisation    up    ``extractor``: ω                                                Mix
 personalisation    up    ``rows``: [1, C·d] for "mean", [C, d] for "per_class"           Gram
 personalisation    down  ``extractor``: the silo's row of Eq. 4                          -
 personalisation    down  ``model``: once, to a silo that has not trained in it yet       -
-=================  ====  ==============================================================  =======================
+=================  ====  ==============================================================
+                         =======================
 
-Directed, ``extractor`` goes up from the second round of the phase on, and comes down as mail (``method.Post``).
+Directed, ``extractor`` goes up from the second round of the phase on, and comes down as mail
+(``method.Post``).
 
-A silo's model in the end is the one it trained last, as in the authors' evaluation. Under differential privacy both
-parts are noised together in both phases, and the rows, computed of what was, have no noise of their own.
+A silo's model in the end is the one it trained last, as in the authors' evaluation. Under
+differential privacy both parts are noised together in both phases, and the rows, computed of what
+was, have no noise of their own.
 """
 
 from collections.abc import Mapping
@@ -106,8 +123,9 @@ class PFedSimOptions(Strict):
     similarity: Literal["mean", "per_class"] = "mean"
     """One number a pair of silos (Eq. 2), or one a pair and class (Eq. 3).
 
-    They tell the coordinator of the labels, in a blind job too. From "per_class" it reads which silo holds which class
-    (AUC 0.97 to 1.00), from "mean" less: which silos have similar shares of labels (rank correlation 0.5 to 0.87).
+    They tell the coordinator of the labels, in a blind job too. From "per_class" it reads which
+    silo holds which class (AUC 0.97 to 1.00), from "mean" less: which silos have similar shares of
+    labels (rank correlation 0.5 to 0.87).
     """
     self_weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = None
     """Φ_ii; left out, 9.2103 for "mean" and 1 for "per_class"."""
@@ -125,12 +143,14 @@ class PFedSim(Method):
 
     def __init__(self, setting: Setting, options: Strict | None = None) -> None:
         super().__init__(setting, options)
-        rho = Fraction(str(self.options.rho))  # ρ as it is written: 0.29·100 is 29, in floats 28.999…
+        # ρ as it is written: 0.29·100 is 29, in floats 28.999…
+        rho = Fraction(str(self.options.rho))
         self.warmup = floor(rho * setting.rounds)  # T_g
         if setting.cohort_size == 1 and self.warmup < setting.rounds:
             raise LocalError(
-                f"pfedsim: a round draws 1 of {len(setting.silos)} silos, so no two are ever compared and no extractor "
-                "is mixed; raise participation or min_cohort so that 2 are drawn, or set rho = 1"
+                f"pfedsim: a round draws 1 of {len(setting.silos)} silos, so no two are ever"
+                " compared and no extractor is mixed; raise participation or min_cohort so that 2"
+                " are drawn, or set rho = 1"
             )
         weight = next(spec for spec in self.template["classifier"] if spec.name == "weight")
         classes, width = weight.shape
@@ -138,7 +158,9 @@ class PFedSim(Method):
         self.model = self.shared("model", Kind.WHOLE_MODEL, "extractor", "classifier")
         self.extractor = Part("extractor", Kind.BACKBONE, Mix(), self.flat_specs("extractor"))
         self.mail = replace(self.extractor, tensors=(*self.extractor.tensors, KEEP))
-        self.rows = Part("rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),))
+        self.rows = Part(
+            "rows", Kind.CLASSIFIER_ROWS, Gram(), (TensorSpec("rows", weight.dtype, rows),)
+        )
 
     @property
     def self_weight(self) -> float:
@@ -151,10 +173,17 @@ class PFedSim(Method):
         """The model in the generalisation phase, then extractor and classifier rows."""
         if round_ < self.warmup:
             return (self.model,)
-        return (self.rows,) if self.setting.directed and round_ == self.warmup else (self.extractor, self.rows)
+        return (
+            (self.rows,)
+            if self.setting.directed and round_ == self.warmup
+            else (self.extractor, self.rows)
+        )
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """The model up to the phase change; afterwards the mixed extractor, or the model to a newcomer."""
+        """The model up to the phase change.
+
+        Afterwards the mixed extractor, or the model to a newcomer.
+        """
         model = (self.model,) if self.warmup else ()
         if round_ <= self.warmup + self.setting.directed:
             return model
@@ -177,11 +206,16 @@ class PFedSim(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """The model for FedAvg, or the extractor for Eq. 4 and the classifier rows for Eq. 3."""
         if facts.round < self.warmup:
-            return {"model": Contribution(self.flat(state, "extractor", "classifier"), float(facts.samples))}
+            return {
+                "model": Contribution(
+                    self.flat(state, "extractor", "classifier"), float(facts.samples)
+                )
+            }
         rows = state.parts["classifier"]["weight"].double()  # [C, d]
         unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=EPSILON)
         if self.options.similarity == "mean":
-            unit = (unit / len(unit) ** 0.5).reshape(1, -1)  # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
+            # ⟨v_i, v_j⟩ = (1/C) Σ_c cos_c: Eq. 2 in one product
+            unit = (unit / len(unit) ** 0.5).reshape(1, -1)
         (spec,) = self.rows.tensors
         contributions = {
             "extractor": Contribution(self.flat(state, "extractor")),
@@ -189,15 +223,21 @@ class PFedSim(Method):
         }
         return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
-    # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for "per_class", 0 for pairs
-    # that never trained in the same round; ``gave`` marks the silos that have trained in the personalisation phase.
+    # The coordinator half. ``phi`` holds max(0, sim) of Eq. 2 for "mean" and Φ of Eq. 3 for
+    # "per_class", 0 for pairs that never trained in the same round; ``gave`` marks the silos that
+    # have trained in the personalisation phase.
 
     def begin(self) -> CoordinatorState:
         """No pair seen; the diagonal is not stored, it is ``self_weight``."""
         n = len(self.setting.silos)
-        return {"phi": torch.zeros(n, n, dtype=torch.float64), "gave": torch.zeros(n, dtype=torch.int64)}
+        return {
+            "phi": torch.zeros(n, n, dtype=torch.float64),
+            "gave": torch.zeros(n, dtype=torch.int64),
+        }
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """FedAvg, then new similarities for the pairs of this cohort; older entries stay."""
         if round_ < self.warmup:
             return super().combine(state, round_, cohort, results)
@@ -207,7 +247,9 @@ class PFedSim(Method):
         phi.fill_diagonal_(0)
         gave[index] = 1
         mixed = self.setting.directed and self.extractor in self.up(round_)
-        return Combined({"phi": phi, "gave": gave}, posts=self._posts(state, cohort) if mixed else ())
+        return Combined(
+            {"phi": phi, "gave": gave}, posts=self._posts(state, cohort) if mixed else ()
+        )
 
     def _posts(self, state: CoordinatorState, cohort: tuple[str, ...]) -> tuple[Post, ...]:
         """Eq. 4 over this round's cohort, by the weights that were known before it."""
@@ -224,7 +266,8 @@ class PFedSim(Method):
 
     def similarities(self, gram: Tensor) -> Tensor:
         """What ``phi`` stores for a cohort of n silos, from the inner products [groups, n, n]."""
-        norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()  # [groups, n]: 1 from an honest silo
+        # [groups, n]: 1 from an honest silo
+        norms = gram.diagonal(dim1=1, dim2=2).clamp(min=EPSILON**2).sqrt()
         cosines = (gram / (norms[:, :, None] * norms[:, None, :])).clamp(0, LARGEST_COSINE)
         if self.options.similarity == "mean":
             return cosines[0]  # Eq. 2, clamped
@@ -238,26 +281,38 @@ class PFedSim(Method):
             row = -torch.log(1 - row)  # Eq. 3'
         row = row.clone()
         row[here] = self.self_weight
-        return {name: value for name, value in zip(self.setting.silos, row.tolist(), strict=True) if value > 0}
+        return {
+            name: value
+            for name, value in zip(self.setting.silos, row.tolist(), strict=True)
+            if value > 0
+        }
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> dict[str, float]:
         """Φ_ij of one silo i, itself included, as the rounds so far have it."""
         return self.weights(state, recipient)
 
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
-        """Φ_ii follows from the options and no Φ_ij is above 9.2103, so that a silo keeps no less than they allow.
+        """Φ_ii follows from the options and no Φ_ij is above 9.2103, so that a silo keeps no less
+        than they allow.
 
-        Likeness itself is known to the coordinator alone; ``shares`` that lean too much are refused elsewhere.
+        Likeness itself is known to the coordinator alone; ``shares`` that lean too much are refused
+        elsewhere.
         """
         own = self.self_weight
         least = own / (own + LARGEST_WEIGHT / max(shares.values()))
         most = 1.0 if own else 0.0
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
-        return f"says keep = {keep:.6f} of round {round_}, by self_weight = {own:g} it is {least:.6f} to {most:g}"
+        return (
+            f"says keep = {keep:.6f} of round {round_}, by self_weight = {own:g} it is {least:.6f}"
+            f" to {most:g}"
+        )
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """Eq. 4 for a silo that has trained in this phase; the last generalisation model for one that has not."""
+        """Eq. 4 for a silo that has trained in this phase.
+
+        The last generalisation model for one that has not.
+        """
         if not state["gave"][self.setting.silos.index(silo)]:
             return (Latest("model"),) if self.warmup else ()
         if self.setting.directed:

@@ -1,7 +1,9 @@
-"""The model of a job: two parts, ``extractor`` and ``classifier``, equal at every silo before the first round.
+"""The model of a job: two parts, ``extractor`` and ``classifier``, equal at every silo before the
+first round.
 
-Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in), 1/sqrt(fan_in)) from the
-job's own streams, so neither the torch release nor its global generator changes them, nor are they changed by us.
+Initial values are not torch's: Linear and Conv weights and biases are U(-1/sqrt(fan_in),
+1/sqrt(fan_in)) from the job's own streams, so neither the torch release nor its global generator
+changes them, nor are they changed by us.
 """
 
 import difflib
@@ -18,9 +20,12 @@ from ..numerics.streams import Seed, stream, uniform
 from .class_names import names_fault
 from .registry import NETWORKS, Norm, Shape
 
-MODEL_VERSION = 2  # raised when a model of this file, or what it begins with, changes: it enters the job's model digest
+# raised when a model of this file, or what it begins with, changes: it enters the job's model
+# digest
+MODEL_VERSION = 2
 
-LARGEST_MODEL = 2**28  # parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
+# parameters, 1 GiB: whoever reads a job builds its model, so a job must not take all memory
+LARGEST_MODEL = 2**28
 
 Size = Annotated[int, Field(strict=True, ge=1, le=4096)]
 
@@ -32,7 +37,9 @@ class ModelOptions(Strict):
     classes: Annotated[int, Field(strict=True, ge=2, le=100_000)]
     norm: Norm = "none"
     buffers: Literal["local", "global"] = "local"
-    """Batch norm's running statistics: "local" ones never leave a silo, "global" ones cross with the parameters."""
+    """Batch norm's running statistics: "local" ones never leave a silo, "global" ones cross with
+    the parameters.
+    """
     input: tuple[Size, Size, Size] | None = None
     """Channels, height, width; left out, the architecture's own, such as [3, 32, 32] for lenet5."""
 
@@ -42,7 +49,8 @@ class ModelOptions(Strict):
         if name not in NETWORKS:
             near = difflib.get_close_matches(name, NETWORKS, n=1)
             raise ValueError(
-                f"no such model; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(NETWORKS)}"
+                f"no such model; {f'did you mean {near[0]!r}? ' if near else ''}known:"
+                f" {', '.join(NETWORKS)}"
             )
         return name
 
@@ -52,7 +60,9 @@ class ModelOptions(Strict):
         if fault := network.fault(input_shape(self)):
             raise ValueError(f"{self.name} {fault}; choose another model or model.input")
         if self.norm not in network.norms:
-            raise ValueError(f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}")
+            raise ValueError(
+                f"model {self.name!r} has norm {' or '.join(network.norms)}, not {self.norm!r}"
+            )
         modules = sketch(self).values()
         size = sum(tensor.numel() for module in modules for tensor in module.parameters())
         if size > LARGEST_MODEL:
@@ -60,10 +70,12 @@ class ModelOptions(Strict):
                 f"model {self.name!r} with this input and these classes has {size:,} parameters; "
                 f"lower input or classes, {LARGEST_MODEL:,} are the most"
             )
-        if self.buffers == "global" and not any(b.is_floating_point() for m in modules for b in m.buffers()):
+        if self.buffers == "global" and not any(
+            b.is_floating_point() for m in modules for b in m.buffers()
+        ):
             raise ValueError(
-                f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no running statistics; '
-                "leave buffers out, or choose a model and norm that do"
+                f'buffers = "global", but model {self.name!r} with norm {self.norm!r} keeps no'
+                " running statistics; leave buffers out, or choose a model and norm that do"
             )
         return self
 
@@ -89,7 +101,10 @@ def sketch(options: ModelOptions) -> dict[str, nn.Module]:
 
 
 def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
-    """A freshly initialised model by part; the same options and seed give the same bits everywhere."""
+    """A freshly initialised model by part.
+
+    The same options and seed give the same bits everywhere.
+    """
     parts = sketch(options)
     for part, module in parts.items():
         fill(module, seed, part)
@@ -97,7 +112,10 @@ def build(options: ModelOptions, seed: Seed) -> dict[str, nn.Module]:
 
 
 def fill(module: nn.Module, seed: Seed, prefix: str) -> None:
-    """Give a new module its initial values; none where torch's device is "meta", for whoever has other values."""
+    """Give a new module its initial values.
+
+    None where torch's device is "meta", for whoever has other values.
+    """
     if torch.get_default_device().type != "meta":
         # As Module.to_empty does it, which would first import symbolic shapes, for half a second.
         module._apply(_empty)  # type: ignore[no-untyped-call] # noqa: SLF001
@@ -110,18 +128,29 @@ def _empty(sketched: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
-    """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``; norms start as identities."""
+    """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``.
+
+    Norms start as identities.
+    """
     for name, leaf in module.named_modules():
         if any(True for _ in leaf.children()):
             if leaf._parameters or leaf._buffers:  # noqa: SLF001 - torch has no public name for a module's own tensors
-                raise LocalError(f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules")
+                raise LocalError(
+                    f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
+                )
         elif isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
             bound = leaf.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
             for leaf_name, tensor in leaf.named_parameters():
                 full_name = ".".join(filter(None, (prefix, name, leaf_name)))
-                values = uniform(stream(seed, "", 0, f"init/{full_name}"), tensor.shape, -bound, bound)
+                values = uniform(
+                    stream(seed, "", 0, f"init/{full_name}"), tensor.shape, -bound, bound
+                )
                 tensor.copy_(torch.from_numpy(values))
         elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
-            leaf.reset_parameters()  # weight 1, bias 0, running mean 0, running variance 1: nothing random
+            # weight 1, bias 0, running mean 0, running variance 1: nothing random
+            leaf.reset_parameters()
         elif any(True for _ in leaf.parameters()) or any(True for _ in leaf.buffers()):
-            raise LocalError(f"model: no initialisation is defined for {type(leaf).__name__} {name!r}; add it here")
+            raise LocalError(
+                f"model: no initialisation is defined for {type(leaf).__name__} {name!r}; add it"
+                " here"
+            )

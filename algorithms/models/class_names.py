@@ -1,6 +1,8 @@
-"""Names of classes, one a class in the order of the labels: label 1 must mean the same at every silo.
+"""Names of classes, one a class in the order of the labels: label 1 must mean the same at every
+silo.
 
-Nothing else notices silos that number their classes differently; the models are then averaged into nonsense.
+Nothing else notices silos that number their classes differently; the models are then averaged into
+nonsense.
 """
 
 import unicodedata
@@ -12,11 +14,17 @@ LONGEST = 200
 def names_fault(names: Sequence[str], classes: int) -> str:
     """Why these cannot name the classes 0 … classes - 1; empty if they can."""
     if len(names) != classes:
-        return f"{len(names)} class_names for {classes} classes; give one a class, in the order of the labels"
+        return (
+            f"{len(names)} class_names for {classes} classes; give one a class, in the order of the"
+            " labels"
+        )
     first: dict[str, int] = {}
     for number, name in enumerate(names):
         if not name or len(name) > LONGEST or name != name.strip() or not name.isprintable():
-            return f"class {number} is named {name[:LONGEST]!r}; give 1 to {LONGEST} printable characters, trimmed"
+            return (
+                f"class {number} is named {name[:LONGEST]!r}; give 1 to {LONGEST} printable"
+                " characters, trimmed"
+            )
         before = first.setdefault(_composed(name), number)
         if before != number:
             return f"classes {before} and {number} are both named {name!r}; name them apart"
@@ -24,12 +32,19 @@ def names_fault(names: Sequence[str], classes: int) -> str:
 
 
 def names_differ(job: Sequence[str], data: Sequence[str]) -> str:
-    """The first class that a job and a data file, both of sound names, name differently; empty if none."""
+    """The first class that a job and a data file, both of sound names, name differently.
+
+    Empty if none.
+    """
     there, here = [_composed(name) for name in job], [_composed(name) for name in data]
     for number, (wanted, found) in enumerate(zip(there, here, strict=True)):
         if wanted != found:
             reordered = set(there) == set(here)
-            fix = "reorder y and class_names as the job has them" if reordered else "rename it, or have the job changed"
+            fix = (
+                "reorder y and class_names as the job has them"
+                if reordered
+                else "rename it, or have the job changed"
+            )
             return f"class {number} is {wanted!r} in the job and {found!r} here; {fix}"
     return ""
 

@@ -1,8 +1,9 @@
 """The five CNNs of FedSSA's heterogeneous silos, and three small ones for digits.
 
-Yi et al., "FedSSA", 2024, Table 3: two 5x5 convolutions without padding, each with ReLU and 2x2 max-pool, then FC1 and
-FC2 with ReLU, and FC3, the header. FC2 has 500 units in all five, so that their headers are exchangeable. The paper
-gives no activation and no padding; without padding the parameter counts meet the printed sizes (3x32x32, 10 classes):
+Yi et al., "FedSSA", 2024, Table 3: two 5x5 convolutions without padding, each with ReLU and 2x2
+max-pool, then FC1 and FC2 with ReLU, and FC3, the header. FC2 has 500 units in all five, so that
+their headers are exchangeable. The paper gives no activation and no padding; without padding the
+parameter counts meet the printed sizes (3x32x32, 10 classes):
 
 ===========  =============  ====  ==========  ========  ===============================
 network      conv1, conv2   FC1   parameters  MiB       Table 3
@@ -14,7 +15,8 @@ CNN-4        16, 32         800   1,060,358   4.04      3.81, which its own laye
 CNN-5        16, 32         500   670,058     2.56      2.55
 ===========  =============  ====  ==========  ========  ===============================
 
-The small ones (not from the paper) end in 64 units, as cnn-digits does, and take 8x8 as well as 28x28 pixels.
+The small ones (not from the paper) end in 64 units, as cnn-digits does, and take 8x8 as well as
+28x28 pixels.
 """
 
 from collections import OrderedDict
@@ -35,12 +37,17 @@ def fedssa_cnn(filters: int, units: int) -> Builder:
 
 
 def digits_cnn(filters: tuple[int, ...], units: tuple[int, ...]) -> Builder:
-    """A small CNN by the filters of its 3x3 convolutions and the units of the layers before the last."""
+    """A small CNN by the filters of its 3x3 convolutions and the units of the layers before the
+    last.
+    """
     return _cnn(filters, 3, 1, (*units, DIGITS_WIDTH))
 
 
 def _cnn(filters: tuple[int, ...], kernel: int, padding: int, units: tuple[int, ...]) -> Builder:
-    """Convolutions with ReLU and 2x2 max-pool, then fully connected layers with ReLU; a linear classifier."""
+    """Convolutions with ReLU and 2x2 max-pool, then fully connected layers with ReLU.
+
+    A linear classifier.
+    """
 
     def build(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
         inputs, *sides = shape

@@ -1,7 +1,8 @@
 """The parts that a loss is handed, as functions of parameters that are not their own.
 
-For methods whose loss looks at the model where it is not, such as at a mixture of two models, or after a step of
-gradient descent. A part is a module where silos train one by one, and ``BoundModule`` where they train at once.
+For methods whose loss looks at the model where it is not, such as at a mixture of two models, or
+after a step of gradient descent. A part is a module where silos train one by one, and
+``BoundModule`` where they train at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +40,8 @@ def parameters_of(part: Callable[..., Tensor]) -> dict[str, Tensor]:
 def on_trial(part: Callable[..., Tensor]) -> BoundModule:
     """The part with copies of its buffers: what a call changes of them is lost.
 
-    Inside ``torch.func.grad`` no other buffer can change, as batch norm's running statistics do in training.
+    Inside ``torch.func.grad`` no other buffer can change, as batch norm's running statistics do in
+    training.
     """
     module, values = (part.module, part.values) if isinstance(part, BoundModule) else (part, {})
     if not isinstance(module, nn.Module):
@@ -49,7 +51,10 @@ def on_trial(part: Callable[..., Tensor]) -> BoundModule:
 
 
 def called_with(part: Callable[..., Tensor], parameters: Tensors, *args: object) -> Tensor:
-    """The output of a part with these parameters in place of those of the same names; its buffers stay its own."""
+    """The output of a part with these parameters in place of those of the same names.
+
+    Its buffers stay its own.
+    """
     match part:
         case BoundModule(module, values):
             return BoundModule(module, {**values, **parameters})(*args)

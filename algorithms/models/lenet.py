@@ -1,8 +1,9 @@
 """The network of FedSimSup's inter-learning model, as a job's [model] names it.
 
-The paper (section 5.1) says LeNet-5 with two convolutional and two linear layers, sizes not given. fedsimsup-lenet is
-conv 5x5 to 6 and to 16 channels, each with ReLU and 2x2 max-pool, then 120 units: 52,202 parameters on 3x32x32 and 10
-classes. fedsimsup-lenet-wide has 32 and 64 channels and 512 units: 878,538 parameters. Neither has a norm.
+The paper (section 5.1) says LeNet-5 with two convolutional and two linear layers, sizes not given.
+fedsimsup-lenet is conv 5x5 to 6 and to 16 channels, each with ReLU and 2x2 max-pool, then 120
+units: 52,202 parameters on 3x32x32 and 10 classes. fedsimsup-lenet-wide has 32 and 64 channels and
+512 units: 878,538 parameters. Neither has a norm.
 """
 
 from collections import OrderedDict
@@ -22,8 +23,13 @@ def lenet_wide(shape: Shape, classes: int, _: str) -> dict[str, nn.Module]:
     return two_and_two(shape, classes, 32, 64, 512)
 
 
-def two_and_two(shape: Shape, classes: int, first: int, second: int, units: int) -> dict[str, nn.Module]:
-    """Two convolutions and two linear layers; below 16 pixels, which supervisors alone take, the convolutions pad."""
+def two_and_two(
+    shape: Shape, classes: int, first: int, second: int, units: int
+) -> dict[str, nn.Module]:
+    """Two convolutions and two linear layers.
+
+    Below 16 pixels, which supervisors alone take, the convolutions pad.
+    """
     channels, height, width = shape
     padding = 0 if min(height, width) >= 16 else 2
     kept = [((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in (height, width)]
@@ -38,4 +44,7 @@ def two_and_two(shape: Shape, classes: int, first: int, second: int, units: int)
         ("fc1", nn.Linear(second * kept[0] * kept[1], units)),
         ("relu3", nn.ReLU()),
     ]
-    return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(units, classes)}
+    return {
+        "extractor": nn.Sequential(OrderedDict(layers)),
+        "classifier": nn.Linear(units, classes),
+    }

@@ -1,8 +1,10 @@
-"""The networks of PPFL's smaller data sets: a generalised linear model, and a perceptron of two layers.
+"""The networks of PPFL's smaller data sets: a generalised linear model, and a perceptron of two
+layers.
 
-As a network the linear model is an extractor without parameters below one Linear. The perceptron, for MNIST, has 128
-hidden units as in the authors' code: 100,480 + 1,290 parameters. PPFL itself mixes whole perceptrons there, which are
-its canonical models (``canonical = "mlp"``) on "glm"; "ppfl-mlp" is what the other methods train.
+As a network the linear model is an extractor without parameters below one Linear. The perceptron,
+for MNIST, has 128 hidden units as in the authors' code: 100,480 + 1,290 parameters. PPFL itself
+mixes whole perceptrons there, which are its canonical models (``canonical = "mlp"``) on "glm";
+"ppfl-mlp" is what the other methods train.
 """
 
 from collections import OrderedDict
@@ -21,5 +23,7 @@ def glm(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Modul
 def mlp(shape: tuple[int, int, int], classes: int, _: str) -> dict[str, nn.Module]:
     """A hidden layer with ReLU on the flattened record, and a linear classifier."""
     channels, height, width = shape
-    hidden = OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, HIDDEN), relu=nn.ReLU())
+    hidden = OrderedDict(
+        flatten=nn.Flatten(), fc=nn.Linear(channels * height * width, HIDDEN), relu=nn.ReLU()
+    )
     return {"extractor": nn.Sequential(hidden), "classifier": nn.Linear(HIDDEN, classes)}

@@ -1,14 +1,19 @@
-"""MobileNetV2, the larger network of pFedSim and, with its features as v, of PPFL; it is torchvision's own.
+"""MobileNetV2, the larger network of pFedSim and, with its features as v, of PPFL.
 
-Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2: inverted residuals and linear bottlenecks", CVPR 2018.
+It is torchvision's own.
 
-The extractor has the features, named as in torchvision, and their mean over height and width: 2,223,872 parameters,
-and with norm "batch" 34,112 numbers of running statistics. The classifier is Linear(1280, C).
+Sandler, Howard, Zhu, Zhmoginov, Chen, "MobileNetV2: inverted residuals and linear bottlenecks",
+CVPR 2018.
+
+The extractor has the features, named as in torchvision, and their mean over height and width:
+2,223,872 parameters, and with norm "batch" 34,112 numbers of running statistics. The classifier is
+Linear(1280, C).
 
 - The classifier's dropout is left out: it would draw from torch's global generator.
 - No ReLU6 is in place: per-sample gradients need its input.
 - Norm "group" has eight groups, which divide all its numbers of channels.
-- Initial values are those of build.py, nothing is pre-trained; PPFL's paper starts from ImageNet's weights.
+- Initial values are those of build.py, nothing is pre-trained; PPFL's paper starts from ImageNet's
+  weights.
 - The features of 32 x 32 pixels are 1 x 1: there batch norm sees one number a record and channel.
 """
 
@@ -24,9 +29,16 @@ WIDTH = 1280
 
 
 def mobilenet_v2(shape: tuple[int, int, int], classes: int, norm: str) -> dict[str, nn.Module]:
-    """MobileNetV2 without dropout; its first convolution takes as many channels as the records have."""
+    """MobileNetV2 without dropout.
+
+    Its first convolution takes as many channels as the records have.
+    """
     norm_layer = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, GROUPS)
-    features = torchvision("models", "model 'mobilenet-v2'").mobilenet_v2(weights=None, norm_layer=norm_layer).features
+    features = (
+        torchvision("models", "model 'mobilenet-v2'")
+        .mobilenet_v2(weights=None, norm_layer=norm_layer)
+        .features
+    )
     first = features[0][0]
     if shape[0] != first.in_channels:
         features[0][0] = nn.Conv2d(shape[0], first.out_channels, 3, 2, 1, bias=False)

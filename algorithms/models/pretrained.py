@@ -1,7 +1,8 @@
-"""Initial values for a silo's private part from a local file: what a silo has pre-trained, or was given.
+"""Initial values for a silo's private part from a local file: what a silo has pre-trained, or was
+given.
 
-A job holds no paths, and what crosses starts equal at all silos; so this is for parts that a method declares
-``loadable``. Where there is no file the part is trained from scratch.
+A job holds no paths, and what crosses starts equal at all silos; so this is for parts that a method
+declares ``loadable``. Where there is no file the part is trained from scratch.
 """
 
 import hashlib
@@ -21,28 +22,43 @@ from ..method import Method
 HEADER_BYTES = 1 << 20  # names and metadata beside the tensors: no part has more of them
 
 
-def load_weights(path: Path, method: Method, silo: str, part: str, digest: str | None = None) -> tuple[Tensors, str]:
-    """The tensors of a safetensors file for a private part of a silo's model, and the file's SHA-256 in hex.
+def load_weights(
+    path: Path, method: Method, silo: str, part: str, digest: str | None = None
+) -> tuple[Tensors, str]:
+    """The tensors of a safetensors file for a private part of a silo's model, and the file's
+    SHA-256 in hex.
 
-    LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one is given, and its own
-    where Staddle wrote it, and it holds exactly the part's tensors by name, dtype and shape, all finite.
+    LocalError unless the method lets the part be loaded, the file has the given SHA-256 where one
+    is given, and its own where Staddle wrote it, and it holds exactly the part's tensors by name,
+    dtype and shape, all finite.
     """
     if part not in method.loadable:
-        able = f"it takes weights for {', '.join(method.loadable)}" if method.loadable else "it takes none"
-        raise LocalError(f"{path}: method {method.name!r} takes no weights for part {part!r}, {able}")
+        able = (
+            f"it takes weights for {', '.join(method.loadable)}"
+            if method.loadable
+            else "it takes none"
+        )
+        raise LocalError(
+            f"{path}: method {method.name!r} takes no weights for part {part!r}, {able}"
+        )
     try:
         check_regular(path)
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     module = method.modules(silo)[part]
-    data = read_bytes(path, sum(tensor.nbytes for tensor in module.state_dict().values()) + HEADER_BYTES)
+    data = read_bytes(
+        path, sum(tensor.nbytes for tensor in module.state_dict().values()) + HEADER_BYTES
+    )
     found = hashlib.sha256(data).hexdigest()
     if digest is not None and found != digest.lower():
         raise LocalError(
-            f"{path}: its SHA-256 is {found}, expected {digest}; fetch the file again or correct the digest"
+            f"{path}: its SHA-256 is {found}, expected {digest}; fetch the file again or correct"
+            " the digest"
         )
     try:
-        tensors = tensor_file.from_bytes(data, str(path))[0] if tensor_file.is_ours(data) else load(data)
+        tensors = (
+            tensor_file.from_bytes(data, str(path))[0] if tensor_file.is_ours(data) else load(data)
+        )
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
     _check(path, part, tensors, module)

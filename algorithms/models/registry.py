@@ -1,9 +1,11 @@
-"""The architectures that a job's [model] may name: a literal table, each built as ``extractor`` and ``classifier``.
+"""The architectures that a job's [model] may name: a literal table, each built as ``extractor`` and
+``classifier``.
 
-lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5 to 6 and to 16
-channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32 with norm "batch" and 10 classes:
-456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the extractor and 850 in the classifier; batch norm
-adds 44 numbers of running statistics and two counts of batches. cnn-digits is a small network for the 8x8 digits.
+lenet5 is the LeNet-5 of pFedSim (Tan et al., 2023, Table 5, as its authors' code reads): conv 5x5
+to 6 and to 16 channels, each with norm, ReLU and 2x2 max-pool, then 120 and 84 units. On 3x32x32
+with norm "batch" and 10 classes: 456 + 12 + 2,416 + 32 + 48,120 + 10,164 = 61,200 parameters in the
+extractor and 850 in the classifier; batch norm adds 44 numbers of running statistics and two counts
+of batches. cnn-digits is a small network for the 8x8 digits.
 """
 
 from collections import OrderedDict
@@ -23,22 +25,30 @@ Norm: TypeAlias = Literal["none", "batch", "group"]
 Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
 Layers: TypeAlias = list[tuple[str, nn.Module]]
 
-GROUPS = {6: 2, 16: 4, 32: 8}  # channels → groups: three or four channels share one group's statistics
+# channels → groups: three or four channels share one group's statistics
+GROUPS = {6: 2, 16: 4, 32: 8}
 
 
 @dataclass(frozen=True)
 class Network:
-    """One architecture: the input that it takes where the job names none, the inputs that it can take, its parts."""
+    """One architecture: the input that it takes where the job names none, the inputs that it can
+    take, its parts.
+    """
 
     default_input: Shape
     fault: Callable[[Shape], str]  # why it cannot take an input; empty if it can
-    build: Callable[[Shape, int, Norm], dict[str, nn.Module]]  # (input, classes, norm) → extractor and classifier
+    # (input, classes, norm) → extractor and classifier
+    build: Callable[[Shape, int, Norm], dict[str, nn.Module]]
     norms: tuple[Norm, ...] = ("none", "batch", "group")
 
 
 def at_least(side: int) -> Callable[[Shape], str]:
     """A check for the smallest height and width."""
-    return lambda shape: "" if min(shape[1:]) >= side else f"needs at least {side} x {side} pixels, not {list(shape)}"
+    return lambda shape: (
+        ""
+        if min(shape[1:]) >= side
+        else f"needs at least {side} x {side} pixels, not {list(shape)}"
+    )
 
 
 def exactly(wanted: Shape) -> Callable[[Shape], str]:
@@ -75,14 +85,22 @@ def cnn_digits(_: Shape, classes: int, norm: Norm) -> dict[str, nn.Module]:
 
 
 def block(number: int, conv: nn.Conv2d, norm: Norm) -> Layers:
-    """Convolution, norm, ReLU, 2x2 max-pool. No ReLU is in place: per-sample gradients need its input."""
+    """Convolution, norm, ReLU, 2x2 max-pool.
+
+    No ReLU is in place: per-sample gradients need its input.
+    """
     channels = conv.out_channels
     norms: dict[str, Layers] = {
         "none": [],
         "batch": [(f"norm{number}", nn.BatchNorm2d(channels))],
         "group": [(f"norm{number}", nn.GroupNorm(GROUPS[channels], channels))],
     }
-    return [(f"conv{number}", conv), *norms[norm], (f"relu{number}", nn.ReLU()), (f"pool{number}", nn.MaxPool2d(2))]
+    return [
+        (f"conv{number}", conv),
+        *norms[norm],
+        (f"relu{number}", nn.ReLU()),
+        (f"pool{number}", nn.MaxPool2d(2)),
+    ]
 
 
 NETWORKS: dict[str, Network] = {

@@ -1,20 +1,27 @@
-"""Networks of blocks whose features can be supervised one by one: the ConvNets and the ResNet-18 of FedAIMS.
+"""Networks of blocks whose features can be supervised one by one: the ConvNets and the ResNet-18 of
+FedAIMS.
 
-The paper names its networks only; they are recovered from the sizes that its Tables 6 and 8 print, to the last digit:
+The paper names its networks only; they are recovered from the sizes that its Tables 6 and 8 print,
+to the last digit:
 
-=================  ==================================================  =========  ==========================
+=================  ==================================================  =========
+                                                                       ==========================
 name               blocks                                              classes    parameters
-=================  ==================================================  =========  ==========================
+=================  ==================================================  =========
+                                                                       ==========================
 ``convnet-3x64``   3 x (conv 3x3 to 64, norm, ReLU, 2x2 max-pool)      47         77,935
 ``convnet-4x128``  4 x (conv 3x3 to 128, norm, ReLU, 2x2 max-pool)     10         448,650
-``resnet18``       layer1 (with the stem) to layer4 of ResNet-18       100, 200   11,220,132 and 11,271,432
-=================  ==================================================  =========  ==========================
+``resnet18``       layer1 (with the stem) to layer4 of ResNet-18       100, 200   11,220,132 and
+                                                                       11,271,432
+=================  ==================================================  =========
+                                                                       ==========================
 
-A block's feature is the mean of its output over height and width, [B, d_j]; the last block's is what the classifier
-sees. Norm "batch" is batch norm without running statistics, in evaluation too (as in FedBABU's code, from which the
-ConvNets come): nothing of it stays at a silo, but a record's output depends on the records it is evaluated with.
-Norm "group" has four channels a group and at most 32 groups. The ResNet has a 3x3 stem of stride 1 and no max-pool.
-No ReLU and no addition is in place: per-sample gradients need their inputs. ``convnet-digits`` is for the 8x8 digits.
+A block's feature is the mean of its output over height and width, [B, d_j]; the last block's is
+what the classifier sees. Norm "batch" is batch norm without running statistics, in evaluation too
+(as in FedBABU's code, from which the ConvNets come): nothing of it stays at a silo, but a record's
+output depends on the records it is evaluated with. Norm "group" has four channels a group and at
+most 32 groups. The ResNet has a 3x3 stem of stride 1 and no max-pool. No ReLU and no addition is in
+place: per-sample gradients need their inputs. ``convnet-digits`` is for the 8x8 digits.
 """
 
 from collections import OrderedDict
@@ -30,7 +37,8 @@ CHANNELS_PER_GROUP = 4
 class Blocks(nn.Module):
     """An extractor in blocks: ``extractor(x)`` is the feature of the last one, [B, D].
 
-    ``extractor(x, True)`` is the features of all blocks side by side, [B, d_1 + … + d_m]; ``widths`` has the d_j.
+    ``extractor(x, True)`` is the features of all blocks side by side, [B, d_1 + … + d_m];
+    ``widths`` has the d_j.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], widths: Sequence[int]) -> None:
@@ -48,7 +56,9 @@ class Blocks(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside an identity, or beside a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions beside an identity, or beside a 1x1 convolution where the shape
+    changes.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -60,7 +70,9 @@ class Residual(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(OrderedDict(conv=shortcut, norm=normalisation(outputs, norm)))
+            self.shortcut = nn.Sequential(
+                OrderedDict(conv=shortcut, norm=normalisation(outputs, norm))
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Residual step [B, inputs, h, w] → [B, outputs, h / stride, w / stride]."""
@@ -114,10 +126,16 @@ def resnet18(shape: tuple[int, int, int], classes: int, norm: str) -> dict[str, 
     blocks: list[nn.Module] = []
     for before, width in zip((64, *widths), widths, strict=False):
         stride = 1 if width == before else 2
-        steps = [("step1", Residual(before, width, stride, norm)), ("step2", Residual(width, width, 1, norm))]
+        steps = [
+            ("step1", Residual(before, width, stride, norm)),
+            ("step2", Residual(width, width, 1, norm)),
+        ]
         blocks.append(nn.Sequential(OrderedDict(steps)))
     stem = OrderedDict(
-        conv=nn.Conv2d(shape[0], 64, 3, padding=1, bias=False), norm=normalisation(64, norm), relu=nn.ReLU()
+        conv=nn.Conv2d(shape[0], 64, 3, padding=1, bias=False),
+        norm=normalisation(64, norm),
+        relu=nn.ReLU(),
     )
-    blocks[0] = nn.Sequential(OrderedDict(stem=nn.Sequential(stem), layer1=blocks[0]))  # the stem belongs to block 1
+    # the stem belongs to block 1
+    blocks[0] = nn.Sequential(OrderedDict(stem=nn.Sequential(stem), layer1=blocks[0]))
     return {"extractor": Blocks(blocks, widths), "classifier": nn.Linear(widths[-1], classes)}

@@ -1,4 +1,6 @@
-"""torchvision, imported where it is used and not before: two seconds that most networks and data do not need."""
+"""torchvision, imported where it is used and not before: two seconds that most networks and data do
+not need.
+"""
 
 import importlib
 from threading import Lock
@@ -15,7 +17,8 @@ DECLARED: list[torch.library.Library] = []  # what a library declares is gone on
 
 def torchvision(name: str, user: str) -> ModuleType:
     """The module torchvision.<name>; ``user`` says in the error what needs it."""
-    with LOCK, torch.device("cpu"):  # not on "meta", where models are built: modules may make tensors on import
+    # not on "meta", where models are built: modules may make tensors on import
+    with LOCK, torch.device("cpu"):
         try:
             try:
                 return importlib.import_module(f"torchvision.{name}")
@@ -26,17 +29,19 @@ def torchvision(name: str, user: str) -> ModuleType:
                 return importlib.import_module(f"torchvision.{name}")
         except (ImportError, RuntimeError) as error:
             raise LocalError(
-                f"{user} is torchvision's, which cannot be imported beside torch {torch.__version__}: "
-                f"{error}; install the torchvision of this torch release"
+                f"{user} is torchvision's, which cannot be imported beside torch"
+                f" {torch.__version__}: {error}; install the torchvision of this torch release"
             ) from error
 
 
 def declare_operators() -> None:
-    """Declare the operators that torchvision describes while it is imported, where they do not exist.
+    """Declare the operators that torchvision describes while it is imported, where they do not
+    exist.
 
-    Where a CPU torch stands beside a torchvision that was built for another, torchvision cannot load its own operators
-    and its import ends in "operator torchvision::nms does not exist". No classifier calls them: it is enough that they
-    have a schema, and they have no implementation here.
+    Where a CPU torch stands beside a torchvision that was built for another, torchvision cannot
+    load its own operators and its import ends in "operator torchvision::nms does not exist". No
+    classifier calls them: it is enough that they have a schema, and they have no implementation
+    here.
     """
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     DECLARED.append(library)

@@ -1,4 +1,7 @@
-"""On what models are trained: this machine's processor, or one of its GPUs; and with how many bits it multiplies."""
+"""On what models are trained: this machine's processor, or one of its GPUs.
+
+And with how many bits it multiplies.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,12 +14,14 @@ from torch import Tensor, nn
 
 from ...errors import LocalError
 
-Precision: TypeAlias = Literal["float32", "tf32", "bf16"]  # of training steps; parameters and losses are float32
+# of training steps; parameters and losses are float32
+Precision: TypeAlias = Literal["float32", "tf32", "bf16"]
 
 CPU = torch.device("cpu")
 CPU_ROOM = 4 * 2**30
 GPU_SHARE = 4  # one part in so many
-TENSOR_CORES = (8, 0)  # the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
+# the first GPUs whose tensor cores take tf32 and bf16 (compute capability; NVIDIA Ampere)
+TENSOR_CORES = (8, 0)
 
 
 def find(name: str) -> torch.device:
@@ -34,12 +39,17 @@ def find(name: str) -> torch.device:
 
 
 def room(device: torch.device) -> int:
-    """Bytes that a simulation plans with at a time; of a GPU, a share of all its memory, not of what is free now."""
+    """Bytes that a simulation plans with at a time.
+
+    Of a GPU, a share of all its memory, not of what is free now.
+    """
     return CPU_ROOM if device.type != "cuda" else gibibytes(device) * 2**30 // GPU_SHARE
 
 
 def gibibytes(gpu: torch.device) -> int:
-    """Of its memory, in whole ones: on them depends how many silos go at once, and so the last bits of a run."""
+    """Of its memory, in whole ones: on them depends how many silos go at once, and so the last bits
+    of a run.
+    """
     return round(torch.cuda.get_device_properties(gpu).total_memory / 2**30)
 
 
@@ -48,18 +58,23 @@ def check_precision(device: torch.device, precision: Precision) -> None:
     if precision == "float32":
         return
     if device == CPU:
-        raise LocalError(f"precision {precision!r} is for a GPU; leave it out on a CPU, which computes in float32")
+        raise LocalError(
+            f"precision {precision!r} is for a GPU; leave it out on a CPU, which computes in"
+            " float32"
+        )
     if (found := torch.cuda.get_device_capability(device)) < TENSOR_CORES:
         raise LocalError(
-            f"precision {precision!r}: {device} is of compute capability {found[0]}.{found[1]}, and its tensor cores "
-            f"take it from {TENSOR_CORES[0]}.{TENSOR_CORES[1]} on; leave it out"
+            f"precision {precision!r}: {device} is of compute capability {found[0]}.{found[1]}, and"
+            f" its tensor cores take it from {TENSOR_CORES[0]}.{TENSOR_CORES[1]} on; leave it out"
         )
 
 
 @contextmanager
 def exact() -> Iterator[None]:
     """Sums as exact as the tensors, and the same again in the next run."""
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee"):
+    with torch.backends.cudnn.flags(
+        enabled=True, deterministic=True, allow_tf32=False, fp32_precision="ieee"
+    ):
         yield
 
 
@@ -74,23 +89,34 @@ def in_memory() -> Iterator[None]:
 
 @contextmanager
 def multiplying(precision: Precision) -> Iterator[None]:
-    """Within ``exact``: a GPU multiplies float32 in TF32, of 10 bits of mantissa, where that is asked for."""
+    """Within ``exact``: a GPU multiplies float32 in TF32, of 10 bits of mantissa, where that is
+    asked for.
+    """
     if precision != "tf32":
         yield
         return
-    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True, fp32_precision="tf32"):
+    with torch.backends.cudnn.flags(
+        enabled=True, deterministic=True, allow_tf32=True, fp32_precision="tf32"
+    ):
         yield  # matrix products follow, although the flags are called cuDNN's
 
 
 def uncast(device: torch.device) -> AbstractContextManager[object]:
     """Within ``casting``: products in the type of the tensors."""
-    return torch.autocast(device.type, enabled=False) if device.type in ("cpu", "cuda") else nullcontext()
+    return (
+        torch.autocast(device.type, enabled=False)
+        if device.type in ("cpu", "cuda")
+        else nullcontext()
+    )
 
 
 def casting(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """For a forward pass: layers give bfloat16 where that is asked for; parameters and losses stay float32.
+    """For a forward pass: layers give bfloat16 where that is asked for.
 
-    Nothing that was cast is kept from one pass to the next, since a recorded step would find it at another place.
+    Parameters and losses stay float32.
+
+    Nothing that was cast is kept from one pass to the next, since a recorded step would find it at
+    another place.
     """
     if precision != "bf16":
         return nullcontext()
@@ -99,5 +125,7 @@ def casting(device: torch.device, precision: Precision) -> AbstractContextManage
 
 def device_of(modules: Iterable[nn.Module]) -> torch.device:
     """Where the values of modules lie, all on one device; the processor where there are none."""
-    tensors: Iterator[Tensor] = chain.from_iterable(chain(m.parameters(), m.buffers()) for m in modules)
+    tensors: Iterator[Tensor] = chain.from_iterable(
+        chain(m.parameters(), m.buffers()) for m in modules
+    )
     return next((tensor.device for tensor in tensors), CPU)

@@ -1,9 +1,10 @@
 """Randomness: every draw of a job comes from a stream named by seed, client, round and purpose.
 
-A stream is Philox keyed by SHA-256 of those four, so that any engine, at any silo, in any order makes the same draws.
-The seed is a number in a simulation, and follows from the whole job in a federation (``Job.root``).
-What must agree between machines (initial models, cohorts, batches) is computed from the raw 64-bit words, which the
-generator's definition fixes; NumPy keeps the right to change its derived distributions between releases (NEP 19).
+A stream is Philox keyed by SHA-256 of those four, so that any engine, at any silo, in any order
+makes the same draws. The seed is a number in a simulation, and follows from the whole job in a
+federation (``Job.root``). What must agree between machines (initial models, cohorts, batches) is
+computed from the raw 64-bit words, which the generator's definition fixes; NumPy keeps the right to
+change its derived distributions between releases (NEP 19).
 """
 
 import hashlib
@@ -20,9 +21,12 @@ Seed = int | str
 
 
 def stream(seed: Seed, client: str, round_: int, purpose: str) -> np.random.Generator:
-    """Generator of one purpose; canonical JSON of a list is injective, so no two purposes share a stream."""
+    """Generator of one purpose; canonical JSON of a list is injective, so no two purposes share a
+    stream.
+    """
     digest = hashlib.sha256(canonical_json([DOMAIN, seed, client, round_, purpose])).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))  # the key has 128 bits
+    # the key has 128 bits
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
 def raw(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
@@ -30,12 +34,16 @@ def raw(rng: np.random.Generator, count: int) -> NDArray[np.uint64]:
     return np.asarray(rng.bit_generator.random_raw(count), dtype=np.uint64)
 
 
-def uniform(rng: np.random.Generator, shape: Sequence[int], low: float, high: float) -> NDArray[np.float64]:
+def uniform(
+    rng: np.random.Generator, shape: Sequence[int], low: float, high: float
+) -> NDArray[np.float64]:
     """Uniform values in [low, high): the upper 53 bits of a word each."""
     unit = (raw(rng, prod(shape)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return (low + (high - low) * unit).reshape(tuple(shape))
 
 
 def permutation(rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-    """A permutation of 0..n-1: the order of n random words (equal words, once in 2^64/n^2, keep their order)."""
+    """A permutation of 0..n-1: the order of n random words (equal words, once in 2^64/n^2, keep
+    their order).
+    """
     return np.argsort(raw(rng, n), kind="stable").astype(np.int64)

@@ -1,15 +1,19 @@
-"""Splits that give each silo some of the classes: shards, a number of classes a silo, groups of labels.
+"""Splits that give each silo some of the classes: shards, a number of classes a silo, groups of
+labels.
 
-- ``shards``: McMahan et al., 2017, arXiv:1602.05629, section 3: sorted by label, cut into equal shards, so many a silo;
-  FedSimSup's pathological splits.
-- ``classes_each``: "non-IID: 2/10" of FedSSA, after pFedHN (Shamsian et al., 2021, arXiv:2103.04628): equally many
-  silos hold each class, and share its records unevenly, by draws from U(0.4, 0.6), as the code of both does. FedAIMS
-  has so many classes a silo too, and does not say in which shares.
-- ``label_groups``: PPFL, section 4.1: each silo belongs to one group and holds labels of that group alone.
-- ``group_mixtures``: PPFL, "Effect of Heterogeneity", and its published splits: each group's records are spread over
-  all silos by one Dirichlet draw.
+- ``shards``: McMahan et al., 2017, arXiv:1602.05629, section 3: sorted by label, cut into equal
+  shards, so many a silo; FedSimSup's pathological splits.
+- ``classes_each``: "non-IID: 2/10" of FedSSA, after pFedHN (Shamsian et al., 2021,
+  arXiv:2103.04628): equally many silos hold each class, and share its records unevenly, by draws
+  from U(0.4, 0.6), as the code of both does. FedAIMS has so many classes a silo too, and does not
+  say in which shares.
+- ``label_groups``: PPFL, section 4.1: each silo belongs to one group and holds labels of that group
+  alone.
+- ``group_mixtures``: PPFL, "Effect of Heterogeneity", and its published splits: each group's
+  records are spread over all silos by one Dirichlet draw.
 
-All give ascending record indices per silo, no record twice. Records of a class that no silo holds are in no part.
+All give ascending record indices per silo, no record twice. Records of a class that no silo holds
+are in no part.
 """
 
 from collections.abc import Sequence
@@ -21,7 +25,8 @@ from ...errors import LocalError
 from ..numerics.streams import permutation, stream, uniform
 from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet
 
-LOW, HIGH = 0.4, 0.6  # between which a holder's share of a class is drawn, before the shares are made to sum to 1
+# between which a holder's share of a class is drawn, before the shares are made to sum to 1
+LOW, HIGH = 0.4, 0.6
 
 Indices = NDArray[np.int64]
 
@@ -40,14 +45,21 @@ def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10)
     return parts
 
 
-def classes_each(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10) -> list[Indices]:
-    """Records of ``each`` classes a silo; the numbers of holders of two classes differ by one at most.
+def classes_each(
+    labels: Indices, silos: int, each: int, seed: int, minimum: int = 10
+) -> list[Indices]:
+    """Records of ``each`` classes a silo.
 
-    Where there are fewer places than classes, silos times ``each``, the records of some classes are left over.
+    The numbers of holders of two classes differ by one at most.
+
+    Where there are fewer places than classes, silos times ``each``, the records of some classes are
+    left over.
     """
     classes = np.unique(labels)
     if not 1 <= each <= len(classes):
-        raise LocalError(f"partition: each = {each} of {len(classes)} classes; give 1 to {len(classes)}")
+        raise LocalError(
+            f"partition: each = {each} of {len(classes)} classes; give 1 to {len(classes)}"
+        )
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/classes")
     held = _holders(rng, len(classes), silos, each)
@@ -62,32 +74,49 @@ def classes_each(labels: Indices, silos: int, each: int, seed: int, minimum: int
 def label_groups(
     labels: Indices, silos: int, groups: Sequence[Sequence[int]], seed: int, minimum: int = 10
 ) -> list[Indices]:
-    """Silos dealt to the groups in equal numbers, the first groups taking one more; even shares of a group's labels.
+    """Silos dealt to the groups in equal numbers, the first groups taking one more.
+
+    Even shares of a group's labels.
 
     A label in several groups is shared by the silos of all of them.
     """
     _check_groups(labels, groups)
     if silos < len(groups):
-        raise LocalError(f"partition: {silos} silos for {len(groups)} groups; take at least {len(groups)} silos")
+        raise LocalError(
+            f"partition: {silos} silos for {len(groups)} groups; take at least {len(groups)} silos"
+        )
     check_enough(len(labels), silos, minimum)
     rng = stream(seed, "", 0, "partition/groups")
     parts: list[list[Indices]] = [[] for _ in range(silos)]
     members = np.array_split(np.arange(silos), len(groups))
     for label in np.unique(labels):
-        holders = [int(s) for own, group in zip(members, groups, strict=True) if int(label) in group for s in own]
+        holders = [
+            int(s)
+            for own, group in zip(members, groups, strict=True)
+            if int(label) in group
+            for s in own
+        ]
         records = np.flatnonzero(labels == label)
         if holders:
-            order = permutation(rng, len(holders))  # or the first silos would have each label's odd records
+            # or the first silos would have each label's odd records
+            order = permutation(rng, len(holders))
             pieces = np.array_split(records[permutation(rng, len(records))], len(holders))
             for place, piece in zip(order, pieces, strict=True):
                 parts[holders[place]].append(piece)
     joined = [np.sort(np.concatenate(part)) for part in parts]
-    _check_smallest(joined, minimum, "give its group more labels, take fewer silos or lower the minimum")
+    _check_smallest(
+        joined, minimum, "give its group more labels, take fewer silos or lower the minimum"
+    )
     return joined
 
 
 def group_mixtures(
-    labels: Indices, silos: int, groups: Sequence[Sequence[int]], alpha: float, seed: int, minimum: int = 10
+    labels: Indices,
+    silos: int,
+    groups: Sequence[Sequence[int]],
+    alpha: float,
+    seed: int,
+    minimum: int = 10,
 ) -> list[Indices]:
     """Each group's records over all silos, in shares drawn from a symmetric Dirichlet(alpha)."""
     _check_groups(labels, groups)
@@ -96,14 +125,18 @@ def group_mixtures(
     for number, group in enumerate(groups):
         inside = np.isin(labels, group)
         if bool((numbers[inside] >= 0).any()):
-            raise LocalError(f"partition: a label of group {list(group)} is in an earlier group too; keep one")
+            raise LocalError(
+                f"partition: a label of group {list(group)} is in an earlier group too; keep one"
+            )
         numbers[inside] = number
     grouped = np.flatnonzero(numbers >= 0)
     return [grouped[part] for part in dirichlet(numbers[grouped], silos, alpha, seed, minimum)]
 
 
 def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> NDArray[np.bool_]:
-    """[silos, classes], ``each`` a row: silo by silo takes the classes that the fewest hold, ties at random."""
+    """[silos, classes], ``each`` a row: silo by silo takes the classes that the fewest hold, ties
+    at random.
+    """
     held = np.zeros((silos, classes), dtype=bool)
     for number in range(silos):
         order = permutation(rng, classes)
@@ -112,7 +145,9 @@ def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> N
     return held
 
 
-def _spread(rng: np.random.Generator, labels: Indices, classes: Indices, held: NDArray[np.bool_]) -> list[Indices]:
+def _spread(
+    rng: np.random.Generator, labels: Indices, classes: Indices, held: NDArray[np.bool_]
+) -> list[Indices]:
     parts: list[list[Indices]] = [[] for _ in held]
     for number, label in enumerate(classes):
         holders = np.flatnonzero(held[:, number])
@@ -127,14 +162,17 @@ def _spread(rng: np.random.Generator, labels: Indices, classes: Indices, held: N
 
 def _check_groups(labels: Indices, groups: Sequence[Sequence[int]]) -> None:
     if not groups:
-        raise LocalError("partition: no group of labels; give one or more, such as [[0, 6], [5, 8]]")
+        raise LocalError(
+            "partition: no group of labels; give one or more, such as [[0, 6], [5, 8]]"
+        )
     known = set(np.unique(labels).tolist())
     for group in groups:
         unknown = sorted(set(group) - known)
         if unknown or not group:
             raise LocalError(
-                f"partition: group {list(group)} has {f'unknown labels {unknown}' if unknown else 'no label'}; "
-                f"the records have {min(known, default=0)} to {max(known, default=0)}"
+                f"partition: group {list(group)} has"
+                f" {f'unknown labels {unknown}' if unknown else 'no label'}; the records have"
+                f" {min(known, default=0)} to {max(known, default=0)}"
             )
 
 

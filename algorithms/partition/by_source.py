@@ -1,7 +1,9 @@
-"""Splits along what the records carry beside their label: the source they come from, or the person or hospital.
+"""Splits along what the records carry beside their label: the source they come from, or the person
+or hospital.
 
-- ``by_source``: covariate shift; the same classes look different in each source (MNIST and USPS, photos and sketches),
-  and a silo holds records of one source, as in FedBN (Li et al., 2021, arXiv:2102.07623, section 5).
+- ``by_source``: covariate shift; the same classes look different in each source (MNIST and USPS,
+  photos and sketches), and a silo holds records of one source, as in FedBN (Li et al., 2021,
+  arXiv:2102.07623, section 5).
 - ``by_column``: one silo a value, such as a subject of UCI HAR or a hospital of UCI heart disease.
 """
 
@@ -17,38 +19,61 @@ from .draw import check_enough
 Indices = NDArray[np.int64]
 
 
-def by_source(sources: Sequence[str], silos: Mapping[str, int], seed: int, minimum: int = 10) -> dict[str, Indices]:
-    """So many silos a source as ``silos`` says, named ``mnist-0``, ``mnist-1`` …, in even random shares of its records.
+def by_source(
+    sources: Sequence[str], silos: Mapping[str, int], seed: int, minimum: int = 10
+) -> dict[str, Indices]:
+    """So many silos a source as ``silos`` says, named ``mnist-0``, ``mnist-1`` …, in even random
+    shares of its records.
 
-    Ascending record indices per silo, no record twice; records of a source that ``silos`` does not name are left over.
+    Ascending record indices per silo, no record twice; records of a source that ``silos`` does not
+    name are left over.
     """
     if not silos:
-        raise LocalError("partition: no source; say how many silos each has, such as mnist = 5, usps = 5")
+        raise LocalError(
+            "partition: no source; say how many silos each has, such as mnist = 5, usps = 5"
+        )
     names = np.array(sources, dtype=np.str_)
     parts: dict[str, Indices] = {}
     for source, count in silos.items():
         records = np.flatnonzero(names == source)
         if not len(records):
-            raise LocalError(f"partition: no record is of source {source!r}; known: {sorted(set(sources))}")
+            raise LocalError(
+                f"partition: no record is of source {source!r}; known: {sorted(set(sources))}"
+            )
         if count < 1:
-            raise LocalError(f"partition: {count} silos for source {source!r}; give 1 or more, or leave it out")
+            raise LocalError(
+                f"partition: {count} silos for source {source!r}; give 1 or more, or leave it out"
+            )
         check_enough(len(records), count, minimum)
-        rng = stream(seed, source, 0, "partition/source")  # a further source leaves the others as they are
-        for number, part in enumerate(np.array_split(records[permutation(rng, len(records))], count)):
+        # a further source leaves the others as they are
+        rng = stream(seed, source, 0, "partition/source")
+        for number, part in enumerate(
+            np.array_split(records[permutation(rng, len(records))], count)
+        ):
             parts[f"{source}-{number}"] = np.sort(part)
     return parts
 
 
 def by_column(values: Sequence[str | int], minimum: int = 10) -> dict[str, Indices]:
-    """Ascending record indices per value, in ascending order of the values; each record exactly once."""
+    """Ascending record indices per value, in ascending order of the values.
+
+    Each record exactly once.
+    """
     column = np.array(values)
-    if len(column) == 0 or column.dtype.kind not in "Uiu" or len({type(value) for value in values}) > 1:
-        raise LocalError("partition: the column is empty, or not of texts or of whole numbers alone; give one a record")
+    if (
+        len(column) == 0
+        or column.dtype.kind not in "Uiu"
+        or len({type(value) for value in values}) > 1
+    ):
+        raise LocalError(
+            "partition: the column is empty, or not of texts or of whole numbers alone; give one a"
+            " record"
+        )
     parts = {str(value): np.flatnonzero(column == value) for value in np.unique(column)}
     small = {value: len(part) for value, part in parts.items() if len(part) < minimum}
     if small:
         raise LocalError(
-            f"partition: {len(small)} of {len(parts)} values have fewer than {minimum} records: {small}; "
-            "lower the minimum or leave these records out"
+            f"partition: {len(small)} of {len(parts)} values have fewer than {minimum} records:"
+            f" {small}; lower the minimum or leave these records out"
         )
     return parts

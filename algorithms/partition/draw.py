@@ -1,8 +1,10 @@
-"""Splitting one data set over simulated silos, unevenly by label (Hsu et al., 2019, arXiv:1909.06335).
+"""Splitting one data set over simulated silos, unevenly by label (Hsu et al., 2019,
+arXiv:1909.06335).
 
-For each class, the silos' shares of its records are one draw from a symmetric Dirichlet(alpha): alpha 0.1 leaves a
-silo with one or two classes, alpha 100 is nearly even. In the balanced form, which most research code uses, a silo that
-has as many records as an even share gets none of the classes that follow.
+For each class, the silos' shares of its records are one draw from a symmetric Dirichlet(alpha):
+alpha 0.1 leaves a silo with one or two classes, alpha 100 is nearly even. In the balanced form,
+which most research code uses, a silo that has as many records as an even share gets none of the
+classes that follow.
 """
 
 from collections.abc import Sequence
@@ -14,20 +16,29 @@ from numpy.typing import NDArray
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream
 
-REDRAWS = 20  # as in the common recipe a draw with too small a silo is thrown away, but not for ever
+# as in the common recipe a draw with too small a silo is thrown away, but not for ever
+REDRAWS = 20
 SMALLEST_ALPHA = 1e-3  # below it one silo gets each class whole, and gamma variates underflow
 
 
 def dirichlet(
-    labels: NDArray[np.int64], silos: int, alpha: float, seed: int, minimum: int = 10, *, balanced: bool = False
+    labels: NDArray[np.int64],
+    silos: int,
+    alpha: float,
+    seed: int,
+    minimum: int = 10,
+    *,
+    balanced: bool = False,
 ) -> list[NDArray[np.int64]]:
-    """Ascending record indices per silo: each record exactly once, at least ``minimum`` records a silo.
+    """Ascending record indices per silo: each record exactly once, at least ``minimum`` records a
+    silo.
 
-    ``balanced``: classes in ascending order, each over the silos that have fewer than len(labels) / silos records so
-    far, in proportion to their shares. Sizes differ less then, and each silo has fewer classes.
+    ``balanced``: classes in ascending order, each over the silos that have fewer than len(labels) /
+    silos records so far, in proportion to their shares. Sizes differ less then, and each silo has
+    fewer classes.
 
-    After ``REDRAWS`` draws with a silo below the minimum, the last draw is kept and the largest silo hands records
-    to the smallest until none is below.
+    After ``REDRAWS`` draws with a silo below the minimum, the last draw is kept and the largest
+    silo hands records to the smallest until none is below.
     """
     check_alpha(alpha)
     check_enough(len(labels), silos, minimum)
@@ -48,7 +59,9 @@ def _draw(
         records = np.flatnonzero(labels == label)
         records = records[permutation(rng, len(records))]
         shares = rng.dirichlet(np.full(silos, alpha))
-        takers = [i for i, shard in enumerate(shards) if not balanced or len(shard) < len(labels) / silos]
+        takers = [
+            i for i, shard in enumerate(shards) if not balanced or len(shard) < len(labels) / silos
+        ]
         theirs = shares if len(takers) == silos else _scaled(shares[takers])
         for taker, own in zip(takers, cut(records, theirs), strict=True):
             shards[taker].extend(own.tolist())
@@ -69,14 +82,18 @@ def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray
 def check_alpha(alpha: float) -> None:
     """LocalError unless a Dirichlet distribution of this alpha can be drawn."""
     if not SMALLEST_ALPHA <= alpha < float("inf"):
-        raise LocalError(f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such as 0.1")
+        raise LocalError(
+            f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such"
+            " as 0.1"
+        )
 
 
 def check_enough(records: int, silos: int, minimum: int) -> None:
     """LocalError where so many records cannot give every silo the minimum."""
     if silos < 1 or minimum < 0:
         raise LocalError(
-            f"partition: silos = {silos}, minimum = {minimum}; give 1 silo or more, a minimum of 0 or more"
+            f"partition: silos = {silos}, minimum = {minimum}; give 1 silo or more, a minimum of 0"
+            " or more"
         )
     if silos * minimum > records:
         raise LocalError(
@@ -94,7 +111,10 @@ def leftover(parts: Sequence[NDArray[np.int64]], records: int) -> NDArray[np.int
 
 
 def _level(shards: list[list[int]], minimum: int) -> None:
-    """Move records one by one from the largest shard to the smallest; ties go to the earlier silo."""
+    """Move records one by one from the largest shard to the smallest.
+
+    Ties go to the earlier silo.
+    """
     sizes = [len(shard) for shard in shards]
     while min(sizes) < minimum:
         source, target = sizes.index(max(sizes)), sizes.index(min(sizes))

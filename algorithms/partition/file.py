@@ -1,18 +1,22 @@
-"""Which silo holds which records, on which side, in a file that another run or framework reads; and PPFL's files.
+"""Which silo holds which records, on which side, in a file that another run or framework reads.
 
-JSON, because every language reads it and a person can look; 60,000 indices take 0.4 MB, and 2 million fit what
-``files.read_bytes`` takes. One line a silo::
+And PPFL's files.
 
-    {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…", "seed": 1,
+JSON, because every language reads it and a person can look; 60,000 indices take 0.4 MB, and 2
+million fit what ``files.read_bytes`` takes. One line a silo::
+
+    {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…",
+        "seed": 1,
      "how": {"kind": "dirichlet", "alpha": 0.1, "minimum": 10}, "file_sha256": "77ab…", "clients": [
     {"name": "0", "train": [3, 17], "validation": [], "test": [5]},
     …
     ]}
 
-Indices count from 0, the official training records first, then the official test records. ``labels_sha256`` is that of
-all labels in this order, as 8 bytes each, little-endian: whoever reads the file can check the order of the records.
-``file_sha256`` is that of the document without it, as JSON with sorted keys and Python's separators: it shows what a
-disk changed, and other programs may leave it out.
+Indices count from 0, the official training records first, then the official test records.
+``labels_sha256`` is that of all labels in this order, as 8 bytes each, little-endian: whoever reads
+the file can check the order of the records. ``file_sha256`` is that of the document without it, as
+JSON with sorted keys and Python's separators: it shows what a disk changed, and other programs may
+leave it out.
 """
 
 import hashlib
@@ -27,7 +31,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ...errors import LocalError
-from ...files.documents import MAX_FILE_BYTES, Strict, parse_json, read_bytes, validate, write_atomic
+from ...files.documents import (
+    MAX_FILE_BYTES,
+    Strict,
+    parse_json,
+    read_bytes,
+    validate,
+    write_atomic,
+)
 from ..data.arrays import read_arrays
 from .split import Sides
 
@@ -48,7 +59,9 @@ class SiloIndices(Strict):
 
     def sides(self) -> Sides:
         """The same as arrays."""
-        return Sides(*(np.array(sorted(side), np.int64) for side in (self.train, self.validation, self.test)))
+        return Sides(
+            *(np.array(sorted(side), np.int64) for side in (self.train, self.validation, self.test))
+        )
 
 
 class PartitionFile(Strict):
@@ -73,9 +86,14 @@ class PartitionFile(Strict):
         for client in self.clients:
             for index in (*client.train, *client.validation, *client.test):
                 if index >= self.records:
-                    raise ValueError(f"client {client.name!r}: index {index} of {self.records} records; count from 0")
+                    raise ValueError(
+                        f"client {client.name!r}: index {index} of {self.records} records; count"
+                        " from 0"
+                    )
                 if index in owner:
-                    raise ValueError(f"record {index} is given to {owner[index]!r} and {client.name!r}; keep one")
+                    raise ValueError(
+                        f"record {index} is given to {owner[index]!r} and {client.name!r}; keep one"
+                    )
                 owner[index] = client.name
         return self
 
@@ -86,11 +104,15 @@ class PartitionFile(Strict):
     def check_labels(self, labels: Indices) -> None:
         """LocalError unless the partition was made for records with these labels, in this order."""
         if len(labels) != self.records:
-            raise LocalError(f"partition of {self.data}: made for {self.records} records, there are {len(labels)}")
+            raise LocalError(
+                f"partition of {self.data}: made for {self.records} records, there are"
+                f" {len(labels)}"
+            )
         if labels_sha256(labels) != self.labels_sha256:
             raise LocalError(
-                f"partition of {self.data}: made for records with other labels or in another order; "
-                "give the official training records, then the official test records, in their official order"
+                f"partition of {self.data}: made for records with other labels or in another order;"
+                " give the official training records, then the official test records, in their"
+                " official order"
             )
 
 
@@ -104,11 +126,23 @@ def partition_file(
 ) -> PartitionFile:
     """The content of a file; ``how`` is for people and for making it again, nothing reads it."""
     clients = [
-        {"name": name, "train": own.train.tolist(), "validation": own.validation.tolist(), "test": own.test.tolist()}
+        {
+            "name": name,
+            "train": own.train.tolist(),
+            "validation": own.validation.tolist(),
+            "test": own.test.tolist(),
+        }
         for name, own in sides.items()
     ]
-    header = {"format": FORMAT, "data": data, "records": len(labels), "labels_sha256": labels_sha256(labels)}
-    return validate({**header, "seed": seed, "how": dict(how), "clients": clients}, PartitionFile, "partition")
+    header = {
+        "format": FORMAT,
+        "data": data,
+        "records": len(labels),
+        "labels_sha256": labels_sha256(labels),
+    }
+    return validate(
+        {**header, "seed": seed, "how": dict(how), "clients": clients}, PartitionFile, "partition"
+    )
 
 
 def save(path: Path, partition: PartitionFile) -> None:
@@ -119,19 +153,22 @@ def save(path: Path, partition: PartitionFile) -> None:
     content = f'{head[:-1]}, "clients": [\n{rows}\n]}}\n'.encode()
     if len(content) > MAX_FILE_BYTES:
         raise LocalError(
-            f"{path}: the partition of {partition.records} records takes {len(content)} bytes, at most "
-            f"{MAX_FILE_BYTES} are read back; partition fewer records"
+            f"{path}: the partition of {partition.records} records takes {len(content)} bytes, at"
+            f" most {MAX_FILE_BYTES} are read back; partition fewer records"
         )
     write_atomic(path, content, 0o644)
 
 
 def read(path: Path) -> PartitionFile:
-    """Read a file of this format; LocalError where it is not as it was saved. Other programs' have no digest."""
+    """Read a file of this format; LocalError where it is not as it was saved.
+
+    Other programs' have no digest.
+    """
     found = validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
     if found.file_sha256 is not None and found.file_sha256 != _digest(found):
         raise LocalError(
-            f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or restore it. Whoever "
-            "edited it on purpose takes file_sha256 out of it"
+            f"{path}: is not as it was saved: the disk or somebody changed it; make it again, or"
+            " restore it. Whoever edited it on purpose takes file_sha256 out of it"
         )
     return found.model_copy(update={"file_sha256": None})
 
@@ -143,35 +180,61 @@ def _digest(partition: PartitionFile) -> str:
 
 
 def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
-    """A split published with PPFL, of the official training records and then the test records, with their labels.
+    """A split published with PPFL, of the official training records and then the test records, with
+    their labels.
 
-    The .npz holds the indices of all clients one after another, ``train_idx`` and ``test_idx``, and where each client's
-    begin and end, ``train_ptr`` and ``test_ptr``. Of the published ones, CIFAR-10 at alpha 0.2 has clients without any
-    record.
+    The .npz holds the indices of all clients one after another, ``train_idx`` and ``test_idx``, and
+    where each client's begin and end, ``train_ptr`` and ``test_ptr``. Of the published ones,
+    CIFAR-10 at alpha 0.2 has clients without any record.
     """
     arrays = _read_ppfl_arrays(path)
-    cut = {side: _by_client(path, side, arrays[f"{side}_idx"], arrays[f"{side}_ptr"]) for side in ("train", "test")}
+    cut = {
+        side: _by_client(path, side, arrays[f"{side}_idx"], arrays[f"{side}_ptr"])
+        for side in ("train", "test")
+    }
     if len(cut["train"]) != len(cut["test"]):
-        raise LocalError(f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; take the file anew")
+        raise LocalError(
+            f"{path}: {len(cut['train'])} clients train and {len(cut['test'])} test; take the file"
+            " anew"
+        )
     clients = [
         {"name": str(number), "train": train, "validation": [], "test": test}
         for number, (train, test) in enumerate(zip(cut["train"], cut["test"], strict=True))
     ]
-    header = {"format": FORMAT, "data": data, "records": len(labels), "labels_sha256": labels_sha256(labels)}
+    header = {
+        "format": FORMAT,
+        "data": data,
+        "records": len(labels),
+        "labels_sha256": labels_sha256(labels),
+    }
     how = {"kind": "published", "by": "PPFL", "file": path.name}
-    return validate({**header, "seed": None, "how": how, "clients": clients}, PartitionFile, str(path))
+    return validate(
+        {**header, "seed": None, "how": how, "clients": clients}, PartitionFile, str(path)
+    )
 
 
 def _read_ppfl_arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays = read_arrays(path, PPFL_ARRAYS, ())
     for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise LocalError(f"{path}: {name} is {array.dtype} {list(array.shape)}; a list of whole numbers is needed")
+            raise LocalError(
+                f"{path}: {name} is {array.dtype} {list(array.shape)}; a list of whole numbers is"
+                " needed"
+            )
     return arrays
 
 
-def _by_client(path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]) -> list[list[int]]:
+def _by_client(
+    path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]
+) -> list[list[int]]:
     starts = pointers.astype(np.int64)
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(indices) or bool((np.diff(starts) < 0).any()):
-        raise LocalError(f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; take the file anew")
+    if (
+        len(starts) < 2
+        or starts[0] != 0
+        or starts[-1] != len(indices)
+        or bool((np.diff(starts) < 0).any())
+    ):
+        raise LocalError(
+            f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; take the file anew"
+        )
     return [piece.tolist() for piece in np.split(indices, starts[1:-1])]

@@ -1,4 +1,6 @@
-"""A partition as a table of a file: one kind a way to split, with what it needs and the least records of a silo."""
+"""A partition as a table of a file: one kind a way to split, with what it needs and the least
+records of a silo.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
@@ -17,7 +19,9 @@ Indices = NDArray[np.int64]
 Count = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Alpha = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=SMALLEST_ALPHA)]
 Label = Annotated[int, Field(strict=True, ge=0)]
-Groups = Annotated[tuple[Annotated[tuple[Label, ...], Field(min_length=1)], ...], Field(min_length=1)]
+Groups = Annotated[
+    tuple[Annotated[tuple[Label, ...], Field(min_length=1)], ...], Field(min_length=1)
+]
 
 
 class PartitionTable(Strict):
@@ -86,7 +90,8 @@ class ByColumn(PartitionTable):
 
 
 Partition: TypeAlias = Annotated[
-    Dirichlet | Shards | Classes | LabelGroups | GroupMixtures | BySource | ByColumn, Field(discriminator="kind")
+    Dirichlet | Shards | Classes | LabelGroups | GroupMixtures | BySource | ByColumn,
+    Field(discriminator="kind"),
 ]
 
 
@@ -101,10 +106,15 @@ KINDS: dict[str, type[PartitionTable]] = {
 }
 
 
-def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> dict[str, Indices]:
-    """Ascending record indices per silo; silos without a name of their own are called by their numbers.
+def deal(
+    table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None
+) -> dict[str, Indices]:
+    """Ascending record indices per silo.
 
-    ``column`` has a value a record, for the kinds "sources" and "column": its source, subject, hospital.
+    Silos without a name of their own are called by their numbers.
+
+    ``column`` has a value a record, for the kinds "sources" and "column": its source, subject,
+    hospital.
     """
     match table:
         case Dirichlet():
@@ -113,11 +123,19 @@ def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int
         case Shards():
             return _numbered(shards(labels, table.silos, table.each, table.seed, table.minimum))
         case Classes():
-            return _numbered(classes_each(labels, table.silos, table.each, table.seed, table.minimum))
+            return _numbered(
+                classes_each(labels, table.silos, table.each, table.seed, table.minimum)
+            )
         case LabelGroups():
-            return _numbered(label_groups(labels, table.silos, table.groups, table.seed, table.minimum))
+            return _numbered(
+                label_groups(labels, table.silos, table.groups, table.seed, table.minimum)
+            )
         case GroupMixtures():
-            return _numbered(group_mixtures(labels, table.silos, table.groups, table.alpha, table.seed, table.minimum))
+            return _numbered(
+                group_mixtures(
+                    labels, table.silos, table.groups, table.alpha, table.seed, table.minimum
+                )
+            )
         case BySource():
             sources = [str(value) for value in _column(table, labels, column)]
             return by_source(sources, table.silos, table.seed, table.minimum)
@@ -125,11 +143,17 @@ def deal(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int
             return by_column(_column(table, labels, column), table.minimum)
 
 
-def alike(table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None) -> Indices:
-    """What ``partition_sides.apart`` deals alike: the numbers of the column's values where it decides, else labels."""
+def alike(
+    table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None
+) -> Indices:
+    """What ``partition_sides.apart`` deals alike: the numbers of the column's values where it
+    decides, else labels.
+    """
     if not isinstance(table, BySource | ByColumn):
         return labels
-    return np.unique(np.array(_column(table, labels, column)), return_inverse=True)[1].astype(np.int64)
+    return np.unique(np.array(_column(table, labels, column)), return_inverse=True)[1].astype(
+        np.int64
+    )
 
 
 def _column(
@@ -137,8 +161,9 @@ def _column(
 ) -> Sequence[str] | Sequence[int]:
     if column is None or len(column) != len(labels):
         raise LocalError(
-            f"partition: kind {table.kind!r} takes a value a record, here {'none' if column is None else len(column)} "
-            f"for {len(labels)} records; take data that names its sources, subjects or hospitals"
+            f"partition: kind {table.kind!r} takes a value a record, here"
+            f" {'none' if column is None else len(column)} for {len(labels)} records; take data"
+            " that names its sources, subjects or hospitals"
         )
     return column
 

@@ -1,7 +1,8 @@
-"""Who holds what: one column a silo, one row a class, a disc whose area is the count (as in pFedSim's Figure 3).
+"""Who holds what: one column a silo, one row a class, a disc whose area is the count (as in
+pFedSim's Figure 3).
 
-The largest disc fills its cell, and the last line says what it stands for; a class of which a silo holds any record
-shows as a dot at least.
+The largest disc fills its cell, and the last line says what it stands for; a class of which a silo
+holds any record shows as a dot at least.
 """
 
 import io
@@ -26,8 +27,13 @@ Counts = NDArray[np.int64]
 def held(parts: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], classes: int) -> Counts:
     """Counts [N, C] of the silos' records by class."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise LocalError(f"picture: labels from {labels.min()} to {labels.max()} for {classes} classes; number from 0")
-    return np.array([np.bincount(labels[part], minlength=classes) for part in parts.values()], dtype=np.int64)
+        raise LocalError(
+            f"picture: labels from {labels.min()} to {labels.max()} for {classes} classes; number"
+            " from 0"
+        )
+    return np.array(
+        [np.bincount(labels[part], minlength=classes) for part in parts.values()], dtype=np.int64
+    )
 
 
 def cell_of(counts: Counts) -> int:
@@ -36,23 +42,39 @@ def cell_of(counts: Counts) -> int:
 
 
 def radii(counts: Counts) -> NDArray[np.float64]:
-    """Of the discs, in pixels: an area in proportion to the count, except that none is below the smallest."""
+    """Of the discs, in pixels: an area in proportion to the count, except that none is below the
+    smallest.
+    """
     largest = cell_of(counts) / 2 - 1
     proportional = largest * np.sqrt(counts / max(int(counts.max()), 1))
     return np.where(counts > 0, np.maximum(proportional, SMALLEST), 0.0)
 
 
 def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = ()) -> bytes:
-    """PNG of counts [N, C]; the silos' names below and the classes' on the left, numbers where not given."""
+    """PNG of counts [N, C]; the silos' names below and the classes' on the left, numbers where not
+    given.
+    """
     if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()):
-        raise LocalError(f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}")
+        raise LocalError(
+            f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}"
+        )
     if counts.size > MOST_CELLS:
-        raise LocalError(f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)} silos")
-    for what, names, wanted in (("silos", silos, counts.shape[0]), ("classes", classes, counts.shape[1])):
+        raise LocalError(
+            f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)}"
+            " silos"
+        )
+    for what, names, wanted in (
+        ("silos", silos, counts.shape[0]),
+        ("classes", classes, counts.shape[1]),
+    ):
         if names and len(names) != wanted:
-            raise LocalError(f"picture: {len(names)} names for {wanted} {what}; give one each, or none")
+            raise LocalError(
+                f"picture: {len(names)} names for {wanted} {what}; give one each, or none"
+            )
     cell, discs = cell_of(counts), _discs(counts)
-    left = [_text(name, cell) for name in classes or [str(number) for number in range(counts.shape[1])]]
+    left = [
+        _text(name, cell) for name in classes or [str(number) for number in range(counts.shape[1])]
+    ]
     names = silos or [str(number) for number in range(len(counts))]
     below = [_text(name, cell).rotate(90, expand=True) for name in names]
     scale = _text(f"largest: {counts.max():,} records", cell)
@@ -73,7 +95,8 @@ def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = 
 def _discs(counts: Counts) -> Image.Image:
     cell = cell_of(counts)
     away = np.arange(cell) - (cell - 1) / 2
-    distance = np.hypot(away[:, None], away)[:, None, :]  # [cell, 1, cell] of a pixel from the middle of its cell
+    # [cell, 1, cell] of a pixel from the middle of its cell
+    distance = np.hypot(away[:, None], away)[:, None, :]
     rows = []
     for radius in radii(counts).T:  # class by class, for memory
         covered = np.clip(radius[:, None] - distance + 0.5, 0, 1)  # [cell, N, cell]

@@ -1,9 +1,9 @@
 """A silo's records into training, validation and test records.
 
-Indices count the official training records first and the official test records after them, as PPFL's published splits
-do. Merged (FedSimSup, pFedSim, PPFL), a partition of both together is split silo by silo. Kept apart (FedSSA), the
-official training records are partitioned, and the official test records dealt so that each silo has the same share of
-a class in both.
+Indices count the official training records first and the official test records after them, as
+PPFL's published splits do. Merged (FedSimSup, pFedSim, PPFL), a partition of both together is split
+silo by silo. Kept apart (FedSSA), the official training records are partitioned, and the official
+test records dealt so that each silo has the same share of a class in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,32 +42,47 @@ class Sides:
 def merged(
     parts: Mapping[str, Indices], ratio: Ratio, seed: int, groups: Sequence[str] | None = None
 ) -> dict[str, Sides]:
-    """Each silo's records at random on the sides of a ratio; at least one on each side that the ratio has.
+    """Each silo's records at random on the sides of a ratio.
 
-    With ``groups``, one a record, such as windows that overlap, a silo's records of one group are on one side, and the
-    ratio is met as nearly as the order drawn for its groups allows.
+    At least one on each side that the ratio has.
+
+    With ``groups``, one a record, such as windows that overlap, a silo's records of one group are
+    on one side, and the ratio is met as nearly as the order drawn for its groups allows.
     """
-    numbers = None if groups is None else np.unique(np.array(groups, np.str_), return_inverse=True)[1].astype(np.int64)
+    numbers = (
+        None
+        if groups is None
+        else np.unique(np.array(groups, np.str_), return_inverse=True)[1].astype(np.int64)
+    )
     return {silo: _split(part, RATIOS[ratio], silo, seed, numbers) for silo, part in parts.items()}
 
 
 def apart(
-    parts: Mapping[str, Indices], keys: Sequence[int] | Indices, train_total: int, seed: int, validation: bool = False
+    parts: Mapping[str, Indices],
+    keys: Sequence[int] | Indices,
+    train_total: int,
+    seed: int,
+    validation: bool = False,
 ) -> dict[str, Sides]:
-    """The partition ``parts`` of the official training records, and the official test records dealt alike.
+    """The partition ``parts`` of the official training records, and the official test records dealt
+    alike.
 
-    ``keys`` says what is dealt alike, one a record of both: the label, or for a partition by source or column the
-    number of its value. A silo with a share of a key's training records gets that share of its test records, up to
-    one record; test records of a key that no silo trains on are left over. With ``validation``, one in nine training
-    records validates, as 8:1 of 8:1:1.
+    ``keys`` says what is dealt alike, one a record of both: the label, or for a partition by source
+    or column the number of its value. A silo with a share of a key's training records gets that
+    share of its test records, up to one record; test records of a key that no silo trains on are
+    left over. With ``validation``, one in nine training records validates, as 8:1 of 8:1:1.
     """
     key = np.asarray(keys, dtype=np.int64)
     if not 0 < train_total < len(key):
         raise LocalError(
-            f"split: {train_total} training records of {len(key)} in all; give the keys of both official parts"
+            f"split: {train_total} training records of {len(key)} in all; give the keys of both"
+            " official parts"
         )
     if any(len(part) and part.max() >= train_total for part in parts.values()):
-        raise LocalError(f"split: the partition holds records beyond {train_total}; partition the training part alone")
+        raise LocalError(
+            f"split: the partition holds records beyond {train_total}; partition the training part"
+            " alone"
+        )
     tests = _alike([key[part] for part in parts.values()], key[train_total:], seed)
     sides = {}
     for (silo, part), test in zip(parts.items(), tests, strict=True):
@@ -82,14 +97,19 @@ def apart(
     return sides
 
 
-def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None) -> Sides:
-    own = np.arange(len(part)) if groups is None else np.unique(groups[part], return_inverse=True)[1]
+def _split(
+    part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None
+) -> Sides:
+    own = (
+        np.arange(len(part)) if groups is None else np.unique(groups[part], return_inverse=True)[1]
+    )
     sizes = np.bincount(own)  # [groups] without groups every record is one
     wanted = sum(weight > 0 for weight in ratio)
     if len(sizes) < wanted:
         what = "records" if groups is None else "groups of records"
         raise LocalError(
-            f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to {wanted}"
+            f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to"
+            f" {wanted}"
         )
     mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
     ends = np.cumsum(sizes[mixed])
@@ -104,21 +124,28 @@ def _split(part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, gro
 
 
 def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
-    """How many groups, ``least`` to ``most``, come nearest to so many records; the fewer of two as near."""
+    """How many groups, ``least`` to ``most``, come nearest to so many records.
+
+    The fewer of two as near.
+    """
     return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
 
 
 def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
-    """Per silo, positions in ``test``, of each key in the proportion of ``train``, within one record."""
+    """Per silo, positions in ``test``, of each key in the proportion of ``train``, within one
+    record.
+    """
     rng = stream(seed, "", 0, "partition/alike")
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
     for key in np.unique(test):
-        order = permutation(rng, len(train))  # or the same silos would lose by rounding in every key
+        # or the same silos would lose by rounding in every key
+        order = permutation(rng, len(train))
         counts = np.array([np.count_nonzero(train[silo] == key) for silo in order])
         records = np.flatnonzero(test == key)
         records = records[permutation(rng, len(records))]
         if counts.sum():
-            ends = len(records) * np.cumsum(counts) // counts.sum()  # in whole numbers, so the last is exact
+            # in whole numbers, so the last is exact
+            ends = len(records) * np.cumsum(counts) // counts.sum()
             for silo, piece in zip(order, np.split(records, ends[:-1]), strict=True):
                 parts[silo].append(piece)
     return [np.sort(np.concatenate(part)) for part in parts]

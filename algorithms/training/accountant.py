@@ -1,6 +1,8 @@
-"""Where a silo pays for what is released of its records, in one job: what the runner of a private round asks.
+"""Where a silo pays for what is released of its records, in one job: what the runner of a private
+round asks.
 
-The silo agent pays from its data set's budget, which is on disk and never overdrawn; a simulation keeps count.
+The silo agent pays from its data set's budget, which is on disk and never overdrawn; a simulation
+keeps count.
 """
 
 from collections import Counter
@@ -46,7 +48,9 @@ class ReservedSteps(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """Noisy counts of training records by class [classes] int64, released once in a job, and what paid for them."""
+    """Noisy counts of training records by class [classes] int64, released once in a job, and what
+    paid for them.
+    """
 
     counts: Tensor
     id: int
@@ -64,7 +68,9 @@ class PrivacyAccount(Protocol):
         ...
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> ReservedSteps:
-        """Set steps aside; ExhaustedError, and nothing is, where the job's target or the budget does not cover them."""
+        """Set steps aside; ExhaustedError, and nothing is, where the job's target or the budget
+        does not cover them.
+        """
         ...
 
     def commit(self, spending: ReservedSteps) -> None:
@@ -74,7 +80,9 @@ class PrivacyAccount(Protocol):
 
 @dataclass(frozen=True)
 class PrivateSilo:
-    """What a private round takes beside a plain one: an account, and randomness that no seed makes again."""
+    """What a private round takes beside a plain one: an account, and randomness that no seed makes
+    again.
+    """
 
     account: PrivacyAccount
     fresh: Callable[[], Random]
@@ -92,14 +100,17 @@ class MemorySpending:
         """One step for this purpose."""
         if not self.left[purpose]:
             raise ExhaustedError(
-                f"reservation {self.id} holds no more steps for {purpose!r}, {self.taken[purpose]} are taken"
+                f"reservation {self.id} holds no more steps for {purpose!r}, {self.taken[purpose]}"
+                " are taken"
             )
         self.left[purpose] -= 1
         self.taken[purpose] += 1
 
 
 class MemoryAccount:
-    """An account without a budget, as a simulation has it: it keeps count, and to what was planned for the job."""
+    """An account without a budget, as a simulation has it: it keeps count, and to what was planned
+    for the job.
+    """
 
     def __init__(self, job: "Job") -> None:
         self._free: Counter[str] = Counter()
@@ -122,8 +133,8 @@ class MemoryAccount:
         for spend in spends:
             if spend.steps > self._free[spend.purpose]:
                 raise ExhaustedError(
-                    f"round {round_} of job {self._job!r} takes {spend.steps} steps for {spend.purpose!r}, of those "
-                    f"planned {self._free[spend.purpose]} are left"
+                    f"round {round_} of job {self._job!r} takes {spend.steps} steps for"
+                    f" {spend.purpose!r}, of those planned {self._free[spend.purpose]} are left"
                 )
         asked = Counter({spend.purpose: spend.steps for spend in spends})
         self._free -= asked

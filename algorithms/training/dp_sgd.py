@@ -1,18 +1,22 @@
 """Differentially private local training: DP-SGD, in the place of ``training.PLAIN``.
 
-Abadi et al., "Deep learning with differential privacy", 2016. A step draws each record by itself with probability q,
-cuts each drawn record's gradient, of all parameters that the step moves together, to Euclidean norm C, and moves by
+Abadi et al., "Deep learning with differential privacy", 2016. A step draws each record by itself
+with probability q, cuts each drawn record's gradient, of all parameters that the step moves
+together, to Euclidean norm C, and moves by
 
-    (Σ min(1, C / ‖g_i‖) g_i + σ C z) / D,    z standard normal, D the divisor that stands for q times the records
+    (Σ min(1, C / ‖g_i‖) g_i + σ C z) / D,  z standard normal, D the divisor that stands for q times
+                                            the records
 
-The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no seed of a job reaches
-them. A step that draws nobody is taken too, on noise alone, and a record whose gradient is no number adds nothing. What
-depends on parameters alone, a stage's penalty and the optimiser's rule, comes after the noise. Gradients are in the
-model's float32, cut and added up as integers: clipped_sum.py says why one record so moves the sum by C at most.
+The draw and z come from a cryptographic generator that the caller gives, fresh for each step: no
+seed of a job reaches them. A step that draws nobody is taken too, on noise alone, and a record
+whose gradient is no number adds nothing. What depends on parameters alone, a stage's penalty and
+the optimiser's rule, comes after the noise. Gradients are in the model's float32, cut and added up
+as integers: clipped_sum.py says why one record so moves the sum by C at most.
 
-Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and whose layers Opacus
-knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both are of the same loss of one record. Calls
-all have ``physical_batch`` rows, so that what one record gives does not depend on how many others are drawn.
+Gradients by record come from Opacus's hooks where a stage trains modules that take a batch and
+whose layers Opacus knows, else from ``torch.func`` (PPFL's membership vector has no batch). Both
+are of the same loss of one record. Calls all have ``physical_batch`` rows, so that what one record
+gives does not depend on how many others are drawn.
 """
 
 import warnings
@@ -37,7 +41,8 @@ from .accountant import Random
 from .clipped_sum import ClippedSum
 from .loop import Modules, Step, apply, parameters_of
 
-Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]  # losses [B]; by parameter [B, …]
+# losses [B]; by parameter [B, …]
+Gradients: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
 
 LARGEST_LOSS = torch.finfo(torch.float32).max
 
@@ -60,31 +65,49 @@ class Mechanism:
 
 
 class Private:
-    """DP-SGD. A stage over all records draws all of them in its one step an epoch: q is 1, and D is that by q."""
+    """DP-SGD. A stage over all records draws all of them in its one step an epoch: q is 1, and D is
+    that by q.
+    """
 
-    def __init__(self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]) -> None:
-        """``charge`` is told before each step whether it draws all records; it raises where none is left to spend."""
+    def __init__(
+        self, mechanism: Mechanism, fresh: Callable[[], Random], charge: Callable[[bool], None]
+    ) -> None:
+        """``charge`` is told before each step whether it draws all records.
+
+        It raises where none is left to spend.
+        """
         self._mechanism = mechanism
         self._fresh = fresh
         self._charge = charge
         self._random: Random | None = None
-        self._release: Callable[[], None] = lambda: None  # of hooks on the modules of the stage before
+        # of hooks on the modules of the stage before
+        self._release: Callable[[], None] = lambda: None
 
     def batches(
         self, stage: Stage, records: int, batch_size: int, rng: np.random.Generator, wrap: bool
     ) -> Iterable[NDArray[np.int64]]:
-        """The records of each step, drawn as it comes; neither ``batch_size`` nor ``rng`` has a part in it."""
+        """The records of each step, drawn as it comes.
+
+        Neither ``batch_size`` nor ``rng`` has a part in it.
+        """
         for _ in range(self.steps(stage, records, batch_size)):
             self._charge(stage.full_batch)
             self._random = self._fresh()
-            yield np.arange(records) if stage.full_batch else self._random.drawn(records, self._mechanism.q)
+            yield (
+                np.arange(records)
+                if stage.full_batch
+                else self._random.drawn(records, self._mechanism.q)
+            )
 
     def steps(self, stage: Stage, records: int, batch_size: int) -> int:
         """Steps of an epoch."""
         return 1 if stage.full_batch else self._mechanism.steps
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
-        """The step on the records that were drawn; LocalError for a model that cannot be trained so."""
+        """The step on the records that were drawn.
+
+        LocalError for a model that cannot be trained so.
+        """
         for part in stage.trains:
             check(part, modules[part])
         self._release()
@@ -92,14 +115,20 @@ class Private:
         if stage.full_batch:
             how = replace(how, sigma=how.whole_sigma, divisor=how.divisor / how.q)
         parameters = [p for part in stage.trains for p in modules[part].parameters()]
-        gradients = self._by_hooks(modules, stage) if _hookable(modules, stage) else _by_function(modules, stage)
+        gradients = (
+            self._by_hooks(modules, stage)
+            if _hookable(modules, stage)
+            else _by_function(modules, stage)
+        )
         apart = False  # looked at in the first step, which knows the form of a record
         shapes, rule = [p.shape for p in parameters], _Rule(parameters, modules, stage)
 
         def step(x: Tensor, y: Tensor) -> Tensor:
             nonlocal apart
             if self._random is None:
-                raise LocalError("a private step without records of its own; this is a bug in Staddle")
+                raise LocalError(
+                    "a private step without records of its own; this is a bug in Staddle"
+                )
             if not apart:
                 check_apart(modules, stage, x)
                 apart = True
@@ -109,7 +138,12 @@ class Private:
                 moved.add([gradient[:records] for gradient in found])
                 total += _total(losses[:records])
             noisy = moved.noisy(self._random)
-            rule([(each / how.divisor).to(p.dtype) for each, p in zip(noisy, parameters, strict=True)])
+            rule(
+                [
+                    (each / how.divisor).to(p.dtype)
+                    for each, p in zip(noisy, parameters, strict=True)
+                ]
+            )
             return torch.tensor(total / how.divisor, dtype=torch.float64)
 
         return step
@@ -128,7 +162,8 @@ class Private:
                 p.grad = p.grad_sample = None  # type: ignore[attr-defined]
             losses = stage.loss(modules, x, y, stage.context)
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Full backward hook is firing")  # the first layer's input is data
+                # the first layer's input is data
+                warnings.filterwarnings("ignore", "Full backward hook is firing")
                 torch.autograd.backward(losses.sum())
             return losses.detach(), [_given(p, len(x)) for p in parameters]
 
@@ -152,20 +187,23 @@ class _Rule:
 
 
 def check(part: str, module: nn.Module) -> None:
-    """LocalError for a part in which a record's gradient depends on the other records of its batch."""
+    """LocalError for a part in which a record's gradient depends on the other records of
+    its batch.
+    """
     if faults := ModuleValidator.validate(module, strict=False):
         raise LocalError(
-            f"part {part!r} cannot be trained with differential privacy: {faults[0]}; choose a model with "
-            'norm = "group", or without normalisation'
+            f"part {part!r} cannot be trained with differential privacy: {faults[0]}; choose a"
+            ' model with norm = "group", or without normalisation'
         )
 
 
 @torch.no_grad()
 def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
-    """LocalError where a record's loss depends on another one of its batch, and the stage does not say so.
+    """LocalError where a record's loss depends on another one of its batch, and the stage does not
+    say so.
 
-    Looked at with two made-up records of the form of ``like`` [B, …], never with a silo's: it finds what couples all
-    records, such as their mean, in code that means well.
+    Looked at with two made-up records of the form of ``like`` [B, …], never with a silo's: it finds
+    what couples all records, such as their mean, in code that means well.
     """
     pair = torch.linspace(-1, 1, 2 * like.shape[1:].numel(), dtype=like.dtype)
     pair, labels = pair.reshape(2, *like.shape[1:]), torch.zeros(2, dtype=torch.int64)
@@ -175,8 +213,9 @@ def check_apart(modules: Modules, stage: Stage, like: Tensor) -> None:
             alone.append(stage.loss(modules, other, labels, stage.context)[0].nan_to_num())
     if not torch.equal(*alone):
         raise LocalError(
-            f"in a stage that trains {', '.join(stage.trains)} the loss of a record depends on another one of its "
-            "batch; so one moves the gradients of others, which no clip bounds: no private job can train so"
+            f"in a stage that trains {', '.join(stage.trains)} the loss of a record depends on"
+            " another one of its batch; so one moves the gradients of others, which no clip"
+            " bounds: no private job can train so"
         )
 
 
@@ -191,7 +230,9 @@ def _hookable(modules: Modules, stage: Stage) -> bool:
 def _by_function(modules: Modules, stage: Stage) -> Gradients:
     """Record by record under ``vmap``: each part is called as a function of its parameters."""
     parameters = {part: dict(modules[part].named_parameters()) for part in stage.trains}
-    values = {part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()}
+    values = {
+        part: {name: p.detach() for name, p in named.items()} for part, named in parameters.items()
+    }
 
     def loss(of: dict[str, dict[str, Tensor]], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         parts = {part: BoundModule(module, of.get(part, {})) for part, module in modules.items()}
@@ -208,7 +249,9 @@ def _by_function(modules: Modules, stage: Stage) -> Gradients:
 
 
 def _total(losses: Tensor) -> float:
-    """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end the training."""
+    """Σ of the losses that are numbers, each cut to what float32 holds: a sum without end would end
+    the training.
+    """
     known = losses.detach().double().nan_to_num(0.0, 0.0, 0.0)
     return float(known.clamp(-LARGEST_LOSS, LARGEST_LOSS).sum())
 

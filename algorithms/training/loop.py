@@ -1,7 +1,8 @@
 """The one local loop: epochs, batches, optimiser and evaluation of one silo.
 
-Which records a step takes, and what it does with them, is an argument: ``PLAIN`` here, dp_sgd.py for differentially
-private training. A step is begun once per stage, so optimiser state never outlives a stage.
+Which records a step takes, and what it does with them, is an argument: ``PLAIN`` here, dp_sgd.py
+for differentially private training. A step is begun once per stage, so optimiser state never
+outlives a stage.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,8 @@ EVALUATION_CHUNK = 512
 Modules: TypeAlias = Mapping[str, nn.Module]
 
 
-Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # trains one batch (x [B, …], y [B]) in place; its loss []
+# trains one batch (x [B, …], y [B]) in place; its loss []
+Step: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Stepper(Protocol):
@@ -57,15 +59,18 @@ def silent(done: int, total: int) -> None:
     """No progress shown."""
 
 
-def batches(n: int, batch_size: int, rng: np.random.Generator, wrap: bool) -> list[NDArray[np.int64]]:
+def batches(
+    n: int, batch_size: int, rng: np.random.Generator, wrap: bool
+) -> list[NDArray[np.int64]]:
     """Indices of one epoch's batches, shuffled.
 
-    The last batch is smaller, or with ``wrap`` filled up with records from the start of the same shuffle:
-    batch-coupled normalisation gives another result on batches of another size.
+    The last batch is smaller, or with ``wrap`` filled up with records from the start of the same
+    shuffle: batch-coupled normalisation gives another result on batches of another size.
     """
     order = permutation(rng, n)
     if wrap:
-        order = np.resize(order, ceil(n / batch_size) * batch_size)  # repeats the order from its start
+        # repeats the order from its start
+        order = np.resize(order, ceil(n / batch_size) * batch_size)
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
@@ -76,7 +81,9 @@ def at_least_float32(losses: Tensor) -> Tensor:
 
 def batch_coupled(modules: Modules) -> bool:
     """Whether a record's output depends on the other records of its batch."""
-    return any(isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules())
+    return any(
+        isinstance(leaf, _BatchNorm) for module in modules.values() for leaf in module.modules()
+    )
 
 
 @torch.no_grad()
@@ -89,7 +96,8 @@ def sgd_step(
 ) -> None:
     """One step of SGD in place; ``velocity`` is empty before the first step of a stage.
 
-    ``rate`` [] on the parameters' device stands for the optimiser's own, where that is to change without Python.
+    ``rate`` [] on the parameters' device stands for the optimiser's own, where that is to change
+    without Python.
     """
     moved, updates = list(parameters), list(gradients)
     if optimiser.weight_decay:
@@ -116,18 +124,23 @@ def clipped(gradients: Sequence[Tensor], limit: float | None) -> Sequence[Tensor
     if limit is None:
         return gradients
     norm = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum().sqrt()
-    factor = torch.where(norm <= limit, 1.0, limit / norm)  # no number of the host, which would wait for the device
+    # no number of the host, which would wait for the device
+    factor = torch.where(norm <= limit, 1.0, limit / norm)
     return [gradient * factor.to(gradient.dtype) for gradient in gradients]
 
 
 @torch.no_grad()
 def mirror_step(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], optimiser: Optimiser, rate: Tensor | None = None
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    optimiser: Optimiser,
+    rate: Tensor | None = None,
 ) -> None:
     """One entropic mirror step in place on points of a simplex (last axis); they stay on it.
 
-    θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never recovers, and what
-    is above the floor is scaled so that the sum is one. ``rate`` is as in ``sgd_step``.
+    θ ← θ·exp(−lr·g) / Σ. Then entries below ``floor`` are raised to it, since an exact zero never
+    recovers, and what is above the floor is scaled so that the sum is one. ``rate`` is as in
+    ``sgd_step``.
     """
     for parameter, gradient in zip(parameters, gradients, strict=True):
         descent = -(optimiser.lr if rate is None else rate) * gradient.double()
@@ -140,7 +153,10 @@ def mirror_step(
 
 
 def apply(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], optimiser: Optimiser
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: list[Tensor],
+    optimiser: Optimiser,
 ) -> None:
     """Move the parameters by one step of the optimiser's rule, in place."""
     if optimiser.rule != "sgd":
@@ -150,7 +166,9 @@ def apply(
 
 
 class PlainStepper:
-    """All records in shuffled batches; SGD or mirror descent on the mean of their losses plus the stage's penalty.
+    """All records in shuffled batches.
+
+    SGD or mirror descent on the mean of their losses plus the stage's penalty.
 
     With another ``precision`` than float32, which is for GPUs, convolutions lie channels last.
     """
@@ -201,19 +219,25 @@ def parameters_of(modules: Modules) -> dict[str, dict[str, nn.Parameter]]:
 
 def placed(stage: Stage, device: torch.device) -> Stage:
     """The stage with its context on a device."""
-    return replace(stage, context={name: tensor.to(device) for name, tensor in stage.context.items()})
+    return replace(
+        stage, context={name: tensor.to(device) for name, tensor in stage.context.items()}
+    )
 
 
 def check_trains(modules: Modules, stage: Stage) -> None:
     """LocalError unless the stage trains parts of the model."""
     if set(stage.trains) - set(modules) or not stage.trains:
-        raise LocalError(f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}")
+        raise LocalError(
+            f"a stage trains {list(stage.trains)}, the model has parts {list(modules)}"
+        )
 
 
 def check_loss(loss: float, optimiser: Optimiser) -> None:
     """LocalError where a batch's loss is not finite."""
     if not isfinite(loss):
-        raise LocalError(f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum")
+        raise LocalError(
+            f"the training loss is {loss}; lower training.lr ({optimiser.lr}) or momentum"
+        )
 
 
 def train(
@@ -228,7 +252,8 @@ def train(
 ) -> float:
     """Run one stage in place and return the mean training loss of its last epoch.
 
-    Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss is not finite.
+    Raises CancelledError between two batches once ``cancelled()`` holds, LocalError where the loss
+    is not finite.
     """
     check_trains(modules, stage)
     for part, module in modules.items():
@@ -254,16 +279,24 @@ def train(
 
 
 def places(batches: Iterable[NDArray[np.int64]], device: torch.device) -> Iterable[Tensor]:
-    """The indices of an epoch's batches where the records lie: on a GPU all at once, since each transfer waits."""
+    """The indices of an epoch's batches where the records lie: on a GPU all at once, since each
+    transfer waits.
+    """
     if device == CPU:
         return map(torch.from_numpy, batches)
     whole = list(batches)
-    return torch.split(torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole])
+    return torch.split(
+        torch.from_numpy(np.concatenate(whole)).to(device), [len(index) for index in whole]
+    )
 
 
 @torch.no_grad()
-def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False) -> dict[str, Tensor]:
-    """What a measurement adds up over the training records, or its ``rows``, in float64, in evaluation mode."""
+def measure(
+    measurement: Measurement, modules: Modules, data: Dataset, rows: bool = False
+) -> dict[str, Tensor]:
+    """What a measurement adds up over the training records, or its ``rows``, in float64, in
+    evaluation mode.
+    """
     for module in modules.values():
         module.eval()
     found: dict[str, list[Tensor]] = {}
@@ -272,7 +305,10 @@ def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: boo
         chunk = batch_of(data, slice(start, start + EVALUATION_CHUNK), device)
         for name, value in measurement(modules, *chunk).items():
             found.setdefault(name, []).append(value.double())
-    whole = {name: torch.cat(values) if rows else sum(values[1:], values[0]) for name, values in found.items()}
+    whole = {
+        name: torch.cat(values) if rows else sum(values[1:], values[0])
+        for name, values in found.items()
+    }
     return {name: value.cpu() for name, value in whole.items()}
 
 
@@ -280,7 +316,8 @@ def measure(measurement: Measurement, modules: Modules, data: Dataset, rows: boo
 def evaluate(method: Method, modules: Modules, data: Dataset, rows: int | None = None) -> int:
     """Number of records that the silo's model classifies correctly, in evaluation mode.
 
-    With ``rows`` in calls of that size, all of them, so that no record's class depends on how many others there are.
+    With ``rows`` in calls of that size, all of them, so that no record's class depends on how many
+    others there are.
     """
     for module in modules.values():
         module.eval()

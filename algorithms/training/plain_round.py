@@ -1,4 +1,6 @@
-"""What a silo's round does with records at each place where a private job's does otherwise (private_round.py)."""
+"""What a silo's round does with records at each place where a private job's does otherwise
+(private_round.py).
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -56,7 +58,10 @@ class Side(Protocol):
         ...
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """A stage was trained, which was handed these modules; ``before`` are their buffers from before it."""
+        """A stage was trained, which was handed these modules.
+
+        ``before`` are their buffers from before it.
+        """
         ...
 
     def keep(self, state: SiloState) -> SiloState:
@@ -64,7 +69,9 @@ class Side(Protocol):
         ...
 
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
-        """The method's contributions, and the taint of each tensor of them, ``@weight`` included."""
+        """The method's contributions, and the taint of each tensor of them, ``@weight``
+        included.
+        """
         ...
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:

@@ -1,15 +1,18 @@
-"""What a silo's round of a private job does otherwise (silo_round.py): every look at the records is paid for first.
+"""What a silo's round of a private job does otherwise (silo_round.py): every look at the records is
+paid for first.
 
-    counts      once per job: how many training records of each class, noisy; all that a method learns of them (Facts)
-    reserve     all that the round spends, in one reservation, before anything is done with the records
-    deliver     followed by a tracker (algorithms/leaks/taint.py): what came down is public to us
-    measure     record by record, each one's share cut to a norm, and noise on the sum
-    train       every stage by DP-SGD (dp_sgd.py), but those that are ``noiseless``
-    give        followed by a tracker; what leaves has a taint, as has what stays
-    metrics     test counts with noise, or zeros
+    counts   once per job: how many training records of each class, noisy; all that a method learns
+             of them (Facts)
+    reserve  all that the round spends, in one reservation, before anything is done with the records
+    deliver  followed by a tracker (algorithms/leaks/taint.py): what came down is public to us
+    measure  record by record, each one's share cut to a norm, and noise on the sum
+    train    every stage by DP-SGD (dp_sgd.py), but those that are ``noiseless``
+    give     followed by a tracker; what leaves has a taint, as has what stays
+    metrics  test counts with noise, or zeros
 
-So a round releases what it reserves for, and what is computed of that. The counts are SECURITY.md rules 21 and 22: the
-divisor of a step is q times their sum, and a class of which there seem to be too few to tell counts as absent.
+So a round releases what it reserves for, and what is computed of that. The counts are SECURITY.md
+rules 21 and 22: the divisor of a step is q times their sum, and a class of which there seem to be
+too few to tell counts as absent.
 """
 
 from collections.abc import Mapping
@@ -47,18 +50,25 @@ from .dp_sgd import Mechanism, Private
 from .loop import Modules, PlainStepper, Step, Stepper
 from .plain_round import ContributionTaints
 
-PRESENT = 3.0  # standard deviations of the noise from which on a class counts as there: 1 in 741 absent classes does
+# standard deviations of the noise from which on a class counts as there: 1 in 741 absent classes
+# does
+PRESENT = 3.0
 METRICS_SENSITIVITY = sqrt(3)  # a test record adds at most 1 to each of the three counts
 
 
 def noisy_facts(job: Job, silo: str, round_: int, counts: Counts | None) -> Facts:
-    """Facts of a silo from its noisy counts. One that has released none is to its method one without records."""
+    """Facts of a silo from its noisy counts.
+
+    One that has released none is to its method one without records.
+    """
     known = torch.zeros(job.model.classes, dtype=torch.int64) if counts is None else counts.counts
     return Facts(silo, round_, max(int(known.sum()), 1), known)
 
 
 def release_counts(job: Job, round_: int, data: Dataset, private: PrivateSilo) -> Counts:
-    """The counts that were released before, or in the first round new ones, which stand for the whole job."""
+    """The counts that were released before, or in the first round new ones, which stand for the
+    whole job.
+    """
     account, sigma = private.account, job.private.histogram_sigma
     if (kept := account.counts()) is not None:
         return kept
@@ -78,16 +88,22 @@ def check_counts(job: Job, silo: str, counts: Counts) -> None:
     if not counts.counts.any():
         sigma = job.private.histogram_sigma
         raise LocalError(
-            f"silo {silo!r}: with the noise that job {job.name!r} has for them, privacy.histogram_sigma = {sigma:g}, "
-            f"no class seems to have the {PRESENT * sigma:g} training records from which on it counts; leave this silo "
-            "out of the job, or have it signed with less noise"
+            f"silo {silo!r}: with the noise that job {job.name!r} has for them,"
+            f" privacy.histogram_sigma = {sigma:g}, no class seems to have the {PRESENT * sigma:g}"
+            " training records from which on it counts; leave this silo out of the job, or have it"
+            " signed with less noise"
         )
 
 
-def deliver(method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint) -> SiloState:
+def deliver(
+    method: Method, state: SiloState, delivered: Results, facts: Facts, known: Taint
+) -> SiloState:
     """What the method makes of what came down, with its taints; ``known`` is that of the facts."""
     tracker = Tracker()
-    came = {part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()} for part, each in delivered.items()}
+    came = {
+        part: {k: tracker.enter(t, PUBLIC) for k, t in each.items()}
+        for part, each in delivered.items()
+    }
     held, facts = _entered(tracker, state), _facts_entered(tracker, facts, known, PUBLIC)
     with tracker:
         made = method.deliver(held, came, facts)
@@ -95,7 +111,13 @@ def deliver(method: Method, state: SiloState, delivered: Results, facts: Facts, 
 
 
 def take_private_delivery(
-    method: Method, job: Job, round_: int, state: SiloState, delivered: Results, silo: str, account: PrivacyAccount
+    method: Method,
+    job: Job,
+    round_: int,
+    state: SiloState,
+    delivered: Results,
+    silo: str,
+    account: PrivacyAccount,
 ) -> SiloState:
     """The state after what came down, where nothing is trained then and nothing spent for it."""
     counts = account.counts()
@@ -106,7 +128,9 @@ def take_private_delivery(
 class PrivateRound:
     """One round at one silo, from the reservation to the contributions."""
 
-    def __init__(self, method: Method, job: Job, silo: str, round_: int, data: Dataset, private: PrivateSilo) -> None:
+    def __init__(
+        self, method: Method, job: Job, silo: str, round_: int, data: Dataset, private: PrivateSilo
+    ) -> None:
         self._method, self._table, self._fresh = method, job.private, private.fresh
         sigma = signed_sigma(job)
         counts = release_counts(job, round_, data, private)
@@ -126,13 +150,18 @@ class PrivateRound:
             divisor=table.sample_rate * self.facts.samples,
             physical_batch=table.physical_batch,
         )
-        self._way = Private(mechanism, private.fresh, lambda whole: self._take(WHOLE if whole else TRAINING))
+        self._way = Private(
+            mechanism, private.fresh, lambda whole: self._take(WHOLE if whole else TRAINING)
+        )
         self._taints: dict[str, Taint] = {}
         self._metrics = PUBLIC
 
     def _take(self, purpose: str) -> None:
         if self.spending is None:
-            raise LocalError(f"a round that spends nothing takes a step for {purpose!r}; this is a bug in the method")
+            raise LocalError(
+                f"a round that spends nothing takes a step for {purpose!r}; this is a bug in the"
+                " method"
+            )
         self.spending.take(purpose)
 
     def deliver(self, state: SiloState, delivered: Results) -> SiloState:
@@ -151,38 +180,53 @@ class PrivateRound:
             return
         self._take(STATISTICS)
         noisy = noisy_measure(self._method, modules, data, self._table, self._fresh())
-        self.facts, self._measured = replace(self.facts, measured=noisy), worst((self._of(modules), self._paid))
+        self.facts, self._measured = (
+            replace(self.facts, measured=noisy),
+            worst((self._of(modules), self._paid)),
+        )
 
     def survey(self, survey: Survey, modules: Modules, data: Dataset) -> None:
         """None is paid for: ``stages`` lets none through."""
-        raise LocalError(f"method {self._method.name!r} surveys records in a private job; this is a bug in the method")
+        raise LocalError(
+            f"method {self._method.name!r} surveys records in a private job; this is a bug in the"
+            " method"
+        )
 
     def stages(self, state: SiloState) -> tuple[Stage, ...]:
-        """The method's, which take no more than was reserved; they are made without parts in which records show."""
+        """The method's, which take no more than was reserved.
+
+        They are made without parts in which records show.
+        """
         hidden = {
-            name.split("/")[1] for name, taint in self._taints.items() if name.startswith("part/") and taint.private
+            name.split("/")[1]
+            for name, taint in self._taints.items()
+            if name.startswith("part/") and taint.private
         }
-        shown = _Shown({part: tensors for part, tensors in state.parts.items() if part not in hidden})
+        shown = _Shown(
+            {part: tensors for part, tensors in state.parts.items() if part not in hidden}
+        )
         course = self._method.stages(SiloState(shown, state.extra), self.facts)
         stages = tuple(stage for stage in course if isinstance(stage, Stage))
         if len(stages) < len(course):
             raise LocalError(
-                f"method {self._method.name!r} surveys records or changes the model between two stages, for which no "
-                "private job pays; its private_fault should say so: this is a bug in the method"
+                f"method {self._method.name!r} surveys records or changes the model between two"
+                " stages, for which no private job pays; its private_fault should say so: this is"
+                " a bug in the method"
             )
         if any(stage.coupled for stage in stages):
             raise LocalError(
-                f"method {self._method.name!r} trains a stage that is coupled: there a record moves the gradients of "
-                "others, which no clip bounds; its private_fault should say so: this is a bug in the method"
+                f"method {self._method.name!r} trains a stage that is coupled: there a record moves"
+                " the gradients of others, which no clip bounds; its private_fault should say so:"
+                " this is a bug in the method"
             )
         noisy = [stage for stage in stages if not stage.noiseless]
         epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)
         if epochs > self._effort.epochs or whole > self._effort.whole:
             raise LocalError(
-                f"the stages of round {self.facts.round} take {epochs} epochs and {whole} steps on all records, "
-                f"effort() of method {self._method.name!r} says {self._effort.epochs} and {self._effort.whole}; this "
-                "is a bug in the method"
+                f"the stages of round {self.facts.round} take {epochs} epochs and {whole} steps on"
+                f" all records, effort() of method {self._method.name!r} says {self._effort.epochs}"
+                f" and {self._effort.whole}; this is a bug in the method"
             )
         return stages
 
@@ -191,12 +235,19 @@ class PrivateRound:
         return NOISELESS if stage.noiseless else self._way
 
     def trained(self, stage: Stage, handed: Modules, before: Mapping[str, Tensor]) -> None:
-        """Taints after a stage, which was handed these modules; ``before`` are their buffers from before it.
+        """Taints after a stage, which was handed these modules.
 
-        What it trained has the worst of all that loss and penalty could reach: what they were handed, what is no part
-        of the model, the facts, and whatever else the stage was made with. What training does to a buffer has no noise.
+        ``before`` are their buffers from before it.
+
+        What it trained has the worst of all that loss and penalty could reach: what they were
+        handed, what is no part of the model, the facts, and whatever else the stage was made with.
+        What training does to a buffer has no noise.
         """
-        reached = [taint for name, taint in self._taints.items() if not (name.startswith("part/") and taint.private)]
+        reached = [
+            taint
+            for name, taint in self._taints.items()
+            if not (name.startswith("part/") and taint.private)
+        ]
         found = worst((*reached, self._of(handed), self._known, self._measured, self._paid))
         for part in stage.trains:
             for name, _ in handed[part].named_parameters():
@@ -212,11 +263,15 @@ class PrivateRound:
     def give(self, state: SiloState) -> tuple[dict[str, Contribution], ContributionTaints]:
         """The method's contributions, and the taint of each tensor of them."""
         tracker = Tracker()
-        held, facts = _entered(tracker, state), _facts_entered(tracker, self.facts, self._known, self._measured)
+        held, facts = (
+            _entered(tracker, state),
+            _facts_entered(tracker, self.facts, self._known, self._measured),
+        )
         with tracker:
             contributions = self._method.give(held, facts)
         return contributions, {
-            part: self._taints_of(tracker, contribution) for part, contribution in contributions.items()
+            part: self._taints_of(tracker, contribution)
+            for part, contribution in contributions.items()
         }
 
     def _taints_of(self, tracker: Tracker, contribution: Contribution) -> dict[str, Taint]:
@@ -224,19 +279,26 @@ class PrivateRound:
         everything = dict(contribution.tensors)
         if contribution.weight is not None:
             everything[WEIGHT] = torch.as_tensor(contribution.weight)
-        return {name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()}
+        return {
+            name: worst((tracker.of(tensor), self._known)) for name, tensor in everything.items()
+        }
 
     def metrics(self, exact: Contribution) -> tuple[Contribution, ContributionTaints]:
-        """Test counts with noise, so that they still are counts; zeros where the job has no noise for them."""
+        """Test counts with noise, so that they still are counts.
+
+        Zeros where the job has no noise for them.
+        """
         sigma = self._table.metrics_sigma
         if sigma is None:
-            return Contribution({name: torch.zeros_like(count) for name, count in exact.tensors.items()}), _seen(
-                exact, PUBLIC
-            )
+            return Contribution(
+                {name: torch.zeros_like(count) for name, count in exact.tensors.items()}
+            ), _seen(exact, PUBLIC)
         self._take(METRICS)
         noisy = with_noise(exact.tensors, METRICS_SENSITIVITY * sigma, self._fresh())
         tested = noisy["tested"].round().clamp(min=0)
-        counts = {name: count.round().clamp(min=0).minimum(tested).long() for name, count in noisy.items()}
+        counts = {
+            name: count.round().clamp(min=0).minimum(tested).long() for name, count in noisy.items()
+        }
         return Contribution(counts), _seen(exact, worst((self._metrics, self._paid)))
 
     def _of(self, modules: Modules) -> Taint:
@@ -245,7 +307,9 @@ class PrivateRound:
 
 
 class _Noiseless(PlainStepper):
-    """Plain training of what stays here: a loss that is no number ends no round, which would be seen by others."""
+    """Plain training of what stays here: a loss that is no number ends no round, which would be
+    seen by others.
+    """
 
     def begin(self, modules: Modules, stage: Stage) -> Step:
         """The step on one batch."""
@@ -265,17 +329,23 @@ class _Shown(dict[str, Tensors]):
 
     def __missing__(self, part: str) -> Tensors:
         raise LocalError(
-            f"the method makes its stages with part {part!r}, in which records show unprotected, so what they train "
-            "could not leave; hand it to the loss of the stage that needs it, by ``reads``"
+            f"the method makes its stages with part {part!r}, in which records show unprotected, so"
+            " what they train could not leave; hand it to the loss of the stage that needs it, by"
+            " ``reads``"
         )
 
 
 def _entered(tracker: Tracker, state: SiloState) -> SiloState:
     parts = {
-        part: {name: tracker.enter(t, state.taint(f"part/{part}/{name}")) for name, t in tensors.items()}
+        part: {
+            name: tracker.enter(t, state.taint(f"part/{part}/{name}"))
+            for name, t in tensors.items()
+        }
         for part, tensors in state.parts.items()
     }
-    extra = {name: tracker.enter(t, state.taint(f"extra/{name}")) for name, t in state.extra.items()}
+    extra = {
+        name: tracker.enter(t, state.taint(f"extra/{name}")) for name, t in state.extra.items()
+    }
     return SiloState(parts, extra)
 
 
@@ -292,7 +362,8 @@ def _seen(metrics: Contribution, taint: Taint) -> ContributionTaints:
 def noisy_measure(
     method: Method, modules: Modules, data: Dataset, table: PrivacyTable, random: Random
 ) -> dict[str, Tensor]:
-    """What ``measure`` adds up, in float64, each record's share cut to ``statistics_clip`` in all tensors together.
+    """What ``measure`` adds up, in float64, each record's share cut to ``statistics_clip`` in all
+    tensors together.
 
     With noise. A record whose share is no number adds nothing.
     """
@@ -300,7 +371,10 @@ def noisy_measure(
         module.eval()
 
     def share(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {name: value.double() for name, value in method.measure(modules, x[None], y[None]).items()}
+        return {
+            name: value.double()
+            for name, value in method.measure(modules, x[None], y[None]).items()
+        }
 
     names: tuple[str, ...] = ()
     sums = ClippedSum((), table.statistics_clip, table.statistics_sigma)
@@ -308,7 +382,9 @@ def noisy_measure(
         try:
             shares = vmap(share)(x, y)  # each [B, …]
         except RuntimeError as error:
-            raise LocalError(f"method {method.name!r} cannot measure record by record: {error}") from error
+            raise LocalError(
+                f"method {method.name!r} cannot measure record by record: {error}"
+            ) from error
         if not names:
             names, shapes = tuple(shares), [value.shape[1:] for value in shares.values()]
             sums = ClippedSum(shapes, table.statistics_clip, table.statistics_sigma)
@@ -318,5 +394,8 @@ def noisy_measure(
 
 def with_noise(tensors: Tensors, scale: float, random: Random) -> dict[str, Tensor]:
     """Tensors in float64 plus normal noise of this standard deviation."""
-    noise = {name: torch.from_numpy(random.normal(t.numel())).reshape(t.shape) for name, t in tensors.items()}
+    noise = {
+        name: torch.from_numpy(random.normal(t.numel())).reshape(t.shape)
+        for name, t in tensors.items()
+    }
     return {name: tensor.double() + scale * noise[name] for name, tensor in tensors.items()}

@@ -1,8 +1,11 @@
-"""Do a silo's records fit a job? Asked when a silo admits the job and before a simulation; nothing has trained then.
+"""Do a silo's records fit a job? Asked when a silo admits the job and before a simulation.
 
-What is refused is what no method can work with. A silo that lacks some classes or has one alone fits: label skew is
-what the methods are for. So does a single training record, but under batch norm: where the feature maps have shrunk to
-one pixel, as MobileNetV2's do, a batch of copies of it is normalised to zero, whatever the record.
+Nothing has trained then.
+
+What is refused is what no method can work with. A silo that lacks some classes or has one alone
+fits: label skew is what the methods are for. So does a single training record, but under batch
+norm: where the feature maps have shrunk to one pixel, as MobileNetV2's do, a batch of copies of it
+is normalised to zero, whatever the record.
 """
 
 from collections.abc import Sequence
@@ -19,21 +22,26 @@ from ..models.class_names import names_differ, names_fault
 from .loop import batch_coupled
 
 MOST_LISTED = 100  # classes, in a line of the log
-LARGEST_MISS = 0.05  # share of its records that a silo may have in other classes than a job declares: room to round
+# share of its records that a silo may have in other classes than a job declares: room to round
+LARGEST_MISS = 0.05
 
 
 def check_records(job: Job, records: Dataset, where: str) -> None:
-    """LocalError, which names ``where`` and the first fault, unless the job's methods can work with these records."""
+    """LocalError, which names ``where`` and the first fault, unless the job's methods can work with
+    these records.
+    """
     x, y, classes, shape = records.x, records.y, job.model.classes, input_shape(job.model)
     # (1) There are some.
     if not len(records):
-        raise LocalError(f"{where}: no records; at least one to train on and one to test on are needed")
+        raise LocalError(
+            f"{where}: no records; at least one to train on and one to test on are needed"
+        )
     # (2) They are what the model takes.
     if tuple(x.shape[1:]) != shape:
         wanted = ", ".join(str(side) for side in shape)
         raise LocalError(
-            f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or have the job say "
-            f"model.input = {list(x.shape[1:])}"
+            f"{where}: x is {list(x.shape)}, the job's model takes [N, {wanted}]; reshape it, or"
+            f" have the job say model.input = {list(x.shape[1:])}"
         )
     # (3) Their labels are classes of the job.
     outside = y[(y < 0) | (y >= classes)]
@@ -41,13 +49,16 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
         label = int(outside[0])
         count = int((outside == label).sum())
         raise LocalError(
-            f"{where}: label {label} in {count} of {len(y)} records, the job's model knows classes 0 to {classes - 1}; "
-            "number the classes from 0, or have the operator correct model.classes"
+            f"{where}: label {label} in {count} of {len(y)} records, the job's model knows classes"
+            f" 0 to {classes - 1}; number the classes from 0, or have the operator correct"
+            " model.classes"
         )
     # (4) Their values are numbers.
     if not all_finite(x):
         record = int(torch.nonzero(~x.isfinite().reshape(len(x), -1).all(1))[0])
-        raise LocalError(f"{where}: x holds NaN or a value beyond float32 in record {record}; clean it first")
+        raise LocalError(
+            f"{where}: x holds NaN or a value beyond float32 in record {record}; clean it first"
+        )
     # (5) Where both name the classes, a label means the same in both.
     if records.class_names is not None:
         fault = names_fault(records.class_names, classes)
@@ -57,7 +68,9 @@ def check_records(job: Job, records: Dataset, where: str) -> None:
             raise LocalError(f"{where}: {fault}")
     # (6) No two have the same id, where they have ids.
     if twice := same_id(records.ids):
-        raise LocalError(f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own")
+        raise LocalError(
+            f"{where}: records {twice[0]} and {twice[1]} have the same id; give each record its own"
+        )
 
 
 def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
@@ -71,22 +84,30 @@ def same_id(ids: Sequence[str] | None) -> tuple[int, int] | None:
 
 
 def check_training(job: Job, train: Dataset, silo: str, where: str) -> None:
-    """LocalError unless these records, which fit the job one by one, are enough for this silo to train on.
+    """LocalError unless these records, which fit the job one by one, are enough for this silo to
+    train on.
 
-    Of a private job nothing more is compared with them: an answer that depends on how many there are is a release.
+    Of a private job nothing more is compared with them: an answer that depends on how many there
+    are is a release.
     """
     if len(train) < 2 and batch_coupled(job.method().modules(silo)):
         raise LocalError(
-            f"{where}: {len(train)} record to train on, which batch norm cannot tell from its batch; add records, or "
-            "have the operator choose another model.norm"
+            f"{where}: {len(train)} record to train on, which batch norm cannot tell from its"
+            " batch; add records, or have the operator choose another model.norm"
         )
-    if job.privacy is None and (fault := _declared_fault(job.security.class_counts.get(silo, ()), train)):
+    if job.privacy is None and (
+        fault := _declared_fault(job.security.class_counts.get(silo, ()), train)
+    ):
         raise LocalError(f"{where}: {fault}")
 
 
 def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object]:
-    """Counts for the silo's own log: records by class, classes with none to train on, those of them that are tested."""
-    trained, tested = (torch.bincount(side.y, minlength=job.model.classes) for side in (train, test))
+    """Counts for the silo's own log: records by class, classes with none to train on, those of them
+    that are tested.
+    """
+    trained, tested = (
+        torch.bincount(side.y, minlength=job.model.classes) for side in (train, test)
+    )
     absent = trained == 0
     return {
         "training": len(train),
@@ -98,7 +119,8 @@ def counts_by_class(job: Job, train: Dataset, test: Dataset) -> dict[str, object
 
 
 def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[str, object]:
-    """For the silo's own log: of how many holders a counted job shows a class, and what this one withholds of its own.
+    """For the silo's own log: of how many holders a counted job shows a class, and what this one
+    withholds of its own.
 
     ``holders`` [C] are those of each class, as they were summed (algorithms/job/class_census.py).
     """
@@ -110,7 +132,10 @@ def withheld_classes(job: Job, train: Dataset, holders: torch.Tensor) -> dict[st
 
 
 def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
-    """Why training records are not as a job declares them, class by class; empty where they are, or it does not."""
+    """Why training records are not as a job declares them, class by class.
+
+    Empty where they are, or it does not.
+    """
     if not declared:
         return ""
     found = torch.bincount(train.y, minlength=len(declared)).double()
@@ -119,8 +144,9 @@ def _declared_fault(declared: Sequence[int], train: Dataset) -> str:
     if missed <= LARGEST_MISS:
         return ""
     return (
-        f"{missed:.0%} of its training records are of other classes than security.class_counts of the job says, at "
-        f"most {LARGEST_MISS:.0%} may be; have the job signed with {found.long().tolist()[:MOST_LISTED]}, or near it"
+        f"{missed:.0%} of its training records are of other classes than security.class_counts of"
+        f" the job says, at most {LARGEST_MISS:.0%} may be; have the job signed with"
+        f" {found.long().tolist()[:MOST_LISTED]}, or near it"
     )
 
 

@@ -1,7 +1,8 @@
 """One silo's round: deliver, train, give. The simulator and the silo agent run this same function.
 
-So a federation gives bit for bit what its simulation gave, on one machine type at one thread. A round of a private job
-takes the same course; what it does otherwise at each place is private_round.py's.
+So a federation gives bit for bit what its simulation gave, on one machine type at one thread. A
+round of a private job takes the same course; what it does otherwise at each place is
+private_round.py's.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +34,10 @@ STEPS = "staddle.steps"  # in that of a silo's state file
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one silo saw in one round; it stays at the silo but for the counts that METRICS adds up."""
+    """What one silo saw in one round.
+
+    It stays at the silo but for the counts that METRICS adds up.
+    """
 
     round: int
     samples: int  # training records; 0 in the final round, which trains nothing
@@ -47,8 +51,8 @@ class RoundReport:
 class RoundOutcome:
     """The silo's next state, its contributions by part (METRICS included) and its report.
 
-    In a private job also the taint of each tensor of each contribution, ``@weight`` included, and what the round took
-    out of the account: the caller commits it once all this is kept.
+    In a private job also the taint of each tensor of each contribution, ``@weight`` included, and
+    what the round took out of the account: the caller commits it once all this is kept.
     """
 
     state: SiloState
@@ -91,10 +95,10 @@ def local_round(
 ) -> RoundOutcome:
     """Run round ``round_`` of silo ``client`` from ``state``; nothing given is changed.
 
-    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model is trained on the
-    ``device``, records are taken there batch by batch where they are not there; states and contributions stay on the
-    host. With ``caution`` TrapError says what of a delivery may be made to leak (algorithms/leaks/traps.py), before
-    anything is trained.
+    ``way`` is how a plain job trains; a private one takes ``private``, and it alone does. The model
+    is trained on the ``device``, records are taken there batch by batch where they are not there;
+    states and contributions stay on the host. With ``caution`` TrapError says what of a delivery
+    may be made to leak (algorithms/leaks/traps.py), before anything is trained.
     """
     check_private(job, private, device)
     check_delivered(job, round_, delivered)
@@ -110,7 +114,9 @@ def local_round(
     side.measure(modules, train_data)
     course, size = job.paced(side.stages(state), round_), job.training.batch_size
     stages = [stage for stage in course if isinstance(stage, Stage)]
-    total = sum(stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages)
+    total = sum(
+        stage.epochs * side.way(stage).steps(stage, len(train_data), size) for stage in stages
+    )
     counter, loss = _Counter(progress, total), None
     for number, stage in enumerate(course):
         match stage:
@@ -123,7 +129,11 @@ def local_round(
                 continue
         rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
-        before = {f"{part}.{name}": b.clone() for part, m in given.items() for name, b in m.named_buffers()}
+        before = {
+            f"{part}.{name}": b.clone()
+            for part, m in given.items()
+            for name, b in m.named_buffers()
+        }
         try:
             loss = train(given, stage, train_data, size, rng, side.way(stage), cancelled, counter)
         except (CancelledError, ExhaustedError):
@@ -136,19 +146,31 @@ def local_round(
         trained = replace(trained, steps=lengthened(held.steps, round_, began, trained.parts))
     correct_trained = evaluate(method, modules, test_data, rows)
     side.evaluated(modules)
-    report = RoundReport(round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss)
+    report = RoundReport(
+        round_, len(train_data), len(test_data), correct_delivered, correct_trained, loss
+    )
     contributions, taints = side.give(trained)
     seen, of_seen = side.metrics(metrics(report))
-    return RoundOutcome(trained, {**contributions, METRICS.name: seen}, report, taints | of_seen, side.spending)
+    return RoundOutcome(
+        trained, {**contributions, METRICS.name: seen}, report, taints | of_seen, side.spending
+    )
 
 
-def stage_stream(method: Method, job: Job, client: str, round_: int, number: int) -> np.random.Generator:
+def stage_stream(
+    method: Method, job: Job, client: str, round_: int, number: int
+) -> np.random.Generator:
     """What shuffles the batches of a round's stage."""
     return stream(job.root, client, method.stream_round(round_), f"train/{number}")
 
 
 def _side(
-    method: Method, job: Job, client: str, round_: int, data: Dataset, way: Stepper, private: PrivateSilo | None
+    method: Method,
+    job: Job,
+    client: str,
+    round_: int,
+    data: Dataset,
+    way: Stepper,
+    private: PrivateSilo | None,
 ) -> Side:
     if private is None:
         return ClearRound(method, facts_of(job, client, round_, data), way)
@@ -159,7 +181,9 @@ def _side(
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of some records a silo's model classifies correctly: as delivered, and as the silo trained it last."""
+    """How many of some records a silo's model classifies correctly: as delivered, and as the silo
+    trained it last.
+    """
 
     records: int
     delivered: int
@@ -168,7 +192,9 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A silo's state with what came down, and how that and its own do on records that it does not train on."""
+    """A silo's state with what came down, and how that and its own do on records that it does not
+    train on.
+    """
 
     delivered: SiloState
     test: Seen
@@ -190,17 +216,28 @@ def look(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
 ) -> Evaluation:
-    """What the start of round ``round_`` would give this silo; nothing is trained, given, or spent."""
+    """What the start of round ``round_`` would give this silo.
+
+    Nothing is trained, given, or spent.
+    """
     check_private(job, private, device)
     if private is None:
-        fresh = take_delivery(method, job, state, facts_of(job, client, round_, train_data), delivered)
+        fresh = take_delivery(
+            method, job, state, facts_of(job, client, round_, train_data), delivered
+        )
     else:
-        from .private_round import take_private_delivery  # noqa: PLC0415 - Opacus takes two seconds to import
+        from .private_round import (  # noqa: PLC0415 - Opacus takes two seconds to import
+            take_private_delivery,
+        )
 
         check_delivered(job, round_, delivered)
-        fresh = take_private_delivery(method, job, round_, state, delivered, client, private.account)
+        fresh = take_private_delivery(
+            method, job, round_, state, delivered, client, private.account
+        )
     modules = to_modules(method, client, fresh, device)
-    new = [evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None]
+    new = [
+        evaluate(method, modules, data) for data in (test_data, validation_data) if data is not None
+    ]
     load_values(modules, state, device)
 
     def seen(data: Dataset, correct: int) -> Seen:
@@ -222,12 +259,23 @@ def final_round(
     private: PrivateSilo | None = None,
     device: torch.device = CPU,
 ) -> RoundOutcome:
-    """Take the results of the last round; the outcome's state is the model that the silo keeps (``kept``).
+    """Take the results of the last round.
+
+    The outcome's state is the model that the silo keeps (``kept``).
 
     The report holds the accuracy of both. Nothing is given, and in a private job nothing spent.
     """
     last = look(
-        method, job, job.length, state, delivered, train_data, test_data, client, private=private, device=device
+        method,
+        job,
+        job.length,
+        state,
+        delivered,
+        train_data,
+        test_data,
+        client,
+        private=private,
+        device=device,
     )
     return RoundOutcome(kept(method, state, last, trained), {}, final_report(job, last))
 
@@ -235,28 +283,45 @@ def final_round(
 def kept(method: Method, state: SiloState, last: Evaluation, trained: bool) -> SiloState:
     """The model that a silo keeps after the last round.
 
-    That is the one delivered where the method's product is "delivered", or where this silo never trained
-    (``trained`` false) and so has nothing better; otherwise ``state``, the one trained last.
+    That is the one delivered where the method's product is "delivered", or where this silo never
+    trained (``trained`` false) and so has nothing better; otherwise ``state``, the one trained
+    last.
     """
     return last.delivered if method.product == "delivered" or not trained else state
 
 
 def final_report(job: Job, last: Evaluation) -> RoundReport:
     """Of the round after the last, which trains nothing."""
-    return RoundReport(job.length, 0, last.test.records, last.test.delivered, last.test.trained, None)
+    return RoundReport(
+        job.length, 0, last.test.records, last.test.delivered, last.test.trained, None
+    )
 
 
 def check_private(job: Job, private: PrivateSilo | None, device: torch.device = CPU) -> None:
-    """LocalError unless a private job, and no other, comes with what pays for it; its noise is drawn on the host."""
+    """LocalError unless a private job, and no other, comes with what pays for it.
+
+    Its noise is drawn on the host.
+    """
     if private is not None and device != CPU:
-        raise LocalError(f"job {job.name!r} is private and was given to {device}; this is a bug in Staddle")
+        raise LocalError(
+            f"job {job.name!r} is private and was given to {device}; this is a bug in Staddle"
+        )
     if (job.privacy is None) != (private is None):
-        lacking = "is private, and no account was given that pays for it" if private is None else "is not private"
+        lacking = (
+            "is private, and no account was given that pays for it"
+            if private is None
+            else "is not private"
+        )
         raise LocalError(f"job {job.name!r} {lacking}; this is a bug in Staddle")
 
 
-def take_delivery(method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results) -> SiloState:
-    """State after what came down; PeerError where it is not what the job's schema lets come down in this round."""
+def take_delivery(
+    method: Method, job: Job, state: SiloState, facts: Facts, delivered: Results
+) -> SiloState:
+    """State after what came down.
+
+    PeerError where it is not what the job's schema lets come down in this round.
+    """
     check_delivered(job, facts.round, delivered)
     return method.deliver(state, delivered, facts)
 
@@ -266,24 +331,40 @@ def check_delivered(job: Job, round_: int, delivered: Results) -> None:
     allowed = {part.name: part for part in job.down(round_)}
     for name, tensors in delivered.items():
         if name not in allowed:
-            raise PeerError("coordinator", f"delivered part {name!r} in round {round_}, the job allows {list(allowed)}")
+            raise PeerError(
+                "coordinator",
+                f"delivered part {name!r} in round {round_}, the job allows {list(allowed)}",
+            )
         check_delivery(allowed[name], tensors)
 
 
 def check_delivery(part: Part, tensors: Mapping[str, Tensor]) -> None:
-    """PeerError unless the tensors are exactly those of the part, all finite and within their bounds."""
-    wrong = [spec.name for spec in part.tensors if spec.name not in tensors or not fits(spec, tensors[spec.name])]
+    """PeerError unless the tensors are exactly those of the part, all finite and within their
+    bounds.
+    """
+    wrong = [
+        spec.name
+        for spec in part.tensors
+        if spec.name not in tensors or not fits(spec, tensors[spec.name])
+    ]
     if wrong or len(tensors) != len(part.tensors):
         wrong = wrong or sorted(tensors)
-        raise PeerError("coordinator", f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}")
+        raise PeerError(
+            "coordinator",
+            f"delivered part {part.name!r} with tensors that its schema lacks: {wrong}",
+        )
     for spec in part.tensors:
         if fault := value_fault(spec, tensors[spec.name]):
-            raise PeerError("coordinator", f"delivered part {part.name!r}, whose tensor {spec.name!r} {fault}")
+            raise PeerError(
+                "coordinator", f"delivered part {part.name!r}, whose tensor {spec.name!r} {fault}"
+            )
 
 
 def facts_of(job: Job, client: str, round_: int, data: Dataset) -> Facts:
     """What a method may know of the silo and its training records."""
-    return Facts(client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu())
+    return Facts(
+        client, round_, len(data), torch.bincount(data.y, minlength=job.model.classes).cpu()
+    )
 
 
 def metrics(report: RoundReport) -> Contribution:
@@ -293,35 +374,58 @@ def metrics(report: RoundReport) -> Contribution:
         "correct.trained": report.correct_trained,
         "tested": report.tested,
     }
-    return Contribution({name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()})
+    return Contribution(
+        {name: torch.tensor(count, dtype=torch.int64) for name, count in counts.items()}
+    )
 
 
 def handed(modules: Modules, stage: Stage) -> Modules:
     """The modules that a stage's loss and penalty may reach."""
     if stage.reads is None:
         return modules
-    return {part: module for part, module in modules.items() if part in (*stage.trains, *stage.reads)}
+    return {
+        part: module for part, module in modules.items() if part in (*stage.trains, *stage.reads)
+    }
 
 
-def to_modules(method: Method, client: str, state: SiloState, device: torch.device = CPU) -> dict[str, nn.Module]:
-    """The silo's modules with copies of the state's values; LocalError where state and model do not fit."""
-    with torch.device("meta"):  # without values: drawing initial ones takes longer than all else here
+def to_modules(
+    method: Method, client: str, state: SiloState, device: torch.device = CPU
+) -> dict[str, nn.Module]:
+    """The silo's modules with copies of the state's values.
+
+    LocalError where state and model do not fit.
+    """
+    # without values: drawing initial ones takes longer than all else here
+    with torch.device("meta"):
         modules = method.modules(client)
     load_values(modules, state, device)
     return modules
 
 
 def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
-    """Let modules have copies of the state's values in place of their own; LocalError where they do not fit."""
-    if {part for part, m in modules.items() if m.state_dict()} != {part for part, held in state.parts.items() if held}:
-        raise LocalError(f"the saved state has parts {sorted(state.parts)}, the job's model has {sorted(modules)}")
+    """Let modules have copies of the state's values in place of their own.
+
+    LocalError where they do not fit.
+    """
+    if {part for part, m in modules.items() if m.state_dict()} != {
+        part for part, held in state.parts.items() if held
+    }:
+        raise LocalError(
+            f"the saved state has parts {sorted(state.parts)}, the job's model has"
+            f" {sorted(modules)}"
+        )
     for part, module in modules.items():
         values = state.parts.get(part, {})  # a part may hold no tensors
         other = [
-            name for name, own in module.state_dict().items() if name in values and values[name].dtype != own.dtype
+            name
+            for name, own in module.state_dict().items()
+            if name in values and values[name].dtype != own.dtype
         ]
         if other:
-            raise LocalError(f"the saved state of part {part!r} has {other} in another dtype than the job's model")
+            raise LocalError(
+                f"the saved state of part {part!r} has {other} in another dtype than the job's"
+                " model"
+            )
         copies = {
             name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
             for name, value in values.items()
@@ -329,20 +433,30 @@ def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) 
         try:
             module.load_state_dict(copies, strict=True, assign=True)
         except RuntimeError as error:
-            raise LocalError(f"the saved state of part {part!r} does not fit the job's model: {error}") from error
+            raise LocalError(
+                f"the saved state of part {part!r} does not fit the job's model: {error}"
+            ) from error
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:
-    """State on the host that takes over the modules' parameters and buffers; the modules must not train on."""
+    """State on the host that takes over the modules' parameters and buffers.
+
+    The modules must not train on.
+    """
     parts = {
-        part: {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+        part: {
+            name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()
+        }
         for part, module in modules.items()
     }
     return SiloState(parts, before.extra)
 
 
 def state_to_bytes(state: SiloState) -> bytes:
-    """One safetensors file with the names of ``SiloState.flat``; a private job's has the taints in its metadata."""
+    """One safetensors file with the names of ``SiloState.flat``.
+
+    A private job's has the taints in its metadata.
+    """
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.flat.items()}
     metadata = {TAINTS: taints_to_text(state.taints)} if state.taints else {}
     if state.steps is not None:
@@ -357,7 +471,9 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
         taints = taints_from_text(metadata.get(TAINTS, "[]"))
         steps = LongestSteps.from_text(metadata[STEPS]) if STEPS in metadata else None
     except (ValueError, KeyError) as error:
-        raise LocalError(f"{origin}: not a state file: {error}; restore it from a backup") from error
+        raise LocalError(
+            f"{origin}: not a state file: {error}; restore it from a backup"
+        ) from error
     parts: dict[str, dict[str, Tensor]] = {}
     extra: dict[str, Tensor] = {}
     for full_name, tensor in flat.items():
@@ -368,5 +484,8 @@ def state_from_bytes(data: bytes, origin: str = "silo state") -> SiloState:
         elif room == "extra" and rest:
             extra[rest] = tensor
         else:
-            raise LocalError(f"{origin}: holds a tensor {full_name!r}, which no state has; restore it from a backup")
+            raise LocalError(
+                f"{origin}: holds a tensor {full_name!r}, which no state has; restore it from a"
+                " backup"
+            )
     return SiloState(parts, extra, taints, steps)

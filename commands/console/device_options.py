@@ -5,18 +5,28 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 Workers: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core.")
+    int | None,
+    typer.Option(metavar="N", min=1, help="Processes that train on a CPU; left out, one a core."),
 ]
 Device: TypeAlias = Annotated[
-    str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one.")
+    str,
+    typer.Option(
+        metavar="DEVICE", help="auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."
+    ),
 ]
 Graphs: TypeAlias = Annotated[
-    bool, typer.Option("--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded.")
+    bool,
+    typer.Option(
+        "--graphs/--no-graphs", help="On a GPU, whether it replays steps that were recorded."
+    ),
 ]
 OneByOne: TypeAlias = Annotated[
-    bool, typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once.")
+    bool,
+    typer.Option("--one-by-one", help="On a GPU, train silos one after another, not all at once."),
 ]
 Precision: TypeAlias = Annotated[
     Literal["float32", "tf32", "bf16"],
-    typer.Option(help="On a GPU, in what layers compute while it trains; parameters and losses are float32."),
+    typer.Option(
+        help="On a GPU, in what layers compute while it trains; parameters and losses are float32."
+    ),
 ]

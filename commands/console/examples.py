@@ -1,4 +1,7 @@
-"""The commented examples that ``staddle … init`` writes: templates/*.toml; job_example.py has that of a job."""
+"""The commented examples that ``staddle … init`` writes: templates/*.toml.
+
+Job_example.py has that of a job.
+"""
 
 from importlib import resources
 from pathlib import Path
@@ -10,14 +13,18 @@ from ...files.documents import write_new
 from . import printer
 
 
-def silo(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")]) -> None:
+def silo(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as silo.toml.")],
+) -> None:
     """Write a commented example of the silo's configuration."""
     write(file, text("silo"), 0o600)
     printer.show(f"{file}: edit it, then run: staddle silo check --config {file}")
 
 
 def coordinator(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as coordinator.toml.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new file, such as coordinator.toml.")
+    ],
 ) -> None:
     """Write a commented example of the coordinator's configuration."""
     write(file, text("coordinator"), 0o600)
@@ -25,14 +32,20 @@ def coordinator(
 
 
 def operator(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as operator.toml.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new file, such as operator.toml.")
+    ],
 ) -> None:
     """Write a commented example of what `staddle job submit` and its like read with --operator."""
     write(file, text("operator"), 0o600)
     printer.show(f"{file}: edit it, then run: staddle job list --operator {file}")
 
 
-def policy(file: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")]) -> None:
+def policy(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The new file, such as policy.toml.")
+    ],
+) -> None:
     """Write a commented example of a policy, which lets nothing leave as it stands."""
     write(file, text("policy"), 0o644)
     printer.show(f"{file}: edit it, then run: staddle policy check JOB.json --config SILO.toml")

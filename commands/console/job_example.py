@@ -1,6 +1,8 @@
-"""The commented example that ``staddle job init`` writes: templates/job.toml with the options of a method.
+"""The commented example that ``staddle job init`` writes: templates/job.toml with the options of a
+method.
 
-What works together: the small model that fits every method's example, and what single methods need beside it.
+What works together: the small model that fits every method's example, and what single methods need
+beside it.
 """
 
 import ast
@@ -23,19 +25,22 @@ from . import examples
 from .toml import inline
 
 MODEL: Mapping[str, Any] = {"name": "cnn-digits", "classes": 10, "norm": "none"}
-# What a method needs to make sense in a job as short as the demo's; there the other jobs run with the same model and
-# participation, so that the comparison is one.
+# What a method needs to make sense in a job as short as the demo's; there the other jobs run with
+# the same model and participation, so that the comparison is one.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     # It moves the models of absent silos; of eight, a blind round takes one of two batches.
     "fedsimsup": {"silos": 8, "participation": 0.75, "options": {"tau_theta": 2}},
-    "fedssa": {"options": {"t_stable": 4}},  # header rows grow while μ > 0; 20 rounds of that are too many here
+    # header rows grow while μ > 0; 20 rounds of that are too many here
+    "fedssa": {"options": {"t_stable": 4}},
     "fedbn": {"model": {"norm": "group"}},  # it shares all but the norm layers
-    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},  # it supervises the blocks of a network
+    # it supervises the blocks of a network
+    "fedaims": {"model": {"name": "convnet-digits", "norm": "group"}},
 }
 
 
 WIDTH = 118
-WITHOUT_DEFAULT = (1.0, 1, 0.25)  # examples for numbers that are left out by default; the first that the model takes
+# examples for numbers that are left out by default; the first that the model takes
+WITHOUT_DEFAULT = (1.0, 1, 0.25)
 
 
 def job_text(method: str, *, private: bool = False) -> str:
@@ -55,19 +60,27 @@ def job_text(method: str, *, private: bool = False) -> str:
         participation="# participation = 1.0" if share is None else f"participation = {share}",
         privacy="[privacy]" if private else "# [privacy]",
         on="" if private else "# ",
-        statistics=f"{method} has none" if chosen.measure is Method.measure else f"its features, in {method}",
+        statistics=f"{method} has none"
+        if chosen.measure is Method.measure
+        else f"its features, in {method}",
     )
 
 
 def _listed(names: Any) -> str:
-    return "\n# ".join(textwrap.wrap(", ".join(names), WIDTH - len("# One of: ."), break_on_hyphens=False))
+    return "\n# ".join(
+        textwrap.wrap(", ".join(names), WIDTH - len("# One of: ."), break_on_hyphens=False)
+    )
 
 
 def options_text(model: type[Strict]) -> str:
     """The options of a method, each commented out, below what its docstring says."""
     docs, lines = docstrings(model), []
     for name, field in model.model_fields.items():
-        said = [docs.get(name, ""), _choices(field), "Left out by default." if field.default is None else ""]
+        said = [
+            docs.get(name, ""),
+            _choices(field),
+            "Left out by default." if field.default is None else "",
+        ]
         lines += [f"# {line}" for line in textwrap.wrap(" ".join(filter(None, said)), WIDTH)]
         lines.append(f"# {name} = {_toml(_shown(field))}")
     return "\n".join(lines) if lines else "# It has none."
@@ -76,7 +89,9 @@ def options_text(model: type[Strict]) -> str:
 def docstrings(model: type[Strict]) -> dict[str, str]:
     """The string below each field, by name, those that it inherits first."""
     found: dict[str, str] = {}
-    for cls in reversed([cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]):
+    for cls in reversed(
+        [cls for cls in model.__mro__ if issubclass(cls, Strict) and cls is not Strict]
+    ):
         found |= _docstrings(cls)
     return found
 

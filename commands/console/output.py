@@ -1,6 +1,7 @@
 """Sizes and numbers as people read them.
 
-How ``check`` prints what it found: a numbered line each, or JSON; exit code 1 where something failed.
+How ``check`` prints what it found: a numbered line each, or JSON; exit code 1 where something
+failed.
 """
 
 import textwrap
@@ -31,17 +32,22 @@ def number(count: int, of: str) -> str:
 
 
 WIDTH = 100
-UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": False}  # paths and fingerprints
+# paths and fingerprints
+UNBROKEN: Mapping[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
 
 
 def show(report: PreflightReport, as_json: bool) -> None:
     """Print, and end with exit code 1 unless all is well."""
     if as_json:
-        printer.show_json({"ok": report.ok, "findings": [asdict(finding) for finding in report.findings]})
+        printer.show_json(
+            {"ok": report.ok, "findings": [asdict(finding) for finding in report.findings]}
+        )
     else:
         for number, finding in enumerate(report.findings, 1):
             head = f"{number:>2}  {'ok' if finding.ok else 'FAIL':<4}  {finding.name:<13}  "
-            for line in textwrap.wrap(head + finding.text, WIDTH, subsequent_indent=" " * len(head), **UNBROKEN):
+            for line in textwrap.wrap(
+                head + finding.text, WIDTH, subsequent_indent=" " * len(head), **UNBROKEN
+            ):
                 printer.show(line)
         failed = sum(not finding.ok for finding in report.findings)
         printer.show(f"{failed} of {len(report.findings)} failed" if failed else "all is well")

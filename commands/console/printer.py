@@ -1,8 +1,10 @@
-r"""The one way to a terminal: whatever commands print passes here, and nothing in it can steer the terminal.
+r"""The one way to a terminal: whatever commands print passes here, and nothing in it can steer the
+terminal.
 
-Ledgers, rosters, jobs, answers of a coordinator and names of files may be written by others. A character in them that
-moves the cursor, colours, rings, sets the clipboard or turns the text around is shown as Python writes it, such as
-``\x1b`` or ``\u202e``. Letters of all languages are shown as they are. JSON for scripts is ASCII, with its own escapes.
+Ledgers, rosters, jobs, answers of a coordinator and names of files may be written by others. A
+character in them that moves the cursor, colours, rings, sets the clipboard or turns the text around
+is shown as Python writes it, such as ``\x1b`` or ``\u202e``. Letters of all languages are shown as
+they are. JSON for scripts is ASCII, with its own escapes.
 """
 
 import io
@@ -35,8 +37,8 @@ FRAMES: dict[Frame, dict[str, Any]] = {
 def printable(text: str) -> str:
     """One line of text that moves no cursor and colours nothing, whoever wrote it.
 
-    Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name that are no UTF-8),
-    private and unassigned characters. Letters and spaces of any width stay.
+    Escaped are control and format characters, line breaks, lone surrogates (bytes of a file's name
+    that are no UTF-8), private and unassigned characters. Letters and spaces of any width stay.
     """
     return text if text.isprintable() else "".join(c if _seen(c) else ascii(c)[1:-1] for c in text)
 
@@ -49,8 +51,9 @@ def _seen(character: str) -> bool:
 class PrintedTable:
     """Rows of text under the names of their columns.
 
-    ``right`` holds the numbers of columns that stand on the right, ``ends`` the numbers of rows with a line below.
-    ``width`` is in columns of text, where there is no terminal that says how wide it is.
+    ``right`` holds the numbers of columns that stand on the right, ``ends`` the numbers of rows
+    with a line below. ``width`` is in columns of text, where there is no terminal that says how
+    wide it is.
     """
 
     columns: Sequence[str]
@@ -63,7 +66,10 @@ class PrintedTable:
 
 
 def show(*shown: str | PrintedTable, err: bool = False) -> None:
-    """Print lines and tables on standard output, or on standard error; a line break within a line is escaped."""
+    """Print lines and tables on standard output, or on standard error.
+
+    A line break within a line is escaped.
+    """
     for each in shown:
         if isinstance(each, PrintedTable):
             _show_table(each, err=err)
@@ -77,7 +83,9 @@ def show_json(value: Any, *, indent: int | None = None) -> None:
 
 
 def show_file(data: bytes) -> None:
-    """Print the text of a file: on a terminal line by line as ``show`` does, else its very bytes."""
+    """Print the text of a file: on a terminal line by line as ``show`` does, else its very
+    bytes.
+    """
     if sys.stdout.isatty():
         show(*data.decode(errors="backslashreplace").removesuffix("\n").split("\n"))
         return
@@ -87,7 +95,10 @@ def show_file(data: bytes) -> None:
 
 
 def show_error(text: str) -> None:
-    """Print why the command ends, on standard error; lines after the first are indented, so none looks like another."""
+    """Print why the command ends, on standard error.
+
+    Lines after the first are indented, so none looks like another.
+    """
     first, *rest = text.split("\n")
     show(f"staddle: {first}", *(f"  {line}" for line in rest), err=True)
 
@@ -98,7 +109,10 @@ def show_crash(error: BaseException) -> None:
 
 
 def show_usage(fault: Any) -> None:
-    """Print what is wrong with the command line, on standard error; ``fault`` is a usage error of typer's parser."""
+    """Print what is wrong with the command line, on standard error.
+
+    ``fault`` is a usage error of typer's parser.
+    """
     if not (text := fault.format_message()):
         return  # nothing was asked for, and the help was printed
     if fault.ctx is not None:
@@ -108,13 +122,18 @@ def show_usage(fault: Any) -> None:
 
 
 def escape_unknown() -> None:
-    """Let standard output escape letters that its encoding does not have; standard error always does."""
+    """Let standard output escape letters that its encoding does not have.
+
+    Standard error always does.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Screen:
-    """Where a command tells how its work goes: lines, and on a terminal below them bars that are drawn anew."""
+    """Where a command tells how its work goes: lines, and on a terminal below them bars that are
+    drawn anew.
+    """
 
     def __init__(self, *, err: bool = False, console: Console | None = None) -> None:
         """On standard output, or on standard error; ``console`` stands for either in tests."""
@@ -135,9 +154,18 @@ class Screen:
         return self._console.status(Text(printable(for_what)))
 
     def progress(self, *, elapsed: bool = False) -> Progress:
-        """No bar yet; a task has a description and a field ``note``. ``elapsed`` shows how long each has run."""
+        """No bar yet; a task has a description and a field ``note``.
+
+        ``elapsed`` shows how long each has run.
+        """
         timed = [bars.TimeElapsedColumn()] if elapsed else []
-        columns = (_Words("description"), bars.BarColumn(30), bars.MofNCompleteColumn(), *timed, _Words("note"))
+        columns = (
+            _Words("description"),
+            bars.BarColumn(30),
+            bars.MofNCompleteColumn(),
+            *timed,
+            _Words("note"),
+        )
         return Progress(*columns, console=self._console)
 
 
@@ -160,7 +188,9 @@ def _write(text: str, *, err: bool = False) -> None:
 
 
 def _show_table(table: PrintedTable, *, err: bool) -> None:
-    drawn = grids.Table(title=Text(printable(table.title)) if table.title else None, **FRAMES[table.frame])
+    drawn = grids.Table(
+        title=Text(printable(table.title)) if table.title else None, **FRAMES[table.frame]
+    )
     overflow: Literal["fold", "ellipsis"] = "fold" if table.frame == "none" else "ellipsis"
     for number, column in enumerate(table.columns):
         justify: Literal["left", "right"] = "right" if number in table.right else "left"

@@ -21,4 +21,5 @@ def inline(value: Any) -> str:
         return "{ " + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(inline(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans read the same in TOML
+    # strings, numbers and booleans read the same in TOML
+    return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,6 @@
-"""``staddle demo``: a whole federation on this machine, with real processes, real TLS and real data."""
+"""``staddle demo``: a whole federation on this machine, with real processes, real TLS and real
+data.
+"""
 
 import json
 import signal
@@ -35,7 +37,8 @@ SEED = 7
 SILOS = 4
 ALPHA = 0.3
 TRAINING: Mapping[str, float] = {"epochs": 2, "batch_size": 16, "lr": 0.03, "momentum": 0.9}
-PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}  # noise grows with momentum
+# noise grows with momentum
+PRIVATE_TRAINING: Mapping[str, float] = {"epochs": 1, "batch_size": 16, "lr": 0.5}
 PRIVACY: Mapping[str, float] = {"delta": 1e-4, "clip": 1.0, "sample_rate": 0.1}
 TIMING: Mapping[str, float] = {"admission_seconds": 120, "beat_seconds": 2, "hold_seconds": 10}
 BASELINES = ("local", "fedavg")
@@ -44,34 +47,51 @@ SILENCE_SECONDS = 300.0
 
 
 def demo(
-    method: Annotated[str, typer.Option(help="The method to compare with local-only training and FedAvg.")] = "pfedsim",
-    silos: Annotated[int | None, typer.Option(min=2, max=32, help="Silo agents; 4, or 8 with FedSimSup.")] = None,
+    method: Annotated[
+        str, typer.Option(help="The method to compare with local-only training and FedAvg.")
+    ] = "pfedsim",
+    silos: Annotated[
+        int | None, typer.Option(min=2, max=32, help="Silo agents; 4, or 8 with FedSimSup.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds of each job.")] = 20,
-    keep: Annotated[Path | None, typer.Option(help="Keep everything in this new or empty folder.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="In the clear, also what could be blind.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="With differential privacy for each record.")] = False,
-    epsilon: Annotated[float, typer.Option(min=0.1, max=1000, help="What each private job may cost.")] = 8.0,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep everything in this new or empty folder.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="In the clear, also what could be blind.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="With differential privacy for each record.")
+    ] = False,
+    epsilon: Annotated[
+        float, typer.Option(min=0.1, max=1000, help="What each private job may cost.")
+    ] = 8.0,
 ) -> None:
-    """Watch a coordinator daemon and silo agents train personalised models together, on this machine.
+    """Watch a coordinator daemon and silo agents train personalised models together, on this
+    machine.
 
-    Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten digits that come with
-    scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one egress ledger a silo. With four silos or
-    more, what can be is blind: the coordinator reads sums, and of classifiers how alike they are. Rounds of some of the
-    silos (FedSimSup) take eight for that. With --private each job trains with noise, and each silo's budget says what
-    that cost.
+    Three jobs in turn (local-only, FedAvg, the method) on label-skewed shards of the handwritten
+    digits that come with scikit-learn: separate processes, mutual TLS on loopback, signed jobs, one
+    egress ledger a silo. With four silos or more, what can be is blind: the coordinator reads sums,
+    and of classifiers how alike they are. Rounds of some of the silos (FedSimSup) take eight for
+    that. With --private each job trains with noise, and each silo's budget says what that cost.
     """
     screen = Screen()
     for number in (signal.SIGTERM, signal.SIGHUP):  # as on Ctrl-C, no daemon is left behind
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     folder = keep if keep is not None else Path(tempfile.mkdtemp(prefix="staddle-demo-"))
-    made = Demo(screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None)
+    made = Demo(
+        screen, folder, method, silos, rounds, plain=plain, epsilon=epsilon if private else None
+    )
     try:
         sound = made.run()
     except BaseException:
         screen.show(f"Everything so far lies in {folder}")
         raise
     if keep is None and sound:
-        screen.show(f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder.")
+        screen.show(
+            f"Everything lies in {folder} until you remove it; --keep DIR chooses the folder."
+        )
     if not sound:
         raise LocalError("a ledger did not verify; see above")
 
@@ -90,7 +110,10 @@ class Demo:
         plain: bool = False,
         epsilon: float | None = None,
     ) -> None:
-        """With an ``epsilon`` its jobs are private; without ``silos`` there are as many as the method's rounds take."""
+        """With an ``epsilon`` its jobs are private.
+
+        Without ``silos`` there are as many as the method's rounds take.
+        """
         method_class(method)  # LocalError names the known ones
         self._screen = screen
         self._methods = tuple(dict.fromkeys((*BASELINES, method)))
@@ -109,18 +132,23 @@ class Demo:
         documents = [self._job(name) for name in self._methods]
         if not self._plain:
             documents = [
-                local_federation.blind_where_it_can(self._federation, document, shards) for document in documents
+                local_federation.blind_where_it_can(self._federation, document, shards)
+                for document in documents
             ]
         jobs = [local_federation.sign_job(self._federation, document) for document in documents]
         names = [job.name for job in jobs]
         local_federation.write_coordinator(self._federation, names, TIMING)
-        coordinator = ChildProcess("coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config)
+        coordinator = ChildProcess(
+            "coordinator", ("-m", "staddle.coordinator"), self._federation.coordinator_config
+        )
         daemons = [coordinator]
         with running(daemons):
             address = str(coordinator.wait_for("listening", START_SECONDS)["address"])
             for silo, shard in zip(self._federation.silos, shards, strict=True):
                 local_federation.write_silo(self._federation, silo, address, shard, jobs)
-                daemons.append(ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo)))
+                daemons.append(
+                    ChildProcess(silo, ("-m", "staddle.silo"), self._federation.silo_config(silo))
+                )
             self._screen.show(
                 f"1 coordinator and {len(self._federation.silos)} silos, processes "
                 f"{', '.join(str(d.pid) for d in daemons)}, mutual TLS 1.3 on {address}",
@@ -139,7 +167,10 @@ class Demo:
     def _job(self, method: str) -> dict[str, Any]:
         training = {"training": dict(TRAINING)}
         if self._epsilon is not None:
-            training = {"training": dict(PRIVATE_TRAINING), "privacy": {"epsilon": self._epsilon, **PRIVACY}}
+            training = {
+                "training": dict(PRIVATE_TRAINING),
+                "privacy": {"epsilon": self._epsilon, **PRIVACY},
+            }
         return {
             "version": 1,
             "name": f"demo-{method}",
@@ -147,7 +178,10 @@ class Demo:
             "rounds": self._rounds,
             "silos": list(self._federation.silos),
             "participation": self._settings.get("participation", 1.0),
-            "method": {"name": method, "options": self._settings.get("options", {}) if method == self._chosen else {}},
+            "method": {
+                "name": method,
+                "options": self._settings.get("options", {}) if method == self._chosen else {},
+            },
             "model": {**MODEL, **self._settings.get("model", {})},
             **training,
         }
@@ -159,9 +193,14 @@ class Demo:
 
     # Progress.
 
-    def _follow(self, coordinator: ChildProcess, daemons: Sequence[ChildProcess], lengths: Mapping[str, int]) -> None:
+    def _follow(
+        self, coordinator: ChildProcess, daemons: Sequence[ChildProcess], lengths: Mapping[str, int]
+    ) -> None:
         with self._screen.progress(elapsed=True) as progress:
-            bars = {name: progress.add_task(name, total=n, start=False, note="") for name, n in lengths.items()}
+            bars = {
+                name: progress.add_task(name, total=n, start=False, note="")
+                for name, n in lengths.items()
+            }
             ended = 0
             heard = time.monotonic()
             while ended < len(lengths):
@@ -172,10 +211,17 @@ class Demo:
                     heard = time.monotonic()
                     ended += self._show(progress, bars, lengths, event)
                 elif time.monotonic() - heard > SILENCE_SECONDS:
-                    raise AbortedError(f"the coordinator was silent for {SILENCE_SECONDS:g} s:\n{coordinator.tail()}")
+                    raise AbortedError(
+                        f"the coordinator was silent for {SILENCE_SECONDS:g}"
+                        f" s:\n{coordinator.tail()}"
+                    )
 
     def _show(
-        self, progress: Progress, bars: Mapping[str, TaskID], lengths: Mapping[str, int], event: Mapping[str, Any]
+        self,
+        progress: Progress,
+        bars: Mapping[str, TaskID],
+        lengths: Mapping[str, int],
+        event: Mapping[str, Any],
     ) -> int:
         """Show one event; 1 when it ends a job."""
         bar = bars.get(str(event.get("job")))
@@ -194,7 +240,9 @@ class Demo:
                 progress.update(bar, advance=1, note=note)
                 if not self._screen.is_terminal:
                     done = event["round"] + 1
-                    self._screen.show(f"{event['job']} round {done}/{lengths[event['job']]}: {note}")
+                    self._screen.show(
+                        f"{event['job']} round {done}/{lengths[event['job']]}: {note}"
+                    )
             case "job.ended" if event["outcome"] != "completed":
                 raise AbortedError(f"job {event['job']} failed: {event['reason']}")
             case "job.ended":
@@ -236,8 +284,8 @@ class Demo:
                 limit = budget.limit
                 jobs = ", ".join(f"{job.job} {job.epsilon}" for job in budget.jobs)
                 self._screen.show(
-                    f"{silo}: epsilon {shown(budget.spent)} of {limit.epsilon} spent at delta = {limit.delta} (alone: "
-                    f"{jobs})",
+                    f"{silo}: epsilon {shown(budget.spent)} of {limit.epsilon} spent at delta ="
+                    f" {limit.delta} (alone: {jobs})",
                 )
 
     def _show_ledgers(self) -> bool:
@@ -253,14 +301,27 @@ class Demo:
                 rows.append((silo, job or "-", part, *numbers))
             ends.append(len(rows) - 1)
             found = verify(path, key=key)
-            said = f"ledger verified ({found.records} records)" if found.ok else f"LEDGER BROKEN: {found.problems[0]}"
+            said = (
+                f"ledger verified ({found.records} records)"
+                if found.ok
+                else f"LEDGER BROKEN: {found.problems[0]}"
+            )
             if found.ok:
                 both = reconcile(path, theirs, roster)
-                agree = f"the coordinator's has the same {both.uploads} uploads and {both.deliveries} deliveries"
-                said += f", {f'NOT RECONCILED: {both.differences[0]}' if both.differences else agree}"
+                agree = (
+                    f"the coordinator's has the same {both.uploads} uploads and {both.deliveries}"
+                    " deliveries"
+                )
+                said += (
+                    f", {f'NOT RECONCILED: {both.differences[0]}' if both.differences else agree}"
+                )
                 sound = sound and not both.differences
             sound = sound and found.ok
             verdicts.append(f"{silo}: {said}: {path}")
-        printer.show(PrintedTable(columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"))
+        printer.show(
+            PrintedTable(
+                columns, rows, (3, 4, 5), ends, title="What left each silo, read from its ledger"
+            )
+        )
         printer.show(*verdicts)
         return sound

@@ -17,51 +17,80 @@ from ...security.identity.signed_document import verify_document
 from ..console import printer
 from .operator_client import connected
 
-OperatorFile = Annotated[Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")]
-UNTOLD = "the silos keep their test counts to themselves"  # zeros leave of a private job without metrics_sigma
+OperatorFile = Annotated[
+    Path, typer.Option("--operator", metavar="FILE", help="The operator's TOML file.")
+]
+# zeros leave of a private job without metrics_sigma
+UNTOLD = "the silos keep their test counts to themselves"
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job's name.")]
 
 
 def show(
-    job: Annotated[str, typer.Argument(metavar="JOB.json|NAME", help="A signed job, or a job's name with --operator.")],
-    roster: Annotated[Path | None, typer.Option(help="The roster that a file's signature is checked against.")] = None,
-    operator: Annotated[Path | None, typer.Option(metavar="FILE", help="The operator's TOML file.")] = None,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB.json|NAME", help="A signed job, or a job's name with --operator."
+        ),
+    ],
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster that a file's signature is checked against.")
+    ] = None,
+    operator: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The operator's TOML file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a job file says, once its signature was checked; or how a job at the coordinator stands."""
+    """What a job file says, once its signature was checked.
+
+    Or how a job at the coordinator stands.
+    """
     if (roster is None) == (operator is None):
-        raise LocalError("give --roster for a signed job file, or --operator for the name of a job at the coordinator")
+        raise LocalError(
+            "give --roster for a signed job file, or --operator for the name of a job at the"
+            " coordinator"
+        )
     if roster is not None:
         signed = parse_json(read_bytes(Path(job)), job)
-        printer.show_json(verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1)
+        printer.show_json(
+            verify_document(signed, rosters.load(roster), Role.OPERATOR, JOB), indent=1
+        )
         return
 
     with connected(given_file(operator)) as here:
         report = here.show(job)
     if as_json:
-        printer.show_json({**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1)
+        printer.show_json(
+            {**status_fields(report.status), "rounds": round_fields(report.rounds)}, indent=1
+        )
         return
     fields = status_fields(report.status)
     fields["failed"] = {silo: in_words(code) for silo, code in fields["failed"].items()}
     for key, value in fields.items():
         printer.show(f"{key:<10} {_shown(value)}")
     for closed in round_fields(report.rounds):
-        printer.show(f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}")
+        printer.show(
+            f"round {closed['round']}: {_shown(closed['members'])}: {_counts(closed['metrics'])}"
+        )
 
 
 def submit(
-    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")], operator: OperatorFile
+    signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="A signed job.")],
+    operator: OperatorFile,
 ) -> None:
-    """Queue a signed job at the coordinator; the same file again changes nothing, and fails once it has ended."""
+    """Queue a signed job at the coordinator.
+
+    The same file again changes nothing, and fails once it has ended.
+    """
     signed = read_bytes(signed_job)
     with connected(operator) as here:
         status = here.submit(signed)
     printer.show(_line(status))
     if status.stage == "ended":
         raise LocalError(
-            f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a new name"
+            f"{signed_job}: job {status.job!r} has ended; to run it again, have it signed under a"
+            " new name"
         )
 
 
@@ -124,21 +153,34 @@ def status_fields(status: pb.JobStatus) -> dict[str, Any]:
 
 def round_fields(rounds: Sequence[pb.ClosedRound]) -> list[dict[str, Any]]:
     """Closed rounds as plain values."""
-    return [{"round": r.round, "members": list(r.members), "metrics": dict(r.metrics)} for r in rounds]
+    return [
+        {"round": r.round, "members": list(r.members), "metrics": dict(r.metrics)} for r in rounds
+    ]
 
 
 def _line(status: pb.JobStatus) -> str:
-    given = f", {len(status.given)} of {len(status.cohort)} silos gave" if status.stage == "round" else ""
+    given = (
+        f", {len(status.given)} of {len(status.cohort)} silos gave"
+        if status.stage == "round"
+        else ""
+    )
     done = f"{status.round} of {status.rounds} rounds"
     ended = f" {status.outcome}" if status.stage == "ended" else ""
     reason = f": {status.reason}" if status.reason else ""
-    unheard = f"; not heard of since the coordinator started: {', '.join(status.unheard)}" if status.unheard else ""
+    unheard = (
+        f"; not heard of since the coordinator started: {', '.join(status.unheard)}"
+        if status.unheard
+        else ""
+    )
     return f"{status.job:<24} {status.stage + ended:<18} {done}{given}{reason}{unheard}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {'-' if item == '' else item}" for key, item in sorted(value.items())) or "-"
+        return (
+            ", ".join(f"{key} {'-' if item == '' else item}" for key, item in sorted(value.items()))
+            or "-"
+        )
     return ", ".join(value) or "-" if isinstance(value, list) else str(value) or "-"
 
 

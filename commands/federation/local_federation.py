@@ -1,12 +1,14 @@
-"""A federation on one machine, made by the same functions as a real one: keys, roster, jobs, policies, configurations.
+"""A federation on one machine, made by the same functions as a real one: keys, roster, jobs,
+policies, configurations.
 
 ::
-    <folder>/roster.json          signed by the one founder
-    <folder>/founder/ operator/   their keys
-    <folder>/operator.toml        for `staddle job submit` and its like
-    <folder>/jobs/<name>.toml     what the operator wrote; <name>.json is what the operator signed
-    <folder>/coordinator/         keys, coordinator.toml, state
-    <folder>/silo-1/ …            keys, silo.toml, policy.toml, data.npz, state (personal parts, ledger, reports)
+    <folder>/roster.json         signed by the one founder
+    <folder>/founder/ operator/  their keys
+    <folder>/operator.toml       for `staddle job submit` and its like
+    <folder>/jobs/<name>.toml    what the operator wrote; <name>.json is what the operator signed
+    <folder>/coordinator/        keys, coordinator.toml, state
+    <folder>/silo-1/ …           keys, silo.toml, policy.toml, data.npz, state (personal parts,
+                                 ledger, reports)
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,12 +70,20 @@ def make(folder: Path, silos: Sequence[str]) -> LocalFederation:
     if folder.exists() and not folder.is_dir():
         raise LocalError(f"{folder}: not a folder; choose a new or an empty one")
     if folder.exists() and any(folder.iterdir()):
-        raise LocalError(f"{folder}: not empty; choose another folder, so that no key is overwritten")
-    members = [("founder", Role.FOUNDER), ("operator", Role.OPERATOR), ("coordinator", Role.COORDINATOR)]
+        raise LocalError(
+            f"{folder}: not empty; choose another folder, so that no key is overwritten"
+        )
+    members = [
+        ("founder", Role.FOUNDER),
+        ("operator", Role.OPERATOR),
+        ("coordinator", Role.COORDINATOR),
+    ]
     members += [(silo, Role.SILO) for silo in silos]
     entries: dict[str, RosterEntry] = {}
     for member, role in members:
-        place = folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
+        place = (
+            folder / member if role in (Role.FOUNDER, Role.OPERATOR) else folder / member / "keys"
+        )
         entries[member] = create_keys(place, member, role, f"organisation of {member}")
     roster = rosters.new(FEDERATION, [entries["founder"]], 1)
     for member, entry in entries.items():
@@ -101,15 +111,21 @@ def sign_job(federation: LocalFederation, document: Mapping[str, Any]) -> Job:
 def blind_where_it_can(
     federation: LocalFederation, document: Mapping[str, Any], shards: Sequence[Dataset]
 ) -> dict[str, Any]:
-    """A job's document, blind where it can be so: of four silos or more, and of more for rounds of some of them.
+    """A job's document, blind where it can be so: of four silos or more, and of more for rounds of
+    some of them.
 
-    With private weights, or with the training records of ``shards`` declared where a method compares labels.
+    With private weights, or with the training records of ``shards`` declared where a method
+    compares labels.
     """
     job = Job.from_file(validate(dict(document), JobFile, "the job"), "the job")
     if len(job.silos) <= FEWEST:
         return dict(document)
     declares = job.method().compares_labels
-    security = _declared(federation, job, shards) if declares else _private_weights(job, [*map(len, shards)])
+    security = (
+        _declared(federation, job, shards)
+        if declares
+        else _private_weights(job, [*map(len, shards)])
+    )
     made = {**document, "min_cohort": max(job.min_cohort, FEWEST), "security": security}
     try:
         Job.from_file(validate(made, JobFile, "the job"), "the job").document()
@@ -132,14 +148,19 @@ def _private_weights(job: Job, records: Sequence[int]) -> dict[str, Any]:
 def _declared(federation: LocalFederation, job: Job, shards: Sequence[Dataset]) -> dict[str, Any]:
     """Its security with the training records of each silo declared, in all and of each class.
 
-    In a real federation each silo tells its own; here each silo's split is drawn before its agent starts.
+    In a real federation each silo tells its own; here each silo's split is drawn before its agent
+    starts.
     """
     own = {}
     for silo, shard in zip(federation.silos, shards, strict=True):
         federation.state(silo).mkdir(exist_ok=True)
         train, _ = split(shard, split_key(federation.state(silo)), TEST_FRACTION)
         own[silo] = train.y.bincount(minlength=job.model.classes).tolist()
-    security: dict[str, Any] = {"secure_aggregation": "required", "weights": "public", "class_counts": own}
+    security: dict[str, Any] = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "class_counts": own,
+    }
     security["counts"] = {silo: sum(counts) for silo, counts in own.items()}
     if any(part["exchange"].startswith("mix") for part in _given(job)):
         security["mix"] = "directed"
@@ -151,7 +172,10 @@ def _given(job: Job) -> list[Mapping[str, Any]]:
 
 
 def write_coordinator(
-    federation: LocalFederation, jobs: Sequence[str], timing: Mapping[str, float], listen: str = "127.0.0.1:0"
+    federation: LocalFederation,
+    jobs: Sequence[str],
+    timing: Mapping[str, float],
+    listen: str = "127.0.0.1:0",
 ) -> None:
     """The coordinator's configuration: these jobs in turn."""
     document = {
@@ -182,8 +206,12 @@ def write_operator(federation: LocalFederation, address: str) -> Path:
     return path
 
 
-def write_silo(federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]) -> None:
-    """A silo's configuration, its records, and a policy that allows what these jobs need and nothing else."""
+def write_silo(
+    federation: LocalFederation, silo: str, address: str, data: Dataset, jobs: Sequence[Job]
+) -> None:
+    """A silo's configuration, its records, and a policy that allows what these jobs need and
+    nothing else.
+    """
     folder = federation.folder / silo
     save_npz(folder / "data.npz", data)
     write_atomic(folder / "policy.toml", policy_text(jobs).encode())
@@ -203,9 +231,11 @@ def write_silo(federation: LocalFederation, silo: str, address: str, data: Datas
 
 
 def policy_text(jobs: Sequence[Job]) -> str:
-    """A policy with one rule for each method and part of these jobs, tensors named by their first segment.
+    """A policy with one rule for each method and part of these jobs, tensors named by their first
+    segment.
 
-    Whoever makes a local federation runs all of it, and so is the person who says that its coordinator is trusted.
+    Whoever makes a local federation runs all of it, and so is the person who says that its
+    coordinator is trusted.
     """
     return draft(jobs, "64MiB", trust=True)
 

@@ -1,4 +1,6 @@
-"""An operator's connection to a coordinator, and its file; templates/operator.toml is an example of it.
+"""An operator's connection to a coordinator, and its file.
+
+Templates/operator.toml is an example of it.
 
 ``staddle operator``: the file by which an operator reaches the coordinator.
 """
@@ -35,7 +37,10 @@ class OperatorConfig(Strict):
 
 
 class Operator:
-    """The calls of the Operations service; RefusedError or PeerError say what came of one that failed."""
+    """The calls of the Operations service.
+
+    RefusedError or PeerError say what came of one that failed.
+    """
 
     def __init__(self, channel: grpc.Channel, coordinator: str, address: str) -> None:
         self._stub = cast("Any", OperationsStub)(channel)
@@ -44,7 +49,9 @@ class Operator:
 
     def submit(self, signed: bytes) -> pb.JobStatus:
         """Queue a signed job."""
-        return cast("pb.JobStatus", self._call(self._stub.Submit, pb.SubmitRequest(signed_job=signed)))
+        return cast(
+            "pb.JobStatus", self._call(self._stub.Submit, pb.SubmitRequest(signed_job=signed))
+        )
 
     def jobs(self) -> list[pb.JobStatus]:
         """All jobs, in their order."""
@@ -81,8 +88,9 @@ class Operator:
             return RefusedError(self._peer, code, error.details())
         return PeerError(
             self._peer,
-            f"no answer from {self._address} ({error.code().name}: {error.details()}); does it run, and do its roster "
-            "and ours have the same members? Compare `staddle roster show` on both sides",
+            f"no answer from {self._address} ({error.code().name}: {error.details()}); does it run,"
+            " and do its roster and ours have the same members? Compare `staddle roster show` on"
+            " both sides",
         )
 
 
@@ -95,7 +103,10 @@ def connected(path: Path) -> Iterator[Operator]:
     rosters.verify(roster, config.trust)
     entry, coordinator = keys.entry, roster.coordinator
     if entry.id not in roster or roster[entry.id] != entry or entry.role is not Role.OPERATOR:
-        raise LocalError(f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it added")
+        raise LocalError(
+            f"{path}: {entry.id!r} is not an operator of roster version {roster.version}; have it"
+            " added"
+        )
     credentials = grpc.ssl_channel_credentials(
         coordinator.certificate.encode(), keys.tls_key, entry.certificate.encode()
     )

@@ -28,7 +28,9 @@ def launched(command: Sequence[str]) -> "subprocess.Popen[bytes]":
 class ChildProcess:
     """One child process; its JSON events go to a file and to a queue."""
 
-    def __init__(self, name: str, program: Sequence[str], config: Path, launch: Launcher = launched) -> None:
+    def __init__(
+        self, name: str, program: Sequence[str], config: Path, launch: Launcher = launched
+    ) -> None:
         """Start ``python <program> --config <config>``."""
         self.name = name
         self.log = config.parent / f"{name}.log"
@@ -68,7 +70,9 @@ class ChildProcess:
         except queue.Empty:
             return None
         if event is None:
-            raise AbortedError(f"{self.name} ended with code {self._process.wait()}:\n{self.tail()}")
+            raise AbortedError(
+                f"{self.name} ended with code {self._process.wait()}:\n{self.tail()}"
+            )
         return event
 
     def wait_for(self, name: str, seconds: float) -> Event:
@@ -82,7 +86,9 @@ class ChildProcess:
         """AbortedError if the process has ended."""
         if self._process.poll() is not None:
             self._reader.join(timeout=5)
-            raise AbortedError(f"{self.name} ended with code {self._process.returncode}:\n{self.tail()}")
+            raise AbortedError(
+                f"{self.name} ended with code {self._process.returncode}:\n{self.tail()}"
+            )
 
     def tail(self) -> str:
         """The last lines of its log."""

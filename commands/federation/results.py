@@ -16,20 +16,28 @@ from .operator_client import connected
 def results(
     job: Name,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the files go.")],
-    operator: Annotated[Path | None, typer.Option(metavar="FILE", help="The operator's TOML file: sums only.")] = None,
+    operator: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The operator's TOML file: sums only.")
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The coordinator's TOML file, on its machine: also the tensors.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The coordinator's TOML file, on its machine: also the tensors."
+        ),
     ] = None,
 ) -> None:
     """Rounds as CSV and JSON; on the coordinator's machine also the shared parts as safetensors."""
     if (operator is None) == (config is None):
-        raise LocalError("give --operator (rounds only), or --config of the coordinator on its own machine")
+        raise LocalError(
+            "give --operator (rounds only), or --config of the coordinator on its own machine"
+        )
     if config is not None:
         kept = files.read(configs.load(config).directory, job)
         if kept.relayed:
             printer.show(
-                f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and cannot open; every "
-                f"silo of the job has it, in jobs/{job}/model.safetensors of its own folder",
+                f"not among them: {', '.join(kept.relayed)}, which the coordinator passed on and"
+                f" cannot open; every silo of the job has it, in jobs/{job}/model.safetensors of"
+                " its own folder",
                 err=True,
             )
     else:

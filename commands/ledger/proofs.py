@@ -1,4 +1,6 @@
-"""``staddle ledger prove``, ``export`` and their like: what a silo shows to others, and how they check it."""
+"""``staddle ledger prove``, ``export`` and their like: what a silo shows to others, and how they
+check it.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,25 +24,40 @@ from . import roster_files
 from .roster_files import Founders, Rosters, Threshold
 from .show import LedgerPath
 
-Out = Annotated[Path | None, typer.Option("--out", help="The file to make; without it, standard output.")]
-Key = Annotated[str | None, typer.Option("--key", metavar="VKEY", help="The log's key: name+id+base64.")]
-RosterFile = Annotated[Path | None, typer.Option("--roster", help="The roster that has the silo's log key.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The file to make; without it, standard output.")
+]
+Key = Annotated[
+    str | None, typer.Option("--key", metavar="VKEY", help="The log's key: name+id+base64.")
+]
+RosterFile = Annotated[
+    Path | None, typer.Option("--roster", help="The roster that has the silo's log key.")
+]
 
 
 def prove(
-    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")], path: LedgerPath, out: Out = None
+    seq: Annotated[int, typer.Argument(min=0, help="Number of the record.")],
+    path: LedgerPath,
+    out: Out = None,
 ) -> None:
-    """Prove that a record stands in the ledger: a tlog-proof file under the tree head in the folder."""
+    """Prove that a record stands in the ledger: a tlog-proof file under the tree head in the
+    folder.
+    """
     tree, note = ledger_export.tree_and_checkpoint(ledger_folder(path))
     size = TreeHead.parse(note.text).size
     if seq >= size:
-        raise LocalError(f"record {seq} is not under the checkpoint, which has {size} records; wait for the next one")
+        raise LocalError(
+            f"record {seq} is not under the checkpoint, which has {size} records; wait for the"
+            " next one"
+        )
     _write(bytes(proofs.prove(tree, seq, note)), out)
 
 
 def verify_proof(
     proof: Annotated[Path, typer.Argument(metavar="FILE", help="The tlog-proof file.")],
-    record: Annotated[str, typer.Option(metavar="LINE_OR_FILE", help="The record's line, or a file with it.")],
+    record: Annotated[
+        str, typer.Option(metavar="LINE_OR_FILE", help="The record's line, or a file with it.")
+    ],
     key: Key = None,
     roster: RosterFile = None,
     founder: Founders = None,
@@ -48,7 +65,9 @@ def verify_proof(
 ) -> None:
     """Check that a record stands in a silo's ledger, as its log key signed it."""
     found = Proof.parse(_read(proof))
-    log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
+    log = _log(
+        found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold)
+    )
     line = record.encode() if record.lstrip().startswith("{") else read_bytes(Path(record))
     opened = proofs.verify(found, leaf_hash(line.removesuffix(b"\n")), log)
     under = f"under its checkpoint of {opened.checkpoint.size}"
@@ -61,7 +80,9 @@ def consistency(
     path: LedgerPath,
     out: Out = None,
 ) -> None:
-    """Prove that the ledger only grew between two tree heads, in the form that a tlog-witness takes."""
+    """Prove that the ledger only grew between two tree heads, in the form that a tlog-witness
+    takes.
+    """
     tree, _ = ledger_export.tree_and_checkpoint(ledger_folder(path))
     _write(bytes(growth.prove(tree, read_note(old), read_note(new))), out)
 
@@ -76,7 +97,9 @@ def verify_consistency(
 ) -> None:
     """Check that a ledger only grew since a tree head that you hold."""
     found = growth.Consistency.parse(_read(proof))
-    log = _log(found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold))
+    log = _log(
+        found.checkpoint, key, roster_files.read([roster] if roster else None, founder, threshold)
+    )
     after = growth.verify(found, read_note(old), log)
     printer.show(f"proven: {log.name} only grew, from {found.old_size} records to {after.size}")
 
@@ -84,12 +107,17 @@ def verify_consistency(
 def export(
     path: LedgerPath,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Number, type and leaf hash only, for who may not see the records.")
+        bool,
+        typer.Option(
+            "--redact", help="Number, type and leaf hash only, for who may not see the records."
+        ),
     ] = False,
     job: Annotated[str | None, typer.Option(help="Only records of this job.")] = None,
     out: Out = None,
 ) -> None:
-    """Write records with their proofs, for somebody who checks them with 'staddle ledger verify-export'."""
+    """Write records with their proofs, for somebody who checks them with 'staddle ledger
+    verify-export'.
+    """
     _write(b"".join(ledger_export.export(ledger_folder(path), redact=redact, job=job)), out)
 
 
@@ -103,13 +131,16 @@ def verify_export(
     """Check every record of an export against the tree head that the silo signed."""
     data = _read(file)
     log = _log(
-        ledger_export.checkpoint_of(data), key, roster_files.read([roster] if roster else None, founder, threshold)
+        ledger_export.checkpoint_of(data),
+        key,
+        roster_files.read([roster] if roster else None, founder, threshold),
     )
     found = ledger_export.verify(data, log)
     what = "leaf hashes" if found.redacted else "records"
     which = f"of job {found.job!r}" if found.job is not None else "which are all"
     printer.show(
-        f"proven: {len(found.seqs)} {what}, {which}, of {log.name}, under {found.checkpoint.size} signed records"
+        f"proven: {len(found.seqs)} {what}, {which}, of {log.name}, under {found.checkpoint.size}"
+        " signed records"
     )
 
 

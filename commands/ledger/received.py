@@ -21,17 +21,21 @@ def check_silos(folder: Path) -> None:
     """LocalError for a coordinator's ledger, of which nothing left a silo."""
     if is_coordinators(folder):
         raise LocalError(
-            f"{folder}: is the coordinator's ledger; see it with `staddle ledger show`, and compare it with a silo's "
-            "with `staddle ledger reconcile`"
+            f"{folder}: is the coordinator's ledger; see it with `staddle ledger show`, and compare"
+            " it with a silo's with `staddle ledger reconcile`"
         )
 
 
-def show(folder: Path, job: str | None, round_: int | None, silo: str | None, *, as_json: bool) -> None:
+def show(
+    folder: Path, job: str | None, round_: int | None, silo: str | None, *, as_json: bool
+) -> None:
     """Print what was received and delivered, of one job, round or silo if they are named."""
     found = [
         record
         for record in _records(folder)
-        if job in (None, record.get("job")) and round_ in (None, record.get("round")) and silo in (None, record["silo"])
+        if job in (None, record.get("job"))
+        and round_ in (None, record.get("round"))
+        and silo in (None, record["silo"])
     ]
     if as_json:
         printer.show_json(found)

@@ -28,18 +28,26 @@ MOST = 20  # gaps that are printed
 
 
 def reconcile(
-    silo: Annotated[Path, typer.Option(metavar="DIR", help="The silo's folder, or the folder 'ledger' in it.")],
-    coordinator: Annotated[Path, typer.Option(metavar="DIR", help="The coordinator's, or a copy of its ledger.")],
+    silo: Annotated[
+        Path, typer.Option(metavar="DIR", help="The silo's folder, or the folder 'ledger' in it.")
+    ],
+    coordinator: Annotated[
+        Path, typer.Option(metavar="DIR", help="The coordinator's, or a copy of its ledger.")
+    ],
     roster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The roster, for who signed heads and receipts.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The roster, for who signed heads and receipts."),
     ] = None,
     founder: Founders = None,
     threshold: Threshold = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Compare what left a silo with what the coordinator received; exit code 1 where the two contradict each other.
+    """Compare what left a silo with what the coordinator received.
 
-    Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no contradiction.
+    Exit code 1 where the two contradict each other.
+
+    Both ledgers are verified first. Gaps that a crash or a lost connection leaves are no
+    contradiction.
     """
     given = roster_files.read([roster] if roster else None, founder, threshold)
     members = given.newest
@@ -53,8 +61,16 @@ def reconcile(
             printer.show(f"gap: {gap}")
         if len(found.gaps) > MOST:
             printer.show(f"… and {len(found.gaps) - MOST} gaps more (--json has all)")
-        checked = "receipts and heads checked" if members else "receipts and heads not checked (give --roster)"
-        checked += f"; {found.unchecked} receipts are under other rosters, not checked" if found.unchecked else ""
+        checked = (
+            "receipts and heads checked"
+            if members
+            else "receipts and heads not checked (give --roster)"
+        )
+        checked += (
+            f"; {found.unchecked} receipts are under other rosters, not checked"
+            if found.unchecked
+            else ""
+        )
         both = f"{found.uploads} uploads of {found.bytes:,} bytes and {found.deliveries} deliveries"
         if given.told:
             printer.show(given.told)
@@ -67,21 +83,30 @@ def reconcile(
 def compare(silo: Path, coordinator: Path, roster: Roster | None) -> Reconciled:
     """Two ledgers' folders, each verified; LocalError for one that does not hold.
 
-    What the silo holds of the coordinator's ledger (``heads.json``, beside its own) is compared as well.
+    What the silo holds of the coordinator's ledger (``heads.json``, beside its own) is compared as
+    well.
     """
     held = _held(silo.parent / HEADS, coordinator, roster)
     for folder in (silo, coordinator):
         key = _key(folder, roster) if roster else None
         verified = audit.verify(folder, key=key)
         if not verified.ok:
-            raise LocalError(f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify {folder}")
+            raise LocalError(
+                f"{folder}: does not hold: {verified.problems[0]}; run: staddle ledger verify"
+                f" {folder}"
+            )
     if roster and (name := _owner(coordinator)) != roster.coordinator.id:
-        raise LocalError(f"{coordinator}: is the ledger of {name!r}; the coordinator is {roster.coordinator.id!r}")
+        raise LocalError(
+            f"{coordinator}: is the ledger of {name!r}; the coordinator is"
+            f" {roster.coordinator.id!r}"
+        )
     return compared(silo, coordinator, roster, held)
 
 
 def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead]:
-    """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it keeps any."""
+    """Heads of the coordinator's ledger, under the key that it has now, which the silo keeps, if it
+    keeps any.
+    """
     if not path.exists():
         return []
     kept = checked_file.read_json(path, MemberHeads)
@@ -95,7 +120,9 @@ def _held(path: Path, coordinator: Path, roster: Roster | None) -> list[TreeHead
                     checkpoints.verify(note, roster_log_key(now, roster))
                 found.append(TreeHead.parse(note.text))
         except ProofError as error:
-            raise LocalError(f"{path}: what it has of {name!r} does not hold: {error}; move it away") from error
+            raise LocalError(
+                f"{path}: what it has of {name!r} does not hold: {error}; move it away"
+            ) from error
     return found
 
 

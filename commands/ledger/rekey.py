@@ -23,7 +23,10 @@ def rekey(
     old: Annotated[Path, typer.Option(help="The folder of keys that signed so far.")],
     new: Annotated[Path, typer.Option(help="The silo's folder of new keys.")],
 ) -> None:
-    """Go on under a new log key, after the silo's keys were rotated; the agent must not run. So do privacy budgets."""
+    """Go on under a new log key, after the silo's keys were rotated; the agent must not run.
+
+    So do privacy budgets.
+    """
     folder = audit.ledger_folder(path)
     before, after = load_keys(old), load_keys(new)
     note = stored(folder)
@@ -32,8 +35,8 @@ def rekey(
     federation, silo = owner(TreeHead.parse(note.text).origin)
     if not silo == before.entry.id == after.entry.id:
         raise LocalError(
-            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and {after.entry.id!r}; "
-            "name the old and the new keys of that silo"
+            f"{folder}: is the ledger of {silo!r}, the keys are of {before.entry.id!r} and"
+            f" {after.entry.id!r}; name the old and the new keys of that silo"
         )
 
     with Ledger.open(folder, silo, federation, before.log) as ledger:
@@ -41,4 +44,6 @@ def rekey(
         appended = ledger.rekey(after.log)
     for dataset in datasets:
         printer.show(f"the budget of data set {dataset!r} goes on under the new key")
-    printer.show(f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}")
+    printer.show(
+        f"record {appended.seq} names the new key, {log_key(federation, silo, after.entry.log_key)}"
+    )

@@ -13,17 +13,25 @@ from ...security.identity.roster import Roster
 
 RosterFiles = Annotated[
     list[Path] | None,
-    typer.Option("--roster", metavar="FILE", help="A roster of the time, for keys and names; may be repeated."),
+    typer.Option(
+        "--roster",
+        metavar="FILE",
+        help="A roster of the time, for keys and names; may be repeated.",
+    ),
 ]
 Founders = Annotated[
     list[str] | None,
     typer.Option(
-        "--founder", metavar="SHA256:…", help="Fingerprint of a founder's key, not from the roster; may be repeated."
+        "--founder",
+        metavar="SHA256:…",
+        help="Fingerprint of a founder's key, not from the roster; may be repeated.",
     ),
 ]
 Threshold = Annotated[
     int | None,
-    typer.Option("--threshold", min=1, metavar="K", help="How many of them must have signed (default: all)."),
+    typer.Option(
+        "--threshold", min=1, metavar="K", help="How many of them must have signed (default: all)."
+    ),
 ]
 
 
@@ -45,24 +53,37 @@ class Rosters:
         return "\n".join(
             f"roster version {roster.version}: "
             + (
-                f"signed by {', '.join(rosters.signers(roster, self.founders))}, whose keys were named"
+                f"signed by {', '.join(rosters.signers(roster, self.founders))}, whose keys were"
+                " named"
                 if self.founders
-                else "signed by founders that it names itself; for who vouches for it, give --founder"
+                else (
+                    "signed by founders that it names itself; for who vouches for it, give"
+                    " --founder"
+                )
             )
             for roster in self.each
         )
 
 
-def read(files: Sequence[Path] | None, founders: Sequence[str] | None, threshold: int | None) -> Rosters:
-    """Read rosters and check their founders' signatures; LocalError or PeerError say what is wrong."""
+def read(
+    files: Sequence[Path] | None, founders: Sequence[str] | None, threshold: int | None
+) -> Rosters:
+    """Read rosters and check their founders' signatures.
+
+    LocalError or PeerError say what is wrong.
+    """
     if (founders or threshold) and not files:
         raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
     if threshold and threshold > len(set(founders or [])):
-        raise LocalError(f"--threshold {threshold}, but {len(set(founders or []))} founders are named; add --founder")
+        raise LocalError(
+            f"--threshold {threshold}, but {len(set(founders or []))} founders are named; add"
+            " --founder"
+        )
     each = sorted((rosters.load(file) for file in files or []), key=lambda roster: roster.version)
     if len(federations := {roster.federation for roster in each}) > 1:
         raise LocalError(
-            f"rosters of several federations: {', '.join(sorted(federations))}; give those of the ledger's"
+            f"rosters of several federations: {', '.join(sorted(federations))}; give those of the"
+            " ledger's"
         )
     for roster in each:
         rosters.verify_by(roster, founders or (), threshold or 0)

@@ -11,14 +11,24 @@ from ...errors import LocalError
 from ...security.ledger import messages, receipt_checks
 from ...security.ledger.audit import ledger_folder
 from ...security.ledger.messages import PROTOCOL, Group, LedgerMessage, Totals
-from ...security.ledger.records import Deny, Intent, PrivacyHead, ProtocolMessage, SumEnd, SumOpened, SumSigned
+from ...security.ledger.records import (
+    Deny,
+    Intent,
+    PrivacyHead,
+    ProtocolMessage,
+    SumEnd,
+    SumOpened,
+    SumSigned,
+)
 from ...security.log.chain import VerifiedLine
 from ...security.policy.release import PADDED
 from ..console import printer
 from . import received, roster_files
 from .roster_files import Founders, RosterFiles, Threshold
 
-LedgerPath = Annotated[Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")]
+LedgerPath = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -26,15 +36,20 @@ def show(
     path: LedgerPath,
     round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
-    part: Annotated[str | None, typer.Option(help="Only messages with tensors of this part.")] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Only messages with tensors of this part.")
+    ] = None,
     recipient: Annotated[str | None, typer.Option(help="Only what went to this member.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show every message that left, or counts as left; of a coordinator's ledger, what it received and delivered.
+    """Show every message that left, or counts as left.
 
-    There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of their protocols are
-    shown too (as the part "(protocol)"), and how each attempt at a sum ended; and what the policy held back. What the
-    privacy budget of a data set came to is of no job, and shown where nothing is asked for in particular.
+    Of a coordinator's ledger, what it received and delivered.
+
+    There --recipient is the silo that gave or got it. Of secure sums and mixes the messages of
+    their protocols are shown too (as the part "(protocol)"), and how each attempt at a sum ended;
+    and what the policy held back. What the privacy budget of a data set came to is of no job, and
+    shown where nothing is asked for in particular.
     """
     folder = ledger_folder(path)
     if received.is_coordinators(folder):
@@ -43,17 +58,25 @@ def show(
         received.show(folder, job, round_number, recipient, as_json=as_json)
         return
     if job is not None and job not in (jobs := messages.jobs(folder)):
-        raise LocalError(f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}")
+        raise LocalError(
+            f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}"
+        )
 
     def wanted(record: Intent | OfJob, parts: Sequence[str], to: str) -> bool:
         of = round_number in (None, record.round) and job in (None, record.job)
         return of and (part is None or part in parts) and recipient in (None, to)
 
-    rows = [m for m in messages.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)]
-    beside: list[tuple[VerifiedLine, Beside]] = [
-        (line, record) for line, record in messages.sums(folder) if wanted(record, [PROTOCOL], _recipient(record))
+    rows = [
+        m for m in messages.messages(folder) if wanted(m.intent, _parts(m), m.intent.recipient.id)
     ]
-    beside += [(line, record) for line, record in messages.denials(folder) if wanted(record, [], "")]
+    beside: list[tuple[VerifiedLine, Beside]] = [
+        (line, record)
+        for line, record in messages.sums(folder)
+        if wanted(record, [PROTOCOL], _recipient(record))
+    ]
+    beside += [
+        (line, record) for line, record in messages.denials(folder) if wanted(record, [], "")
+    ]
     if (job, round_number, part, recipient) == (None, None, None, None):
         beside += messages.budgets(folder)
     if as_json:
@@ -62,8 +85,21 @@ def show(
         ]
         printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
         return
-    columns = ("seq", "time", "job", "round", "part", "tensors", "bytes", "recipient", "rule", "outcome")
-    cells = [_row(message) for message in rows] + [_row_beside(line, record) for line, record in beside]
+    columns = (
+        "seq",
+        "time",
+        "job",
+        "round",
+        "part",
+        "tensors",
+        "bytes",
+        "recipient",
+        "rule",
+        "outcome",
+    )
+    cells = [_row(message) for message in rows] + [
+        _row_beside(line, record) for line, record in beside
+    ]
     printer.show(printer.PrintedTable(columns, sorted(cells, key=lambda row: int(row[0]))))
     sizes = [message.intent.message.bytes for message in rows]
     sizes += [record.message.bytes for _, record in beside if isinstance(record, ProtocolMessage)]
@@ -85,12 +121,14 @@ def summary(
     threshold: Threshold = None,
     as_json: Json = False,
 ) -> None:
-    """Add up what left, by job, method, part, taint and recipient; with --roster check the receipts too.
+    """Add up what left, by job, method, part, taint and recipient.
 
-    The taint says what tensors were computed from: "private", records as they are; "dp", with noise that was paid for
-    out of the data set's privacy budget, of which the last lines say how far it is spent; "public", nothing of this
-    silo's. A message without digest counts with all bytes that it declared. Exit code 1 if a receipt is not what the
-    coordinator signed.
+    With --roster check the receipts too.
+
+    The taint says what tensors were computed from: "private", records as they are; "dp", with noise
+    that was paid for out of the data set's privacy budget, of which the last lines say how far it
+    is spent; "public", nothing of this silo's. A message without digest counts with all bytes that
+    it declared. Exit code 1 if a receipt is not what the coordinator signed.
     """
     folder = ledger_folder(path)
     received.check_silos(folder)
@@ -100,7 +138,9 @@ def summary(
         printer.show(f"problem: {problem}", err=True)
     totals = messages.summary(folder, GROUPS)
     if as_json:
-        rows: list[dict[str, Any]] = [{**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()]
+        rows: list[dict[str, Any]] = [
+            {**dict(zip(GROUPS, key, strict=True)), **asdict(t)} for key, t in totals.items()
+        ]
         printer.show_json(rows + [_document_beside(*last) for last in _last_budgets(folder)])
     else:
         _tell_totals(folder, totals)
@@ -134,11 +174,16 @@ def _last_budgets(folder: Path) -> list[tuple[VerifiedLine, PrivacyHead]]:
 
 def spent(head: PrivacyHead) -> str:
     """How far the budget of a data set is spent, in a line."""
-    return f"data set {head.dataset!r}: epsilon {head.epsilon} of {head.limit} spent or reserved, at delta {head.delta}"
+    return (
+        f"data set {head.dataset!r}: epsilon {head.epsilon} of {head.limit} spent or reserved, at"
+        f" delta {head.delta}"
+    )
 
 
 def _parts(message: LedgerMessage) -> list[str]:
-    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [messages.MESSAGE]
+    return list(dict.fromkeys(tensor.part for tensor in message.intent.tensors)) or [
+        messages.MESSAGE
+    ]
 
 
 def _document(message: LedgerMessage) -> dict[str, Any]:
@@ -160,7 +205,9 @@ def _row(message: LedgerMessage) -> list[str]:
     for part, readers in _readers(intent).items():
         outcome += f"; {part} read by {', '.join(readers)}"
     if hidden := intent.hidden:
-        outcome += f"; {intent.form}, " + (f"version {hidden.number}" if intent.form == PADDED else "to be compared")
+        outcome += f"; {intent.form}, " + (
+            f"version {hidden.number}" if intent.form == PADDED else "to be compared"
+        )
     for taint, parts in _taints(intent).items():
         outcome += f"; {taint}: {', '.join(parts)}"
     if paid := intent.dp:
@@ -189,7 +236,9 @@ def _taints(intent: Intent) -> dict[str, list[str]]:
     found: dict[str, dict[str, None]] = {}
     for tensor in intent.tensors:
         found.setdefault(tensor.taint, {})[tensor.part] = None
-    return {taint: list(parts) for taint, parts in found.items()} if found.keys() - {"private"} else {}
+    return (
+        {taint: list(parts) for taint, parts in found.items()} if found.keys() - {"private"} else {}
+    )
 
 
 def _recipient(record: Beside) -> str:
@@ -211,7 +260,9 @@ def _row_beside(line: VerifiedLine, record: Beside) -> list[str]:
             blame = f", blamed: {record.blame}" if record.blame else ""
             what = f"attempt {record.ctx[:8]} ended, {record.code}{blame}: {record.why}"
         case SumSigned():
-            what = f"sum {record.ctx[:8]} may be open over {', '.join(record.survivors)} from here on"
+            what = (
+                f"sum {record.ctx[:8]} may be open over {', '.join(record.survivors)} from here on"
+            )
         case SumOpened():
             what = f"sum {record.ctx[:8]} opened over {', '.join(record.survivors)}"
         case Deny():

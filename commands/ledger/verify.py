@@ -31,21 +31,27 @@ def verify(
     founder: Founders = None,
     threshold: Threshold = None,
     checkpoint: Annotated[
-        list[Path] | None, typer.Option(help="A tree head of this ledger that you hold; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A tree head of this ledger that you hold; may be repeated."),
     ] = None,
     known: Annotated[
         list[str] | None,
-        typer.Option(metavar="SEQ:LEAF", help="A leaf hash that another party holds; may be repeated."),
+        typer.Option(
+            metavar="SEQ:LEAF", help="A leaf hash that another party holds; may be repeated."
+        ),
     ] = None,
-    silo: Annotated[str | None, typer.Option(metavar="SILO", help="Whose ledger it has to be.")] = None,
+    silo: Annotated[
+        str | None, typer.Option(metavar="SILO", help="Whose ledger it has to be.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Check every record of a ledger; exit code 1 if it does not hold.
 
-    Without options: the chain of hashes, the order of the records, and the tree head in the folder, which must cover
-    all records unless an agent is running. With --roster also who signed the head, the coordinator's receipts and the
-    roster itself; with --founder who vouches for the roster. Whoever has the silo's log key could still cut off or
-    rewrite records: pass what the coordinator, another silo or you noted earlier with --checkpoint or --known.
+    Without options: the chain of hashes, the order of the records, and the tree head in the folder,
+    which must cover all records unless an agent is running. With --roster also who signed the head,
+    the coordinator's receipts and the roster itself; with --founder who vouches for the roster.
+    Whoever has the silo's log key could still cut off or rewrite records: pass what the
+    coordinator, another silo or you noted earlier with --checkpoint or --known.
     """
     given = roster_files.read(roster, founder, threshold)
     folder = audit.ledger_folder(path)
@@ -57,16 +63,26 @@ def verify(
     if given.each and found.ok:
         receipts = receipt_checks.check(islice(messages.lines(folder), found.records), given.each)
         found = replace(found, problems=tuple(receipts.problems))
-    federation, whose = owner(TreeHead.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
+    federation, whose = (
+        owner(TreeHead.parse(own.text).origin) if own and found.checkpoint is not None else ("", "")
+    )
     unsigned, running = found.records - (found.checkpoint or 0), held(folder)
-    found = replace(found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running)))
+    found = replace(
+        found, problems=(*found.problems, *_ownership(whose, silo), *_loose(unsigned, running))
+    )
     if as_json:
         said = {"federation": federation, "silo": whose, "unsigned": unsigned, "running": running}
         document: dict[str, Any] = {"ok": found.ok, **asdict(found), **said}
         if given.each:
-            document["rosters"] = {each.version: rosters.signers(each, given.founders) for each in given.each}
+            document["rosters"] = {
+                each.version: rosters.signers(each, given.founders) for each in given.each
+            }
         if receipts:
-            counts = {"good": len(receipts.good), "without": receipts.without, "unchecked": receipts.unchecked}
+            counts = {
+                "good": len(receipts.good),
+                "without": receipts.without,
+                "unchecked": receipts.unchecked,
+            }
             document["receipts"] = counts
         printer.show_json(document)
     else:
@@ -79,7 +95,9 @@ def verify(
             if told:
                 printer.show(told)
         head = f"{found.records - 1}:{found.head}" if found.head else "none"
-        printer.show(f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}")
+        printer.show(
+            f"{'verified' if found.ok else 'NOT VERIFIED'}: {found.records} records, head {head}"
+        )
     if not found.ok:
         raise typer.Exit(1)
 
@@ -87,15 +105,28 @@ def verify(
 def _ownership(found: str, expected: str | None) -> tuple[str, ...]:
     if expected is None or found == expected:
         return ()
-    return (f"it is the ledger of silo {found or 'nobody'}, not of {expected}; name the folder of {expected}",)
+    return (
+        (
+            f"it is the ledger of silo {found or 'nobody'}, not of {expected}; name the folder of"
+            f" {expected}"
+        ),
+    )
 
 
 def _loose(unsigned: int, running: bool) -> tuple[str, ...]:
-    """What is wrong with records that nobody signed; nothing while their agent runs, which signs every 64."""
+    """What is wrong with records that nobody signed.
+
+    Nothing while their agent runs, which signs every 64.
+    """
     if unsigned <= 0 or running:
         return ()
-    why = f"the last {unsigned} records are signed by nobody, and no agent runs that would sign them; after a crash "
-    return (why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",)
+    why = (
+        f"the last {unsigned} records are signed by nobody, and no agent runs that would sign them;"
+        " after a crash "
+    )
+    return (
+        why + "start it: it does, if its log key wrote them. Of a copy, take it again after that",
+    )
 
 
 def _tell(found: AuditResult) -> None:
@@ -108,17 +139,25 @@ def _tell(found: AuditResult) -> None:
     if found.open_control is not None:
         printer.show(f"control session of seq {found.open_control} is open, counted with its cap")
     if found.torn_bytes:
-        printer.show(f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left")
+        printer.show(
+            f"{found.torn_bytes} bytes of an unfinished last line, of which nothing had left"
+        )
 
 
 def _key(roster: Roster | None, own: Note | None, held: dict[str, Note]) -> VerifierKey | None:
     if roster is None:
         if held:
-            raise LocalError("--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is known")
+            raise LocalError(
+                "--checkpoint needs --roster ROSTER: a checkpoint says nothing until its signer is"
+                " known"
+            )
         return None
     note = own or next(iter(held.values()), None)
     if note is None:
-        raise LocalError(f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give --checkpoint")
+        raise LocalError(
+            f"no {CHECKPOINT} in this folder and none given, so no silo to look up; give"
+            " --checkpoint"
+        )
     return roster_log_key(note, roster)
 
 

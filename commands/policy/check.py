@@ -30,24 +30,47 @@ WIDTH = 100
 SHARED = f"{MASKED} to be compared"
 READ = {  # who reads what leaves in a form that hides it
     MASKED: "masked, read as a sum over the round's silos alone",
-    SILOS_READER: "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together",
-    SHARED: "shared out among the silos, read by the coordinator as lengths and likeness alone, with silos or without",
-    PADDED: "padded, read by the other silos in weighted means alone, by coordinator and a silo together as it stands",
-    ROTATED: "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
+    SILOS_READER: (
+        "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo"
+        " together"
+    ),
+    SHARED: (
+        "shared out among the silos, read by the coordinator as lengths and likeness alone, with"
+        " silos or without"
+    ),
+    PADDED: (
+        "padded, read by the other silos in weighted means alone, by coordinator and a silo"
+        " together as it stands"
+    ),
+    ROTATED: (
+        "rotated, read by the coordinator as lengths and likeness alone, together with a silo as it"
+        " stands"
+    ),
 }
 
 
 def check(
     signed_job: Annotated[Path, typer.Argument(metavar="JOB.json", help="The signed job.")],
-    config: Annotated[Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="A policy file, where there is no configuration yet.")] = None,
-    roster: Annotated[Path | None, typer.Option(help="The roster file that goes with --policy.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="The data set; else the configuration's, or 'data'.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The silo's TOML file, which names policy and roster.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A policy file, where there is no configuration yet.")
+    ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="The roster file that goes with --policy.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The data set; else the configuration's, or 'data'.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
-    """Say tensor by tensor what a job would let leave this silo; exit code 1 if the silo would decline it.
+    """Say tensor by tensor what a job would let leave this silo.
 
-    The agent decides by the same rules when the job is offered. Nothing is sent, and no record is opened.
+    Exit code 1 if the silo would decline it.
+
+    The agent decides by the same rules when the job is offered. Nothing is sent, and no record is
+    opened.
     """
     found, members, silo = _sources(config, policy, roster, dataset)
     try:
@@ -82,10 +105,15 @@ def check(
 def _sources(
     config: Path | None, policy: Path | None, roster: Path | None, dataset: str | None
 ) -> tuple[Policy, rosters.Roster, str]:
-    """Policy, roster and, from a configuration, our id; what the configuration names can be named otherwise."""
+    """Policy, roster and, from a configuration, our id.
+
+    What the configuration names can be named otherwise.
+    """
     if config is None:
         if policy is None or roster is None:
-            raise LocalError("say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json")
+            raise LocalError(
+                "say --config SILO.toml, or both --policy POLICY.toml and --roster ROSTER.json"
+            )
         return policies.load(policy, dataset or policies.DATASET), rosters.load(roster), ""
 
     loaded = configs.load(config)
@@ -98,14 +126,22 @@ def _sources(
 # For people.
 
 
-def _lines(plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]) -> Iterator[str]:
+def _lines(
+    plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequence[Outflow]
+) -> Iterator[str]:
     job = plan.job
-    yield from _wrapped(f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds", "")
+    yield from _wrapped(
+        f"job {job.name!r}, method {job.method_name}, model {job.model.name}, {job.length} rounds",
+        "",
+    )
     yield f"digest {job.digest}"
     yield f"signed by {signer}"
     if job.security.required:
         weights = "stand in it" if job.security.weights == "public" else "are masked too"
-        said = f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos' weights {weights}"
+        said = (
+            f"its sums are blind: {number(job.security.colluders, 'colluder')} assumed, the silos'"
+            f" weights {weights}"
+        )
         yield from _wrapped(said, "")
     if batches := together(job):
         yield from _wrapped(batches, "")
@@ -116,32 +152,50 @@ def _lines(plan: JobPlan, signer: str, silo: str, policy: Policy, outflows: Sequ
         for line in budget_text.told(job, policy):
             yield from _wrapped(line, "")
     if declared := _declared(job, silo):
-        yield from _wrapped(f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", "")
+        yield from _wrapped(
+            f"it declares of {silo!r}, for all its silos to read: {_told(declared)}", ""
+        )
     if job.counted:
         enough = job.min_holders + job.security.colluders
-        said = f"round 0 counts the silos that hold each class; its rows leave where {enough} of {len(job.silos)} do"
+        said = (
+            f"round 0 counts the silos that hold each class; its rows leave where {enough} of"
+            f" {len(job.silos)} do"
+        )
         yield from _wrapped(said, "")
     if checks.trusting(plan):
         trust = policy.file.secure_aggregation.trust
-        forms = {verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors}
+        forms = {
+            verdict.release.form for outflow in outflows for verdict in outflow.decision.tensors
+        }
         hidden, it = ("the tags of its counts are", "them")
         if forms - {MASKED} or job.for_silos:
             mixed = ["what it mixes and compares"] if forms - {MASKED} else []
             summed = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
             hidden, it = f"{' and '.join((*mixed, *summed))} is", "it"
-        said = f"{hidden} hidden by a key that the job's silos share: the coordinator together with any one of them"
+        said = (
+            f"{hidden} hidden by a key that the job's silos share: the coordinator together with"
+            " any one of them"
+        )
         yield from _wrapped(f"{said} reads {it}; here trust = {trust!r}", "")
     if likeness := told_by_likeness(plan):
         yield from _wrapped(likeness, "")
     for outflow in outflows:
         yield ""
         yield f"{_rounds(outflow)}:"
-        for part, verdicts in groupby(outflow.decision.tensors, key=lambda verdict: verdict.release.part):
+        for part, verdicts in groupby(
+            outflow.decision.tensors, key=lambda verdict: verdict.release.part
+        ):
             rule = policy.rule(job.method_name, part)
             yield from _part(part, list(verdicts), outflow, rule.max_norm if rule else None)
         count, limits = len(outflow.decision.tensors), policy.file.limits
-        most = f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round} attempts"
-        yield from _wrapped(f"{number(count, 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}", "  ")
+        most = (
+            f"at most {limits.max_bytes_per_round:,} leave, in {limits.max_attempts_per_round}"
+            " attempts"
+        )
+        yield from _wrapped(
+            f"{number(count, 'tensor')}, {outflow.size:,} bytes a round; the policy lets {most}",
+            "  ",
+        )
         for reason in outflow.decision.whole:
             yield from _wrapped(f"HELD BACK: {reason}", "  ")
     yield ""
@@ -151,18 +205,25 @@ def _looked_at(policy: Policy) -> str:
     """What the policy refuses of what comes down."""
     limits, bounds = policy.file.limits, []
     if limits.max_step is not None:
-        bounds.append(f"moves a part of the model by more than {limits.max_step:g} of this silo's longest steps")
+        bounds.append(
+            f"moves a part of the model by more than {limits.max_step:g} of this silo's longest"
+            " steps"
+        )
     if limits.max_parallel is not None:
         bounds.append(f"has more than {limits.max_parallel} rows that are multiples of others")
     if bounds:
         return f"nothing is trained on what {' or '.join(bounds)}"
     return (
-        "what comes down is trained on as it is; limits.max_step and limits.max_parallel look for models made to leak"
+        "what comes down is trained on as it is; limits.max_step and limits.max_parallel look for"
+        " models made to leak"
     )
 
 
 def _declared(job: Job, silo: str) -> dict[str, Any]:
-    """What the job says of this silo's records; nothing where it says nothing, or no configuration says who we are."""
+    """What the job says of this silo's records.
+
+    Nothing where it says nothing, or no configuration says who we are.
+    """
     security = job.security
     found: dict[str, Any] = {}
     if silo in security.counts:
@@ -192,21 +253,33 @@ def _rounds(outflow: Outflow) -> str:
     return f"rounds {outflow.first} to {outflow.last}, each"
 
 
-def _part(part: str, verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None) -> Iterator[str]:
+def _part(
+    part: str, verdicts: Sequence[Verdict], outflow: Outflow, longest: float | None
+) -> Iterator[str]:
     """One part, a line a tensor; all of a part leave in one form."""
     release = verdicts[0].release
     way = SILOS_READER if SILOS_READER in release.readers else release.form
     way = SHARED if way == MASKED and GRAM_READER in release.readers else way
     read = READ.get(way, f"read by {', '.join(outflow.readers)}")
     if release.is_row:
-        read = f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means of it alone"
+        read = (
+            f"masked and padded: of {', '.join(release.readers)}, each reads its own weighted means"
+            " of it alone"
+        )
     size = sum(verdict.release.nbytes for verdict in verdicts)
-    norm = f"; held back in a round in which its norm is over {longest:g}" if longest is not None else ""
+    norm = (
+        f"; held back in a round in which its norm is over {longest:g}"
+        if longest is not None
+        else ""
+    )
     yield from _wrapped(f"part {part!r} ({release.kind}), {size:,} bytes, {read}{norm}", "  ")
     cells = [_cells(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     for verdict, (name, dtype, shape, size_, said) in zip(verdicts, cells, strict=True):
-        row = f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size_:>{widths[3]}}"
+        row = (
+            f"    {name:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}} "
+            f" {size_:>{widths[3]}}"
+        )
         if len(f"{row}  {said}") > WIDTH:  # long names: what is said comes on a line of its own
             yield row
             yield f"      {said}"
@@ -223,7 +296,9 @@ def _cells(verdict: Verdict) -> tuple[str, str, str, str, str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
 
 
 def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
@@ -233,7 +308,9 @@ def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
             f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
             "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
         )
-    held = sum(bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors)
+    held = sum(
+        bool(verdict.reasons) for outflow in outflows for verdict in outflow.decision.tensors
+    )
     said = f"; {number(held, 'tensor')} {'is' if held == 1 else 'are'} held back." if held else "."
     return (f"This silo would DECLINE the job{said}",)
 
@@ -241,7 +318,9 @@ def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
 # For scripts.
 
 
-def _document(job: Job, signer: str, policy: Policy, outflows: Sequence[Outflow], accepts: bool) -> dict[str, Any]:
+def _document(
+    job: Job, signer: str, policy: Policy, outflows: Sequence[Outflow], accepts: bool
+) -> dict[str, Any]:
     return {
         "accept": accepts,
         "job": job.name,
@@ -262,7 +341,9 @@ def _document(job: Job, signer: str, policy: Policy, outflows: Sequence[Outflow]
                 "allow": outflow.decision.allow,
                 "reasons": outflow.decision.whole,
                 "max_norms": _max_norms(job, policy, outflow),
-                "tensors": [_tensor(verdict, outflow.readers) for verdict in outflow.decision.tensors],
+                "tensors": [
+                    _tensor(verdict, outflow.readers) for verdict in outflow.decision.tensors
+                ],
             }
             for outflow in outflows
         ],
@@ -271,8 +352,13 @@ def _document(job: Job, signer: str, policy: Policy, outflows: Sequence[Outflow]
 
 def _max_norms(job: Job, policy: Policy, outflow: Outflow) -> dict[str, float]:
     """By part, where the policy has one."""
-    rules = {v.release.part: policy.rule(job.method_name, v.release.part) for v in outflow.decision.tensors}
-    return {part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None}
+    rules = {
+        v.release.part: policy.rule(job.method_name, v.release.part)
+        for v in outflow.decision.tensors
+    }
+    return {
+        part: rule.max_norm for part, rule in rules.items() if rule and rule.max_norm is not None
+    }
 
 
 def _tensor(verdict: Verdict, readers: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A starting policy for given jobs: exactly what they give and nothing else, for a person to read and tighten."""
+"""A starting policy for given jobs: exactly what they give and nothing else, for a person to read
+and tighten.
+"""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,15 @@ from ...security.identity import roster as rosters
 from ...security.policy import policy as policies
 from ...security.policy.file import SecureAggregation
 from ...security.policy.policy import DATASET
-from ...security.policy.release import GRAM_READER, MASKED, PADDED, PLAIN, ROTATED, SILOS_READER, Release
+from ...security.policy.release import (
+    GRAM_READER,
+    MASKED,
+    PADDED,
+    PLAIN,
+    ROTATED,
+    SILOS_READER,
+    Release,
+)
 from ...silo.admission import checks
 from ...silo.admission.checks import TRUSTED, trusting
 from ...silo.admission.signed_sets import tells_fixed
@@ -32,20 +42,35 @@ LISTED = 12  # tensors of a rule that its comment names one by one
 KIB = 1024
 FOR_SILOS, ROWS = f"{MASKED} for silos", f"{MASKED} for each silo"  # other ways to leave masked
 SHARED = f"{MASKED} to be compared"
-MAX_STEP = 3.0  # of federations whose silos have about as many records, honest ones stayed below 2.2
+# of federations whose silos have about as many records, honest ones stayed below 2.2
+MAX_STEP = 3.0
 MAX_PARALLEL = 2  # honest layers have none
 TIMES, TIMES_BLIND = 2, 10  # what a round gives may leave so often in it
 
 WHAT = {  # what each kind is, and what it can tell those who read it
-    Kind.WHOLE_MODEL: "all parameters of the trained model; they can tell whether a record was trained on, and more",
-    Kind.BACKBONE: "the model without its last layer; its parameters can tell whether a record was trained on",
-    Kind.INTER_LEARNING_MODEL: "the model that silos exchange; it can tell whether a record was trained on",
+    Kind.WHOLE_MODEL: (
+        "all parameters of the trained model; they can tell whether a record was trained on, and"
+        " more"
+    ),
+    Kind.BACKBONE: (
+        "the model without its last layer; its parameters can tell whether a record was trained on"
+    ),
+    Kind.INTER_LEARNING_MODEL: (
+        "the model that silos exchange; it can tell whether a record was trained on"
+    ),
     Kind.HEADER_ROWS: "rows of the last layer, one a class; they tell which classes this silo has",
-    Kind.PROTOTYPES: "mean features of each class; those of few records are close to a single record",
-    Kind.CANONICAL_MODELS: "parameters of the models that silos mix; they can tell whether a record was trained on",
+    Kind.PROTOTYPES: (
+        "mean features of each class; those of few records are close to a single record"
+    ),
+    Kind.CANONICAL_MODELS: (
+        "parameters of the models that silos mix; they can tell whether a record was trained on"
+    ),
     Kind.CLASSIFIER_ROWS: "the classifier's rows, of unit length; they tell how classes lie here",
     Kind.MEMBERSHIP: "how this silo mixes the common models; it tells what its records are like",
-    Kind.COUNTS: "numbers of records, shares of labels, or which classes are there; static facts about the data set",
+    Kind.COUNTS: (
+        "numbers of records, shares of labels, or which classes are there; static facts about the"
+        " data set"
+    ),
     Kind.METRIC: "how many test records were classified correctly",
     Kind.SKETCH: "a projection of an update, to compare silos with one another",
     Kind.KEY: "a public key",
@@ -56,24 +81,36 @@ HOW = {  # how each form leaves, and what can be read of it
     PLAIN: "as they stand",
     MASKED: "masked, so that only their sum over a round's silos can be read",
     FOR_SILOS: "masked and padded, so that the silos alone can read their sum over a round's silos",
-    ROWS: "masked and padded once for each silo that gets its own weighted mean of the others', which it alone can "
-    "read, and the coordinator nothing, in league with another silo or not",
-    SHARED: "as shares sealed from silo to silo, so that the coordinator can read how like the silos' vectors are, and "
-    "no vector, in league with as many silos as the job says or not",
-    PADDED: "padded, so that each silo can read its own weighted mean of the others' alone, the coordinator nothing",
-    ROTATED: "rotated, so that the coordinator can read how like the silos' vectors are, and no vector",
+    ROWS: (
+        "masked and padded once for each silo that gets its own weighted mean of the others', which"
+        " it alone can read, and the coordinator nothing, in league with another silo or not"
+    ),
+    SHARED: (
+        "as shares sealed from silo to silo, so that the coordinator can read how like the silos'"
+        " vectors are, and no vector, in league with as many silos as the job says or not"
+    ),
+    PADDED: (
+        "padded, so that each silo can read its own weighted mean of the others' alone, the"
+        " coordinator nothing"
+    ),
+    ROTATED: (
+        "rotated, so that the coordinator can read how like the silos' vectors are, and no vector"
+    ),
 }
 
 
 def new(
     signed_jobs: Annotated[list[Path], typer.Argument(metavar="JOB.json...", help="Signed jobs.")],
-    roster: Annotated[Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")],
+    roster: Annotated[
+        Path, typer.Option(help="The roster file: the jobs must be signed by an operator of it.")
+    ],
     out: Annotated[Path, typer.Option(help="The new policy file.")] = Path("policy.toml"),
     dataset: Annotated[
         str, typer.Option(help="The silo's data set, as its configuration calls it.")
     ] = policies.DATASET,
 ) -> None:
-    """Write a policy that lets leave what these jobs give and nothing else, for you to read and tighten.
+    """Write a policy that lets leave what these jobs give and nothing else, for you to read and
+    tighten.
 
     Each rule says what its tensors are and what they can tell about your records.
     """
@@ -82,33 +119,46 @@ def new(
     text = draft(jobs, dataset=dataset)
     rules = len(policies.parse(text.encode(), str(out), dataset).file.allow)
     examples.write(out, text, 0o644)
-    printer.show(f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config SILO.toml")
+    printer.show(
+        f"{out}: {rules} rules; read each, then run: staddle policy check JOB.json --config"
+        " SILO.toml"
+    )
     if names := ", ".join(f"{job.name!r}" for job in jobs if job.security.dropouts == "any"):
         printer.show(
-            f"{out}: declines {names} as it is. These go on with whichever silos are left when others drop out, and "
-            "over many rounds such sums tell what single silos gave; if that may be told, take the # from its line "
-            'dropouts = "any"'
+            f"{out}: declines {names} as it is. These go on with whichever silos are left when"
+            " others drop out, and over many rounds such sums tell what single silos gave; if that"
+            ' may be told, take the # from its line dropouts = "any"'
         )
     if names := trusting_jobs(jobs):
         printer.show(
-            f"{out}: declines {names} as it is. These rely on the coordinator being in league with no silo of the job; "
+            f"{out}: declines {names} as it is. These rely on the coordinator being in league with"
+            " no silo of the job; "
             f'if you trust in that, take the # from its line trust = "{checks.TRUSTED}"'
         )
 
 
 @dataclass
 class Drafted:
-    """One rule as it grows: the parts of one method that bear one name, and the jobs they are of."""
+    """One rule as it grows: the parts of one method that bear one name, and the jobs they
+    are of.
+    """
 
     method: str
     kind: Kind
-    releases: dict[tuple[str, str], Release] = field(default_factory=dict)  # by way and tensor name, the largest
+    # by way and tensor name, the largest
+    releases: dict[tuple[str, str], Release] = field(default_factory=dict)
     dtypes: dict[str, None] = field(default_factory=dict)
     jobs: dict[str, None] = field(default_factory=dict)
 
     def add(self, release: Release, job: str) -> None:
         """Let this leave, too."""
-        way = FOR_SILOS if SILOS_READER in release.readers else ROWS if release.is_row else release.form
+        way = (
+            FOR_SILOS
+            if SILOS_READER in release.readers
+            else ROWS
+            if release.is_row
+            else release.form
+        )
         way = SHARED if way == MASKED and GRAM_READER in release.readers else way
         known = self.releases.get((way, release.name))
         if known is None or known.elements < release.elements:
@@ -117,16 +167,22 @@ class Drafted:
 
 
 def draft(
-    jobs: Sequence[Job], max_bytes_per_round: str | None = None, dataset: str = DATASET, *, trust: bool = False
+    jobs: Sequence[Job],
+    max_bytes_per_round: str | None = None,
+    dataset: str = DATASET,
+    *,
+    trust: bool = False,
 ) -> str:
-    """Text of a policy.toml; without a limit, a round may give some times what the largest of these jobs gives.
+    """Text of a policy.toml; without a limit, a round may give some times what the largest of these
+    jobs gives.
 
-    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo, and lets sums be
-    over changing silos. Otherwise what to write if they do stands in a comment, and jobs that ask for it are declined.
+    ``trust``: the person whose policy it is trusts that the coordinator is in league with no silo,
+    and lets sums be over changing silos. Otherwise what to write if they do stands in a comment,
+    and jobs that ask for it are declined.
 
-    Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a silo drops out of is
-    begun again, and each attempt sends all masked words anew; a padded upload is begun anew after a restart. Private
-    jobs spend on the data set of this name.
+    Twice, since a broken upload goes on where it broke and counts once more; a secure sum that a
+    silo drops out of is begun again, and each attempt sends all masked words anew; a padded upload
+    is begun anew after a restart. Private jobs spend on the data set of this name.
     """
     rules: dict[tuple[str, str], Drafted] = {}
     largest = 0
@@ -136,7 +192,9 @@ def draft(
             given = sum(release.nbytes for release in releases)
             if job.security.required:
                 groups = len(phase.groups[1])
-                products = sum(4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in phase.shared)
+                products = sum(
+                    4 * part.tensors[0].shape[0] * len(job.silos) ** 2 * 2 for part in phase.shared
+                )
                 given = TIMES_BLIND * (given + most_contributed(len(job.silos), groups, products))
             else:
                 given *= TIMES
@@ -145,29 +203,36 @@ def draft(
                 drafted = Drafted(job.method_name, Kind[release.kind.upper()])
                 rules.setdefault((job.method_name, release.part), drafted).add(release, job.name)
     limit = max_bytes_per_round or f"{-(-largest // KIB)}KiB"
-    return _head(jobs, limit, dataset, trust=trust) + "".join(_rule(part, rule) for (_, part), rule in rules.items())
+    return _head(jobs, limit, dataset, trust=trust) + "".join(
+        _rule(part, rule) for (_, part), rule in rules.items()
+    )
 
 
 def _head(jobs: Sequence[Job], limit: str, dataset: str, *, trust: bool) -> str:
     named = ", ".join(f"{job.name!r}" for job in jobs)
     lines = [
         *_comment(
-            f"What may leave this silo: what these jobs give, and nothing but this: {named}. Read each rule, take out "
-            "what you do not want to leave, and run: staddle policy check JOB.json --config SILO.toml"
+            f"What may leave this silo: what these jobs give, and nothing but this: {named}. Read"
+            " each rule, take out what you do not want to leave, and run: staddle policy check"
+            " JOB.json --config SILO.toml"
         ),
         "version = 1",
         "",
         "[limits]",
-        *_comment("Bytes of one round: payload, what a broken upload sends again, and a secure sum's messages."),
+        *_comment(
+            "Bytes of one round: payload, what a broken upload sends again, and a secure sum's"
+            " messages."
+        ),
         f'max_bytes_per_round = "{limit}"',
         *_comment(
-            "What comes down may move a part of the model by so many of the longest steps of this silo's own training. "
-            "A model that is made to leak records lies farther away; so may an honest one, where other silos have many "
-            "times more records: raise it then."
+            "What comes down may move a part of the model by so many of the longest steps of this"
+            " silo's own training. A model that is made to leak records lies farther away; so may"
+            " an honest one, where other silos have many times more records: raise it then."
         ),
         f"max_step = {MAX_STEP}",
         *_comment(
-            "Rows of a layer that comes down that may be multiples of others; a model that sorts records has many."
+            "Rows of a layer that comes down that may be multiples of others; a model that sorts"
+            " records has many."
         ),
         f"max_parallel = {MAX_PARALLEL}",
         "",
@@ -193,9 +258,10 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
     if any(map(tells_fixed, blind)):
         least = SecureAggregation(assumed_colluders=min(colluders, 1)).least_difference
         why = (
-            "How many records a silo has, and of which classes, is the same in every job: sums over several sets of "
-            "silos tell it of those by which they differ. No sum is given that would tell it of fewer silos than "
-            "this, but for silos that joined or left the federation by its roster."
+            "How many records a silo has, and of which classes, is the same in every job: sums over"
+            " several sets of silos tell it of those by which they differ. No sum is given that"
+            " would tell it of fewer silos than this, but for silos that joined or left the"
+            " federation by its roster."
         )
         lines += [*_comment(why), f"min_difference = {least}"]
     if any(job.security.weights == "public" for job in blind):
@@ -208,34 +274,44 @@ def _sums(blind: Sequence[Job], jobs: int, *, trust: bool) -> list[str]:
         decide = (
             'Keep this line only if that may be told; "batches" declines such jobs.'
             if trust
-            else "Only you can say whether that may be told. As it is, this silo declines such jobs; if it may, take "
-            "the # from the line below."
+            else (
+                "Only you can say whether that may be told. As it is, this silo declines such jobs;"
+                " if it may, take the # from the line below."
+            )
         )
         why = (
-            f"A round of {changing} goes on with whichever silos are left when others drop out. Over many rounds such "
-            f"sums tell what single silos gave. {decide}"
+            f"A round of {changing} goes on with whichever silos are left when others drop out."
+            f" Over many rounds such sums tell what single silos gave. {decide}"
         )
         lines += [*_comment(why), f'{"" if trust else "# "}dropouts = "any"']
     if keyed := trusting_jobs(blind):
         decide = (
             'Keep this line only if you trust that they do not; "none" declines such jobs.'
             if trust
-            else "Only you can say whether you trust that they do not. As it is, this silo declines such jobs; if you "
-            "do, take the # from the line below."
+            else (
+                "Only you can say whether you trust that they do not. As it is, this silo declines"
+                " such jobs; if you do, take the # from the line below."
+            )
         )
         why = (
-            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which silos check who "
-            "holds a class, are hidden from the coordinator by a key that all of the job's silos have. If the "
-            "coordinator and any one of them put what they have together, they read such sums and what each silo gives "
-            f"to be mixed or compared, and can alter those counts. {decide}"
+            f"What {keyed} mixes or compares, sums that silos alone read, and the tags by which"
+            " silos check who holds a class, are hidden from the coordinator by a key that all of"
+            " the job's silos have. If the coordinator and any one of them put what they have"
+            " together, they read such sums and what each silo gives to be mixed or compared, and"
+            f" can alter those counts. {decide}"
         )
         lines += [*_comment(why), f'{"" if trust else "# "}trust = "{TRUSTED}"']
     return ["", "[secure_aggregation]", *lines] if lines else []
 
 
 def trusting_jobs(jobs: Sequence[Job]) -> str:
-    """Names of those that ask a silo to trust that the coordinator is in league with no silo; empty for none."""
-    return ", ".join(f"{job.name!r}" for job in jobs if job.security.required and trusting(JobPlan(job)))
+    """Names of those that ask a silo to trust that the coordinator is in league with no silo.
+
+    Empty for none.
+    """
+    return ", ".join(
+        f"{job.name!r}" for job in jobs if job.security.required and trusting(JobPlan(job))
+    )
 
 
 def _rule(part: str, rule: Drafted) -> str:
@@ -256,7 +332,10 @@ def _rule(part: str, rule: Drafted) -> str:
         "readers": list(dict.fromkeys(reader for each in readers for reader in each)),
         **({} if forms == [PLAIN] else {"forms": forms}),
     }
-    comments = [*_comment(of + "; ".join(said) + "."), *_comment("Tensors: " + "; ".join(shown) + ".")]
+    comments = [
+        *_comment(of + "; ".join(said) + "."),
+        *_comment("Tensors: " + "; ".join(shown) + "."),
+    ]
     return "\n".join(["", *comments, "[[allow]]", ""]) + to_toml(document)
 
 
@@ -279,4 +358,6 @@ def _glob(name: str) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )

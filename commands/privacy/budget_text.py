@@ -17,47 +17,67 @@ MOST = Decimal(1000)  # epsilon that a policy can have
 
 
 def table(jobs: Sequence[Job], dataset: str) -> list[str]:
-    """Lines of ``[dataset.NAME]`` with what these jobs cost together, at most; none where none of them is private."""
+    """Lines of ``[dataset.NAME]`` with what these jobs cost together, at most.
+
+    None where none of them is private.
+    """
     own = [job for job in jobs if job.privacy]
     if not own:
         return []
     private = [(job.name, job.private) for job in own]
     delta = max(one.delta for _, one in private)
     named = ", ".join(
-        f"{name!r} epsilon = {decimal(one.epsilon)} at delta = {decimal(one.delta)}" for name, one in private
+        f"{name!r} epsilon = {decimal(one.epsilon)} at delta = {decimal(one.delta)}"
+        for name, one in private
     )
     whole = (
-        f"What all jobs together may cost data set {dataset!r}, for ever: so much that these can run, and hardly "
-        f"anything besides. What each may cost by itself: {named}. A higher limit lets more jobs run and protects "
-        "each record less."
+        f"What all jobs together may cost data set {dataset!r}, for ever: so much that these can"
+        f" run, and hardly anything besides. What each may cost by itself: {named}. A higher limit"
+        " lets more jobs run and protects each record less."
     )
     lines = [
         "",
         *_comment(whole),
         f"[dataset.{dataset}]",
-        *_comment("What is protected: one record, such as an image. A person who has several is protected less."),
+        *_comment(
+            "What is protected: one record, such as an image. A person who has several is protected"
+            " less."
+        ),
         'unit = "record"',
         f"epsilon = {min(_together(own, delta), MOST):f}",
         f"delta = {decimal(delta)}",
     ]
     if len(private) == len(jobs):
-        why = "Nothing that is computed from its records without noise leaves: jobs without [privacy] are declined."
+        why = (
+            "Nothing that is computed from its records without noise leaves: jobs without [privacy]"
+            " are declined."
+        )
         lines += [*_comment(why), "required = true"]
     else:
         plain = number(len(jobs) - len(private), "job")
-        why = f"With true nothing that is computed from its records without noise leaves; {plain} of these gives such."
+        why = (
+            f"With true nothing that is computed from its records without noise leaves; {plain} of"
+            " these gives such."
+        )
         lines += [*_comment(why), "required = false"]
     return [
         *lines,
-        *_comment("Least noise of a step of a job, in clips; left out, what the job's own epsilon asks."),
+        *_comment(
+            "Least noise of a step of a job, in clips; left out, what the job's own epsilon asks."
+        ),
         "# min_sigma = 0.5",
-        *_comment("How many records one person has in the data set at most; the report of what was spent uses it."),
+        *_comment(
+            "How many records one person has in the data set at most; the report of what was spent"
+            " uses it."
+        ),
         "# records_per_person = 1",
     ]
 
 
 def _together(jobs: Sequence[Job], delta: float) -> Decimal:
-    """What private jobs cost a data set, all of them: less than the sum of what each may, where noise is planned."""
+    """What private jobs cost a data set, all of them: less than the sum of what each may, where
+    noise is planned.
+    """
     most = sum((Decimal(decimal(job.private.epsilon)) for job in jobs), Decimal(0))
     if any(job.private.sigma is None for job in jobs):
         return most
@@ -72,12 +92,12 @@ def told(job: Job, policy: Policy) -> Iterator[str]:
         return
     alone = "; jobs without [privacy] are declined" if asked.required else ""
     yield (
-        f"[dataset.{policy.dataset}] lets all jobs together cost epsilon = {asked.epsilon:f} at delta = "
-        f"{asked.delta:f}{alone}; staddle privacy show says what is left of it"
+        f"[dataset.{policy.dataset}] lets all jobs together cost epsilon = {asked.epsilon:f} at"
+        f" delta = {asked.delta:f}{alone}; staddle privacy show says what is left of it"
     )
     yield (
-        "what it gives is meant to be differentially private; tensor by tensor the gate asks what was paid for it, "
-        "round by round"
+        "what it gives is meant to be differentially private; tensor by tensor the gate asks what"
+        " was paid for it, round by round"
     )
 
 
@@ -93,10 +113,16 @@ def document(job: Job, policy: Policy) -> dict[str, Any] | None:
         "epsilon": shown(cost(job_spends(job, signed_sigma(job)), job.privacy.delta)),
         "target": decimal(job.privacy.epsilon),
         "delta": decimal(job.privacy.delta),
-        "limit": None if asked is None else {"epsilon": f"{asked.epsilon:f}", "delta": f"{asked.delta:f}"},
+        "limit": (
+            None
+            if asked is None
+            else {"epsilon": f"{asked.epsilon:f}", "delta": f"{asked.delta:f}"}
+        ),
         "required": asked is not None and asked.required,
     }
 
 
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )

@@ -19,9 +19,12 @@ SMALLEST_CLIP = -64
 
 
 def planned(job: Job, origin: str) -> Job:
-    """The job with its noise, the least that keeps its target where it names none; any other job as it is.
+    """The job with its noise, the least that keeps its target where it names none.
 
-    LocalError where the noise that it names costs more than the job may, or where none costs so little.
+    Any other job as it is.
+
+    LocalError where the noise that it names costs more than the job may, or where none costs so
+    little.
     """
     if job.privacy is None:
         return job
@@ -39,7 +42,9 @@ def planned(job: Job, origin: str) -> Job:
 
 
 def drafted_noise(method: str) -> str:
-    """What [privacy] adds and costs as ``job init`` drafts it, or why a job of the method cannot have it; one line."""
+    """What [privacy] adds and costs as ``job init`` drafts it, or why a job of the method cannot
+    have it; one line.
+    """
     file = parse_toml(job_text(method, private=True).encode(), JobFile, ORIGIN)
     job = Job.from_file(file, ORIGIN)
     try:
@@ -49,21 +54,30 @@ def drafted_noise(method: str) -> str:
 
 
 def check_fits_sums(job: Job, origin: str) -> None:
-    """LocalError where the noise of class means is above what a blind sum takes, so that no round would be given."""
+    """LocalError where the noise of class means is above what a blind sum takes, so that no round
+    would be given.
+    """
     clip = job.security.clip_exponent
     if job.security.required and clip < (least := least_clip_exponent(job)):
         raise LocalError(
-            f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class means of "
-            f"{job.method_name} may be larger than 2^{clip}, and a silo gives no such round; set it to {least}"
+            f"{origin}: security.clip_exponent = {clip}: with the noise of statistics_sigma, class"
+            f" means of {job.method_name} may be larger than 2^{clip}, and a silo gives no such"
+            f" round; set it to {least}"
         )
 
 
 def least_clip_exponent(job: Job) -> int:
-    """What fits the class means of a private job, noise and all; the least there is where it has none."""
-    if job.privacy is None or not any(job.method().effort(round_).measures for round_ in range(job.length)):
+    """What fits the class means of a private job, noise and all.
+
+    The least there is where it has none.
+    """
+    if job.privacy is None or not any(
+        job.method().effort(round_).measures for round_ in range(job.length)
+    ):
         return SMALLEST_CLIP
     table = job.privacy
-    noise = table.statistics_sigma * table.statistics_clip / max(PRESENT * table.histogram_sigma, 1)  # least class
+    # least class
+    noise = table.statistics_sigma * table.statistics_clip / max(PRESENT * table.histogram_sigma, 1)
     return ceil(log2(table.statistics_clip + DEVIATIONS * noise))
 
 
@@ -75,6 +89,7 @@ def noise(job: Job) -> str:
     spends = spends_by_sigma(job)(sigma)
     steps = sum(one.steps for one in spends if one.purpose in (TRAINING, WHOLE))
     return (
-        f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at most, epsilon "
-        f"{shown(cost(spends, table.delta))} of {table.epsilon:g} at delta = {table.delta:g} of each silo's data set"
+        f"private: noise of {sigma} times the clip of {table.clip:g}, {number(steps, 'step')} at"
+        f" most, epsilon {shown(cost(spends, table.delta))} of {table.epsilon:g} at delta ="
+        f" {table.delta:g} of each silo's data set"
     )

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from ...algorithms.job.job import Job
-from ...algorithms.job.privacy import Spend, decimal, job_spends, most_rounds, round_spends, signed_sigma, slack
+from ...algorithms.job.privacy import (
+    Spend,
+    decimal,
+    job_spends,
+    most_rounds,
+    round_spends,
+    signed_sigma,
+    slack,
+)
 from ...algorithms.training.private_round import PRESENT
 from ...errors import LocalError
 from ...files.documents import parse_json, read_bytes, validate
@@ -28,23 +36,33 @@ BATCH = 64  # records a step that are advised where there are too few
 
 def plan(
     job_file: Annotated[
-        Path, typer.Argument(metavar="JOB.toml|JOB.json", help="A job as a person wrote it, or a signed one.")
+        Path,
+        typer.Argument(
+            metavar="JOB.toml|JOB.json", help="A job as a person wrote it, or a signed one."
+        ),
     ],
     roster: Annotated[
-        Path | None, typer.Option(help="The roster that the signature of a signed job is checked against.")
+        Path | None,
+        typer.Option(help="The roster that the signature of a signed job is checked against."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Reckon at this delta instead of the job's.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Reckon at this delta instead of the job's.")
+    ] = None,
     records: Annotated[
-        int | None, typer.Option(min=1, help="Training records of a silo: what a step on them looks like.")
+        int | None,
+        typer.Option(min=1, help="Training records of a silo: what a step on them looks like."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Say what each kind of release of a private job costs, and all of them together.
 
-    The noise of a job that names none is planned, as it is where the job is signed. Nothing is written.
+    The noise of a job that names none is planned, as it is where the job is signed. Nothing is
+    written.
     """
     if delta is not None and not 0 < delta < 1:
-        raise LocalError(f"--delta {delta:g}: give a number between 0 and 1, below one by the number of records")
+        raise LocalError(
+            f"--delta {delta:g}: give a number between 0 and 1, below one by the number of records"
+        )
     document, lines = explained(job_file, roster, delta, records)
     if as_json:
         printer.show_json(document)
@@ -85,29 +103,38 @@ def tell(document: Mapping[str, Any], lines: Sequence[str]) -> None:
     """The same as text."""
     target, whose = document["target"], "planned" if document["planned_here"] else "as it names it"
     printer.show(
-        f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta = {target['delta']} of "
-        f"each silo's data set; noise {document['sigma']} clips a step, {whose}"
+        f"job {document['job']!r} ({document['method']}): epsilon {target['epsilon']} at delta ="
+        f" {target['delta']} of each silo's data set; noise {document['sigma']} clips a step,"
+        f" {whose}"
     )
-    columns = ("purpose", "noise (sigma)", "drawn with (q)", "steps", f"epsilon alone at delta = {document['delta']}")
+    columns = (
+        "purpose",
+        "noise (sigma)",
+        "drawn with (q)",
+        "steps",
+        f"epsilon alone at delta = {document['delta']}",
+    )
     rows = [[str(value) for value in release.values()] for release in document["releases"]]
     printer.show(printer.PrintedTable(columns, rows))
     printer.show(f"all together: epsilon {document['epsilon']} by RDP, which is enforced")
     printer.show(
-        f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is only reported"
+        f"              epsilon {document['epsilon_prv'] or NONE} by PRV, a tighter bound, which is"
+        " only reported"
     )
     printer.show(
-        f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and "
-        f"{document['spare_rounds']} more that crashes may interrupt; a round by itself costs at most epsilon "
-        f"{document['round_epsilon']}"
+        f"covers {number(document['rounds'], 'round')} of the silo that is drawn most often, and"
+        f" {document['spare_rounds']} more that crashes may interrupt; a round by itself costs at"
+        f" most epsilon {document['round_epsilon']}"
     )
     printer.show(
-        f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a class shows from "
-        f"{document['class_shows_from']} on"
+        f"counts by class leave once, with noise of standard deviation {document['count_sigma']}: a"
+        f" class shows from {document['class_shows_from']} on"
     )
     if batch := document.get("batch"):
         printer.show(
-            f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average; their mean "
-            f"gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']} in each coordinate"
+            f"of {number(batch['records'], 'record')} a step draws {batch['expected']} on average;"
+            f" their mean gradient, of norm {batch['clip']} at most, gets noise of {batch['noise']}"
+            " in each coordinate"
         )
     for line in lines:
         printer.show(line)
@@ -126,8 +153,8 @@ def _read(path: Path, roster: Path | None) -> tuple[Job, bool]:
         job = Job.from_toml(path).for_federation()
     if job.privacy is None:
         raise LocalError(
-            f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of it has noise; "
-            "staddle job init --private writes an example of one"
+            f"{path}: job {job.name!r} has no [privacy] table, so it costs no budget and nothing of"
+            " it has noise; staddle job init --private writes an example of one"
         )
     return planned(job, str(path)), job.privacy.sigma is not None
 
@@ -154,20 +181,23 @@ def _rounds(job: Job, sigma: str) -> set[tuple[Spend, ...]]:
 
 
 def _batch(job: Job, sigma: str, records: int, delta: float) -> dict[str, Any]:
-    """What a step on so many records looks like; LocalError for too few of them, and for more than δ is made for."""
+    """What a step on so many records looks like.
+
+    LocalError for too few of them, and for more than δ is made for.
+    """
     table = job.private
     expected = table.sample_rate * records
     if expected < 1:
         least, better = 1 / records, min(BATCH / records, 1)
         raise LocalError(
-            f"--records {records}: a step would draw {expected:.3g} of them on average, and be noise alone as a rule; "
-            f"raise privacy.sample_rate from {table.sample_rate:g} to {least:.2g} at least, better to {better:.2g}, or "
-            "leave such a silo out"
+            f"--records {records}: a step would draw {expected:.3g} of them on average, and be"
+            f" noise alone as a rule; raise privacy.sample_rate from {table.sample_rate:g} to"
+            f" {least:.2g} at least, better to {better:.2g}, or leave such a silo out"
         )
     if delta * records >= 1:
         raise LocalError(
-            f"--records {records}: delta = {delta:g} would allow that one of so many records is shown as it is; lower "
-            f"it below {1 / records:.2g}"
+            f"--records {records}: delta = {delta:g} would allow that one of so many records is"
+            f" shown as it is; lower it below {1 / records:.2g}"
         )
     return {
         "records": records,

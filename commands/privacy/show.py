@@ -18,7 +18,8 @@ from ..console.output import number
 
 OPEN = "open reservations count as spent: of a round that runs now, or that a crash ended"
 ADDING = (
-    "costs do not add up in epsilon: all together cost less than the sum, and a job may fit that alone seems too dear"
+    "costs do not add up in epsilon: all together cost less than the sum, and a job may fit that"
+    " alone seems too dear"
 )
 
 
@@ -28,7 +29,8 @@ def show(
 ) -> None:
     """Show what jobs have spent of the budgets of this silo's data sets, and what is left.
 
-    Reads and checks the disk, while an agent runs too. Exit code 1 if a budget does not hold or is gone.
+    Reads and checks the disk, while an agent runs too. Exit code 1 if a budget does not hold or is
+    gone.
     """
     found = documents(config)
     if as_json:
@@ -52,7 +54,9 @@ def tell(found: Sequence[Mapping[str, Any]]) -> None:
     for each in found:
         _tell(each)
     if not found:
-        printer.show("no data set has a budget: the policy has no [dataset.NAME], and nothing was spent")
+        printer.show(
+            "no data set has a budget: the policy has no [dataset.NAME], and nothing was spent"
+        )
 
 
 def _questions(view: BudgetView) -> Iterator[Question]:
@@ -68,7 +72,11 @@ def _document(each: BudgetReport, answers: Iterator[float | None]) -> dict[str, 
     document: dict[str, Any] = {
         "dataset": each.dataset,
         "unit": "record",
-        "policy": None if policy is None else {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"},
+        "policy": (
+            None
+            if policy is None
+            else {"epsilon": f"{policy.epsilon:f}", "delta": f"{policy.delta:f}"}
+        ),
     }
     if each.lost:
         document["lost"] = each.lost
@@ -112,35 +120,46 @@ def _tell(each: Mapping[str, Any]) -> None:
         printer.show(f"data set {name!r}: {lost}")
         return
     if limit is None:
-        printer.show(f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta = {policy['delta']}")
+        printer.show(
+            f"data set {name!r}: nothing spent of epsilon {policy['epsilon']} at delta ="
+            f" {policy['delta']}"
+        )
         return
     by_prv = f"{each['spent_prv']} by PRV, a tighter bound, which is only reported"
     if each["spent_prv"] is None:
         by_prv = "PRV, a tighter bound, gave no answer within its limits"
     printer.show(
-        f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta = {limit['delta']}, "
-        f"{each['left']} left; {by_prv}"
+        f"data set {name!r}: epsilon {each['spent']} of {limit['epsilon']} spent at delta ="
+        f" {limit['delta']}, {each['left']} left; {by_prv}"
     )
     if policy is None:
         printer.show("  the policy has no table for it now: no private job runs on it")
     elif any(Decimal(policy[key]) != Decimal(limit[key]) for key in policy):
         printer.show(
-            f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from the agent's next "
-            "start on"
+            f"  the policy says epsilon {policy['epsilon']} at delta = {policy['delta']} now: from"
+            " the agent's next start on"
         )
     printer.show("  unit: one record more or less")
     if person := each.get("person"):
         delta = (
-            "with no delta below 1, so nothing is promised" if person["delta"] is None else f"delta = {person['delta']}"
+            "with no delta below 1, so nothing is promised"
+            if person["delta"] is None
+            else f"delta = {person['delta']}"
         )
         printer.show(
-            f"  a person with up to {person['records']} records: epsilon {person['epsilon']}, {delta} (bound for a "
-            "group, from the above)"
+            f"  a person with up to {person['records']} records: epsilon {person['epsilon']},"
+            f" {delta} (bound for a group, from the above)"
         )
     if each["jobs"]:
         columns = ("job", "digest", "epsilon", "by PRV", "open reservations")
         rows = [
-            [job["job"], job["digest"][:12], job["epsilon"], job["epsilon_prv"] or NONE, str(job["open"])]
+            [
+                job["job"],
+                job["digest"][:12],
+                job["epsilon"],
+                job["epsilon_prv"] or NONE,
+                str(job["open"]),
+            ]
             for job in each["jobs"]
         ]
         printer.show(printer.PrintedTable(columns, rows))

@@ -2,9 +2,10 @@
 
 Stacked ones of bytes, and those of what a privacy budget came to, under a line at its limit.
 
-Own geometry, since all that the page needs is rectangles and labels, and it must be the same bytes wherever it is made:
-a plotting library would bring 60 MB of packages, paths for every glyph in place of text, and colours that print grey.
-Patterns tell the parts apart in black and white, the legend has the bytes of those too small to be seen.
+Own geometry, since all that the page needs is rectangles and labels, and it must be the same bytes
+wherever it is made: a plotting library would bring 60 MB of packages, paths for every glyph in
+place of text, and colours that print grey. Patterns tell the parts apart in black and white, the
+legend has the bytes of those too small to be seen.
 """
 
 from collections import Counter
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from ...security.ledger.overview import At
     from ...security.ledger.records import PrivacyHead
 
-WIDTH, HEIGHT = 680.0, 190.0  # of the whole picture; 1 is a CSS pixel where it is shown at its own size
+# of the whole picture; 1 is a CSS pixel where it is shown at its own size
+WIDTH, HEIGHT = 680.0, 190.0
 LEFT, TOP, ACROSS, UP = 66.0, 12.0, 400.0, 132.0  # of the plot in it
 LEGEND = 492.0
 PATTERNS = 8  # that the template defines; the last stands for all further parts
@@ -80,13 +82,18 @@ class Chart:
 
 
 def patterns(totals: Mapping[str, int]) -> dict[str, int]:
-    """A pattern for each name, the same in all pictures: one each for the largest, one for all others together."""
+    """A pattern for each name, the same in all pictures: one each for the largest, one for all
+    others together.
+    """
     ranked = sorted(totals, key=lambda name: (-totals[name], name))
     return {name: min(rank, PATTERNS - 1) for rank, name in enumerate(ranked)}
 
 
 def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
-    """Columns of rounds in a row, empty ones among them; of several rounds each where there are many."""
+    """Columns of rounds in a row, empty ones among them.
+
+    Of several rounds each where there are many.
+    """
     first, last = min(rounds), max(rounds)
     step = -(-(last - first + 1) // MAX_BARS)
     starts = range(first, last + 1, step)
@@ -97,7 +104,10 @@ def by_round(rounds: Mapping[int, Mapping[str, int]]) -> list[tuple[str, Counter
 
 
 def by_date(dates: Mapping[str, Mapping[str, int]]) -> list[tuple[str, Counter[str]]]:
-    """Columns of days (YYYY-MM-DD) on which something left; of months or years where there are too many."""
+    """Columns of days (YYYY-MM-DD) on which something left.
+
+    Of months or years where there are too many.
+    """
     for digits in (10, 7, 4):
         columns: dict[str, Counter[str]] = {}
         for date in sorted(dates):
@@ -112,9 +122,15 @@ def _span(first: int, last: int) -> str:
 
 
 def stacked(
-    title: str, across: str, columns: Sequence[tuple[str, Mapping[str, int]]], pattern: Mapping[str, int]
+    title: str,
+    across: str,
+    columns: Sequence[tuple[str, Mapping[str, int]]],
+    pattern: Mapping[str, int],
 ) -> Chart:
-    """Bars of bytes, one a column, on a scale of their own; parts lie in the order of their patterns."""
+    """Bars of bytes, one a column, on a scale of their own.
+
+    Parts lie in the order of their patterns.
+    """
     totals: Counter[str] = Counter()
     for _, parts in columns:
         totals.update(parts)
@@ -131,11 +147,25 @@ def stacked(
                 height = UP * parts[name] / end
                 y -= height
                 x = LEFT + slot * (number + 0.5) - width / 2
-                segments.append(Segment(name, parts[name], pattern[name], _r(x), _r(y), _r(width), _r(height), column))
+                segments.append(
+                    Segment(
+                        name,
+                        parts[name],
+                        pattern[name],
+                        _r(x),
+                        _r(y),
+                        _r(width),
+                        _r(height),
+                        column,
+                    )
+                )
     every = ceil(GLYPH * (2 + max(len(column) for column, _ in columns)) / slot)
     return Chart(
         title=title,
-        description=f"{title}: {sum(totals.values()):,} bytes in {len(columns)} bars, at most {most:,} bytes in one; "
+        description=(
+            f"{title}: {sum(totals.values()):,} bytes in {len(columns)} bars, at most {most:,}"
+            " bytes in one; "
+        )
         + ", ".join(f"{name} {totals[name]:,} bytes" for name in order),
         across=across,
         segments=tuple(segments),
@@ -176,11 +206,16 @@ class SpendingChart:
 
 
 def spending(heads: "Sequence[At[PrivacyHead]]") -> SpendingChart:
-    """Bars of epsilon, one a head of one data set's budget; of many heads the last of several each."""
+    """Bars of epsilon, one a head of one data set's budget.
+
+    Of many heads the last of several each.
+    """
     step = -(-len(heads) // MAX_BARS)
     shown = [heads[min(end, len(heads)) - 1] for end in range(step, len(heads) + step, step)]
     last = heads[-1].record
-    end, ticks = _decimal_scale(max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown)))
+    end, ticks = _decimal_scale(
+        max(Decimal(last.limit), *(Decimal(at.record.epsilon) for at in shown))
+    )
     slot = ACROSS / len(shown)
     width = min(0.8 * slot, WIDEST)
     bars, labels = [], []
@@ -204,17 +239,25 @@ def _decimal_scale(most: Decimal) -> tuple[Decimal, tuple[Mark, ...]]:
     power = Decimal(10) ** (most.adjusted() - 1) if most else Decimal(1)
     step = next(nice * power for nice in (1, 2, 5, 10, 20, 50) if nice * power * TICKS >= most)
     count = max(1, ceil(most / step))
-    ticks = (Mark(_r(TOP + UP * (1 - i / count)), format(i * step, "f") if i else "0") for i in range(count + 1))
+    ticks = (
+        Mark(_r(TOP + UP * (1 - i / count)), format(i * step, "f") if i else "0")
+        for i in range(count + 1)
+    )
     return step * count, tuple(ticks)
 
 
 def _scale(most: int) -> tuple[int, tuple[Mark, ...]]:
-    """Bytes at the upper end of the axis, and its ticks: round numbers of the unit in which ``most`` is 4 or more."""
+    """Bytes at the upper end of the axis, and its ticks: round numbers of the unit in which
+    ``most`` is 4 or more.
+    """
     unit = max(power for power in range(len(UNITS)) if power == 0 or most >= 4 * 1024**power)
     high = -(-most // 1024**unit)
     step = next((nice for nice in NICE if nice * TICKS >= high), -(-high // TICKS))
     count = max(1, -(-high // step))
-    ticks = (Mark(_r(TOP + UP * (1 - i / count)), f"{i * step} {UNITS[unit]}" if i else "0") for i in range(count + 1))
+    ticks = (
+        Mark(_r(TOP + UP * (1 - i / count)), f"{i * step} {UNITS[unit]}" if i else "0")
+        for i in range(count + 1)
+    )
     return step * count * 1024**unit, tuple(ticks)
 
 
@@ -225,7 +268,10 @@ def _legend(totals: Mapping[str, int], pattern: Mapping[str, int]) -> tuple[Lege
         found[pattern[name]] = (REST, before[1] + count) if before else (name, count)
     return tuple(
         LegendEntry(
-            number, name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026", count, TOP + 8 + 22 * line
+            number,
+            name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "\u2026",
+            count,
+            TOP + 8 + 22 * line,
         )
         for line, (number, (name, count)) in enumerate(sorted(found.items()))
     )

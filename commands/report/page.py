@@ -1,4 +1,6 @@
-"""What stands on the ledger report: the model that the template draws, a pure function of ledger, files and date."""
+"""What stands on the ledger report: the model that the template draws, a pure function of ledger,
+files and date.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -25,7 +27,9 @@ MAX_CHARTS = 12
 
 @dataclass(frozen=True, slots=True)
 class RosterSources:
-    """What was given beside the ledger: rosters, and fingerprints of founders who must have signed them."""
+    """What was given beside the ledger: rosters, and fingerprints of founders who must have signed
+    them.
+    """
 
     rosters: tuple[Roster, ...] = ()
     founders: tuple[str, ...] = ()
@@ -39,7 +43,10 @@ class RosterSources:
 
 @dataclass(frozen=True, slots=True)
 class RosterFacts:
-    """The newest roster that was given and that the ledger names; else the first, of which nothing is used."""
+    """The newest roster that was given and that the ledger names.
+
+    Else the first, of which nothing is used.
+    """
 
     federation: str
     version: int
@@ -50,7 +57,10 @@ class RosterFacts:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A peer that bytes went to, and the TLS key that it showed; ``roster`` says what the roster knows of it."""
+    """A peer that bytes went to, and the TLS key that it showed.
+
+    ``roster`` says what the roster knows of it.
+    """
 
     id: str
     spki: str
@@ -107,27 +117,42 @@ class Page:
 
 
 def broken(verified: AuditResult, made: str, silo: str) -> Page:
-    """The page of a ledger that does not hold: what is wrong, and of what it says only whose it claims to be."""
+    """The page of a ledger that does not hold: what is wrong, and of what it says only whose it
+    claims to be.
+    """
     return Page(silo, made, "", verified, "", None, None, None)
 
 
 def page(
-    view: LedgerOverview, made: str, sources: RosterSources, only: str = "", receipts: Receipts | None = None
+    view: LedgerOverview,
+    made: str,
+    sources: RosterSources,
+    only: str = "",
+    receipts: Receipts | None = None,
 ) -> Page:
-    """The page of a ledger that holds; ``made`` is the date to print, ``only`` the one job to report on."""
+    """The page of a ledger that holds.
+
+    ``made`` is the date to print, ``only`` the one job to report on.
+    """
     shown = view.of(only) if only else view
     members, facts = sources.named(view), None
     if roster := members or next(iter(sources.rosters), None):
         digest = rosters.digest(roster)
         facts = RosterFacts(
-            roster.federation, roster.version, digest, roster is members, rosters.signers(roster, sources.founders)
+            roster.federation,
+            roster.version,
+            digest,
+            roster is members,
+            rosters.signers(roster, sources.founders),
         )
     head = f"{view.verified.records - 1}:{view.verified.head}" if view.verified.head else ""
     body = _body(view, shown, members, receipts)
     return Page(view.silo, made, only, view.verified, head, facts, receipts, body)
 
 
-def _body(whole: LedgerOverview, view: LedgerOverview, members: Roster | None, receipts: Receipts | None) -> Body:
+def _body(
+    whole: LedgerOverview, view: LedgerOverview, members: Roster | None, receipts: Receipts | None
+) -> Body:
     flows = tables.flow_table(view, control=view is whole)
     total = Totals()
     for group in flows:
@@ -159,7 +184,9 @@ def _body(whole: LedgerOverview, view: LedgerOverview, members: Roster | None, r
         taints=tables.taint_table(view.messages),
         budgets=(budgets := tables.budget_table(view.budgets)),
         spending=tuple(
-            chart.spending([at for at in view.budgets if at.record.dataset == row.last.record.dataset])
+            chart.spending(
+                [at for at in view.budgets if at.record.dataset == row.last.record.dataset]
+            )
             for row in budgets[:MAX_CHARTS]
         ),
         sessions=sessions,
@@ -193,7 +220,9 @@ def _charts(view: LedgerOverview) -> tuple[Chart | None, tuple[Chart, ...], int]
     patterns = chart.patterns(totals)
     drawn = {job for job, _ in jobs.most_common(MAX_CHARTS)}
     charts = [
-        chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns) for job, by in rounds.items() if job in drawn
+        chart.stacked(f"Job {job}", "round", chart.by_round(by), patterns)
+        for job, by in rounds.items()
+        if job in drawn
     ]
     return by_day, tuple(charts), len(rounds) - len(charts)
 
@@ -212,5 +241,8 @@ def _recipients(view: LedgerOverview, members: Roster | None) -> Iterable[Recipi
         else:
             same = members[peer.id].spki_sha256 == peer.spki
             yield Recipient(
-                peer.id, peer.spki, members[peer.id].organisation, "its key" if same else "has ANOTHER key there"
+                peer.id,
+                peer.spki,
+                members[peer.id].organisation,
+                "its key" if same else "has ANOTHER key there",
             )

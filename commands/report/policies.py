@@ -1,4 +1,6 @@
-"""The policies of the ledger report: which were in force when, with their texts, and which rules let messages out."""
+"""The policies of the ledger report: which were in force when, with their texts, and which rules
+let messages out.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,10 @@ from ...security.ledger.records import PolicyChange, Start
 
 @dataclass(slots=True)
 class PolicySpan:
-    """A policy file in force from one start of the agent to the next that had another one; empty ``until``: still."""
+    """A policy file in force from one start of the agent to the next that had another one.
+
+    Empty ``until``: still.
+    """
 
     digest: str
     since: str
@@ -34,7 +39,10 @@ def policy_table(named: Iterable[At[Start] | At[PolicyChange]]) -> tuple[PolicyS
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """The text of a policy file, as the ledger has it, and when it was in force; no lines where the ledger has none."""
+    """The text of a policy file, as the ledger has it, and when it was in force.
+
+    No lines where the ledger has none.
+    """
 
     digest: str
     spans: tuple[PolicySpan, ...]
@@ -57,12 +65,19 @@ def policy_texts(named: Sequence[At[Start] | At[PolicyChange]]) -> tuple[PolicyT
 
 def unannounced(view: LedgerOverview) -> tuple[str, ...]:
     """Digests of policies by which something was decided and that no record puts in force."""
-    used = [message.intent.policy.file for message in view.messages] + [d.record.policy for d in view.denials]
+    used = [message.intent.policy.file for message in view.messages] + [
+        d.record.policy for d in view.denials
+    ]
     named = {span.digest for span in policy_table(view.policies)}
     return tuple(digest for digest in dict.fromkeys(used) if digest not in named)
 
 
 def rule_table(messages: Iterable[LedgerMessage]) -> tuple[tuple[str, str, int], ...]:
-    """Job, rule, and how many messages it let out; a message of several parts may take several rules."""
-    found = Counter((m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", "))
+    """Job, rule, and how many messages it let out.
+
+    A message of several parts may take several rules.
+    """
+    found = Counter(
+        (m.intent.job, rule) for m in messages for rule in m.intent.policy.rule.split(", ")
+    )
     return tuple((job, rule, count) for (job, rule), count in found.items())

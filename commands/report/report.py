@@ -1,9 +1,9 @@
 """The ledger report as HTML: one file that holds all of itself, for people who print and file it.
 
-Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of jinja2, which PyTorch
-brings along in any case), ``printable`` shows characters that would not be seen or would turn text around, and the
-page's own content security policy lets nothing be loaded: no network, no script, and of styles only the one with its
-digest.
+Whatever a ledger says is untrusted text here. The template escapes every value (autoescape, of
+jinja2, which PyTorch brings along in any case), ``printable`` shows characters that would not be
+seen or would turn text around, and the page's own content security policy lets nothing be loaded:
+no network, no script, and of styles only the one with its digest.
 """
 
 import base64
@@ -42,22 +42,28 @@ from . import chart
 from . import page as report_page
 from .page import Page, RosterSources
 
-LONG, SHORT = 22, 18  # characters of a word that may not, and of one that must, stand on one line of a table's cell
+# characters of a word that may not, and of one that must, stand on one line of a table's cell
+LONG, SHORT = 22, 18
 REPORT = Path("ledger-report.html")
 
 
 def report(
     path: LedgerPath,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")] = REPORT,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="The page; a file of that name is replaced.")
+    ] = REPORT,
     job: Annotated[str | None, typer.Option(help="Only this job.")] = None,
     roster: RosterFiles = None,
     founder: Founders = None,
     threshold: Threshold = None,
 ) -> None:
-    """Write one HTML page on what left, to print and to file; exit code 1 if the ledger does not hold.
+    """Write one HTML page on what left, to print and to file.
 
-    The page holds all of itself, loads nothing and needs no network. It says first whether the ledger holds. A roster
-    gives it names, and the keys to check the tree head and receipts with; founders vouch for the roster.
+    Exit code 1 if the ledger does not hold.
+
+    The page holds all of itself, loads nothing and needs no network. It says first whether the
+    ledger holds. A roster gives it names, and the keys to check the tree head and receipts with;
+    founders vouch for the roster.
     """
     given = roster_files.read(roster, founder, threshold)
     sources = report_page.RosterSources(given.each, given.founders)
@@ -74,7 +80,10 @@ def report(
 
 
 def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Page:
-    """The page of a ledger, which is checked first; LocalError where there is none, or none of that job in it."""
+    """The page of a ledger, which is checked first.
+
+    LocalError where there is none, or none of that job in it.
+    """
     if not ledger.exists():
         raise LocalError(f"{ledger}: there is no such ledger; name a silo's folder")
     verified = audit.verify(ledger)
@@ -82,7 +91,9 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         return report_page.broken(verified, made, _claimed(ledger))
     view = overview.view(verified, messages.records(ledger))
     if only and only not in view.jobs:
-        raise LocalError(f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}")
+        raise LocalError(
+            f"{ledger}: no record is of job {only!r}; its jobs: {', '.join(view.jobs) or 'none'}"
+        )
     receipts = None
     if roster := sources.named(view):
         try:
@@ -90,7 +101,9 @@ def read(ledger: Path, made: str, sources: RosterSources, only: str = "") -> Pag
         except ProofError as error:
             signed = replace(verified, problems=(str(error),))
         if signed.ok:
-            receipts = receipt_checks.check(islice(messages.lines(ledger), verified.records), sources.rosters)
+            receipts = receipt_checks.check(
+                islice(messages.lines(ledger), verified.records), sources.rosters
+            )
             signed = replace(signed, problems=tuple(receipts.problems))
         if not signed.ok:
             return report_page.broken(signed, made, view.silo)
@@ -102,7 +115,9 @@ def _log_key(ledger: Path, roster: Roster) -> VerifierKey:
     """The key that must have signed the checkpoint, which is there in a ledger that holds."""
     note = stored(ledger)
     if note is None:
-        raise LocalError(f"{ledger}: its checkpoint was removed while it was read; leave it alone and try again")
+        raise LocalError(
+            f"{ledger}: its checkpoint was removed while it was read; leave it alone and try again"
+        )
     return roster_log_key(note, roster)
 
 
@@ -138,7 +153,9 @@ def _seen(value: Any) -> Any:
 
 
 def _wrapping(text: str) -> str:
-    """The style class of a cell's text: a word too long for a column is broken, a short name never."""
+    """The style class of a cell's text: a word too long for a column is broken, a short
+    name never.
+    """
     words = printable(text).split()
     if any(len(word) > LONG for word in words):
         return "long"

@@ -12,7 +12,9 @@ from ..console.output import size
 HOW = {  # by form
     MASKED: "and can be read only in a sum",
     PADDED: "and can be read only by other silos, mixed with what these and others gave",
-    ROTATED: "of which the coordinator reads only lengths and how alike they are to those of other silos",
+    ROTATED: (
+        "of which the coordinator reads only lengths and how alike they are to those of other silos"
+    ),
 }
 
 
@@ -21,11 +23,21 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     messages = view.messages
     declined = sum(isinstance(decision.record, JobDecline) for decision in view.decisions)
     accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
-    held = f" The silo's policy held {_count(len(view.denials), 'message')} back." if view.denials else ""
+    held = (
+        f" The silo's policy held {_count(len(view.denials), 'message')} back."
+        if view.denials
+        else ""
+    )
     protocol = _protocol(view)
     if not messages:
         what = "no tensor left" if protocol else "nothing left"
-        why = "this silo declined it" if declined and not accepted else "this silo accepted it" if accepted else ""
+        why = (
+            "this silo declined it"
+            if declined and not accepted
+            else "this silo accepted it"
+            if accepted
+            else ""
+        )
         return f"{what}{f'; {why}' if why else ''}.{protocol}{held}"
     sizes: Counter[str] = Counter()
     for message in messages:
@@ -36,7 +48,9 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     span = f"round {first}" if first == last else f"rounds {first} to {last}"
     if len(rounds) <= last - first:
         span = f"{len(rounds):,} rounds between {first} and {last}"
-    rules = dict.fromkeys(rule for message in messages for rule in message.intent.policy.rule.split(", "))
+    rules = dict.fromkeys(
+        rule for message in messages for rule in message.intent.policy.rule.split(", ")
+    )
     assumed = sum(message.intent.message.bytes for message in messages if not message.digested)
     return (
         f"{_bytes(total)} left in {_count(len(messages), 'message')}, {span}, "
@@ -46,7 +60,11 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
         + _hidden(view)
         + _protected(view)
         + f"The policy's {'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)} let it pass."
-        + (f" {assumed:,} of these bytes are of messages cut short and are counted in full." if assumed else "")
+        + (
+            f" {assumed:,} of these bytes are of messages cut short and are counted in full."
+            if assumed
+            else ""
+        )
         + protocol
         + held
     )
@@ -56,23 +74,39 @@ def _hidden(view: LedgerOverview) -> str:
     """What cannot be read as it stands, and while who sides with nobody."""
     forms = Counter(message.intent.form for message in view.messages)
     said = [
-        f"{_count(forms[form], 'message')} of these left {form}, {how}. " for form, how in HOW.items() if forms[form]
+        f"{_count(forms[form], 'message')} of these left {form}, {how}. "
+        for form, how in HOW.items()
+        if forms[form]
     ]
     alone = "Of padded and rotated ones this holds while the coordinator and no silo collude. "
     if any(SILOS_READER in message.intent.readers for message in view.messages):
-        said.append("Sums that silos alone read are kept from the coordinator while no silo colludes with it. ")
-    if any(message.intent.form == MASKED and GRAM_READER in message.intent.readers for message in view.messages):
-        said.append("Of vectors that silos share out among them the coordinator reads only lengths and likeness. ")
+        said.append(
+            "Sums that silos alone read are kept from the coordinator while no silo colludes with"
+            " it. "
+        )
+    if any(
+        message.intent.form == MASKED and GRAM_READER in message.intent.readers
+        for message in view.messages
+    ):
+        said.append(
+            "Of vectors that silos share out among them the coordinator reads only lengths and"
+            " likeness. "
+        )
     return "".join(said) + (alone if forms[PADDED] or forms[ROTATED] else "")
 
 
 def _protected(view: LedgerOverview) -> str:
     """How much of it is differentially private; nothing where nothing is."""
-    taints = Counter(tensor.taint for message in view.messages for tensor, _ in message.intent.leaving)
+    taints = Counter(
+        tensor.taint for message in view.messages for tensor, _ in message.intent.leaving
+    )
     if not taints["dp"]:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
-    told = f"{_count(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and {bare}"
+    told = (
+        f"{_count(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
+        f" {bare}"
+    )
     return f"As the silo's software states, it is {told} (section 8). "
 
 
@@ -94,5 +128,8 @@ def _count(number: int, thing: str) -> str:
 
 
 def _names(ids: Iterable[str], members: Roster | None = None) -> str:
-    told = (f"{i} ({members[i].organisation})" if members and i in members else i for i in dict.fromkeys(ids))
+    told = (
+        f"{i} ({members[i].organisation})" if members and i in members else i
+        for i in dict.fromkeys(ids)
+    )
     return ", ".join(told)

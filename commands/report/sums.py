@@ -1,4 +1,6 @@
-"""What left masked, padded or rotated, for the ledger report: in which rounds, who reads what, how sums ended."""
+"""What left masked, padded or rotated, for the ledger report: in which rounds, who reads what, how
+sums ended.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +16,10 @@ NAMED = "named"  # masked for single silos, which are its readers by name
 
 @dataclass(frozen=True, slots=True)
 class SumRow:
-    """The secure sums of one job; numbers of silos as ``4`` or ``3 to 4``, empty where there is none."""
+    """The secure sums of one job.
+
+    Numbers of silos as ``4`` or ``3 to 4``, empty where there is none.
+    """
 
     job: str
     masked: str  # rounds
@@ -52,12 +57,24 @@ class SumsSection:
 
 
 def sum_table(view: LedgerOverview) -> SumsSection:
-    """One row a job that has any record of one, in the order in which the ledger comes to them; and one a part."""
+    """One row a job that has any record of one, in the order in which the ledger comes to them.
+
+    And one a part.
+    """
     rows = [_row(view.of(job), job) for job in view.jobs]
     ends = [at for at in view.sums if isinstance(at.record, SumEnd)]
     parts = tuple(row for job in view.jobs for row in _parts(view.of(job).messages))
-    masked = {reader for message in view.messages if message.intent.secagg for reader in message.intent.readers}
-    sums = [name for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER)) if reader in masked]
+    masked = {
+        reader
+        for message in view.messages
+        if message.intent.secagg
+        for reader in message.intent.readers
+    }
+    sums = [
+        name
+        for name, reader in ((MASKED, SUM_READER), (SILOS_READER, SILOS_READER))
+        if reader in masked
+    ]
     sums += [NAMED] if masked - {SUM_READER, SILOS_READER, GRAM_READER} else []
     forms = (*sums, *sorted({row.form for row in parts}))
     return SumsSection(tuple(row for row in rows if row is not None), parts, forms, newest(ends))
@@ -85,7 +102,11 @@ def _parts(messages: Iterable[LedgerMessage]) -> Iterator[PartRow]:
 
 
 def _row(view: LedgerOverview, job: str) -> SumRow | None:
-    masked = [(message.intent.round, message.intent.secagg) for message in view.messages if message.intent.secagg]
+    masked = [
+        (message.intent.round, message.intent.secagg)
+        for message in view.messages
+        if message.intent.secagg
+    ]
     if not (masked or view.protocol or view.sums):
         return None
     opened = [at.record for at in view.sums if isinstance(at.record, SumOpened)]
@@ -107,4 +128,8 @@ def _row(view: LedgerOverview, job: str) -> SumRow | None:
 
 def _span(numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
-    return " to ".join(f"{number:,}" for number in dict.fromkeys((found[0], found[-1]))) if found else ""
+    return (
+        " to ".join(f"{number:,}" for number in dict.fromkeys((found[0], found[-1])))
+        if found
+        else ""
+    )

@@ -1,4 +1,7 @@
-"""The tables of the ledger report: rows of plain values from what the ledger says. Pure functions."""
+"""The tables of the ledger report: rows of plain values from what the ledger says.
+
+Pure functions.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -8,7 +11,15 @@ from typing import Generic, TypeVar
 
 from ...security.ledger.messages import LedgerMessage, Totals
 from ...security.ledger.overview import At, Flow, LedgerOverview, Session, flows, parts
-from ...security.ledger.records import JobAccept, JobDecline, KeyRotate, PrivacyHead, RecoveryRecord, Start, StopRecord
+from ...security.ledger.records import (
+    JobAccept,
+    JobDecline,
+    KeyRotate,
+    PrivacyHead,
+    RecoveryRecord,
+    Start,
+    StopRecord,
+)
 
 MAX_ROWS = 200  # of one table: five to fifteen pages of paper
 MAX_SPANS = 40  # of rounds in one cell
@@ -35,8 +46,15 @@ def spans(numbers: Iterable[int]) -> str:
     """``0–3, 7``; of very many spans the first ones, and how many follow."""
     ordered = sorted(set(numbers))
     runs = [list(run) for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
-    shown = [str(run[0][1]) if len(run) == 1 else f"{run[0][1]}\u2013{run[-1][1]}" for run in runs[:MAX_SPANS]]
-    more = [f"and {len(runs) - MAX_SPANS} more spans up to {ordered[-1]}"] if len(runs) > MAX_SPANS else []
+    shown = [
+        str(run[0][1]) if len(run) == 1 else f"{run[0][1]}\u2013{run[-1][1]}"
+        for run in runs[:MAX_SPANS]
+    ]
+    more = (
+        [f"and {len(runs) - MAX_SPANS} more spans up to {ordered[-1]}"]
+        if len(runs) > MAX_SPANS
+        else []
+    )
     return ", ".join(shown + more)
 
 
@@ -55,7 +73,11 @@ class JobFlows:
 def flow_table(view: LedgerOverview, *, control: bool) -> tuple[JobFlows, ...]:
     """One group a job; that of the control sessions last, if they are wanted."""
     groups: dict[str, JobFlows] = {}
-    shown = view if control else LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
+    shown = (
+        view
+        if control
+        else LedgerOverview(view.verified, messages=view.messages, protocol=view.protocol)
+    )
     for flow, totals in flows(shown).items():
         group = groups.setdefault(flow.job, JobFlows(flow.job))
         group.rows.append((flow, totals))
@@ -90,10 +112,17 @@ def taint_table(messages: Iterable[LedgerMessage]) -> tuple[TaintRow, ...]:
             row = found.setdefault((intent.job, tensor.taint), Totals())
             row.add(Totals(0, 1, tensor.elements, count))
         if intent.dp:
-            paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set()).update(intent.dp.ids)
-    told = {job: "; ".join(f"{name}: {spans(ids)}" for name, ids in by.items()) for job, by in paid.items()}
+            paid.setdefault(intent.job, {}).setdefault(intent.dp.dataset, set()).update(
+                intent.dp.ids
+            )
+    told = {
+        job: "; ".join(f"{name}: {spans(ids)}" for name, ids in by.items())
+        for job, by in paid.items()
+    }
     return tuple(
-        TaintRow(job, taint, t.tensors, t.elements, t.bytes, told.get(job, "") if taint == "dp" else "")
+        TaintRow(
+            job, taint, t.tensors, t.elements, t.bytes, told.get(job, "") if taint == "dp" else ""
+        )
         for (job, taint), t in found.items()
     )
 
@@ -143,7 +172,9 @@ def _job_row(view: LedgerOverview, job: str) -> JobRow:
         methods=tuple(dict.fromkeys(message.intent.method for message in view.messages)),
         decisions=tuple(view.decisions),
         rounds=spans(message.intent.round for message in view.messages),
-        cohorts=_cohorts([(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]),
+        cohorts=_cohorts(
+            [(m.intent.round, m.intent.cohort) for m in view.messages if m.intent.cohort]
+        ),
         received_rounds=spans(received),
         received_bytes=sum(received.values()),
     )
@@ -155,7 +186,8 @@ class Cohorts:
 
     smallest: int  # silos
     largest: int
-    changes: int  # rounds whose cohort was another one than the round's before in which this silo gave
+    # rounds whose cohort was another one than the round's before in which this silo gave
+    changes: int
     sizes: tuple[tuple[int, str], ...]  # silos, rounds; empty where all are of one size
     members: Listed[tuple[str, str]]  # names, rounds; the newest cohort last
 
@@ -173,7 +205,11 @@ def _cohorts(told: Sequence[tuple[int, tuple[str, ...]]]) -> Cohorts | None:
         smallest=min(sizes),
         largest=max(sizes),
         changes=sum(before[1] != after[1] for before, after in pairwise(told)),
-        sizes=tuple((size, spans(numbers)) for size, numbers in sorted(sizes.items())) if len(sizes) > 1 else (),
+        sizes=(
+            tuple((size, spans(numbers)) for size, numbers in sorted(sizes.items()))
+            if len(sizes) > 1
+            else ()
+        ),
         members=newest(rows, MAX_COHORTS),
     )
 
@@ -200,7 +236,10 @@ def _event(record: Start | StopRecord | RecoveryRecord | KeyRotate) -> str:
         case KeyRotate():
             return f"from now on signs {record.new}; so far {record.old} did"
         case RecoveryRecord():
-            return f"{record.dropped_bytes} bytes of a torn last line put aside, behind seq {record.last_good_seq}"
+            return (
+                f"{record.dropped_bytes} bytes of a torn last line put aside, behind seq"
+                f" {record.last_good_seq}"
+            )
 
 
 # Messages.
@@ -225,7 +264,10 @@ class MessageRow:
 def message_table(
     messages: Sequence[LedgerMessage], receipts: Collection[int] | None = None
 ) -> tuple[bool, Listed[MessageRow]]:
-    """Whether messages are grouped by round, and the rows; ``receipts`` are seqs of those whose receipt was checked."""
+    """Whether messages are grouped by round, and the rows.
+
+    ``receipts`` are seqs of those whose receipt was checked.
+    """
     if len(messages) <= MAX_ROWS:
         return False, newest([_message_row([message], receipts) for message in messages])
     rounds: dict[tuple[str, int], list[LedgerMessage]] = {}
@@ -248,18 +290,27 @@ def _message_row(group: Sequence[LedgerMessage], receipts: Collection[int] | Non
         parts=", ".join(f"{part}\u00a0{count:,}" for part, count in sizes.items()),
         bytes=sum(message.intent.message.bytes for message in group),
         recipient=", ".join(dict.fromkeys(message.intent.recipient.id for message in group)),
-        rules=tuple(dict.fromkeys(rule for message in group for rule in message.intent.policy.rule.split(", "))),
+        rules=tuple(
+            dict.fromkeys(
+                rule for message in group for rule in message.intent.policy.rule.split(", ")
+            )
+        ),
         outcome="; ".join(f"{count} {name}" if many else name for name, count in outcomes.items()),
         receipt=_receipts(group, receipts),
     )
 
 
 def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> str:
-    """How many of some messages have a receipt, and how many of these were checked; none is wrong on a page."""
+    """How many of some messages have a receipt, and how many of these were checked.
+
+    None is wrong on a page.
+    """
     held = [message.seq for message in group if message.receipt is not None]
     checked = sum(seq in good for seq in held) if good is not None else 0
     if len(group) > 1:
-        return f"{len(held)} of {len(group)}" + (f", {checked} checked" if held and good is not None else "")
+        return f"{len(held)} of {len(group)}" + (
+            f", {checked} checked" if held and good is not None else ""
+        )
     if not held:
         return "no"
     return "holds" if checked else "not checked"

@@ -1,4 +1,5 @@
-"""``staddle membership``: which canonical models the silos of a ppfl job mix, as far as they released it.
+"""``staddle membership``: which canonical models the silos of a ppfl job mix, as far as they
+released it.
 
 Memberships lie in the coordinator's result of such a job, and in each silo's own model.
 """
@@ -36,24 +37,36 @@ class Memberships:
 def show(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="The coordinator's result.safetensors, or a silo's own model.safetensors."),
+        typer.Argument(
+            metavar="FILE",
+            help="The coordinator's result.safetensors, or a silo's own model.safetensors.",
+        ),
     ],
-    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the heat map into this file, too.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the heat map into this file, too.")
+    ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="What to call a silo's own file; once for each of them, in their order."),
+        typer.Option(
+            metavar="NAME",
+            help="What to call a silo's own file; once for each of them, in their order.",
+        ),
     ] = None,
 ) -> None:
-    """Print memberships: a row a silo, a column a canonical model, "-" where a silo released nothing.
+    """Print memberships: a row a silo, a column a canonical model, "-" where a silo released
+    nothing.
 
-    At the coordinator only what the policies of the silos released exists: the job's option release_membership = "last"
-    or "always". A silo may always look at its own. Nothing leaves the machine.
+    At the coordinator only what the policies of the silos released exists: the job's option
+    release_membership = "last" or "always". A silo may always look at its own. Nothing leaves the
+    machine.
     """
     found = read_all(files, label or [])
     if png is not None:
         write_atomic(png, heatmap.picture(found.memberships, found.silos))
     width = max(len(silo) for silo in ("silo", *found.silos))
-    printer.show("  ".join([f"{'silo':<{width}}", *(f"{k:>6}" for k in range(found.memberships.shape[1]))]))
+    printer.show(
+        "  ".join([f"{'silo':<{width}}", *(f"{k:>6}" for k in range(found.memberships.shape[1]))])
+    )
     for silo, row in zip(found.silos, found.memberships.tolist(), strict=True):
         cells = [f"{value:6.4f}" if any(row) else f"{'-':>6}" for value in row]
         printer.show("  ".join([f"{silo:<{width}}", *cells]))
@@ -66,11 +79,16 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     found = [(path, _read(path)) for path in paths]
     own = [i for i, (_, rows) in enumerate(found) if not rows.silos]
     if labels and len(labels) != len(own):
-        raise LocalError(f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for each")
+        raise LocalError(
+            f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for"
+            " each"
+        )
     widths = {path: rows.memberships.shape[1] for path, rows in found}
     if len(set(widths.values())) != 1:
         listed = ", ".join(f"{path} {width}" for path, width in widths.items())
-        raise LocalError(f"the files differ in the number of canonical models: {listed}; show them one by one")
+        raise LocalError(
+            f"the files differ in the number of canonical models: {listed}; show them one by one"
+        )
     called = dict(zip(own, labels or [_owner(found[i][0]) for i in own], strict=True))
     silos = [name for i, (_, rows) in enumerate(found) for name in rows.silos or (called[i],)]
     return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
@@ -86,8 +104,9 @@ def _read(path: Path) -> Memberships:
             tensors = {name: file.get_tensor(name) for name in wanted}
     except FileNotFoundError:
         raise LocalError(
-            f"{path}: there is no such file; a coordinator writes result.safetensors at the end of a ppfl job that "
-            'released memberships (release_membership = "last" or "always"), a silo its own model.safetensors'
+            f"{path}: there is no such file; a coordinator writes result.safetensors at the end of"
+            ' a ppfl job that released memberships (release_membership = "last" or "always"), a'
+            " silo its own model.safetensors"
         ) from None
     except (safetensors.SafetensorError, OSError) as error:
         raise LocalError(f"{path}: not a safetensors file: {error}") from error
@@ -101,7 +120,9 @@ def _read(path: Path) -> Memberships:
 
 def _own(tensors: dict[str, Tensor]) -> Memberships:
     if OWN not in tensors:
-        raise LocalError("holds no membership; give a silo's model of a ppfl job, or the coordinator's result")
+        raise LocalError(
+            "holds no membership; give a silo's model of a ppfl job, or the coordinator's result"
+        )
     rows = Memberships((), tensors[OWN][None])
     heatmap.check(rows.memberships)
     return rows
@@ -109,8 +130,14 @@ def _own(tensors: dict[str, Tensor]) -> Memberships:
 
 def _released(tensors: dict[str, Tensor], silos: object) -> Memberships:
     memberships = heatmap.released(tensors)
-    if not isinstance(silos, list) or not silos or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos):
-        raise LocalError("its list of silos is not one that a coordinator writes; copy the file again")
+    if (
+        not isinstance(silos, list)
+        or not silos
+        or not all(isinstance(s, str) and NAME.fullmatch(s) for s in silos)
+    ):
+        raise LocalError(
+            "its list of silos is not one that a coordinator writes; copy the file again"
+        )
     heatmap.check(memberships, silos)
     return Memberships(tuple(silos), memberships)
 

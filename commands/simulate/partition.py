@@ -28,12 +28,17 @@ WIDTH = 200  # of what no terminal shows
 
 Counts = NDArray[np.int64]
 
-Picture = Annotated[Path | None, typer.Option(help="Draw who holds what: a PNG, one column a silo, one row a class.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option(help="Draw who holds what: a PNG, one column a silo, one row a class."),
+]
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionCounts:
-    """What there is to show: records of each silo by side [N, 3], and by class [N, C] where labels are at hand."""
+    """What there is to show: records of each silo by side [N, 3], and by class [N, C] where labels
+    are at hand.
+    """
 
     silos: tuple[str, ...]
     sides: Counts
@@ -43,8 +48,12 @@ class PartitionCounts:
 
 
 def make(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The simulation's file, such as job.toml.")],
-    out: Annotated[Path, typer.Option(help="The new file of the partition, such as partition.json.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The simulation's file, such as job.toml.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The new file of the partition, such as partition.json.")
+    ],
     picture: Picture = None,
 ) -> None:
     """Write which silo holds which records, on which side, for other runs and other software.
@@ -55,7 +64,10 @@ def make(
         raise LocalError(f"{out}: exists already; move it away or choose another name")
     population = _populated(file)
     if population.partition is None:
-        raise LocalError(f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to write")
+        raise LocalError(
+            f"{file}: synthetic records are drawn silo by silo from a seed, so there is nothing to"
+            " write"
+        )
     partition_file.save(out, population.partition)
     _show(_of_population(population), picture, every=False)
     printer.show(f"{out}: read it with [partition] file = {json.dumps(out.name)}")
@@ -63,21 +75,35 @@ def make(
 
 def show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A simulation's file, or the .json of a partition, without classes.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A simulation's file, or the .json of a partition, without classes.",
+        ),
     ],
     picture: Picture = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every silo, however many there are.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the counts of all silos as JSON.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every silo, however many there are.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the counts of all silos as JSON.")
+    ] = False,
 ) -> None:
     """Show how many records each silo holds, of which side and of which class."""
-    held = _of_file(partition_file.read(file)) if file.suffix == ".json" else _of_population(_populated(file))
+    held = (
+        _of_file(partition_file.read(file))
+        if file.suffix == ".json"
+        else _of_population(_populated(file))
+    )
     if not as_json:
         _show(held, picture, every=every)
         return
     _draw(held, picture)
     rows = [dict(zip(SIDES, row, strict=True)) for row in held.sides.tolist()]
     if held.classes is not None:
-        rows = [{**row, "by_class": own} for row, own in zip(rows, held.classes.tolist(), strict=True)]
+        rows = [
+            {**row, "by_class": own} for row, own in zip(rows, held.classes.tolist(), strict=True)
+        ]
     silos = dict(zip(held.silos, rows, strict=True))
     printer.show_json({"silos": silos, "class_names": held.class_names, "notes": held.notes})
 
@@ -88,17 +114,28 @@ def _populated(file: Path) -> "Population":
 
 def _of_population(population: Population) -> PartitionCounts:
     own = population.records.values()
-    sides = [(len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own]
+    sides = [
+        (len(o.train), 0 if o.validation is None else len(o.validation), len(o.test)) for o in own
+    ]
     silos, names = tuple(population.records), population.class_names
-    return PartitionCounts(silos, np.array(sides, np.int64), counts(population), names, population.notes)
+    return PartitionCounts(
+        silos, np.array(sides, np.int64), counts(population), names, population.notes
+    )
 
 
 def _of_file(partition: PartitionFile) -> PartitionCounts:
     clients = partition.clients
-    sides = np.array([(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64)
+    sides = np.array(
+        [(len(one.train), len(one.validation), len(one.test)) for one in clients], np.int64
+    )
     rest = partition.records - int(sides.sum())
     seed = "" if partition.seed is None else f", seed {partition.seed}"
-    notes = [f"made from {partition.records:,} records of {partition.data}: {json.dumps(partition.how)}{seed}"]
+    notes = [
+        (
+            f"made from {partition.records:,} records of {partition.data}:"
+            f" {json.dumps(partition.how)}{seed}"
+        )
+    ]
     notes += [f"{rest:,} of them are given to no client"] if rest else []
     return PartitionCounts(tuple(one.name for one in clients), sides, None, None, tuple(notes))
 
@@ -115,10 +152,18 @@ def _show(held: PartitionCounts, picture: Path | None, *, every: bool) -> None:
     ends = (EACH_END - 1,) if len(order) < len(sizes) else ()
     printer.show(printer.PrintedTable(columns, rows, right, ends, frame="head", width=WIDTH))
     if len(order) < len(sizes):
-        printer.show(f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows every one")
-    printer.show(f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)} each{_by_side(held.sides)}")
+        printer.show(
+            f"the {EACH_END} smallest and the {EACH_END} largest of {len(sizes)} silos; --all shows"
+            " every one"
+        )
+    printer.show(
+        f"{len(sizes)} silos with {sizes.sum():,} records, {_range(sizes)}"
+        f" each{_by_side(held.sides)}"
+    )
     if held.classes is not None:
-        printer.show(f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each")
+        printer.show(
+            f"{held.classes.shape[1]} classes, {_range((held.classes > 0).sum(1))} at each"
+        )
     for note in held.notes:
         printer.show(note)
 
@@ -127,7 +172,11 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
     shown = [number for number in range(len(SIDES)) if held.sides[:, number].any()]
     columns = ["silo", "records", *(SIDES[number] for number in shown)]
     rows = [
-        [held.silos[silo], str(held.sides[silo].sum()), *(str(held.sides[silo, number]) for number in shown)]
+        [
+            held.silos[silo],
+            str(held.sides[silo].sum()),
+            *(str(held.sides[silo, number]) for number in shown),
+        ]
         for silo in order
     ]
     if held.classes is None:
@@ -145,9 +194,15 @@ def _table(held: PartitionCounts, order: list[int]) -> tuple[list[str], list[lis
 
 
 def _most(counts: Counts, names: tuple[str, ...]) -> str:
-    largest = [number for number in np.argsort(-counts, kind="stable")[:MOST_LISTED].tolist() if counts[number]]
+    largest = [
+        number
+        for number in np.argsort(-counts, kind="stable")[:MOST_LISTED].tolist()
+        if counts[number]
+    ]
     rest = np.count_nonzero(counts) - len(largest)
-    return ", ".join(f"{names[number]}: {counts[number]}" for number in largest) + (f" and {rest} more" if rest else "")
+    return ", ".join(f"{names[number]}: {counts[number]}" for number in largest) + (
+        f" and {rest} more" if rest else ""
+    )
 
 
 def _range(counts: Counts) -> str:
@@ -166,6 +221,7 @@ def _draw(held: PartitionCounts, file: Path | None) -> None:
         return
     if held.classes is None:
         raise LocalError(
-            "--picture: a partition's file has no labels; show a simulation's file that reads it, [partition] file = …"
+            "--picture: a partition's file has no labels; show a simulation's file that reads it,"
+            " [partition] file = …"
         )
     write_atomic(file, pictures.picture(held.classes, held.silos, held.class_names or ()), 0o644)

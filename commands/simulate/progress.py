@@ -1,4 +1,6 @@
-"""What ``staddle simulate`` shows while it runs: bars on a terminal, a line now and then elsewhere."""
+"""What ``staddle simulate`` shows while it runs: bars on a terminal, a line now and then
+elsewhere.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +27,15 @@ def shown(screen: Screen, runs: Sequence[Run]) -> Iterator[RunProgress]:
 class Bars:
     """One bar for all runs where there are several, one for the run and one for its round."""
 
-    def __init__(self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic) -> None:
-        self._progress, self._clock, self._pace, self._own = progress, clock, Pace(clock), Pace(clock)
+    def __init__(
+        self, progress: Progress, runs: Sequence[Run], clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._progress, self._clock, self._pace, self._own = (
+            progress,
+            clock,
+            Pace(clock),
+            Pace(clock),
+        )
         self._left = sum(run.job.rounds for run in runs)
         self._all = self._bar(f"all {len(runs)} runs", self._left) if len(runs) > 1 else None
         self._run = self._bar("", None)
@@ -37,7 +46,9 @@ class Bars:
         """A run begins, or goes on."""
         self._own, self._seen, self._rounds = Pace(self._clock), "", run.job.rounds
         self._left -= rounds
-        self._progress.reset(self._run, total=run.job.rounds, completed=rounds, description=named(run), note="")
+        self._progress.reset(
+            self._run, total=run.job.rounds, completed=rounds, description=named(run), note=""
+        )
         if self._all is not None:
             self._progress.update(self._all, advance=rounds)
 
@@ -59,7 +70,9 @@ class Bars:
         note = f"rounds, {pace}{self._seen and f'; {self._seen}'}"
         self._progress.update(self._run, completed=rounds, note=note)
         if self._all is not None:
-            self._progress.update(self._all, advance=1, note=f"rounds, {self._pace.left(self._left)} left")
+            self._progress.update(
+                self._all, advance=1, note=f"rounds, {self._pace.left(self._left)} left"
+            )
 
     def _bar(self, description: str, total: int | None) -> TaskID:
         return self._progress.add_task(description, total=total, note="")
@@ -77,7 +90,10 @@ class Lines:
         self._name, self._rounds, self._seen = named(run), run.job.rounds, ""
         self._pace, self._told = Pace(self._clock), self._clock()
         if rounds < run.job.rounds:
-            self._tell(f"{self._name}: {f'goes on after round {rounds}' if rounds else 'begins'}, of {self._rounds}")
+            self._tell(
+                f"{self._name}: {f'goes on after round {rounds}' if rounds else 'begins'}, of"
+                f" {self._rounds}"
+            )
 
     def work(self, doing: Doing, silos: int) -> None:
         """Not shown."""
@@ -92,9 +108,13 @@ class Lines:
         now = self._clock()
         if rounds == self._rounds or now - self._told >= EVERY_SECONDS:
             self._told = now
-            left = f", {self._pace.left(self._rounds - rounds)} left" if rounds < self._rounds else ""
+            left = (
+                f", {self._pace.left(self._rounds - rounds)} left" if rounds < self._rounds else ""
+            )
             seen = f"; {self._seen}" if self._seen else ""
-            self._tell(f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}{left}{seen}")
+            self._tell(
+                f"{self._name}: round {rounds} of {self._rounds}, {self._pace.rate()}{left}{seen}"
+            )
 
 
 def named(run: Run) -> str:

@@ -1,4 +1,6 @@
-"""What ``staddle reproduce --list`` shows: the tables that there are, and of one its settings and what it came to."""
+"""What ``staddle reproduce --list`` shows: the tables that there are, and of one its settings and
+what it came to.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,18 +22,30 @@ def show(path: str | None, data: Path | None, *, as_json: bool) -> None:
         printer.show_json([_document(table, data) for table in tables])
     elif path is None:
         printer.show(printer.PrintedTable(TABLES, [_row(table, data) for table in tables]))
-        printer.show("methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows one.")
+        printer.show(
+            "methods: rows of the table that run here, of all; staddle reproduce --list TABLE shows"
+            " one."
+        )
     else:
         _one(tables[0], data)
 
 
+def _title(setting: PaperSetting, data: Path | None) -> str:
+    title = records_of(setting, NOWHERE).data.long_title
+    missing = data is not None and _missing(setting, data)
+    return f"{title} (missing)" if missing else title
+
+
 def _row(table: PaperTable, data: Path | None) -> list[str]:
     runnable = sum(bool(row.methods) for row in table.rows)
-    sets = dict.fromkeys(
-        f"{records_of(setting, NOWHERE).data.long_title}{' (missing)' if data and _missing(setting, data) else ''}"
-        for setting in table.settings
-    )
-    return [table.path, table.title, str(len(table.columns)), f"{runnable} of {len(table.rows)}", ", ".join(sets)]
+    sets = dict.fromkeys(_title(setting, data) for setting in table.settings)
+    return [
+        table.path,
+        table.title,
+        str(len(table.columns)),
+        f"{runnable} of {len(table.rows)}",
+        ", ".join(sets),
+    ]
 
 
 def _one(table: PaperTable, data: Path | None) -> None:
@@ -65,7 +79,11 @@ def _keys(head: str, document: Document) -> None:
 def _common(documents: Sequence[Document]) -> Document:
     """What all of several have."""
     first = documents[0] if len(documents) > 1 else {}
-    return {key: value for key, value in first.items() if all(own.get(key) == value for own in documents)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(own.get(key) == value for own in documents)
+    }
 
 
 def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
@@ -82,7 +100,11 @@ def _document(table: PaperTable, data: Path | None) -> dict[str, Any]:
                 "title": row.title,
                 "labels": {name: method.title for name, method in row.methods.items()},
                 "published": {
-                    column.name: {"text": value.text, "mean": value.mean, "deviation": value.deviation}
+                    column.name: {
+                        "text": value.text,
+                        "mean": value.mean,
+                        "deviation": value.deviation,
+                    }
                     for column, value in zip(table.columns, row.values, strict=True)
                 },
             }

@@ -1,4 +1,6 @@
-"""``staddle reproduce``: every setting of a published table as an experiment, and the table beside the paper's."""
+"""``staddle reproduce``: every setting of a published table as an experiment, and the table beside
+the paper's.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,8 +14,24 @@ from ...files.documents import write_atomic
 from ...simulator.engines.choose import OnGpu
 from ...simulator.experiment.experiment import Experiment
 from ...simulator.report.finished_runs import Recorded, load_runs
-from ...simulator.reproduce.comparison import HEADINGS, Cell, compared, meaning, to_csv, to_markdown, told, warning
-from ...simulator.reproduce.experiments import Scale, chosen_labels, chosen_settings, experiment_of, missing, reduced
+from ...simulator.reproduce.comparison import (
+    HEADINGS,
+    Cell,
+    compared,
+    meaning,
+    to_csv,
+    to_markdown,
+    told,
+    warning,
+)
+from ...simulator.reproduce.experiments import (
+    Scale,
+    chosen_labels,
+    chosen_settings,
+    experiment_of,
+    missing,
+    reduced,
+)
 from ...simulator.reproduce.published import PaperTable, find
 from ..console import printer
 from ..console.device_options import Device, Graphs, OneByOne, Precision, Workers
@@ -24,28 +42,45 @@ from .simulate import Prepared, RunOptions, prepare, raise_faults, report, train
 
 def reproduce(
     table: Annotated[
-        str | None, typer.Argument(metavar="PAPER/TABLE", help="Such as pfedsim/table3; --list names them.")
+        str | None,
+        typer.Argument(metavar="PAPER/TABLE", help="Such as pfedsim/table3; --list names them."),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="Show the tables, or of the one that is named settings and values.")
+        bool,
+        typer.Option(
+            "--list", help="Show the tables, or of the one that is named settings and values."
+        ),
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Holds the data sets, each where --list says that it belongs.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Holds the data sets, each where --list says that it belongs."
+        ),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this setting; may be given again.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this setting; may be given again."),
     ] = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(metavar="LABEL", help="Only this method, and Local and FedRep; may be given again."),
+        typer.Option(
+            metavar="LABEL", help="Only this method, and Local and FedRep; may be given again."
+        ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(metavar="N", help="Only so many of the paper's clients, each with its own records.")
+        int | None,
+        typer.Option(
+            metavar="N", help="Only so many of the paper's clients, each with its own records."
+        ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of the paper's rounds.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Instead of the paper's rounds.")
+    ] = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Instead of 1, 2, … as many as in the paper; may be given again."),
+        typer.Option(
+            metavar="N", help="Instead of 1, 2, … as many as in the paper; may be given again."
+        ),
     ] = None,
     workers: Workers = None,
     device: Device = "auto",
@@ -53,11 +88,17 @@ def reproduce(
     one_by_one: OneByOne = False,
     precision: Precision = "float32",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where results go; left out, a folder here, named as the paper.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where results go; left out, a folder here, named as the paper."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what is shown as JSON, for scripts.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what is shown as JSON, for scripts.")
+    ] = False,
 ) -> None:
-    """Run a published table, setting by setting, always with Local and FedRep, and show it next to the paper's values.
+    """Run a published table, setting by setting, always with Local and FedRep, and show it next to
+    the paper's values.
 
     After a stop or a kill, the same command resumes. What is finished is not run again.
     """
@@ -65,24 +106,38 @@ def reproduce(
         published.show(table, data, as_json=as_json)
         return
     if table is None:
-        raise LocalError("which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all")
+        raise LocalError(
+            "which table? Name it, such as pfedsim/table3; staddle reproduce --list shows all"
+        )
     if data is None:
         raise LocalError(f"{table}: --data DIR is missing, the folder with the data sets")
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False)
+    asked = RunOptions(
+        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard=False
+    )
     _run(table, data, tuple(setting or ()), clients, asked, as_json=as_json)
 
 
 def _run(
-    path: str, data: Path, wanted: Sequence[str], clients: int | None, asked: RunOptions, *, as_json: bool
+    path: str,
+    data: Path,
+    wanted: Sequence[str],
+    clients: int | None,
+    asked: RunOptions,
+    *,
+    as_json: bool,
 ) -> None:
-    """All settings that are asked for, then the table; where it is stopped, the table of what is finished."""
+    """All settings that are asked for, then the table.
+
+    Where it is stopped, the table of what is finished.
+    """
     screen = Screen(err=as_json)
     table = find(path)
     settings, labels = chosen_settings(table, wanted), chosen_labels(table, asked.methods)
     scale = Scale(clients, asked.rounds)
     experiments = {
-        setting.name: experiment_of(table, setting, data, scale, labels, asked.seeds) for setting in settings
+        setting.name: experiment_of(table, setting, data, scale, labels, asked.seeds)
+        for setting in settings
     }
     _check_data(data, experiments)
     out = asked.out or Path(table.paper)
@@ -93,7 +148,9 @@ def _run(
     faults, count = [], 0
     try:
         for name, experiment in experiments.items():
-            screen.show(f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}")
+            screen.show(
+                f"{name}: {', '.join(method.title for method in experiment.file.all_methods)}"
+            )
             prepared = prepare(screen, experiment, out / name, replace(asked, methods=()))
             begun.append(name)
             count += len(prepared.runs)
@@ -115,17 +172,26 @@ def _complete(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str
 def _check_data(data: Path, experiments: Mapping[str, Experiment]) -> None:
     """LocalError of all that is missing for all settings, before anything runs."""
     files = {name: experiment.file for name, experiment in experiments.items()}
-    lacking = {name: found for name, file in files.items() if (found := missing(file.data, file.partition))}
+    lacking = {
+        name: found for name, file in files.items() if (found := missing(file.data, file.partition))
+    }
     if lacking:
         belongs = dict.fromkeys(what for found in lacking.values() for what in found)
         raise LocalError(
-            f"{data}: lacks records of {', '.join(lacking)}; put there the official files, unpacked, or choose other "
-            "settings with --setting:" + "".join(f"\n{what}" for what in belongs)
+            f"{data}: lacks records of {', '.join(lacking)}; put there the official files,"
+            " unpacked, or choose other settings with --setting:"
+            + "".join(f"\n{what}" for what in belongs)
         )
 
 
 def _report(
-    screen: Screen, table: PaperTable, settings: Sequence[str], out: Path, smaller: Sequence[str], *, as_json: bool
+    screen: Screen,
+    table: PaperTable,
+    settings: Sequence[str],
+    out: Path,
+    smaller: Sequence[str],
+    *,
+    as_json: bool,
 ) -> None:
     cells = compared(table, {name: _finished(out / name) for name in settings})
     if not cells:
@@ -147,7 +213,11 @@ def _report(
         return
     printer.show(printer.PrintedTable(HEADINGS, told(cells, over_silos=table.deviation == "silos")))
     notes = [warning(smaller)] if smaller else []
-    screen.show(meaning(table), *notes, f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}")
+    screen.show(
+        meaning(table),
+        *notes,
+        f"Notes, and the same as Markdown and CSV: {', '.join(map(str, files))}",
+    )
 
 
 def _finished(folder: Path) -> list[Recorded]:
@@ -160,7 +230,11 @@ def _document(cell: Cell) -> dict[str, Any]:
         "method": cell.row.title,
         "label": cell.label,
         "score": dict(zip(("measure", "average", "choice"), cell.row.score, strict=True)),
-        "published": {"text": cell.value.text, "mean": cell.value.mean, "deviation": cell.value.deviation},
+        "published": {
+            "text": cell.value.text,
+            "mean": cell.value.mean,
+            "deviation": cell.value.deviation,
+        },
         "ours": None if cell.ours is None else asdict(cell.ours),
         "difference": cell.difference,
     }

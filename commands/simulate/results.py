@@ -8,7 +8,10 @@ from ...simulator.run.history import Measure
 from ...simulator.run.scores import Named, Spread, over_seeds, scores
 
 SHOWN: tuple[Measure, ...] = ("all/trained", "all/aggregated")
-MEANING = "mean accuracy of the silos on their test records, after the last round (mean ± deviation over seeds)"
+MEANING = (
+    "mean accuracy of the silos on their test records, after the last round (mean ± deviation over"
+    " seeds)"
+)
 COLUMNS = ("method", "seeds", "rounds", *SHOWN)
 
 
@@ -33,7 +36,12 @@ def document(recorded: Sequence[Recorded]) -> list[dict[str, Any]]:
             "method": own[0].method,
             "rounds": own[0].rounds,
             "scores": [
-                {**_named(name), "seeds": found.seeds, "mean": found.mean, "deviation": found.deviation}
+                {
+                    **_named(name),
+                    "seeds": found.seeds,
+                    "mean": found.mean,
+                    "deviation": found.deviation,
+                }
                 for name, found in _over(own).items()
             ],
             "runs": [
@@ -72,4 +80,8 @@ def _named(name: Named) -> dict[str, str]:
 def _shown(found: Spread | None) -> str:
     if found is None:
         return "-"
-    return f"{found.mean:.2%}" if found.deviation is None else f"{found.mean:.2%} ± {found.deviation * 100:.2f}"
+    return (
+        f"{found.mean:.2%}"
+        if found.deviation is None
+        else f"{found.mean:.2%} ± {found.deviation * 100:.2f}"
+    )

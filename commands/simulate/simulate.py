@@ -1,4 +1,6 @@
-"""``staddle simulate``: an experiment of many silos on this machine, method after method, seed after seed."""
+"""``staddle simulate``: an experiment of many silos on this machine, method after method, seed
+after seed.
+"""
 
 import signal
 from collections import deque
@@ -58,36 +60,51 @@ class Prepared:
 
 def simulate(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.toml", help="The experiment: a job file with data, a partition, methods.")
+        Path,
+        typer.Argument(
+            metavar="FILE.toml", help="The experiment: a job file with data, a partition, methods."
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where results go. Default: a folder next to FILE, named after the experiment."
+            metavar="DIR",
+            help="Where results go. Default: a folder next to FILE, named after the experiment.",
         ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="LABEL", help="Only this method of FILE; may be given again.")
+        list[str] | None,
+        typer.Option(metavar="LABEL", help="Only this method of FILE; may be given again."),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="Instead of FILE's seeds; may be given again.")
+        list[int] | None,
+        typer.Option(metavar="N", help="Instead of FILE's seeds; may be given again."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Instead of FILE's rounds.")
+    ] = None,
     workers: Workers = None,
     device: Device = "auto",
     graphs: Graphs = True,
     one_by_one: OneByOne = False,
     precision: Precision = "float32",
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, for scripts.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON, for scripts.")
+    ] = False,
 ) -> None:
-    """Run an experiment: each of its methods with each of its seeds, on the same silos, and compare them.
+    """Run an experiment: each of its methods with each of its seeds, on the same silos, and compare
+    them.
 
-    After a stop or a kill, the same command resumes, and the results are byte-identical. What is finished is not run
-    again. Results, curves and a summary lie in DIR.
+    After a stop or a kill, the same command resumes, and the results are byte-identical. What is
+    finished is not run again. Results, curves and a summary lie in DIR.
     """
     gpu = OnGpu(graphs=graphs, stacked=not one_by_one, precision=precision)
-    asked = RunOptions(out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard)
+    asked = RunOptions(
+        out, tuple(method or ()), tuple(seed or ()), rounds, workers, device, gpu, tensorboard
+    )
     if tensorboard:
         check_installed()
     screen = Screen(err=as_json)
@@ -100,7 +117,8 @@ def simulate(
 
 def prepare(screen: Screen, experiment: Experiment, out: Path, asked: RunOptions) -> Prepared:
     """Read the records and deal them out; LocalError where the folder is of other runs."""
-    chosen_methods(experiment, asked.methods)  # refused before records are read, which may take a while
+    # refused before records are read, which may take a while
+    chosen_methods(experiment, asked.methods)
     with screen.waiting("records are read and dealt out"):
         population = populate(experiment)
     chosen = runs(experiment, population, asked.methods, asked.seeds, asked.rounds)
@@ -117,7 +135,17 @@ def train(screen: Screen, prepared: Prepared, asked: RunOptions) -> list[str]:
 
         def go_on(run: Run, made: Engines) -> None:
             out, events = prepared.out, asked.tensorboard
-            complete(out, run, population, schedule, made.engine, watch, stop, device=made.device, events=events)
+            complete(
+                out,
+                run,
+                population,
+                schedule,
+                made.engine,
+                watch,
+                stop,
+                device=made.device,
+                events=events,
+            )
 
         return _each(screen, prepared.runs, engines, go_on)
 
@@ -131,7 +159,9 @@ def report(prepared: Prepared) -> Path:
 def raise_faults(faults: Sequence[str], count: int) -> None:
     """LocalError of the runs that could not go on, if there were some."""
     if faults:
-        raise LocalError(f"{number(len(faults), 'run')} of {count} could not go on: {'; '.join(faults)}")
+        raise LocalError(
+            f"{number(len(faults), 'run')} of {count} could not go on: {'; '.join(faults)}"
+        )
 
 
 def _each(
@@ -140,7 +170,9 @@ def _each(
     engines: Callable[[], Engines],
     go_on: Callable[[Run, Engines], None],
 ) -> list[str]:
-    """Run after run; why one cannot go on is told and given back, and keeps no other from its turn."""
+    """Run after run; why one cannot go on is told and given back, and keeps no other from
+    its turn.
+    """
     faults: list[str] = []
     waiting = deque(chosen)
     while waiting:
@@ -180,6 +212,6 @@ def _of(population: Population) -> str:
     sizes = [len(own.train) for own in population.records.values()]
     tests = sum(len(own.test) for own in population.records.values())
     return (
-        f"{number(len(sizes), 'silo')} with {number(sum(sizes), 'training record')} ({min(sizes):,} to {max(sizes):,}) "
-        f"and {number(tests, 'test record')}"
+        f"{number(len(sizes), 'silo')} with {number(sum(sizes), 'training record')} ({min(sizes):,}"
+        f" to {max(sizes):,}) and {number(tests, 'test record')}"
     )

@@ -1,12 +1,15 @@
-r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it fetches them.
+r"""Rows of a directed Mix: groups of a round's open sum that one silo each can read, kept until it
+fetches them.
 
-The words of each lie in a file of their own from when the sum is opened (unmask.py, unmask.py). What a fold puts
-aside for a silo is a list of them, in the order of their rounds, canonical JSON with its digest::
+The words of each lie in a file of their own from when the sum is opened (unmask.py, unmask.py).
+What a fold puts aside for a silo is a list of them, in the order of their rounds, canonical JSON
+with its digest::
 
     {"rows":[{"keep":"0.5","round":7},{"keep":"0.25","round":9}]}
 
-Under their pads they are noise to the coordinator (security/blind/directed_mix.py): it need not remember who had which.
-For a silo that was away rows of several rounds wait, for a member of a round that of its last round alone.
+Under their pads they are noise to the coordinator (security/blind/directed_mix.py): it need not
+remember who had which. For a silo that was away rows of several rounds wait, for a member of a
+round that of its last round alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +30,8 @@ from ...security.secagg.spec import RoundSpec, kept
 from ..storage.store import JobStore, summed_words
 from .unmask import KeptSum, kept_sum
 
-MOST_DOCUMENTS = 3 << 20  # bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
+# bytes of what stands beside the words that wait for a silo: a manifest has less than 4 MiB
+MOST_DOCUMENTS = 3 << 20
 
 
 class _DirectedAside(Strict):
@@ -50,7 +54,13 @@ class DirectedRow:
         """What goes down of it but its words."""
         claim = self.kept.claim
         return Mixed(
-            self.kept.part, claim.document, claim.signature, (), claim.tag, self.keep, survivors=claim.survivors
+            self.kept.part,
+            claim.document,
+            claim.signature,
+            (),
+            claim.tag,
+            self.keep,
+            survivors=claim.survivors,
         )
 
 
@@ -63,32 +73,57 @@ class Directed:
         self._store = store
         self._parts = {part.name: part for phase in plan.phases for part in phase.rows}
 
-    def rows(self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str) -> list[DirectedRow]:
-        """Those that a silo gets of what its method delivers, in the order of the parts and, within one, of rounds."""
-        mailed = {delivery.part for delivery in deliveries if isinstance(delivery, Mail)} & self._parts.keys()
+    def rows(
+        self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str
+    ) -> list[DirectedRow]:
+        """Those that a silo gets of what its method delivers, in the order of the parts and, within
+        one, of rounds.
+        """
+        mailed = {
+            delivery.part for delivery in deliveries if isinstance(delivery, Mail)
+        } & self._parts.keys()
         found = []
         for name in (part.name for part in down if part.name in mailed):
             waiting = self._asides(name, silo, self._store.put_aside(name, silo))
-            found += [DirectedRow(self._kept(name, silo, each.round), float(each.keep)) for each in waiting]
+            found += [
+                DirectedRow(self._kept(name, silo, each.round), float(each.keep))
+                for each in waiting
+            ]
         return found
 
     def posting(self, round_: int) -> Callable[[Post, bool], bytes | None]:
-        """What a post puts aside: the row of this round behind those that lie there, unless these are cleared.
+        """What a post puts aside: the row of this round behind those that lie there, unless these
+        are cleared.
 
-        None for a silo of which the round has no row, as where nobody is mixed. What a member of the round keeps of its
-        own follows from the specification and who survived, whatever ``combine`` made of it.
+        None for a silo of which the round has no row, as where nobody is mixed. What a member of
+        the round keeps of its own follows from the specification and who survived, whatever
+        ``combine`` made of it.
         """
         members = self._job.method().directed_for == "members"
 
         def rows(post: Post, cleared: bool) -> bytes | None:
             if not self._store.path(_name(round_, post.part, post.silo)).exists():
                 return None
-            before = () if cleared else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
-            keep = _kept_share(self._kept(post.part, post.silo, round_), post.silo) if members else post.keep
+            before = (
+                ()
+                if cleared
+                else self._asides(post.part, post.silo, self._store.put_aside(post.part, post.silo))
+            )
+            keep = (
+                _kept_share(self._kept(post.part, post.silo, round_), post.silo)
+                if members
+                else post.keep
+            )
             waiting = (*before, _DirectedAside(keep=repr(keep), round=round_))
             kept = (self._kept(post.part, post.silo, each.round) for each in waiting)
             if sum(len(each.claim.document) for each in kept) > MOST_DOCUMENTS:
-                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+                log.problem(
+                    "row.withheld",
+                    job=self._job.name,
+                    part=post.part,
+                    silo=post.silo,
+                    why="too many wait",
+                )
                 return None
             return to_json(_DirectedAsides(rows=waiting))
 
@@ -107,7 +142,9 @@ class Directed:
     def _asides(self, part: str, silo: str, data: bytes | None) -> tuple[_DirectedAside, ...]:
         if data is None:
             return ()
-        return from_json(data, _DirectedAsides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}").rows
+        return from_json(
+            data, _DirectedAsides, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"
+        ).rows
 
     def _kept(self, part: str, silo: str, round_: int) -> KeptSum:
         own = row_group(self._parts[part], self._bounds, silo)

@@ -1,14 +1,16 @@
-"""Padded and rotated uploads of a job that mixes or compares blind: what is here of each, and whose word is on it.
+"""Padded and rotated uploads of a job that mixes or compares blind: what is here of each, and whose
+word is on it.
 
 ::
 
-    form      it is                    then                              it stays
-    padded    the words of a Mix       its silo signs it (rpc Padded)    while a version or a row put aside is of it,
-                                                                         until the job has ended
-    rotated   the vectors of a Gram    -                                 until the fold
+    form     it is                  then                            it stays
+    padded   the words of a Mix     its silo signs it (rpc Padded)  while a version or a row put
+                                                                    aside is of it,
+                                                                    until the job has ended
+    rotated  the vectors of a Gram  -                               until the fold
 
-Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew begins one. What
-stands here is in the database first (table ``hidden``), and its file before that.
+Until it is signed, a newer version of a padded upload takes its place: a silo that was started anew
+begins one. What stands here is in the database first (table ``hidden``), and its file before that.
 """
 
 from collections import Counter
@@ -32,7 +34,8 @@ from ..storage.replay_log import NO_SESSION
 Place = tuple[int, str, str]  # round, part, silo
 
 CONTEXT_BYTES = 32
-MOST_VERSIONS = 100  # of a part in one round, while this process lives: each is a record of our ledger
+# of a part in one round, while this process lives: each is a record of our ledger
+MOST_VERSIONS = 100
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class StoredUpload:
 class HiddenUploadStore:
     """Those of one job, on disk and in the database as here."""
 
-    def __init__(self, plan: JobPlan, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()) -> None:
+    def __init__(
+        self, plan: JobPlan, roster: rosters.Roster, stored: Iterable[StoredHidden] = ()
+    ) -> None:
         self.signers = Signers.of(roster, plan.job.silos)
         self._plan = plan
         digest = rosters.digest(roster)
@@ -64,11 +69,16 @@ class HiddenUploadStore:
     # What rounds await.
 
     def part(self, silo: str, round_: int, name: str) -> Part:
-        """A part that is an upload of its own; RefusedError MANIFEST where the round has none of this name."""
+        """A part that is an upload of its own.
+
+        RefusedError MANIFEST where the round has none of this name.
+        """
         for part in self._plan.round(round_).uploads:
             if part.name == name:
                 return part
-        raise RefusedError(silo, "MANIFEST", f"round {round_} has no upload of a part {name[:64]!r} of its own")
+        raise RefusedError(
+            silo, "MANIFEST", f"round {round_} has no upload of a part {name[:64]!r} of its own"
+        )
 
     def check_context(self, silo: str, round_: int, part: Part, context: bytes) -> None:
         """RefusedError MANIFEST unless an upload of this part may be bound to this context."""
@@ -77,11 +87,17 @@ class HiddenUploadStore:
         else:  # a hash over a number that comes with the silo's word on it
             fits = len(context) == CONTEXT_BYTES
         if not fits:
-            why = f"an upload of part {part.name!r} is bound to {context.hex()[:64]!r}, which is not of round {round_}"
+            why = (
+                f"an upload of part {part.name!r} is bound to {context.hex()[:64]!r}, which is not"
+                f" of round {round_}"
+            )
             raise RefusedError(silo, "MANIFEST", why)
 
     def awaits(self, silo: str, round_: int, name: str, context: bytes) -> bool:
-        """Whether an upload of this part, bound to this context, is still to come; versions are not taken endlessly."""
+        """Whether an upload of this part, bound to this context, is still to come.
+
+        Versions are not taken endlessly.
+        """
         if self._taken[round_, name, silo] >= MOST_VERSIONS:
             return False
         here = self._here.get((round_, name, silo))
@@ -91,7 +107,11 @@ class HiddenUploadStore:
 
     def lacks(self, silo: str, round_: int) -> list[str]:
         """Parts of which a silo has still to give, or to sign, its upload of a round."""
-        return [part.name for part in self._plan.round(round_).uploads if not self._done(round_, part, silo)]
+        return [
+            part.name
+            for part in self._plan.round(round_).uploads
+            if not self._done(round_, part, silo)
+        ]
 
     def _done(self, round_: int, part: Part, silo: str) -> bool:
         here = self._here.get((round_, part.name, silo))
@@ -121,19 +141,32 @@ class HiddenUploadStore:
         self._here = {place: here for place, here in self._here.items() if here.file not in gone}
 
     def check(self, silo: str, given: PaddedWord) -> None:
-        """A silo's word on an upload of an open round; RefusedError says what is wrong, the steps run in order."""
+        """A silo's word on an upload of an open round.
+
+        RefusedError says what is wrong, the steps run in order.
+        """
         version, name = given.upload.version, given.part
         line = self.lines.get(name)
         # (1) It is of a part that is mixed, and the upload is here.
         here = self._here.get((version.round, name, silo))
         if line is None or here is None:
-            raise _refused(silo, Code.ORDER, f"signs an upload of part {name[:64]!r} that is not here; send it first")
+            raise _refused(
+                silo,
+                Code.ORDER,
+                f"signs an upload of part {name[:64]!r} that is not here; send it first",
+            )
         # (2) It is that version, and newer than those that were signed in other rounds.
         if version.attempt or version.context(line) != here.context:
-            raise _refused(silo, Code.UPLOAD, f"signs version {version.number}, its upload is bound to another one")
+            raise _refused(
+                silo,
+                Code.UPLOAD,
+                f"signs version {version.number}, its upload is bound to another one",
+            )
         newest = max((each.number for each in self._versions(name, silo)), default=-1)
         if version.number <= newest:
-            raise _refused(silo, Code.UPLOAD, f"signs version {version.number} after version {newest}")
+            raise _refused(
+                silo, Code.UPLOAD, f"signs version {version.number} after version {newest}"
+            )
         # (3) It signed what is here, sealed the seed to each other silo, and signed a new prekey.
         try:
             check_upload(line, given.upload, given.pieces, here.sha256, self.signers)
@@ -159,16 +192,25 @@ class HiddenUploadStore:
         for (_, part, _), here in self._here.items():
             if part == name and here.file == file and here.version is not None:
                 return here.version
-        raise LocalError(f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup")
+        raise LocalError(
+            f"{file} counts as a version of part {name!r}, but nobody signed it; restore a backup"
+        )
 
     def fits(self, name: str, version: Version) -> bool:
-        """Whether a version that is here is of this roster's line; else its key is gone, and nobody can open it."""
+        """Whether a version that is here is of this roster's line.
+
+        Else its key is gone, and nobody can open it.
+        """
         here = self._here[version.round, name, version.silo]
         return here.context == version.context(self.lines[name])
 
     def given(self, round_: int, name: str) -> dict[str, Version]:
         """The versions of a part that were signed in a round, by silo."""
-        found = {place[2]: here.version for place, here in self._here.items() if place[:2] == (round_, name)}
+        found = {
+            place[2]: here.version
+            for place, here in self._here.items()
+            if place[:2] == (round_, name)
+        }
         return {silo: version for silo, version in found.items() if version is not None}
 
     def digests(self) -> dict[str, bytes]:

@@ -1,15 +1,17 @@
 r"""Rows of a Mix that is blind: which of them recipients get, and their words as they go down.
 
-A row is a document over padded uploads that are stored here (security/blind/mix_row.py); its words are added up from
-them while they are sent, piece by piece. Whether a recipient may have it is asked before it is made: if not, the silo
-goes on as if nobody were alike. What a recipient's rows were made of is kept by part (``RowMemory``, table ``mixed``)
-before a row is sent or put aside; the same row is made again whenever it is asked for.
+A row is a document over padded uploads that are stored here (security/blind/mix_row.py); its words
+are added up from them while they are sent, piece by piece. Whether a recipient may have it is asked
+before it is made: if not, the silo goes on as if nobody were alike. What a recipient's rows were
+made of is kept by part (``RowMemory``, table ``mixed``) before a row is sent or put aside; the same
+row is made again whenever it is asked for.
 
 ::
 
-    the method delivers    its row is made                      of
-    Row                    at each Fetch of the round           the last version of each silo
-    Mail                   when it was posted, at a fold        that round's versions: in one file a recipient and part
+    the method delivers  its row is made                of
+    Row                  at each Fetch of the round     the last version of each silo
+    Mail                 when it was posted, at a fold  that round's versions: in one file a
+                                                        recipient and part
 
 A file of rows that were put aside, canonical JSON with its digest, here broken and cut::
 
@@ -41,14 +43,18 @@ from ...security.identity.signers import Sign
 from ...security.secagg.linear_tags import combine
 from .hidden_uploads import loaded
 
-MOST_SUMMANDS = 3000  # of all rows that are put aside for a silo: a manifest with them has less than 4 MiB
+# of all rows that are put aside for a silo: a manifest with them has less than 4 MiB
+MOST_SUMMANDS = 3000
 
 Memories = Mapping[tuple[str, str], RowMemory]  # by part and recipient
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """One row that a recipient may have; ``keep`` as in ``method.Post``, 0 of a row that was not put aside."""
+    """One row that a recipient may have.
+
+    ``keep`` as in ``method.Post``, 0 of a row that was not put aside.
+    """
 
     part: str
     row: RecipientRow
@@ -74,7 +80,9 @@ class _Asides(Strict):
 class Planning:
     """Makes the rows of one job, and remembers of each recipient what they were made of."""
 
-    def __init__(self, plan: JobPlan, lines: Mapping[str, MixContext], sign: Sign, memories: Memories) -> None:
+    def __init__(
+        self, plan: JobPlan, lines: Mapping[str, MixContext], sign: Sign, memories: Memories
+    ) -> None:
         self.lines = lines
         self.memories = dict(memories)
         self._job = plan.job
@@ -89,16 +97,26 @@ class Planning:
         versions: Mapping[str, Version],
         keep: float = 0.0,
     ) -> tuple[PlannedRow, RowMemory] | None:
-        """A row over these versions and the recipient's own part, and the memory of it; None where there is none.
+        """A row over these versions and the recipient's own part, and the memory of it.
+
+        None where there is none.
 
         ``weights`` of silos without a version do not count (``method.Row``).
         """
-        present = {silo: weight for silo, weight in weights.items() if silo == recipient or silo in versions}
+        present = {
+            silo: weight
+            for silo, weight in weights.items()
+            if silo == recipient or silo in versions
+        }
         if not any(weight > 0 for silo, weight in present.items() if silo != recipient):
             return None
         integers = dict(zip(present, integer_weights(list(present.values())), strict=True))
         own = integers.pop(recipient, 0)
-        shares = [Share(version=versions[silo], weight=weight) for silo, weight in integers.items() if weight]
+        shares = [
+            Share(version=versions[silo], weight=weight)
+            for silo, weight in integers.items()
+            if weight
+        ]
         if not shares:  # so little that no step of 2^-32 is left
             return None
         memory = self.memories.get((part, recipient), RowMemory())
@@ -118,12 +136,19 @@ class Planning:
 
 
 def put_aside(before: Sequence[PlannedRow], planned: PlannedRow) -> bytes | None:
-    """A file of rows with one more, the last; None where they would be too many for one delivery."""
+    """A file of rows with one more, the last.
+
+    None where they would be too many for one delivery.
+    """
     rows = (*before, planned)
     if sum(len(each.row.shares) for each in rows) > MOST_SUMMANDS:
         return None
     asides = [
-        {"document": each.row.payload().decode(), "keep": repr(each.keep), "signature": each.signature.hex()}
+        {
+            "document": each.row.payload().decode(),
+            "keep": repr(each.keep),
+            "signature": each.signature.hex(),
+        }
         for each in rows
     ]
     return to_json(_Asides.model_validate({"rows": asides}))
@@ -144,22 +169,31 @@ def aside(part: str, data: bytes, origin: str) -> tuple[PlannedRow, ...]:
 
 
 def mixed(planned: PlannedRow, signed: Mapping[str, bytes]) -> Mixed:
-    """What goes down of a row but its words; ``signed`` are the silos' words on their uploads, as they are kept."""
+    """What goes down of a row but its words.
+
+    ``signed`` are the silos' words on their uploads, as they are kept.
+    """
     recipient, weights = planned.row.recipient, planned.row.sent()
     given = [loaded(silo, signed[silo]) for silo in weights]
     summands = tuple(WireSummand(each.upload, letter_for(recipient, each.pieces)) for each in given)
     tag = combine({each.upload.version.silo: each.upload.tag for each in given}, 1, weights)
-    return Mixed(planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep)
+    return Mixed(
+        planned.part, planned.row.payload(), planned.signature, summands, tag, planned.keep
+    )
 
 
 def prekey_word(part: str, recipient: str, silo: str, signed: bytes) -> tuple[str, Word]:
     """What goes down of a silo's prekey, out of its word on an upload, as it is kept."""
     given = loaded(silo, signed)
     upload = given.upload
-    return part, Word(upload.version, upload.sealing.root, given.prekey, letter_for(recipient, given.pieces))
+    return part, Word(
+        upload.version, upload.sealing.root, given.prekey, letter_for(recipient, given.pieces)
+    )
 
 
-def words(planned: PlannedRow, line: MixContext, path: Callable[[Version], Path]) -> Iterator[memoryview]:
+def words(
+    planned: PlannedRow, line: MixContext, path: Callable[[Version], Path]
+) -> Iterator[memoryview]:
     """The words of a row, piece by piece, each valid until the next; holds its uploads' files open.
 
     FileNotFoundError where an upload is gone: the round in which the row was planned is over.

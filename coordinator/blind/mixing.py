@@ -1,7 +1,9 @@
-"""What mixes and compares of one job at the coordinator: uploads of parts as they come, rows as they go, a fold's part.
+"""What mixes and compares of one job at the coordinator: uploads of parts as they come, rows as
+they go, a fold's part.
 
-Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be remembered is made durable by the daemon,
-which then says so (``take``, ``sign``, ``let_go`` of hidden_uploads.py, ``remember`` here).
+Of a keyed job alone (``Job.keyed``). It has no database: what it gives to be remembered is made
+durable by the daemon, which then says so (``take``, ``sign``, ``let_go`` of hidden_uploads.py,
+``remember`` here).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,13 +31,16 @@ Changes = Mapping[Place, str | None]
 class Mixing:
     """The padded and rotated uploads of one job, and its rows."""
 
-    def __init__(self, plan: JobPlan, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore) -> None:
+    def __init__(
+        self, plan: JobPlan, roster: rosters.Roster, sign: Sign, stored: StoredJob, store: JobStore
+    ) -> None:
         self.hidden = HiddenUploadStore(plan, roster, stored.hidden)
         self._job = plan.job
         self._store = store
         self._planning = Planning(plan, self.hidden.lines, sign, stored.memories)
         self.directed = Directed(plan, store)
-        self._mixed: dict[tuple[str, str], frozenset[str]] = {}  # by part and silo: files that rows put aside are of
+        # by part and silo: files that rows put aside are of
+        self._mixed: dict[tuple[str, str], frozenset[str]] = {}
         for _, part, silo in store.mailed():
             self._mixed[part, silo] = self._of(part, silo, store.put_aside(part, silo) or b"")
 
@@ -44,7 +49,8 @@ class Mixing:
     def rows(
         self, deliveries: Sequence[Delivery], down: Sequence[Part], silo: str
     ) -> tuple[list[PlannedRow], Memories]:
-        """Those that a silo gets of what its method delivers, and what is to be remembered of them before they leave.
+        """Those that a silo gets of what its method delivers, and what is to be remembered of them
+        before they leave.
 
         In the order of the parts and, within one, of their rounds.
         """
@@ -53,7 +59,9 @@ class Mixing:
         for delivery in deliveries:
             match delivery:
                 case Row(part, weights):
-                    planned = self._planning.plan(part, silo, weights, self._versions(part, weights))
+                    planned = self._planning.plan(
+                        part, silo, weights, self._versions(part, weights)
+                    )
                     if planned is not None:
                         found[part] = planned[:1]
                         memories |= self._planning.news(part, silo, planned[1])
@@ -62,25 +70,39 @@ class Mixing:
         return [row for part in down for row in found.get(part.name, ())], memories
 
     def prekeys(self, down: Sequence[Part], silo: str) -> list[tuple[str, Version]]:
-        """Beside which versions of the others the newest prekeys stand that a silo gets, by part and silo.
+        """Beside which versions of the others the newest prekeys stand that a silo gets, by part
+        and silo.
 
         Beyond ``MOST_TOLD`` there are none: what is not told costs forward secrecy alone.
         """
         others = sorted(set(self._job.silos) - {silo})
-        last = {part.name: self._versions(part.name, others) for part in down if part.name in self.hidden.lines}
-        return [(part, last[part][other]) for part in sorted(last) for other in sorted(last[part])][:MOST_TOLD]
+        last = {
+            part.name: self._versions(part.name, others)
+            for part in down
+            if part.name in self.hidden.lines
+        }
+        return [(part, last[part][other]) for part in sorted(last) for other in sorted(last[part])][
+            :MOST_TOLD
+        ]
 
     def remember(self, memories: Memories) -> None:
         """What recipients' rows were made of is in the database."""
         self._planning.memories.update(memories)
 
     def check_words(self, planned: Sequence[PlannedRow]) -> None:
-        """LocalError where the disk changed an upload that rows are of; each is looked at once a round."""
-        self._check({padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions})
+        """LocalError where the disk changed an upload that rows are of.
+
+        Each is looked at once a round.
+        """
+        self._check(
+            {padded_words(v.round, v.silo, row.part) for row in planned for v in row.versions}
+        )
 
     def check_rotated(self, round_: int, members: Collection[str], parts: Sequence[Part]) -> None:
         """LocalError where the disk changed vectors that are about to be compared."""
-        self._check({rotated_vectors(round_, silo, part.name) for part in parts for silo in members})
+        self._check(
+            {rotated_vectors(round_, silo, part.name) for part in parts for silo in members}
+        )
 
     def _check(self, files: Collection[str]) -> None:
         digests = self.hidden.digests()
@@ -91,7 +113,10 @@ class Mixing:
         return self.hidden.lines[planned.part].nbytes
 
     def words(self, planned: PlannedRow) -> Iterator[memoryview]:
-        """The words of a row, piece by piece; RefusedError ROUND_CLOSED where its uploads are gone."""
+        """The words of a row, piece by piece.
+
+        RefusedError ROUND_CLOSED where its uploads are gone.
+        """
         try:
             line = self.hidden.lines[planned.part]
             yield from words(planned, line, lambda version: self._path(planned.part, version))
@@ -104,14 +129,22 @@ class Mixing:
 
     def _versions(self, part: str, silos: Iterable[str]) -> dict[str, Version]:
         files = {silo: self._store.file(part, silo) for silo in silos}
-        versions = {silo: self.hidden.version(part, file) for silo, file in files.items() if file is not None}
-        return {silo: version for silo, version in versions.items() if self.hidden.fits(part, version)}
+        versions = {
+            silo: self.hidden.version(part, file)
+            for silo, file in files.items()
+            if file is not None
+        }
+        return {
+            silo: version for silo, version in versions.items() if self.hidden.fits(part, version)
+        }
 
     def _aside(self, part: str, silo: str) -> tuple[PlannedRow, ...]:
         data = self._store.put_aside(part, silo)
         if data is None:
             return ()
-        return self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
+        return self._fitting(
+            part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        )
 
     def _fitting(self, part: str, rows: Sequence[PlannedRow]) -> tuple[PlannedRow, ...]:
         """Those of this roster's line."""
@@ -120,8 +153,12 @@ class Mixing:
 
     # A fold.
 
-    def posting(self, round_: int, memories: dict[tuple[str, str], RowMemory]) -> Callable[[Post, bool], bytes | None]:
-        """What a post puts aside: rows over this round's versions; ``memories`` gets what is to be remembered of them.
+    def posting(
+        self, round_: int, memories: dict[tuple[str, str], RowMemory]
+    ) -> Callable[[Post, bool], bytes | None]:
+        """What a post puts aside: rows over this round's versions.
+
+        ``memories`` gets what is to be remembered of them.
 
         A post whose row would show too much is none, as if nobody were alike.
         """
@@ -136,7 +173,13 @@ class Mixing:
                 return None
             data = put_aside(() if cleared else self._aside(post.part, post.silo), planned[0])
             if data is None:
-                log.problem("row.withheld", job=self._job.name, part=post.part, silo=post.silo, why="too many wait")
+                log.problem(
+                    "row.withheld",
+                    job=self._job.name,
+                    part=post.part,
+                    silo=post.silo,
+                    why="too many wait",
+                )
             else:
                 memories[post.part, post.silo] = planned[1]
             return data
@@ -154,9 +197,14 @@ class Mixing:
         return kept
 
     def committed(
-        self, memories: Memories, mixed: dict[tuple[str, str], frozenset[str]], gone: Collection[str]
+        self,
+        memories: Memories,
+        mixed: dict[tuple[str, str], frozenset[str]],
+        gone: Collection[str],
     ) -> None:
-        """A fold is in the database: what it left put aside, and which uploads nothing needs any more."""
+        """A fold is in the database: what it left put aside, and which uploads nothing needs any
+        more.
+        """
         self.remember(memories)
         self._mixed = mixed
         self.hidden.let_go(gone)
@@ -170,7 +218,9 @@ class Mixing:
         """Those of one file of rows."""
         if self.directed.has(part):
             return self.directed.files(part, silo, data)
-        rows = self._fitting(part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}"))
+        rows = self._fitting(
+            part, aside(part, data, f"job {self._job.name!r}: rows of {part!r} for {silo!r}")
+        )
         versions = {version for row in rows for version in row.versions}
         return frozenset(padded_words(version.round, version.silo, part) for version in versions)
 
@@ -181,7 +231,9 @@ class Mixing:
 
 
 def part_bytes(part: Part) -> int:
-    """How long the upload of a part is that crosses by itself: padded words, or vectors of the dtype that they have."""
+    """How long the upload of a part is that crosses by itself: padded words, or vectors of the
+    dtype that they have.
+    """
     if isinstance(part.exchange, Mix):
         return WORD_BYTES * sum(spec.elements for spec in part.tensors)
     return sum(item.spec.nbytes for item in upload_items([part]))
@@ -189,4 +241,6 @@ def part_bytes(part: Part) -> int:
 
 def name_of(part: Part, round_: int, silo: str) -> str:
     """Name of the file of a silo's upload of a part."""
-    return (padded_words if isinstance(part.exchange, Mix) else rotated_vectors)(round_, silo, part.name)
+    return (padded_words if isinstance(part.exchange, Mix) else rotated_vectors)(
+        round_, silo, part.name
+    )

@@ -1,4 +1,6 @@
-"""What a silo gave in a secure sum: which event of the machine it is, and whether it was taken already."""
+"""What a silo gave in a secure sum: which event of the machine it is, and whether it was taken
+already.
+"""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -13,7 +15,9 @@ Happened: TypeAlias = Said | c.SiloDropped | c.AttemptDeadline | c.SumPublished 
 
 
 def event_of(entry: Happened, spooled: Mapping[str, Spooled]) -> c.Event:
-    """The event; a header goes with the masked words that are here of its silo, and is refused where none are."""
+    """The event; a header goes with the masked words that are here of its silo, and is refused
+    where none are.
+    """
     if not isinstance(entry, Said):
         return entry
     match entry.given.body:
@@ -42,7 +46,10 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
         case s.SendKeys(bundle, keys):
             return state.bundles.get(silo) == bundle and state.keys.get(silo) == keys
         case s.SendShares(dealing, portions):
-            return state.dealings.get(silo) == dealing and state.portions.get(silo, portions) == portions
+            return (
+                state.dealings.get(silo) == dealing
+                and state.portions.get(silo, portions) == portions
+            )
         case s.SendComplaint(complaint):
             return state.complaints.get(silo) == complaint
         case s.SendHeader(header):
@@ -58,7 +65,13 @@ def taken(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
 
 
 def unneeded(state: CoordinatorState, silo: str, body: UploadBody) -> bool:
-    """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for being the last."""
+    """Whether enough others have signed, revealed or complained meanwhile: nobody is refused for
+    being the last.
+    """
     if isinstance(body, s.SendComplaint) and state.complaints:
         return True
-    return state.stage in ("opening", "done") and silo in state.u3 and isinstance(body, s.SendSurvival | s.SendReveal)
+    return (
+        state.stage in ("opening", "done")
+        and silo in state.u3
+        and isinstance(body, s.SendSurvival | s.SendReveal)
+    )

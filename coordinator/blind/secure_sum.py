@@ -1,24 +1,29 @@
-"""The secure sum of one round at the coordinator: all attempts at it, and what each silo is told in them.
+"""The secure sum of one round at the coordinator: all attempts at it, and what each silo is told in
+them.
 
-What happens goes through the pure machine of an attempt (security/secagg/coordinator.py), and is durable before it
-takes effect. What the machine asks for is done by one table: what tells silos something goes to the end of their lists,
-all else to the shell. A silo asks for the n-th entry of its list; replayed, the same rows give the same lists.
+What happens goes through the pure machine of an attempt (security/secagg/coordinator.py), and is
+durable before it takes effect. What the machine asks for is done by one table: what tells silos
+something goes to the end of their lists, all else to the shell. A silo asks for the n-th entry of
+its list; replayed, the same rows give the same lists.
 
 ::
 
     an attempt  ends when                                  then
     done        its sum is open                            ``summed``
-    ended       too few are left, or masks do not come off ``failed``, once enough silos gave it up for good, all of
-                                                           them did or ``secure_seconds`` are over; at once where no
+    ended       too few are left, or masks do not come off ``failed``, once enough silos gave it up
+                for good, all of
+                                                           them did or ``secure_seconds`` are over;
+                at once where no
                                                            masked words may have left
 
-Unless sums are over whole batches, silos that signed survivors take part in no other attempt of the round: where too
-few others are left, it was the last.
-Where evidence shows why nothing could be opened (security/secagg/evidence.py), the very survivors repeat the sum
-without the dealers at fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they
-take part in sums that lack the dealers it is against. In a job of whole batches (algorithms/job/batches.py) whoever
-signed may sign again, for whole batches: a sum that could not be opened is made again, and one that is none of values
-is made over some of them. Such an attempt is followed at once, without abandon notes.
+Unless sums are over whole batches, silos that signed survivors take part in no other attempt of the
+round: where too few others are left, it was the last. Where evidence shows why nothing could be
+opened (security/secagg/evidence.py), the very survivors repeat the sum without the dealers at
+fault, and it takes all of them. With each attempt silos are shown all evidence of the job: they
+take part in sums that lack the dealers it is against. In a job of whole batches
+(algorithms/job/batches.py) whoever signed may sign again, for whole batches: a sum that could not
+be opened is made again, and one that is none of values is made over some of them. Such an attempt
+is followed at once, without abandon notes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +65,8 @@ class SecureSum:
         self._spooled: dict[str, Spooled] = {}  # by silo, of the last attempt
         self._opening: c.Open | None = None
         self._why = ""  # the last attempt ended
-        self._over = self._waiting = False  # the shell has heard of its end; is to tell when notes are overdue
+        # the shell has heard of its end; is to tell when notes are overdue
+        self._over = self._waiting = False
         self._table: dict[type[c.Effect], Callable[[Any], None]] = {
             c.Ask: self._ask,
             c.DeliverKeys: lambda e: self._tell((e.silo,), s.KeysReceived(e.bundles, e.keys)),
@@ -110,22 +116,35 @@ class SecureSum:
         """The next message for a silo that has had so many; None where there is none yet."""
         tells = self._lists[silo]
         if had > len(tells):
-            why = f"says that it had {had} messages of round {self._setting.round}, and was told {len(tells)}"
+            why = (
+                f"says that it had {had} messages of round {self._setting.round}, and was told"
+                f" {len(tells)}"
+            )
             raise RefusedError(silo, "SECURE", why)
         if had == len(tells):
             return None
         found = tells[had]
-        if isinstance(found.body, s.SurvivorsReceived) and (spec := self._states[found.attempt.attempt].spec).compared:
+        if (
+            isinstance(found.body, s.SurvivorsReceived)
+            and (spec := self._states[found.attempt.attempt].spec).compared
+        ):
             survivors = [header.silo for header in found.body.headers]
-            return replace(found, body=replace(found.body, shares=self._shell.shares(spec, silo, survivors)))
+            return replace(
+                found, body=replace(found.body, shares=self._shell.shares(spec, silo, survivors))
+            )
         return found
 
     # What happens, in the order of an attempt.
 
     def begin(self, spec: RoundSpec) -> None:
-        """Ask the cohort into the next attempt; RefusedError for one that silos with these terms would not join."""
+        """Ask the cohort into the next attempt.
+
+        RefusedError for one that silos with these terms would not join.
+        """
         if spec.attempt != len(self._states):
-            raise LocalError(f"attempt {spec.attempt} after {len(self._states)}; this is a bug in Staddle")
+            raise LocalError(
+                f"attempt {spec.attempt} after {len(self._states)}; this is a bug in Staddle"
+            )
         step = self._begun(spec)
         self._shell.keep(spec.attempt, Begun(spec), nothing)
         self._enter(*step)
@@ -133,9 +152,14 @@ class SecureSum:
     def give(self, silo: str, message: pb.SecureUpload) -> None:
         """Take what a silo gave; the steps run in order. RefusedError says why not."""
         # (1) It is of an attempt of this sum.
-        number = next((n for n, state in enumerate(self._states) if state.ctx == message.attempt.context), None)
+        number = next(
+            (n for n, state in enumerate(self._states) if state.ctx == message.attempt.context),
+            None,
+        )
         if number is None:
-            raise RefusedError(silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}")
+            raise RefusedError(
+                silo, "SECURE", f"gives a message of no attempt of round {self._setting.round}"
+            )
         current = number == self.attempt
         # (2) It is well formed; else who sent it drops out.
         try:
@@ -147,9 +171,13 @@ class SecureSum:
                 self.drop(silo, _said(error.code))
             raise RefusedError(silo, "SECURE", f"{error.code}: {error.why}") from error
         if given.attempt != self._named(number):
-            raise RefusedError(silo, "SECURE", "names another job, round or attempt than its context is of")
+            raise RefusedError(
+                silo, "SECURE", "names another job, round or attempt than its context is of"
+            )
         # (3) It was not taken already (its answer was lost on the way), and is still needed.
-        if taken(self._states[number], silo, given.body) or unneeded(self._states[number], silo, given.body):
+        if taken(self._states[number], silo, given.body) or unneeded(
+            self._states[number], silo, given.body
+        ):
             return
         # (4) It is of the attempt that goes on, unless it gives up an earlier one.
         if isinstance(given.body, Over):
@@ -157,15 +185,26 @@ class SecureSum:
                 self.drop(silo, _said(given.body.code))
             return
         if not current and not isinstance(given.body, s.SendAbandon):
-            raise RefusedError(silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over")
+            raise RefusedError(
+                silo, "SECURE", f"ORDER: gives a message of attempt {number}, which is over"
+            )
         self._take(number, said(silo, given))
-        if isinstance(given.body, s.SendAbandon) and not taken(self._states[number], silo, given.body):
-            raise RefusedError(silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked")
+        if isinstance(given.body, s.SendAbandon) and not taken(
+            self._states[number], silo, given.body
+        ):
+            raise RefusedError(
+                silo, "SECURE", "ABANDON: its note does not hold, or it was not among those asked"
+            )
 
     def check_upload(self, silo: str, ctx: bytes) -> None:
-        """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in the attempt of this context."""
+        """RefusedError ROUND_CLOSED unless this silo's masked words are awaited in the attempt of
+        this context.
+        """
         if not self.awaits(silo, ctx):
-            why = f"round {self._setting.round} does not await masked words of it now, or not of this attempt"
+            why = (
+                f"round {self._setting.round} does not await masked words of it now, or not of this"
+                " attempt"
+            )
             raise RefusedError(silo, "ROUND_CLOSED", why)
 
     def awaits(self, silo: str, ctx: bytes) -> bool:
@@ -176,8 +215,13 @@ class SecureSum:
         member = silo in state.u2 and silo not in state.failed
         return state.stage == "masked" and member and silo not in self._spooled
 
-    def spooled(self, silo: str, size: int, sha256: bytes, also: Callable[[], None] = nothing) -> None:
-        """A silo's masked words, which were awaited, are here whole; ``also`` is written with that."""
+    def spooled(
+        self, silo: str, size: int, sha256: bytes, also: Callable[[], None] = nothing
+    ) -> None:
+        """A silo's masked words, which were awaited, are here whole.
+
+        ``also`` is written with that.
+        """
         entry = Spooled(silo, size, sha256)
         self._shell.keep(self.attempt, entry, also)
         self._spooled[silo] = entry
@@ -192,9 +236,12 @@ class SecureSum:
         return silo in self._spooled
 
     def drop(self, silo: str, code: str) -> None:
-        """A silo cannot take part any more. Where it began anew, an attempt that has lost too many ends at once.
+        """A silo cannot take part any more.
 
-        Others that refuse, or are away, would count against the next attempt, of which there are not so many.
+        Where it began anew, an attempt that has lost too many ends at once.
+
+        Others that refuse, or are away, would count against the next attempt, of which there are
+        not so many.
         """
         self._drop(silo, code)
         if code == Code.STOPPED:
@@ -216,7 +263,9 @@ class SecureSum:
                 self._drop(silo, "stopped")
 
     def deadline(self, attempt: int, stage: str) -> None:
-        """Time is up; for any but the present stage of the last attempt it is stale and changes nothing."""
+        """Time is up; for any but the present stage of the last attempt it is stale and changes
+        nothing.
+        """
         if attempt != self.attempt:
             return
         if stage == NOTES and self._waiting:
@@ -237,7 +286,10 @@ class SecureSum:
         self._take(attempt, c.OpenFailed(why, spoiled))
 
     def resume(self) -> None:
-        """Do again what may not have been done before this process began; a stage gets its whole time once more."""
+        """Do again what may not have been done before this process began.
+
+        A stage gets its whole time once more.
+        """
         if not self._states:
             return
         state = self._states[-1]
@@ -281,9 +333,16 @@ class SecureSum:
     def _begun(self, spec: RoundSpec) -> machine.Step:
         out = machine.NOBODY
         if self._unopened is not None:
-            failed = {**self._unopened.failed, **dict.fromkeys(self._terms.excused, Code.MISDEALT.value)}
+            failed = {
+                **self._unopened.failed,
+                **dict.fromkeys(self._terms.excused, Code.MISDEALT.value),
+            }
             only = self._repeating
-            out = {silo: failed.get(silo, Code.SURVIVORS.value) for silo in spec.cohort if silo not in only}
+            out = {
+                silo: failed.get(silo, Code.SURVIVORS.value)
+                for silo in spec.cohort
+                if silo not in only
+            }
         return machine.begin(spec, self._setting.signers, self._terms, self._setting.sign, out)
 
     def _enter(self, state: CoordinatorState, effects: Sequence[c.Effect]) -> None:
@@ -298,7 +357,9 @@ class SecureSum:
         state, effects = machine.advance(before, event_of(entry, self._spooled))
         if state != before:
             if self._live:
-                new = [state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs]
+                new = [
+                    state.proofs[dealer] for dealer in state.proofs if dealer not in before.proofs
+                ]
                 self._shell.keep(number, entry, nothing, new)
             self._states[number] = state
         self._do(effects)
@@ -335,7 +396,10 @@ class SecureSum:
     def _notes(self) -> tuple[Abandon, ...]:
         """Of all attempts before the last, unless nobody asks for them, and of earlier rounds."""
         earlier = () if self._regroups else self._states[:-1]
-        given = [*self._setting.notes, *(note for state in earlier for note in state.notes.values())]
+        given = [
+            *self._setting.notes,
+            *(note for state in earlier for note in state.notes.values()),
+        ]
         return tuple(sorted(given, key=lambda note: (note.silo, note.signature)))
 
     @property
@@ -349,11 +413,16 @@ class SecureSum:
     @property
     def _terms(self) -> Terms:
         """By which silos take part in the next attempt."""
-        return replace(self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs))
+        return replace(
+            self._setting.terms, excused=frozenset(proof.dealer for proof in self._proofs)
+        )
 
     @property
     def settled(self) -> SettledRound | None:
-        """What silos that were away since are brought in later rounds; None for nothing, or while no sum is open."""
+        """What silos that were away since are brought in later rounds.
+
+        None for nothing, or while no sum is open.
+        """
         return settled(self._states) if self.stage == "done" else None
 
     @property
@@ -363,19 +432,27 @@ class SecureSum:
 
     @property
     def _unopened(self) -> CoordinatorState | None:
-        """The last attempt that was signed and could not be opened, as evidence shows, and binds those that follow."""
+        """The last attempt that was signed and could not be opened, as evidence shows, and binds
+        those that follow.
+        """
         if not self._states or self._regroups:
             return None
         return next((state for state in reversed(self._states) if state.evidence is not None), None)
 
     @property
     def repeats(self) -> tuple[str, ...]:
-        """The cohort that the next attempt has to name again, as silos signed it; empty where it may be another."""
+        """The cohort that the next attempt has to name again, as silos signed it.
+
+        Empty where it may be another.
+        """
         return self._unopened.spec.cohort if self._unopened is not None else ()
 
     @property
     def _repeating(self) -> tuple[str, ...]:
-        """Those who have to survive in every further attempt; empty where they are not bound to a signed one."""
+        """Those who have to survive in every further attempt.
+
+        Empty where they are not bound to a signed one.
+        """
         state = self._unopened
         if state is None:
             return ()
@@ -400,13 +477,26 @@ class SecureSum:
         lost = ", ".join(f"{silo}: {in_words(code)}" for silo, code in state.failed.items())
         why = f"{effect.why} ({lost})" if lost else effect.why
         self._why = f"{effect.code}: {why}"
-        self._tell([silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code))
+        self._tell(
+            [silo for silo in state.spec.cohort if silo not in state.failed], Over(effect.code)
+        )
         if not self._live:
             return
-        for silo in self._spooled.keys() - state.headers.keys():  # the others are discarded by the machine
+        # the others are discarded by the machine
+        for silo in self._spooled.keys() - state.headers.keys():
             self._shell.discard(silo)
-        told = {"round": self._setting.round, "attempt": self.attempt, "code": effect.code, "why": why}
-        log.problem("sum.ended", job=self._setting.job, **told, **({"blame": effect.blame} if effect.blame else {}))
+        told = {
+            "round": self._setting.round,
+            "attempt": self.attempt,
+            "code": effect.code,
+            "why": why,
+        }
+        log.problem(
+            "sum.ended",
+            job=self._setting.job,
+            **told,
+            **({"blame": effect.blame} if effect.blame else {}),
+        )
 
     def _conclude(self) -> None:
         """Tell the shell once that the last attempt is over, when another may follow."""
@@ -437,12 +527,15 @@ class SecureSum:
         if self._regroups:  # who signed may sign again, for whole batches
             asked = [silo for silo in self._states[0].spec.cohort if silo not in guilty]
             whole = self._terms.whole(state.spec, asked)
-            same = state.spoiled and len(self._setting.terms.batches) == 1  # it would be none of values again
+            # it would be none of values again
+            same = state.spoiled and len(self._setting.terms.batches) == 1
             return same or len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
         if only := self._repeating:
             stuck = bool(guilty & set(only)) or (bool(state.survivals) and state.evidence is None)
             return stuck or not self._can_survive(only)
-        left = [silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty]
+        left = [
+            silo for silo in state.spec.cohort if silo not in state.survivals and silo not in guilty
+        ]
         if batches := self._setting.together:  # the next attempt may be made without some of them
             whole = replace(self._terms, batches=batches).whole(state.spec, left)
             return len(whole) < max(state.spec.min_cohort, 3 * state.spec.colluders + 1)
@@ -458,7 +551,8 @@ class SecureSum:
     def _finished(self) -> None:
         self._over, self._waiting = True, False
         state = self._states[-1]
-        spoiled = state.u3 if state.spoiled and self._regroups else ()  # else who signed it signs no other
+        # else who signed it signs no other
+        spoiled = state.u3 if state.spoiled and self._regroups else ()
         self._shell.failed(self.attempt, self._why, self._final, spoiled, state.u3)
 
 

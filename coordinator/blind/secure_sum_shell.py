@@ -21,10 +21,17 @@ def nothing() -> None:
 class Shell(Protocol):
     """What the sum of a round asks of the daemon."""
 
-    def keep(self, attempt: int, entry: Entry, also: Callable[[], None], proofs: Sequence[Misdealing] = ()) -> None:
+    def keep(
+        self,
+        attempt: int,
+        entry: Entry,
+        also: Callable[[], None],
+        proofs: Sequence[Misdealing] = (),
+    ) -> None:
         """Durable before it returns, in one transaction with what ``also`` writes.
 
-        ``proofs`` are evidence that this entry brought to light; they are kept for as long as there is the job.
+        ``proofs`` are evidence that this entry brought to light; they are kept for as long as there
+        is the job.
         """
 
     def told(self) -> None:
@@ -33,8 +40,13 @@ class Shell(Protocol):
     def watch(self, attempt: int, stage: str) -> None:
         """Call ``deadline`` when the time of this stage is over."""
 
-    def shares(self, spec: RoundSpec, silo: str, survivors: Sequence[str]) -> tuple[SealedShare, ...]:
-        """What the other survivors sealed to a silo behind their masked words; RefusedError once these are gone."""
+    def shares(
+        self, spec: RoundSpec, silo: str, survivors: Sequence[str]
+    ) -> tuple[SealedShare, ...]:
+        """What the other survivors sealed to a silo behind their masked words.
+
+        RefusedError once these are gone.
+        """
         ...
 
     def discard(self, silo: str) -> None:
@@ -49,11 +61,13 @@ class Shell(Protocol):
     def summed(self, members: tuple[str, ...]) -> None:
         """The sum over these silos is open."""
 
-    def failed(self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]) -> None:
+    def failed(
+        self, attempt: int, why: str, final: bool, spoiled: tuple[str, ...], signed: tuple[str, ...]
+    ) -> None:
         """An attempt is over without a sum; ``final``: another could not succeed.
 
-        ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a sum that some of
-        them may have signed.
+        ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of
+        a sum that some of them may have signed.
         """
 
 

@@ -1,9 +1,11 @@
 """What silos that were away are brought in later rounds, so that they may take part again.
 
-A silo whose masked words may have left, and that does not know what came of them, trains from the same state again only
-once it sees that no sum with these words can be opened (security/secagg/memory.py). What shows that is known when the
-round closes: of an attempt that ended, enough abandon notes; of the one that was opened, its survivors and their
-signatures. It is kept until a later round of each such silo counts, and brought beside every specification until then.
+A silo whose masked words may have left, and that does not know what came of them, trains from the
+same state again only once it sees that no sum with these words can be opened
+(security/secagg/memory.py). What shows that is known when the round closes: of an attempt that
+ended, enough abandon notes; of the one that was opened, its survivors and their signatures. It is
+kept until a later round of each such silo counts, and brought beside every specification until
+then.
 
 As a row of table ``secure``, of kind "settled"::
 
@@ -29,19 +31,25 @@ from ...security.secagg.coordinator import CoordinatorState
 from ...security.secagg.messages import Abandon, SurvivorsShown
 from ..storage.replay_log import SETTLED, ReplayEntry
 
-DOCUMENT, SIGNATURE = b"-", bytes(64)  # in place of the specification, which is another in each attempt
+# in place of the specification, which is another in each attempt
+DOCUMENT, SIGNATURE = b"-", bytes(64)
 
 
 @dataclass(frozen=True)
 class SettledRound:
-    """Of one round: the silos that it is for, abandon notes, and who survived in the attempt that was opened."""
+    """Of one round: the silos that it is for, abandon notes, and who survived in the attempt that
+    was opened.
+    """
 
     silos: tuple[str, ...]
     notes: tuple[Abandon, ...] = ()
     shown: tuple[SurvivorsShown, ...] = ()
 
     def is_needed(self, counted: Mapping[str, int], round_: int) -> bool:
-        """Whether one of its silos has not been in a later round; ``counted`` as in the job's state."""
+        """Whether one of its silos has not been in a later round.
+
+        ``counted`` as in the job's state.
+        """
         return any(counted.get(silo, 0) <= round_ for silo in self.silos)
 
 
@@ -52,11 +60,15 @@ def settled(states: Sequence[CoordinatorState]) -> SettledRound | None:
     if not away:
         return None
     ended = [state for state in states[:-1] if state.told and not state.notes_missing]
-    notes = [state.notes[silo] for state in ended for silo in sorted(state.notes)[: state.notes_needed]]
+    notes = [
+        state.notes[silo] for state in ended for silo in sorted(state.notes)[: state.notes_needed]
+    ]
     shown: tuple[SurvivorsShown, ...] = ()
     if not away.isdisjoint(last.u1):
         headers = tuple(last.headers[silo] for silo in last.u3)
-        survivals = tuple(last.survivals[silo] for silo in sorted(last.survivals))[: last.spec.threshold]
+        survivals = tuple(last.survivals[silo] for silo in sorted(last.survivals))[
+            : last.spec.threshold
+        ]
         shown = (SurvivorsShown(last.ctx, last.h_u1, last.h_u2, headers, survivals),)
     return SettledRound(tuple(sorted(away)), tuple(notes), shown)
 
@@ -76,14 +88,22 @@ def loaded(row: ReplayEntry) -> SettledRound:
     return SettledRound(tuple(kept["silos"]), told.notes, told.shown)
 
 
-def brought(rounds: Sequence[SettledRound]) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
-    """Notes and survivors for one specification, of the newest rounds as many as a message holds."""
+def brought(
+    rounds: Sequence[SettledRound],
+) -> tuple[tuple[Abandon, ...], tuple[SurvivorsShown, ...]]:
+    """Notes and survivors for one specification, of the newest rounds as many as a message
+    holds.
+    """
     notes: list[Abandon] = []
     shown: list[SurvivorsShown] = []
     size = 0
     for kept in reversed(rounds):
         size += sum(_size(each) for each in kept.shown)
-        if len(notes) + len(kept.notes) > MOST_NOTES // 2 or len(shown) == MOST_SHOWN or size > MOST_SHOWN_BYTES:
+        if (
+            len(notes) + len(kept.notes) > MOST_NOTES // 2
+            or len(shown) == MOST_SHOWN
+            or size > MOST_SHOWN_BYTES
+        ):
             break
         notes += kept.notes
         shown += kept.shown

@@ -2,11 +2,13 @@ r"""The open sum of a blind round: from masked words to one file, and from there
 
 ::
 
-    <round>.@sum.safetensors     tensors "part/name", and "part/@weight" where a part has weights; its header names the
-                                 "survivors", as a JSON list; of what is compared by shares "part/gram", in their order
+    <round>.@sum.safetensors  tensors "part/name", and "part/@weight" where a part has weights; its
+                              header names the
+                              "survivors", as a JSON list; of what is compared by shares
+                              "part/gram", in their order
 
-Of a part whose words are kept for silos there is nothing in it but their SHA-256, in the header under "words": the fold
-reads them. Under the pads of a part that silos alone read, it can not.
+Of a part whose words are kept for silos there is nothing in it but their SHA-256, in the header
+under "words": the fold reads them. Under the pads of a part that silos alone read, it can not.
 
 The words of an open sum that silos get as they are, in a file, with all that goes down beside them.
 
@@ -15,8 +17,9 @@ The words of an open sum that silos get as they are, in a file, with all that go
     <words>{"document":"{\"attempt\":0,…}","file_sha256":"77ab…","sha256":"9f86…","signature":"9a0b…",
     "survivors":["a","b","c"],"tag":"5c1f…"}
 
-The words are the integers of one group without its canaries, little-endian; how many there are the job says. They are
-written while they are read, so that no more than a piece of them is in memory (unmask.py).
+The words are the integers of one group without its canaries, little-endian; how many there are the
+job says. They are written while they are read, so that no more than a piece of them is in memory
+(unmask.py).
 """
 
 import hashlib
@@ -65,7 +68,9 @@ class _Tail(Strict):
 
 @dataclass(frozen=True)
 class KeptSum:
-    """One file of them: what goes down in the manifest, the digest of its words, how many bytes they are."""
+    """One file of them: what goes down in the manifest, the digest of its words, how many bytes
+    they are.
+    """
 
     part: str
     claim: Claim
@@ -84,15 +89,22 @@ class KeptSum:
         except OSError as error:
             raise LocalError(f"{self.path}: cannot read it: {error.strerror or error}") from error
         if digest.digest() != self.sha256:
-            raise LocalError(f"{self.path}: its words are not those of the open sum: the disk changed them")
+            raise LocalError(
+                f"{self.path}: its words are not those of the open sum: the disk changed them"
+            )
 
     def words(self, silo: str) -> Iterator[memoryview]:
-        """The words, piece by piece, each valid until the next; RefusedError ROUND_CLOSED where the file is gone."""
+        """The words, piece by piece, each valid until the next.
+
+        RefusedError ROUND_CLOSED where the file is gone.
+        """
         buffer, left = bytearray(CHUNK_BYTES), self.nbytes
         try:
             file = self.path.open("rb", buffering=0)
         except FileNotFoundError as error:
-            raise RefusedError(silo, "ROUND_CLOSED", f"{self.path.name}: the round of this delivery is over") from error
+            raise RefusedError(
+                silo, "ROUND_CLOSED", f"{self.path.name}: the round of this delivery is over"
+            ) from error
         with file:
             while left:
                 size = file.readinto(memoryview(buffer)[: min(left, CHUNK_BYTES)])
@@ -126,7 +138,12 @@ def kept_sum(part: str, path: Path, nbytes: int) -> KeptSum:
             tail = from_json(data[nbytes:], _Tail, str(path))
     except (OSError, ValueError) as error:  # the latter: it is empty
         raise LocalError(f"{path}: cannot read it: {error}") from error
-    claim = Claim(tail.document.encode(), bytes.fromhex(tail.signature), tail.survivors, bytes.fromhex(tail.tag))
+    claim = Claim(
+        tail.document.encode(),
+        bytes.fromhex(tail.signature),
+        tail.survivors,
+        bytes.fromhex(tail.tag),
+    )
     return KeptSum(part, claim, bytes.fromhex(tail.sha256), nbytes, path)
 
 
@@ -137,7 +154,9 @@ NO_DIGEST = "0" * 64  # in place of digests where only sizes are asked for
 
 @dataclass(frozen=True)
 class Keeping:
-    """Parts of a sum whose words are kept for silos, and the coordinator's signature over its specification."""
+    """Parts of a sum whose words are kept for silos, and the coordinator's signature over its
+    specification.
+    """
 
     parts: Sequence[str] = ()
     signature: bytes = b""
@@ -163,14 +182,17 @@ def open_sum(
     digests: Mapping[str, bytes],
     keep: Keeping = NOTHING_KEPT,
 ) -> bytes:
-    """Add up the survivors' words, take the masks off, write what is left; SHA-256 of the file, which is durable.
+    """Add up the survivors' words, take the masks off, write what is left.
+
+    SHA-256 of the file, which is durable.
 
     ``digests``, by silo, are those of the uploads; LocalError for one that the disk changed.
 
-    ``parts`` are those of the first groups; the others are rows for one silo each. The words that are kept, and those
-    of all rows in which somebody is mixed, are durable before it, and in the file only by their digests. RefusedError
-    (SUM) where canaries do not come out, OSError where the disk does not take it: then there is no file of the sum, and
-    what there is of words is written again.
+    ``parts`` are those of the first groups; the others are rows for one silo each. The words that
+    are kept, and those of all rows in which somebody is mixed, are durable before it, and in the
+    file only by their digests. RefusedError (SUM) where canaries do not come out, OSError where the
+    disk does not take it: then there is no file of the sum, and what there is of words is written
+    again.
     """
     survivors = opening.survivors
     accumulator = Accumulator(spec)
@@ -185,7 +207,12 @@ def open_sum(
     words: dict[str, str] = {}
     for index, own in enumerate(spec.groups):
         if own.name in keep.parts or (is_row(own) and any(own.counts)):
-            claim = Claim(spec.payload(), keep.signature, survivors, tag_of(opening.tags, index, len(spec.groups)))
+            claim = Claim(
+                spec.payload(),
+                keep.signature,
+                survivors,
+                tag_of(opening.tags, index, len(spec.groups)),
+            )
             numbers = (words for group, words in accumulator.numbers() if group == index)
             name = summed_words(spec.round, own.name)
             store.write_aside(name, kept_words(claim, numbers))
@@ -195,7 +222,9 @@ def open_sum(
     for part, own in zip(parts, spec.groups[: len(parts)], strict=True):
         opened = sums.pop()
         if part.name not in words and own.reader == COORDINATOR_READS:
-            tensors |= {f"{part.name}/{name}": tensor for name, tensor in folded(part, own, opened).items()}
+            tensors |= {
+                f"{part.name}/{name}": tensor for name, tensor in folded(part, own, opened).items()
+            }
     if spec.compared is not None:
         tensors[f"{spec.compared.name}/{GRAM}"] = _products(spec.compared, opening)
     header = {SURVIVORS: json.dumps(list(survivors)), WORDS: json.dumps(words, sort_keys=True)}
@@ -218,7 +247,9 @@ def _pieces(data: memoryview, spec: RoundSpec) -> Iterator[memoryview]:
 def _products(compared: Compared, opening: Open) -> Tensor:
     """The inner products [groups, n, n] of the survivors, float64, in their order."""
     products = np.frombuffer(opening.products, "<i8").astype(np.int64).reshape(-1, compared.groups)
-    return torch.from_numpy(squares(compared, dequantise(compared, products), len(opening.survivors)))
+    return torch.from_numpy(
+        squares(compared, dequantise(compared, products), len(opening.survivors))
+    )
 
 
 class OpenedSums:
@@ -235,11 +266,13 @@ class OpenedSums:
         raise LocalError(f"part {part.name!r} is given blind; this is a bug in Staddle")
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-        """A part's fold over exactly these members; LocalError for another set, and for words that the disk changed.
+        """A part's fold over exactly these members.
 
-        That of a Sum, or of a Gram by shares, lies in the file or in the words beside it; of a sum that silos alone
-        read it is empty. Rotated vectors have the inner products of those that were not; of padded words there is
-        nothing to see.
+        LocalError for another set, and for words that the disk changed.
+
+        That of a Sum, or of a Gram by shares, lies in the file or in the words beside it; of a sum
+        that silos alone read it is empty. Rotated vectors have the inner products of those that
+        were not; of padded words there is nothing to see.
         """
         shared = isinstance(part.exchange, Gram) and part.exchange.shared
         if not shared and not isinstance(part.exchange, Sum):
@@ -252,7 +285,11 @@ class OpenedSums:
             if set(survivors) != set(members):
                 raise LocalError(f"{path}: is the sum over {survivors}, not over {list(members)}")
             names, prefix = list(file.keys()), f"{part.name}/"
-            found = {name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)}
+            found = {
+                name.removeprefix(prefix): file.get_tensor(name)
+                for name in names
+                if name.startswith(prefix)
+            }
         if part.name in words:
             return self._of_words(part, words[part.name])
         if shared:
@@ -261,7 +298,10 @@ class OpenedSums:
         return found
 
     def _of_words(self, part: Part, sha256: str) -> dict[str, Tensor]:
-        """What the words of a part's sum come to. They are mapped, not read, and hashed meanwhile."""
+        """What the words of a part's sum come to.
+
+        They are mapped, not read, and hashed meanwhile.
+        """
         own = group(part, self._bounds)
         if own.reader != COORDINATOR_READS:
             return {}
@@ -273,9 +313,15 @@ class OpenedSums:
         with ThreadPoolExecutor(1) as beside:
             hashing = beside.submit(lambda: hashlib.sha256(words.data).hexdigest())
             index = next(index for index, each in enumerate(spec.groups) if each.name == own.name)
-            made = folded(part, spec.groups[index], opened_group(spec, index, kept.claim.survivors, [(0, words)]))
+            made = folded(
+                part,
+                spec.groups[index],
+                opened_group(spec, index, kept.claim.survivors, [(0, words)]),
+            )
             if hashing.result() != sha256:
-                raise LocalError(f"{path}: its words are not those of the open sum, the disk changed them")
+                raise LocalError(
+                    f"{path}: its words are not those of the open sum, the disk changed them"
+                )
         self._store.found_sound(name)
         return made
 

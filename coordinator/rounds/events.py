@@ -1,4 +1,5 @@
-"""What happens to a job, and what has to be done about it: events into ``round.advance`` and effects out of it.
+"""What happens to a job, and what has to be done about it: events into ``round.advance`` and
+effects out of it.
 
 What the codes of silos that drop out of a round mean, where the code alone says too little.
 """
@@ -9,7 +10,9 @@ from typing import Literal, TypeAlias
 
 from ...security.faults import Code
 
-Stage: TypeAlias = Literal["queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped"]
+Stage: TypeAlias = Literal[
+    "queued", "admitting", "drawing", "round", "folding", "finishing", "ended", "stopped"
+]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,10 @@ class Answered:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The cohort of a round: the drawn silos that are admitted, in job order; ``lost``: those known to be away."""
+    """The cohort of a round: the drawn silos that are admitted, in job order.
+
+    ``lost``: those known to be away.
+    """
 
     round: int
     cohort: tuple[str, ...]
@@ -53,10 +59,12 @@ class Summed:
 
 @dataclass(frozen=True)
 class SumFailed:
-    """An attempt at the sum of a blind round is over without one; ``final``: another could not succeed.
+    """An attempt at the sum of a blind round is over without one.
 
-    ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a sum that some of them
-    may have signed.
+    ``final``: another could not succeed.
+
+    ``spoiled``: the silos of a sum that was opened and is none of values. ``signed``: those of a
+    sum that some of them may have signed.
     """
 
     round: int
@@ -195,12 +203,15 @@ class StartRoundTimer:
 
 @dataclass(frozen=True)
 class Gather:
-    """Make the sum of a blind round with this cohort, if this attempt was not begun already: Summed or SumFailed."""
+    """Make the sum of a blind round with this cohort, if this attempt was not begun already: Summed
+    or SumFailed.
+    """
 
     round: int
     cohort: tuple[str, ...]
     attempt: int
-    fruitless: int  # attempts before it that ended for silos which may be away still: the more, the longer it waits
+    # attempts before it that ended for silos which may be away still: the more, the longer it waits
+    fruitless: int
 
 
 @dataclass(frozen=True)
@@ -213,7 +224,9 @@ class Drop:
 
 @dataclass(frozen=True)
 class Halt:
-    """Let the attempt that goes on end, unless its survivors are known already: then it is finished."""
+    """Let the attempt that goes on end, unless its survivors are known already: then it is
+    finished.
+    """
 
     round: int
 
@@ -229,10 +242,13 @@ class LogEvent:
 Effect: TypeAlias = DrawCohort | Fold | StartRoundTimer | Gather | Drop | Halt | LogEvent
 
 
-BATCH = "BATCH"  # of a batch without which sums are of values, and with which they are not: it takes no more part
+# of a batch without which sums are of values, and with which they are not: it takes no more part
+BATCH = "BATCH"
 BUDGET = "BUDGET"  # the round is over for the silo: asked again, it answers the same
-GUILTY = (Code.MISDEALT, Code.COMPLAINT)  # what it signed shows that the silo broke the rules: it takes no more part
-PROVEN = Code.MISDEALT  # by evidence that the other silos of its batch are shown: sums of the batch go on without it
+# what it signed shows that the silo broke the rules: it takes no more part
+GUILTY = (Code.MISDEALT, Code.COMPLAINT)
+# by evidence that the other silos of its batch are shown: sums of the batch go on without it
+PROVEN = Code.MISDEALT
 WORDS = {
     BATCH: "with its batch a sum was beyond what silos may give",
     BUDGET: "its privacy budget is spent",

@@ -1,41 +1,54 @@
 """A job at the coordinator as a pure state machine: ``advance(state, event) -> (state, effects)``.
 
-Names and digests only: no tensor, no clock, no file. Time is an event (Deadline). Replaying the events gives the state.
+Names and digests only: no tensor, no clock, no file. Time is an event (Deadline). Replaying the
+events gives the state.
 
 ::
 
     stage      leaves when                                          goes to
-    queued     its turn has come (Began)                            admitting, or where it was stopped: drawing, round
-    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted; of a keyed job
+    queued     its turn has come (Began)                            admitting, or where it was
+               stopped: drawing, round
+    admitting  every silo answered, or the deadline                 drawing (≥ min_cohort accepted;
+               of a keyed job
                                                                     all of them), else finishing
-    drawing    the cohort is drawn                                  round, or finishing (failed) if it is too small
-    round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave), else finishing
+    drawing    the cohort is drawn                                  round, or finishing (failed) if
+               it is too small
+    round      every member of the cohort gave, failed or was lost, folding (≥ min_cohort gave),
+               else finishing
                or a quorum gave, or the deadline
-    round      of a blind job: its sum is open                      folding;  finishing after too many attempts
-    folding    the fold is done                                     drawing, or finishing after the last one
+    round      of a blind job: its sum is open                      folding;  finishing after too
+               many attempts
+    folding    the fold is done                                     drawing, or finishing after the
+               last one
     folding    the fold failed                                      finishing
-    folding    the disk changed what silos gave (Damaged)           round: these give again, once; else finishing
+    folding    the disk changed what silos gave (Damaged)           round: these give again, once;
+               else finishing
     finishing  every admitted silo confirmed or was lost, or the    ended
                deadline; who comes back later is still told
     stopped    an operator resumes it (Resumed)                     queued
-    any        what it needs is damaged (Broken)                    finishing (failed), also from there
-    any        of a keyed job: its key fits no more (Unkeyed)       finishing (failed), unless it is there already
+    any        what it needs is damaged (Broken)                    finishing (failed), also from
+               there
+    any        of a keyed job: its key fits no more (Unkeyed)       finishing (failed), unless it is
+               there already
 
-An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when the fold is done;
-what was given in the open round stays given. A silo that did not answer in time may still do so: it is drawn from then
-on. A silo that is known to be lost when a round opens is not awaited in it (``Drawn``). In a blind job (``blind``) a
-round is one secure sum, which coordinator/blind/secure_sum.py makes: nobody gives alone; a silo that fails drops out of
-an attempt at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have broken the
-rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of one batch are asked
-together (``batches``): the next attempt is made without the batch of a silo that was lost, while enough others are
-left, and else with all of the cohort again. A silo that is ``proven`` to have broken the rules leaves its batch alone,
-while ``least`` of it are left; the others are shown the evidence (security/secagg/evidence.py). A sum that is none of
-values (``spoiled``: a silo gave what nobody may) is made again without each batch in turn. A batch whose own sum is
-spoiled is ``excluded`` as a whole, since nobody can tell which of its silos it was. All silos of a keyed job
-(``keyed``) have given to its key when they accepted, so without one of them it does not begin.
+An operator's Stopped leads to stopped from queued, admitting, drawing and round, from folding when
+the fold is done; what was given in the open round stays given. A silo that did not answer in time
+may still do so: it is drawn from then on. A silo that is known to be lost when a round opens is not
+awaited in it (``Drawn``). In a blind job (``blind``) a round is one secure sum, which
+coordinator/blind/secure_sum.py makes: nobody gives alone; a silo that fails drops out of an attempt
+at it, and may take part in the next, unless its privacy budget is spent. Who is shown to have
+broken the rules (codes.GUILTY) is ``excluded`` from all attempts and rounds that follow. Silos of
+one batch are asked together (``batches``): the next attempt is made without the batch of a silo
+that was lost, while enough others are left, and else with all of the cohort again. A silo that is
+``proven`` to have broken the rules leaves its batch alone, while ``least`` of it are left; the
+others are shown the evidence (security/secagg/evidence.py). A sum that is none of values
+(``spoiled``: a silo gave what nobody may) is made again without each batch in turn. A batch whose
+own sum is spoiled is ``excluded`` as a whole, since nobody can tell which of its silos it was. All
+silos of a keyed job (``keyed``) have given to its key when they accepted, so without one of them it
+does not begin.
 
-Events that come too late (an upload for a closed round) change nothing. What the silos should do meanwhile follows from
-the state: tasks.py.
+Events that come too late (an upload for a closed round) change nothing. What the silos should do
+meanwhile follows from the state: tasks.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -81,8 +94,10 @@ from .events import (
 )
 
 # Attempts at the sum of a blind round; those that an operator stopped do not count.
-MOST_ATTEMPTS = 30  # a host may be away for twenty minutes (secure_sum_runner.py pauses), a process die in a loop
-MOST_REFUSED = 3  # of them, that failed for more than silos which were away: what a silo refuses, it refuses again
+# a host may be away for twenty minutes (secure_sum_runner.py pauses), a process die in a loop
+MOST_ATTEMPTS = 30
+# of them, that failed for more than silos which were away: what a silo refuses, it refuses again
+MOST_REFUSED = 3
 MOST_RESTARTED = 100  # other attempts: nearly all failed since silos began anew alone
 RESTARTED = "STOPPED"  # why a silo drops out whose process began anew
 AWAY = ("lost", "deadline", RESTARTED)  # why a silo drops out that may well take part in the next
@@ -99,13 +114,18 @@ class JobState:
     quorum: float = 1.0  # share of a cohort whose contributions close a round
     stage: Stage = "queued"
     round: int = 0
-    answers: Mapping[str, str] = field(default_factory=dict)  # silo → "accepted", or the code of its refusal
+    # silo → "accepted", or the code of its refusal
+    answers: Mapping[str, str] = field(default_factory=dict)
     cohort: tuple[str, ...] = ()
-    given: Mapping[str, str] = field(default_factory=dict)  # silo → digest of its upload in this round; "" in a sum
+    # silo → digest of its upload in this round; "" in a sum
+    given: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)  # silo → why it drops out of this round
-    again: frozenset[str] = frozenset()  # silos that gave in this round, and were asked again: the disk changed it
-    excluded: Mapping[str, str] = field(default_factory=dict)  # silo → what it was shown to have done
-    counted: Mapping[str, int] = field(default_factory=dict)  # silo → one more than the last round it gave to
+    # silos that gave in this round, and were asked again: the disk changed it
+    again: frozenset[str] = frozenset()
+    # silo → what it was shown to have done
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    # silo → one more than the last round it gave to
+    counted: Mapping[str, int] = field(default_factory=dict)
     done: frozenset[str] = frozenset()
     opened: bool = False  # admission is over
     stopping: bool = False  # as soon as the fold is done
@@ -115,10 +135,13 @@ class JobState:
     keyed: bool = False  # its silos share a key, which each of them gives to
     batches: Batches = ()  # of a blind job: silos that are in a sum together or not at all
     fewest: int = 0  # silos of such a sum, at the least
-    least: int = 1  # silos of what is left of a batch without those that are proven to have broken the rules
+    # silos of what is left of a batch without those that are proven to have broken the rules
+    least: int = 1
     lost: frozenset[str] = frozenset()  # silos without which the next attempt is made
-    spoiled: tuple[tuple[str, ...], ...] = ()  # silos of the sums of this round that are none of values, in turn
-    signed: frozenset[str] = frozenset()  # silos of this round's sums that some may have signed, and are not open
+    # silos of the sums of this round that are none of values, in turn
+    spoiled: tuple[tuple[str, ...], ...] = ()
+    # silos of this round's sums that some may have signed, and are not open
+    signed: frozenset[str] = frozenset()
     attempt: int = 0  # at the sum of this round: the one that goes on, or the next
     fruitless: int = 0  # attempts at it that ended without a sum
     refused: int = 0  # those of them that will hardly end otherwise
@@ -141,12 +164,17 @@ class JobState:
 
     @property
     def proven(self) -> frozenset[str]:
-        """Silos that evidence shows to have broken the rules: their batches may be summed without them."""
+        """Silos that evidence shows to have broken the rules: their batches may be summed without
+        them.
+        """
         return frozenset(silo for silo, code in _guilty(self).items() if code == PROVEN)
 
     @property
     def expired(self) -> bool:
-        """Whether no row goes down any more: the job has ended, or failed; who comes late gets what was summed."""
+        """Whether no row goes down any more: the job has ended, or failed.
+
+        Who comes late gets what was summed.
+        """
         return self.stage == "ended" or (self.stage == "finishing" and self.outcome == "failed")
 
     def may_answer(self, silo: str) -> bool:
@@ -166,7 +194,9 @@ def advance(state: JobState, event: Event) -> Step:
             return _begin(state)
         case Answered(silo, code) if state.may_answer(silo):
             state = replace(state, answers={**state.answers, silo: code or "accepted"})
-            told = LogEvent("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
+            told = (
+                LogEvent("job.accepted", {"silo": silo}) if code is None else _declined(silo, code)
+            )
             return _then(state, (told,), _admit_if_complete)
         case OperatorStopped() | Resumed() | Unkeyed() | Broken():
             return _operated(state, event)
@@ -174,22 +204,31 @@ def advance(state: JobState, event: Event) -> Step:
             return _start_round(state, cohort, lost)
         case UploadStored() | SiloFailed() if _expected(state, event):
             return _heard(state, event)
-        case Summed(round_) | SumFailed(round_) if state.blind and round_ == state.round and state.cohort:
+        case Summed(round_) | SumFailed(round_) if (
+            state.blind and round_ == state.round and state.cohort
+        ):
             return _gathered(state, event)
         case SiloLost(silo) if state.stage == "round":
             return advance(state, SiloFailed(silo, state.round, "lost"))
         case SiloLost(silo) if state.stage == "finishing" and silo in state.admitted:
-            return _then(replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete)
+            return _then(
+                replace(state, failed={**state.failed, silo: "lost"}), (), _end_if_complete
+            )
         case Folded(round_) if state.stage == "folding" and round_ == state.round:
             members = tuple(s for s in state.cohort if s in state.given)
             told = LogEvent("round.closed", {"round": round_, "members": members})
-            trained = state.signed.union(members, *state.spoiled)  # whoever may have signed a sum goes on from there
-            state = replace(state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)})
+            # whoever may have signed a sum goes on from there
+            trained = state.signed.union(members, *state.spoiled)
+            state = replace(
+                state, counted={**state.counted, **dict.fromkeys(sorted(trained), round_ + 1)}
+            )
             if round_ + 1 == state.rounds:
                 return _then(replace(state, round=state.rounds), (told,), _complete)
             state = replace(_emptied(state), round=round_ + 1)
             return _then(state, (told,), _stop if state.stopping else _open_round)
-        case FoldFailed(round_) | Damaged(round_) if state.stage == "folding" and round_ == state.round:
+        case FoldFailed(round_) | Damaged(round_) if (
+            state.stage == "folding" and round_ == state.round
+        ):
             return _unfolded(state, event)
         case Done(silo) if state.stage in ("finishing", "ended") and silo in state.admitted:
             return _then(replace(state, done=state.done | {silo}), (), _end_if_complete)
@@ -200,11 +239,18 @@ def advance(state: JobState, event: Event) -> Step:
 
 
 def _operated(state: JobState, event: OperatorStopped | Resumed | Unkeyed | Broken) -> Step:
-    """What operators ask, what follows from their bringing another roster, and what their disk did."""
+    """What operators ask, what follows from their bringing another roster, and what their
+    disk did.
+    """
     match event:
         case OperatorStopped() if state.stage in ("queued", "admitting", "drawing", "round"):
-            halted: tuple[Effect, ...] = (Halt(state.round),) if state.blind and state.stage == "round" else ()
-            return replace(state, stage="stopped"), (LogEvent("job.stopped", {"round": state.round}), *halted)
+            halted: tuple[Effect, ...] = (
+                (Halt(state.round),) if state.blind and state.stage == "round" else ()
+            )
+            return replace(state, stage="stopped"), (
+                LogEvent("job.stopped", {"round": state.round}),
+                *halted,
+            )
         case OperatorStopped() if state.stage == "folding":
             return replace(state, stopping=True), ()
         case Resumed() if state.stage == "stopped":
@@ -227,13 +273,22 @@ def _heard(state: JobState, event: UploadStored | SiloFailed) -> Step:
             return state, ()
         case UploadStored(silo, round_, digest):
             state = replace(state, given={**state.given, silo: digest})
-            return _then(state, (LogEvent("upload.accepted", {"silo": silo, "round": round_}),), _close_if_complete)
-        case SiloFailed(silo, _, code) if state.stage != "round" or silo in state.failed:  # it had dropped out before
+            return _then(
+                state,
+                (LogEvent("upload.accepted", {"silo": silo, "round": round_}),),
+                _close_if_complete,
+            )
+        # it had dropped out before
+        case SiloFailed(silo, _, code) if state.stage != "round" or silo in state.failed:
             return replace(state, failed={**state.failed, silo: code}), ()
         case SiloFailed(silo, round_, code):
             state = replace(state, failed={**state.failed, silo: code})
             told = LogEvent("silo.dropped", {"silo": silo, "round": round_, "code": code})
-            return (state, (told, Drop(silo, code))) if state.blind else _then(state, (told,), _close_if_complete)
+            return (
+                (state, (told, Drop(silo, code)))
+                if state.blind
+                else _then(state, (told,), _close_if_complete)
+            )
 
 
 def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
@@ -251,17 +306,29 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
         case SumFailed(round_, attempt, reason, final) if state.stage == "round":
             told = LogEvent("sum.failed", {"round": round_, "attempt": attempt, "why": reason})
             guilty, exhausted = _guilty(state), _exhausted(state)
-            if guilty.keys() > state.excluded.keys() and not final:  # not counted: there are only so many silos
+            # not counted: there are only so many silos
+            if guilty.keys() > state.excluded.keys() and not final:
                 state = _without_lost(replace(state, excluded=guilty))
                 return state, (told, _gather(state))
             others = [code for silo, code in state.failed.items() if silo not in exhausted]
             away = bool(others) and all(code in AWAY for code in others)
-            back = bool(others) and all(code == RESTARTED for code in others)  # nobody is waited for
-            state = replace(state, fruitless=state.fruitless + (not back), refused=state.refused + (not away))
+            # nobody is waited for
+            back = bool(others) and all(code == RESTARTED for code in others)
+            state = replace(
+                state, fruitless=state.fruitless + (not back), refused=state.refused + (not away)
+            )
             restarted = state.attempt + 1 - state.fruitless
-            many = state.fruitless == MOST_ATTEMPTS or state.refused == MOST_REFUSED or restarted >= MOST_RESTARTED
+            many = (
+                state.fruitless == MOST_ATTEMPTS
+                or state.refused == MOST_REFUSED
+                or restarted >= MOST_RESTARTED
+            )
             if final or many:
-                return _then(state, (told,), lambda state: _finish(state, "failed", f"round {round_}: {reason}"))
+                return _then(
+                    state,
+                    (told,),
+                    lambda state: _finish(state, "failed", f"round {round_}: {reason}"),
+                )
             state = _without_lost(state)
             return state, (told, _gather(state, 0 if back else state.fruitless))
         case SumFailed() if state.stage in ("stopped", "queued"):
@@ -272,24 +339,40 @@ def _gathered(state: JobState, event: Summed | SumFailed) -> Step:
 
 def _spoiled(state: JobState, event: SumFailed) -> Step:
     """The sum over these silos is none of values: make it again without the next of its batches."""
-    told = [LogEvent("sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled})]
+    told = [
+        LogEvent(
+            "sum.spoiled", {"round": event.round, "attempt": event.attempt, "silos": event.spoiled}
+        )
+    ]
     alone = next((batch for batch in _left(state) if set(batch) == set(event.spoiled)), ())
-    if alone:  # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to lie
+    # one of its own silos did it; that another sum is sound says nothing, since a liar may stop to
+    # lie
+    if alone:
         state = replace(state, excluded={**state.excluded, **dict.fromkeys(alone, BATCH)})
         told.append(LogEvent("batch.excluded", {"round": event.round, "silos": alone}))
-    state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), spoiled=(*state.spoiled, event.spoiled))
+    state = replace(
+        state,
+        attempt=state.attempt + 1,
+        failed=_exhausted(state),
+        spoiled=(*state.spoiled, event.spoiled),
+    )
     if len(_asked(state)) < state.fewest:
         silos = ", ".join(state.spoiled[0])
-        why = f"round {event.round}: {event.reason}; no batch of {silos} could be found without which there is a sum"
+        why = (
+            f"round {event.round}: {event.reason}; no batch of {silos} could be found without which"
+            " there is a sum"
+        )
         return _then(state, tuple(told), lambda state: _finish(state, "failed", why))
     return state, (*told, _gather(state)) if state.stage == "round" else tuple(told)
 
 
 def _left_out(state: JobState) -> tuple[str, ...]:
-    """The batch without which the next attempt is made since sums of this round were spoiled; empty for none.
+    """The batch without which the next attempt is made since sums of this round were spoiled.
 
-    Each round begins with another one, so that it is not always the same that pays. All that were in the first such
-    sum, once each of its batches was left out in vain.
+    Empty for none.
+
+    Each round begins with another one, so that it is not always the same that pays. All that were
+    in the first such sum, once each of its batches was left out in vain.
     """
     if not state.spoiled:
         return ()
@@ -310,11 +393,16 @@ def _exhausted(state: JobState) -> dict[str, str]:
 
 def _guilty(state: JobState) -> dict[str, str]:
     """Silos that are out of the job."""
-    return {**state.excluded, **{silo: code for silo, code in state.failed.items() if code in GUILTY}}
+    return {
+        **state.excluded,
+        **{silo: code for silo, code in state.failed.items() if code in GUILTY},
+    }
 
 
 def _without_lost(state: JobState) -> JobState:
-    """The next attempt: without the batches of silos that were lost in one, or with all again if too few are left."""
+    """The next attempt: without the batches of silos that were lost in one, or with all again if
+    too few are left.
+    """
     lost = state.lost.union(state.failed)
     state = replace(state, attempt=state.attempt + 1, failed=_exhausted(state), lost=lost)
     return state if len(_asked(state)) >= state.fewest else replace(state, lost=frozenset())
@@ -348,7 +436,11 @@ def _begin(state: JobState) -> Step:
     if state.opened:
         return _open_round(state)
     told = LogEvent("job.offered", {"silos": state.silos, "rounds": state.rounds})
-    return _then(replace(state, stage="admitting"), (told, StartRoundTimer("admitting", 0)), _admit_if_complete)
+    return _then(
+        replace(state, stage="admitting"),
+        (told, StartRoundTimer("admitting", 0)),
+        _admit_if_complete,
+    )
 
 
 def _stop(state: JobState) -> Step:
@@ -360,7 +452,11 @@ def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]
     left = [silo for silo in cohort if silo not in out]
     whole, least = _whole(state, left), state.fewest if state.batches else state.min_cohort
     if len(whole) < least:
-        of = f"{len(whole)} of them in whole batches, and it takes" if state.batches else "min_cohort is"
+        of = (
+            f"{len(whole)} of them in whole batches, and it takes"
+            if state.batches
+            else "min_cohort is"
+        )
         why = f"round {state.round}: only {len(left)} of the drawn silos are admitted, {of} {least}"
         why += "".join(f"; {silo}: {in_words(code)}" for silo, code in out.items())
         return _finish(state, "failed", why)
@@ -369,22 +465,31 @@ def _start_round(state: JobState, cohort: tuple[str, ...], lost: tuple[str, ...]
     state = replace(state, stage="round", cohort=cohort, given={}, failed=out)
     told = LogEvent("round.opened", {"round": state.round, "cohort": cohort})
     state, dropped = _without_away(state, [silo for silo in state.open if silo in lost])
-    return state, (told, *dropped, _gather(state) if state.blind else StartRoundTimer("round", state.round))
+    return state, (
+        told,
+        *dropped,
+        _gather(state) if state.blind else StartRoundTimer("round", state.round),
+    )
 
 
 def _without_away(state: JobState, away: Sequence[str]) -> tuple[JobState, tuple[LogEvent, ...]]:
-    """A round that opens does not wait for silos that are known to be away, unless too few are left without them.
+    """A round that opens does not wait for silos that are known to be away, unless too few are left
+    without them.
 
-    Then they are asked like all others: some may be back before the next beat, and else they are lost as they are in
-    any round.
+    Then they are asked like all others: some may be back before the next beat, and else they are
+    lost as they are in any round.
     """
     without = replace(state, failed={**state.failed, **dict.fromkeys(away, "lost")})
     if state.batches:
         without = replace(without, lost=frozenset(away))
-    left, least = (_asked(without), state.fewest) if state.batches else (without.open, state.min_cohort)
+    left, least = (
+        (_asked(without), state.fewest) if state.batches else (without.open, state.min_cohort)
+    )
     if len(left) < least:
         return state, ()
-    return without, tuple(LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away)
+    return without, tuple(
+        LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "lost"}) for s in away
+    )
 
 
 def _declined(silo: str, code: str) -> LogEvent:
@@ -392,7 +497,10 @@ def _declined(silo: str, code: str) -> LogEvent:
 
 
 def _expected(state: JobState, event: UploadStored | SiloFailed) -> bool:
-    """Whether it is of an open member of the cohort; that one broke the rules is heard at any time."""
+    """Whether it is of an open member of the cohort.
+
+    That one broke the rules is heard at any time.
+    """
     if isinstance(event, SiloFailed) and event.code in GUILTY and event.silo in state.cohort:
         return event.round == state.round
     return state.stage == "round" and event.round == state.round and event.silo in state.open
@@ -411,14 +519,16 @@ def _admit_if_complete(state: JobState) -> Step:
 
 
 def _admit(state: JobState) -> Step:
-    refused = ", ".join(f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted)
+    refused = ", ".join(
+        f"{s}: {state.answers.get(s, 'no answer')}" for s in state.silos if s not in state.admitted
+    )
     if len(state.admitted) < state.min_cohort:
         why = f"{len(state.admitted)} silos accepted, min_cohort is {state.min_cohort} ({refused})"
         return _finish(state, "failed", why)
     if state.keyed and refused:
         why = (
-            f"{len(state.admitted)} of {len(state.silos)} silos accepted, and the key that its silos share takes all "
-            f"of them ({refused})"
+            f"{len(state.admitted)} of {len(state.silos)} silos accepted, and the key that its"
+            f" silos share takes all of them ({refused})"
         )
         return _finish(state, "failed", why)
     return _open_round(state)
@@ -436,24 +546,38 @@ def _close(state: JobState) -> Step:
     members = tuple(s for s in state.cohort if s in state.given)
     if len(members) < state.min_cohort:
         lost = ", ".join(f"{s}: {in_words(code)}" for s, code in state.failed.items())
-        why = f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort} ({lost})"
+        why = (
+            f"round {state.round}: {len(members)} silos gave, min_cohort is {state.min_cohort}"
+            f" ({lost})"
+        )
         return _finish(state, "failed", why)
     return replace(state, stage="folding"), (Fold(state.round, members),)
 
 
 def _unfolded(state: JobState, event: FoldFailed | Damaged) -> Step:
-    """The round is open again for silos whose uploads the disk changed; not for one whose second is changed, too."""
+    """The round is open again for silos whose uploads the disk changed.
+
+    Not for one whose second is changed, too.
+    """
     if isinstance(event, FoldFailed):
         return _finish(state, "failed", event.reason)
     if state.again.intersection(event.silos):
-        return _finish(state, "failed", f"{event.reason} a second time; have the job signed again under a new name")
+        return _finish(
+            state,
+            "failed",
+            f"{event.reason} a second time; have the job signed again under a new name",
+        )
     if not state.given.keys() >= set(event.silos):
         return state, ()
-    told = LogEvent("upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason})
+    told = LogEvent(
+        "upload.damaged", {"round": event.round, "silos": event.silos, "why": event.reason}
+    )
     given = {silo: digest for silo, digest in state.given.items() if silo not in event.silos}
     state = replace(state, stage="round", given=given, again=state.again.union(event.silos))
     if state.stopping:
-        return _then(replace(state, stopping=False), (told,), lambda state: advance(state, OperatorStopped()))
+        return _then(
+            replace(state, stopping=False), (told,), lambda state: advance(state, OperatorStopped())
+        )
     return state, (told, StartRoundTimer("round", event.round))
 
 
@@ -471,12 +595,16 @@ def _finish(state: JobState, outcome: Literal["completed", "failed"], reason: st
 
 def _emptied(state: JobState) -> JobState:
     """Without what was of a round that is over."""
-    state = replace(state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=())
+    state = replace(
+        state, cohort=(), given={}, failed={}, excluded=_guilty(state), lost=frozenset(), spoiled=()
+    )
     return replace(state, attempt=0, fruitless=0, refused=0, again=frozenset(), signed=frozenset())
 
 
 def _end_if_complete(state: JobState) -> Step:
-    complete = state.stage == "finishing" and set(state.admitted) <= state.done | state.failed.keys()
+    complete = (
+        state.stage == "finishing" and set(state.admitted) <= state.done | state.failed.keys()
+    )
     return _end(state) if complete else (state, ())
 
 
@@ -491,7 +619,10 @@ def _deadline(state: JobState) -> Step:
     if state.stage == "round" and not state.blind:
         late = state.open
         state = replace(state, failed={**state.failed, **dict.fromkeys(late, "deadline")})
-        told = tuple(LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"}) for s in late)
+        told = tuple(
+            LogEvent("silo.dropped", {"silo": s, "round": state.round, "code": "deadline"})
+            for s in late
+        )
         return _then(state, told, _close)
     if state.stage == "finishing":
         return _end(state)
@@ -499,7 +630,10 @@ def _deadline(state: JobState) -> Step:
 
 
 def resumed(state: JobState) -> tuple[Effect, ...]:
-    """What has to be done again for a state that was read from disk; a stage gets its whole time once more."""
+    """What has to be done again for a state that was read from disk.
+
+    A stage gets its whole time once more.
+    """
     match state.stage:
         case "drawing":
             return (DrawCohort(state.round),)

@@ -48,7 +48,9 @@ def task_for(state: JobState, silo: str) -> SiloTask | None:
 
 
 def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
-    """Silos that another task waits for than before; of a blind job all, where messages of its sum may wait, too.
+    """Silos that another task waits for than before.
+
+    Of a blind job all, where messages of its sum may wait, too.
 
     While nothing of this moves on, tasks are only done: silos answer, give, fail or confirm.
     """
@@ -57,7 +59,9 @@ def concerned(before: JobState, after: JobState) -> tuple[str, ...]:
     if after.blind:
         return after.silos
     tasks = {silo: task_for(after, silo) for silo in after.silos}
-    return tuple(silo for silo, task in tasks.items() if task is not None and task != task_for(before, silo))
+    return tuple(
+        silo for silo, task in tasks.items() if task is not None and task != task_for(before, silo)
+    )
 
 
 def _moved(state: JobState) -> tuple[str, int, int, str]:

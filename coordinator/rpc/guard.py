@@ -1,15 +1,17 @@
 """Who calls, and may they: checked before any method of any service runs.
 
-(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that entry's role fits
-the service: silos have Federation, operators Operations, both the health service; (4) the member is within its limits;
-(5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed list, by one table.
+(1) the connection is TLS 1.3; (2) its certificate's public key is that of a roster entry; (3) that
+entry's role fits the service: silos have Federation, operators Operations, both the health service;
+(4) the member is within its limits;
+(5) what it sends are messages. Errors leave here as gRPC status codes with a code of the closed
+list, by one table.
 """
 
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -27,6 +29,8 @@ from ...security.identity.certificate import UNREADABLE, subject_key
 from ...security.identity.keys import Role, RosterEntry
 from ...security.identity.roster import Roster
 from .limits import CallLimits
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in its type stubs only
 
 STATUS = {
     "PROTOCOL_VERSION": grpc.StatusCode.FAILED_PRECONDITION,
@@ -50,7 +54,8 @@ STATUS = {
     "JOB_SIGNATURE": grpc.StatusCode.PERMISSION_DENIED,
     "JOB_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
 }
-LONGEST_WHY = 1000  # characters of a reason, which may quote what was sent: status texts have room for a few KiB
+# characters of a reason, which may quote what was sent: status texts have room for a few KiB
+LONGEST_WHY = 1000
 MAY_CALL = {
     "/staddle.v1.Federation": (Role.SILO,),
     "/staddle.v1.Operations": (Role.OPERATOR,),
@@ -60,22 +65,35 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def codecs(silos: int) -> dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]]:
-    """What reads and writes in place of protobuf's own, in a federation of so many silos at most."""
+    """What reads and writes in place of protobuf's own, in a federation of so many silos at
+    most.
+    """
     return {
         FETCH: (pb.FetchRequest.FromString, encode),
         UPLOAD: (decode, pb.Receipt.SerializeToString),
-        SECURE: (lambda data: read_contribution(data, silos), secure_pb2.SecureTaken.SerializeToString),
-        CONTRIBUTE: (lambda data: read_contributed(data, silos), secure_pb2.SecureTaken.SerializeToString),
+        SECURE: (
+            lambda data: read_contribution(data, silos),
+            secure_pb2.SecureTaken.SerializeToString,
+        ),
+        CONTRIBUTE: (
+            lambda data: read_contributed(data, silos),
+            secure_pb2.SecureTaken.SerializeToString,
+        ),
         PADDED: (lambda data: read_padded(data, silos), secure_pb2.SecureTaken.SerializeToString),
     }
 
 
 def identify(auth: Mapping[str, Sequence[bytes]], roster: Roster, peer: str) -> RosterEntry:
-    """The roster entry behind a connection; RefusedError IDENTITY for a stranger or an old TLS version."""
+    """The roster entry behind a connection.
+
+    RefusedError IDENTITY for a stranger or an old TLS version.
+    """
     # (1) TLS 1.3.
     version = b"".join(auth.get("ssl_tls_version", ()))
     if version != b"TLSv1.3":
-        raise RefusedError(peer, "IDENTITY", f"the connection is {version.decode(errors='replace')}, not TLSv1.3")
+        raise RefusedError(
+            peer, "IDENTITY", f"the connection is {version.decode(errors='replace')}, not TLSv1.3"
+        )
     # (2) A certificate whose public key stands in the roster.
     certificates = list(auth.get("x509_pem_cert", ()))
     if len(certificates) != 1:
@@ -102,19 +120,22 @@ class Guard(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]]",
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":  # in quotes: generic in its type stubs only
+    ) -> "Handler | None":
         """Wrap the handler of one call.
 
-        Handlers are wrapped as those of streams of requests, which gRPC runs before a message has come. One of a single
-        request it runs after it only, and not at all for a call that is opened and reset, which would never be counted.
+        Handlers are wrapped as those of streams of requests, which gRPC runs before a message has
+        come. One of a single request it runs after it only, and not at all for a call that is
+        opened and reset, which would never be counted.
         """
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
         method = handler_call_details.method
-        reads, writes = self._codecs.get(method, (handler.request_deserializer, handler.response_serializer))
+        reads, writes = self._codecs.get(
+            method, (handler.request_deserializer, handler.response_serializer)
+        )
         given = _read_stream if handler.request_streaming else _read_one
         if handler.response_streaming:
             guarded = self._guarded(method, given, handler.unary_stream)
@@ -142,7 +163,9 @@ class Guard(grpc.aio.ServerInterceptor):
         given: Callable[[Context], Awaitable[Any]],
         behaviour: Callable[[Any, Context], Awaitable[Any]],
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """The handler of one method. Those that answer with a stream write to the context, as the health service's."""
+        """The handler of one method. Those that answer with a stream write to the context, as the
+        health service's.
+        """
 
         async def guarded(_: Any, context: Context) -> Any:
             try:
@@ -157,7 +180,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """An error for bytes that are no message: gRPC decodes before the guard is asked, and would end the call itself."""
+    """An error for bytes that are no message: gRPC decodes before the guard is asked, and would end
+    the call itself.
+    """
 
     def read(data: bytes) -> Any:
         try:
@@ -171,7 +196,11 @@ def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _read(request: Any, context: Context) -> Any:
     """A request; RefusedError MANIFEST where (5) fails."""
     if isinstance(request, DecodeError | ValueError):
-        raise RefusedError(context.peer(), "MANIFEST", f"sent bytes that are not a message of this protocol: {request}")
+        raise RefusedError(
+            context.peer(),
+            "MANIFEST",
+            f"sent bytes that are not a message of this protocol: {request}",
+        )
     return request
 
 
@@ -206,7 +235,9 @@ async def refuse(context: Context, method: str, error: RefusedError) -> None:
         log.event("late", peer=error.peer, method=method, why=why)
     else:
         log.problem("refused", peer=error.peer, method=method, code=error.code, why=why)
-    # No status can follow where the peer has reset the call, or where a message that it does not read is still on its
-    # way. The call is over for us; the peer's own deadline ends it there.
+    # No status can follow where the peer has reset the call, or where a message that it does not
+    # read is still on its way. The call is over for us; the peer's own deadline ends it there.
     with suppress(grpc.aio.InternalError):
-        await context.abort(STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),))
+        await context.abort(
+            STATUS[error.code], why, trailing_metadata=((ERROR_METADATA, error.code),)
+        )

@@ -39,7 +39,10 @@ class Bucket:
 
 @dataclass
 class CallLimits:
-    """Buckets and running calls of all members; members are those of the roster, so this stays small."""
+    """Buckets and running calls of all members.
+
+    Members are those of the roster, so this stays small.
+    """
 
     buckets: dict[str, Bucket] = field(default_factory=dict)
     running: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -48,10 +51,14 @@ class CallLimits:
         """Count a call in; RefusedError LIMIT where the member asks too much."""
         bucket = self.buckets.setdefault(member, Bucket(filled=now))
         if not bucket.take(now):
-            raise RefusedError(member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls a second; slow down")
+            raise RefusedError(
+                member, "LIMIT", f"more than {CALLS_PER_SECOND:g} calls a second; slow down"
+            )
         allowed = AT_ONCE.get(rpc, OTHERS_AT_ONCE)
         if self.running[member, rpc] >= allowed:
-            raise RefusedError(member, "LIMIT", f"{allowed} {rpc} calls are running already; wait for one to end")
+            raise RefusedError(
+                member, "LIMIT", f"{allowed} {rpc} calls are running already; wait for one to end"
+            )
         self.running[member, rpc] += 1
 
     def leave(self, member: str, rpc: str) -> None:

@@ -1,7 +1,9 @@
-"""The Operations service: what operators may ask. Identity, role and limits were checked by the guard.
+"""The Operations service: what operators may ask.
 
-Operators see names, stages, codes and the sums that METRICS adds up: what the daemon's own log says. Tensors are read
-on the coordinator's machine (``staddle job results``).
+Identity, role and limits were checked by the guard.
+
+Operators see names, stages, codes and the sums that METRICS adds up: what the daemon's own log
+says. Tensors are read on the coordinator's machine (``staddle job results``).
 """
 
 import asyncio
@@ -34,7 +36,10 @@ def job_of(signed: bytes, roster: Roster, origin: str) -> Job:
     job = Job.from_document(document, origin)
     for silo in job.silos:
         if silo not in roster or roster[silo].role is not Role.SILO:
-            raise LocalError(f"{origin}: silo {silo!r} is not a silo of the roster; add it or take it out of the job")
+            raise LocalError(
+                f"{origin}: silo {silo!r} is not a silo of the roster; add it or take it out of"
+                " the job"
+            )
     return job
 
 
@@ -48,7 +53,9 @@ class Operations:
         """Queue a job."""
         operator = caller(context, self._daemon.roster).id
         try:
-            job = await asyncio.to_thread(job_of, request.signed_job, self._daemon.roster, "the submitted job")
+            job = await asyncio.to_thread(
+                job_of, request.signed_job, self._daemon.roster, "the submitted job"
+            )
         except PeerError as error:
             raise RefusedError(operator, "JOB_SIGNATURE", str(error)) from error
         except LocalError as error:
@@ -56,7 +63,9 @@ class Operations:
         known = next((run for run in self._daemon.runs if run.job.name == job.name), None)
         if known is None:
             if len(self._daemon.runs) >= MOST_JOBS:
-                raise RefusedError(operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a coordinator anew")
+                raise RefusedError(
+                    operator, "LIMIT", f"{MOST_JOBS} jobs are kept here; start a coordinator anew"
+                )
             try:
                 self._daemon.check_new(job)
                 log.event("job.submitted", job=job.name, operator=operator, digest=job.digest)
@@ -113,7 +122,11 @@ class Operations:
         run = next((run for run in self._daemon.runs if run.job.name == request.job), None)
         if run is None:
             operator = caller(context, self._daemon.roster).id
-            raise RefusedError(operator, "UNKNOWN_JOB", f"no job {request.job[:64]!r} here; `staddle job list` has all")
+            raise RefusedError(
+                operator,
+                "UNKNOWN_JOB",
+                f"no job {request.job[:64]!r} here; `staddle job list` has all",
+            )
         return run
 
     def _rounds(self, run: JobRun, first: int) -> Sequence[pb.ClosedRound]:
@@ -127,7 +140,9 @@ class Operations:
 def status_of(run: JobRun, unheard: Sequence[str]) -> pb.JobStatus:
     """A job as operators see it."""
     state = run.state
-    fields: dict[str, Any] = {name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")}
+    fields: dict[str, Any] = {
+        name: getattr(state, name) for name in ("stage", "round", "rounds", "outcome", "reason")
+    }
     return pb.JobStatus(
         job=state.job,
         job_digest=bytes.fromhex(run.job.digest),

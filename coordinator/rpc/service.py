@@ -39,7 +39,8 @@ from .guard import Context, caller
 from .uploads import Uploads
 
 SIGNATURE_BYTES = 64
-WITNESSED_BEFORE_A_TASK = 4  # witness tasks in a row while another one waits: who greets in a loop holds nobody up
+# witness tasks in a row while another one waits: who greets in a loop holds nobody up
+WITNESSED_BEFORE_A_TASK = 4
 
 
 class Service:
@@ -56,22 +57,30 @@ class Service:
         # (1) The name that is claimed is the certificate's.
         if request.silo != silo:
             raise RefusedError(
-                silo, "IDENTITY", f"says it is {request.silo[:64]!r}, its certificate is that of {silo!r}"
+                silo,
+                "IDENTITY",
+                f"says it is {request.silo[:64]!r}, its certificate is that of {silo!r}",
             )
         # (2) One version that both speak.
         if not request.protocol_min <= PROTOCOL_MAX or not request.protocol_max >= PROTOCOL_MIN:
             why = (
-                f"speaks protocol {request.protocol_min} to {request.protocol_max}, this coordinator {PROTOCOL_MIN} to "
-                f"{PROTOCOL_MAX}; install the same release of Staddle on both sides"
+                f"speaks protocol {request.protocol_min} to {request.protocol_max}, this"
+                f" coordinator {PROTOCOL_MIN} to {PROTOCOL_MAX}; install the same release of"
+                " Staddle on both sides"
             )
             raise RefusedError(silo, "PROTOCOL_VERSION", why)
         # (3) One roster.
         if request.roster_digest != bytes.fromhex(self._daemon.receiving.roster_digest):
-            why = f"holds another roster; this coordinator has version {self._daemon.roster.version}, bring both to one"
+            why = (
+                f"holds another roster; this coordinator has version {self._daemon.roster.version},"
+                " bring both to one"
+            )
             raise RefusedError(silo, "ROSTER", why)
         if len(request.challenge) != CHALLENGE_BYTES:
             raise RefusedError(
-                silo, "MANIFEST", f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}"
+                silo,
+                "MANIFEST",
+                f"its challenge has {len(request.challenge)} bytes, not {CHALLENGE_BYTES}",
             )
         token = secrets.token_bytes(16)
         timing = self._daemon.config.timing
@@ -93,7 +102,8 @@ class Service:
         until = self._daemon.hold()
         while True:
             changed = self._daemon.changed_for(silo)
-            self._check_session(silo, request.session)  # a new one may have begun: what waits is for that
+            # a new one may have begun: what waits is for that
+            self._check_session(silo, request.session)
             found = self._daemon.task_for(silo)
             in_turn = found is None or self._witnessed[silo] < WITNESSED_BEFORE_A_TASK
             if in_turn and (witness := self._daemon.attesting.waiting(silo)) is not None:
@@ -109,9 +119,12 @@ class Service:
         """Pass on what a silo says that it holds of another one's ledger, if that one asked."""
         silo = self._silo(request.session, context)
         if len(request.held) > MAX_HEAD_BYTES or len(request.signature) != SIGNATURE_BYTES:
-            raise RefusedError(silo, "MANIFEST", "its attestation has no signature, or too long a head")
+            raise RefusedError(
+                silo, "MANIFEST", "its attestation has no signature, or too long a head"
+            )
         if self._daemon.attesting.answered(silo, request):
-            more = self._daemon.attesting.wants(request.silo)  # then others are asked in place of this one
+            # then others are asked in place of this one
+            more = self._daemon.attesting.wants(request.silo)
             self._daemon.tell(None if more else [request.silo])
         return pb.AttestReply()
 
@@ -119,7 +132,11 @@ class Service:
         """Note that a silo is alive; say whether its work is wanted, and what others ask it."""
         silo = self._silo(request.session, context)
         found = self._daemon.task_for(silo)
-        wanted = found is not None and found[0].job.name == request.job and _round(found[1]) == request.round
+        wanted = (
+            found is not None
+            and found[0].job.name == request.job
+            and _round(found[1]) == request.round
+        )
         return pb.BeatReply(wanted=wanted, asked=self._daemon.attesting.questions(silo))
 
     async def Answer(self, request: pb.AnswerRequest, context: Context) -> pb.AnswerReply:  # noqa: N802
@@ -148,17 +165,27 @@ class Service:
         run = self._run(silo, request.job, request.job_digest)
         found = self._daemon.task_for(silo)
         if found is None or found[0] is not run or _round(found[1]) != request.round:
-            raise RefusedError(silo, "ROUND_CLOSED", f"job {run.job.name!r}: round {request.round} is not open to it")
+            raise RefusedError(
+                silo,
+                "ROUND_CLOSED",
+                f"job {run.job.name!r}: round {request.round} is not open to it",
+            )
         self._daemon.receiving.check_delivery(run.job, silo, request.round)
         rows = self._daemon.rows(run, request.round, silo)
         prekeys = self._daemon.prekeys(run, request.round, silo)
         with self._daemon.reading(run, silo):
             sums, directed = run.sums(request.round, silo), run.directed_rows(request.round, silo)
-            kept = [*sums, *(each.kept for each in directed)]  # a job has rows of the one kind or of the other
+            # a job has rows of the one kind or of the other
+            kept = [*sums, *(each.kept for each in directed)]
             await run.check_words(kept, [planned for planned, _ in rows])
             delivery = await run.delivery(request.round, silo)
-        items = delivered_items([part for part in run.job.down(request.round) if part.name in delivery.tensors])
-        words = [*(each.nbytes for each in kept), *(run.keyed.nbytes(planned) for planned, _ in rows)]
+        items = delivered_items(
+            [part for part in run.job.down(request.round) if part.name in delivery.tensors]
+        )
+        words = [
+            *(each.nbytes for each in kept),
+            *(run.keyed.nbytes(planned) for planned, _ in rows),
+        ]
         sizes = [*(item.spec.nbytes for item in items), *words]
         size = sum(sizes)
         manifest = tensor.Manifest(
@@ -167,7 +194,11 @@ class Service:
             round=request.round,
             size=size,
             tensors=to_wire(items),
-            rows=await asyncio.to_thread(_wired, rows) if rows else [mixed_to_wire(each.mixed()) for each in directed],
+            rows=(
+                await asyncio.to_thread(_wired, rows)
+                if rows
+                else [mixed_to_wire(each.mixed()) for each in directed]
+            ),
             prekeys=await asyncio.to_thread(_told, silo, prekeys) if prekeys else (),
             sums=[sum_to_wire(each.part, each.claim) for each in sums],
             proofs=proofs_to_wire(self._daemon.proofs(run)) if sums or directed else (),
@@ -176,11 +207,18 @@ class Service:
             async with asyncio.timeout(transfer_seconds(size)):
                 await context.write(tensor.Frame(manifest=manifest))
                 places = {place: (item.part, item.spec.name) for place, item in enumerate(items)}
-                known = {place: delivery.digests[key] for place, key in places.items() if key in delivery.digests}
+                known = {
+                    place: delivery.digests[key]
+                    for place, key in places.items()
+                    if key in delivery.digests
+                }
                 known |= {len(items) + place: each.sha256 for place, each in enumerate(kept)}
                 digester = Digester(sizes, known)
                 tensors = [delivery.tensors[part][name] for part, name in places.values()]
-                behind = [*(each.words(silo) for each in kept), *(run.keyed.words(planned) for planned, _ in rows)]
+                behind = [
+                    *(each.words(silo) for each in kept),
+                    *(run.keyed.words(planned) for planned, _ in rows),
+                ]
                 async for chunk in _chunks(tensors, behind):
                     digester.update(chunk.payload)
                     self._daemon.saw(silo)
@@ -188,11 +226,23 @@ class Service:
                 digests = digester.digests()
                 if sizes:  # before the end: what the silo has whole stands in our ledger
                     self._daemon.delivered(run, silo, request.round, size, digests)
-                await context.write(tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)))
-            told = {name: len(each) for name, each in (("sums", sums), ("rows", rows or directed)) if each}
-            log.event("delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told)
+                await context.write(
+                    tensor.Frame(
+                        end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)
+                    )
+                )
+            told = {
+                name: len(each)
+                for name, each in (("sums", sums), ("rows", rows or directed))
+                if each
+            }
+            log.event(
+                "delivered", job=run.job.name, round=request.round, silo=silo, bytes=size, **told
+            )
         except TimeoutError:
-            raise RefusedError(silo, "LIMIT", "the delivery was read slower than its size allows") from None
+            raise RefusedError(
+                silo, "LIMIT", "the delivery was read slower than its size allows"
+            ) from None
 
     async def Upload(self, frames: AsyncIterator[Frame], context: Context) -> pb.Receipt:  # noqa: N802
         """Take what a silo gives."""
@@ -204,11 +254,15 @@ class Service:
         run = self._run(silo, request.job, request.job_digest)
         return await self._uploads.standing(silo, run, request.round, request.part)
 
-    async def Padded(self, request: secure.PaddedWordUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
+    async def Padded(  # noqa: N802
+        self, request: secure.PaddedWordUpload, context: Context
+    ) -> secure.SecureTaken:
         """Take a silo's word on its upload of a Mix."""
         silo = self._silo(request.session, context)
         given = received(silo, request)
-        self._daemon.padded(self._run(silo, given.job, given.job_digest), silo, given, dumped(request))
+        self._daemon.padded(
+            self._run(silo, given.job, given.job_digest), silo, given, dumped(request)
+        )
         return secure.SecureTaken()
 
     async def Secure(self, request: secure.SecureUpload, context: Context) -> secure.SecureTaken:  # noqa: N802
@@ -218,7 +272,9 @@ class Service:
         run.sum_of(silo, request.attempt.round).give(silo, request)
         return secure.SecureTaken()
 
-    async def SecureNext(self, request: secure.SecurePoll, context: Context) -> secure.SecureDelivery:  # noqa: N802
+    async def SecureNext(  # noqa: N802
+        self, request: secure.SecurePoll, context: Context
+    ) -> secure.SecureDelivery:
         """Wait for the next message of a round's secure sum."""
         silo = self._silo(request.session, context)
         asked = poll_from_wire(silo, request)
@@ -258,7 +314,9 @@ class Service:
     def _check_session(self, silo: str, session: bytes) -> None:
         self._check_stopping(silo)
         if not secrets.compare_digest(self._daemon.sessions.get(silo, b""), session):
-            raise RefusedError(silo, "SESSION", "the session is not known (any more); say hello again")
+            raise RefusedError(
+                silo, "SESSION", "the session is not known (any more); say hello again"
+            )
 
     def _check_stopping(self, silo: str) -> None:
         if self._daemon.stopping:
@@ -269,21 +327,37 @@ class Service:
         if run is None or silo not in run.job.silos:
             raise RefusedError(silo, "UNKNOWN_JOB", f"no job {job[:64]!r} for this silo")
         if digest != bytes.fromhex(run.job.digest):
-            raise RefusedError(silo, "UNKNOWN_JOB", f"job {job!r} has digest {run.job.digest}, not {digest[:32].hex()}")
+            raise RefusedError(
+                silo,
+                "UNKNOWN_JOB",
+                f"job {job!r} has digest {run.job.digest}, not {digest[:32].hex()}",
+            )
         return run
 
     def _task(self, silo: str, run: JobRun, task: SiloTask) -> pb.Task:
         digest = bytes.fromhex(run.job.digest)
         match task:
             case OfferTask():
-                return pb.Task(offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed))
+                return pb.Task(
+                    offer=pb.Offer(job=run.job.name, job_digest=digest, signed_job=run.signed)
+                )
             case RoundTask(round_, cohort, counted):
-                asked = pb.Round(job=run.job.name, job_digest=digest, round=round_, cohort=cohort, counted=counted)
+                asked = pb.Round(
+                    job=run.job.name,
+                    job_digest=digest,
+                    round=round_,
+                    cohort=cohort,
+                    counted=counted,
+                )
                 asked.heads.extend(self._daemon.receiving.heads.others(silo, run.job.silos))
                 return pb.Task(round=asked)
             case FinishTask(round_, completed, counted):
                 over = pb.Finish(
-                    job=run.job.name, job_digest=digest, round=round_, completed=completed, counted=counted
+                    job=run.job.name,
+                    job_digest=digest,
+                    round=round_,
+                    completed=completed,
+                    counted=counted,
                 )
                 return pb.Task(finish=over)
 
@@ -296,8 +370,13 @@ def _told(recipient: str, signed: list[tuple[str, str, bytes]]) -> list[secure.D
     return words_to_wire([prekey_word(part, recipient, silo, body) for part, silo, body in signed])
 
 
-async def _chunks(tensors: list[Tensor], words: list[Iterator[memoryview]]) -> AsyncIterator[ChunkFrame]:
-    """The bytes of tensors, then words; these are read, or a row is added up, in a thread, while they are sent."""
+async def _chunks(
+    tensors: list[Tensor], words: list[Iterator[memoryview]]
+) -> AsyncIterator[ChunkFrame]:
+    """The bytes of tensors, then words.
+
+    These are read, or a row is added up, in a thread, while they are sent.
+    """
     if not words:
         for chunk in chunks(tensors):
             yield chunk

@@ -1,8 +1,11 @@
-"""What silos give: a stream is spooled, checked and accepted; what a lost connection left waits for its rest.
+"""What silos give: a stream is spooled, checked and accepted.
 
-Of an upload whose connection was lost the bytes that arrived are kept: one upload of a silo, while its round awaits it
-and this process lives. The silo asks with Standing and sends the rest; the bytes that are here are hashed again, so the
-digests are checked over the whole payload. Nothing stays of an upload that was refused or took too long.
+What a lost connection left waits for its rest.
+
+Of an upload whose connection was lost the bytes that arrived are kept: one upload of a silo, while
+its round awaits it and this process lives. The silo asks with Standing and sends the rest; the
+bytes that are here are hashed again, so the digests are checked over the whole payload. Nothing
+stays of an upload that was refused or took too long.
 """
 
 import asyncio
@@ -40,7 +43,9 @@ Admit = Callable[[str, tensor.Manifest], JobRun]
 
 @dataclass
 class Arriving:
-    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the first byte."""
+    """One stream as it comes; ``run`` is set once it may count against the silo, ``spool`` with the
+    first byte.
+    """
 
     run: JobRun | None = None
     round: int = 0
@@ -77,7 +82,9 @@ class Uploads:
     async def receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         """One upload from its first frame to its receipt."""
         if silo in self._running:
-            raise RefusedError(silo, "LIMIT", "an upload of this silo is running already; wait for its end")
+            raise RefusedError(
+                silo, "LIMIT", "an upload of this silo is running already; wait for its end"
+            )
         running = self._running[silo] = asyncio.create_task(self._receive(silo, frames))
         try:
             return await running
@@ -85,23 +92,34 @@ class Uploads:
             this = asyncio.current_task()
             if this is not None and this.cancelling():  # the connection is lost
                 raise
-            raise RefusedError(silo, "INTERRUPTED", "the silo asked meanwhile what has arrived of it") from None
+            raise RefusedError(
+                silo, "INTERRUPTED", "the silo asked meanwhile what has arrived of it"
+            ) from None
         finally:
             del self._running[silo]
 
-    async def standing(self, silo: str, run: JobRun, round_: int, part: str = "") -> pb.StandingReply:
-        """What has come of a silo's upload. It asks after a lost connection: one that still runs is ended first."""
+    async def standing(
+        self, silo: str, run: JobRun, round_: int, part: str = ""
+    ) -> pb.StandingReply:
+        """What has come of a silo's upload.
+
+        It asks after a lost connection: one that still runs is ended first.
+        """
         if (running := self._running.get(silo)) is not None:
             running.cancel()
             await asyncio.wait({running})
         if (receipt := self._daemon.receipt(run, round_, silo, part)) is not None:
             return pb.StandingReply(receipt=receipt)
         held = self._daemon.held.get(silo)
-        return pb.StandingReply(received=held.size if held is not None and held.fits(run, round_, part) else 0)
+        return pb.StandingReply(
+            received=held.size if held is not None and held.fits(run, round_, part) else 0
+        )
 
     async def _receive(self, silo: str, frames: AsyncIterator[Frame]) -> pb.Receipt:
         arriving = Arriving()
-        inbound = Inbound(silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write)
+        inbound = Inbound(
+            silo, lambda manifest: self._check(silo, manifest, arriving), arriving.write
+        )
         largest = max((run.largest_upload for run in self._daemon.runs), default=0)
         try:
             async with asyncio.timeout(transfer_seconds(largest)):
@@ -126,7 +144,9 @@ class Uploads:
                 self._daemon.apply(arriving.run, SiloFailed(silo, arriving.round, error.code))
             raise
         except TimeoutError:
-            raise RefusedError(silo, "LIMIT", "the upload took longer than its size allows; it was dropped") from None
+            raise RefusedError(
+                silo, "LIMIT", "the upload took longer than its size allows; it was dropped"
+            ) from None
         finally:
             arriving.discard()
         if arriving.part is not None:
@@ -141,25 +161,43 @@ class Uploads:
         return await run.accept_part(silo, round_, spool, part, arriving.context, forget)
 
     def _check(self, silo: str, manifest: tensor.Manifest, arriving: Arriving) -> list[int]:
-        """Sizes of what a manifest declares; it is open, fits job and disk, and goes on where the bytes here end."""
+        """Sizes of what a manifest declares.
+
+        It is open, fits job and disk, and goes on where the bytes here end.
+        """
         run = self._admit(silo, manifest)
         if bool(manifest.context) != run.state.blind or (manifest.part and run.mixing is None):
-            gives = "masked words, the job is in the clear" if manifest.context else "tensors, the job's sums are blind"
-            gives = f"a part {manifest.part[:64]!r} by itself, nothing of the job does" if manifest.part else gives
-            raise RefusedError(silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for")
+            gives = (
+                "masked words, the job is in the clear"
+                if manifest.context
+                else "tensors, the job's sums are blind"
+            )
+            gives = (
+                f"a part {manifest.part[:64]!r} by itself, nothing of the job does"
+                if manifest.part
+                else gives
+            )
+            raise RefusedError(
+                silo, "MANIFEST", f"gives {gives}; run the release of Staddle that the job asks for"
+            )
         run.check_open(silo, manifest.round, manifest.context, manifest.part)
         if manifest.offset:
             held = self._daemon.held.get(silo)
             fits = held is not None and held.fits(run, manifest.round, manifest.part)
-            have = held.size if held is not None and fits and held.context == manifest.context else 0
+            have = (
+                held.size if held is not None and fits and held.context == manifest.context else 0
+            )
             if manifest.offset != have:  # before `run` is set: the silo may start over
-                why = f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it; send all of it"
+                why = (
+                    f"goes on at byte {manifest.offset}, this coordinator has {have} bytes of it;"
+                    " send all of it"
+                )
                 raise RefusedError(silo, "MANIFEST", why)
         arriving.run, arriving.round, arriving.context = run, manifest.round, manifest.context
         if manifest.rows or manifest.sums or manifest.prekeys or manifest.proofs:
             brought = (
-                f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)} prekeys and "
-                f"{len(manifest.proofs)} proofs"
+                f"{len(manifest.rows)} rows, {len(manifest.sums)} sums, {len(manifest.prekeys)}"
+                f" prekeys and {len(manifest.proofs)} proofs"
             )
             raise RefusedError(silo, "MANIFEST", f"brings {brought}, which only deliveries have")
         if manifest.part and run.mixing is not None:
@@ -172,21 +210,37 @@ class Uploads:
             sizes = [item.spec.nbytes for item in arriving.items]
         run.store.check_space(silo, manifest.size - manifest.offset)
         self._daemon.held.pop(silo, None)
-        arriving.spool, arriving.spooled = self._daemon.spool(silo, going_on=manifest.offset > 0), True
+        arriving.spool, arriving.spooled = (
+            self._daemon.spool(silo, going_on=manifest.offset > 0),
+            True,
+        )
         return sizes
 
     def _keep(self, silo: str, arriving: Arriving) -> None:
-        """Leave the bytes that arrived for the rest of their upload, if its round still awaits it."""
+        """Leave the bytes that arrived for the rest of their upload, if its round still
+        awaits it.
+        """
         run = arriving.run
-        if run is not None and arriving.spooled and run.awaits(silo, arriving.round, arriving.context, arriving.name):
+        if (
+            run is not None
+            and arriving.spooled
+            and run.awaits(silo, arriving.round, arriving.context, arriving.name)
+        ):
             arriving.spooled = False
             size = arriving.spool.suspend()
-            held = PartialUpload(run, arriving.round, arriving.spool, size, arriving.context, arriving.name)
+            held = PartialUpload(
+                run, arriving.round, arriving.spool, size, arriving.context, arriving.name
+            )
             self._daemon.held[silo] = held
 
 
-def _part(silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Manifest) -> tuple[Part, list[int]]:
-    """The part of an upload, and the sizes of what is hashed; RefusedError MANIFEST where it is declared otherwise."""
+def _part(
+    silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Manifest
+) -> tuple[Part, list[int]]:
+    """The part of an upload, and the sizes of what is hashed.
+
+    RefusedError MANIFEST where it is declared otherwise.
+    """
     part = hidden.part(silo, manifest.round, manifest.part)
     hidden.check_context(silo, manifest.round, part, manifest.context)
     if isinstance(part.exchange, Mix):
@@ -199,6 +253,9 @@ def _part(silo: str, run: JobRun, hidden: HiddenUploadStore, manifest: tensor.Ma
 def _words(silo: str, manifest: tensor.Manifest, due: int, form: str) -> int:
     """How many words are due, in bytes; RefusedError MANIFEST where they are declared otherwise."""
     if manifest.tensors or manifest.size != due:
-        why = f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors, due are {due} bytes"
+        why = (
+            f"declared {manifest.size} bytes of {form} words and {len(manifest.tensors)} tensors,"
+            f" due are {due} bytes"
+        )
         raise RefusedError(silo, "MANIFEST", why)
     return due

@@ -2,13 +2,15 @@
 
 ::
 
-    silo A   Hello(challenge)                   ask
-    silo B   Poll → Witness(asked: A)           waiting; in each session of A, until WITNESSES silos held something
-    or       Beat → asked: A                    questions, where B is at work
-    silo B   Attest(A, challenge, head)         answered
-    silo A   Poll → Witness(told: B)            waiting
+    silo A  Hello(challenge)            ask
+    silo B  Poll → Witness(asked: A)    waiting; in each session of A, until WITNESSES silos held
+                                        something
+    or      Beat → asked: A             questions, where B is at work
+    silo B  Attest(A, challenge, head)  answered
+    silo A  Poll → Witness(told: B)     waiting
 
-The answers are signed, so nothing is checked here but that they were asked for (security/log/attestation.py).
+The answers are signed, so nothing is checked here but that they were asked for
+(security/log/attestation.py).
 """
 
 from dataclasses import dataclass, field
@@ -24,12 +26,15 @@ class _Question:
     challenge: bytes
     asked: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
-    empty: int = 0  # answers of silos that hold nothing, such as those that share no job: others are asked instead
+    # answers of silos that hold nothing, such as those that share no job: others are asked instead
+    empty: int = 0
     answers: list[pb.Attestation] = field(default_factory=list)  # not told yet
 
     @property
     def wanted(self) -> bool:
-        """Whether one more silo is asked: some may never answer, to keep others from being asked."""
+        """Whether one more silo is asked: some may never answer, to keep others from being
+        asked.
+        """
         useful, outstanding = len(self.answered) - self.empty, len(self.asked - self.answered)
         return useful < WITNESSES and useful + outstanding < MOST_ASKED
 
@@ -42,12 +47,16 @@ class Attesting:
         self._open: dict[str, _Question] = {}  # those of them that more silos are asked
 
     def ask(self, silo: str, challenge: bytes) -> None:
-        """A session of this silo begins: earlier answers for it are void, and what it was asked is asked again."""
+        """A session of this silo begins: earlier answers for it are void, and what it was asked is
+        asked again.
+        """
         self._questions[silo] = _Question(challenge)
         for question in self._questions.values():
             if silo not in question.answered:
                 question.asked.discard(silo)
-        self._open = {asking: question for asking, question in self._questions.items() if question.wanted}
+        self._open = {
+            asking: question for asking, question in self._questions.items() if question.wanted
+        }
 
     def waiting(self, silo: str) -> pb.Witness | None:
         """Take what waits for this silo: questions about others, answers about itself."""
@@ -77,13 +86,19 @@ class Attesting:
         """Keep an answer for the silo that asked; False for one that nobody waits for."""
         question = self._questions.get(said.silo)
         wanted = (
-            question is not None and by in question.asked - question.answered and said.challenge == question.challenge
+            question is not None
+            and by in question.asked - question.answered
+            and said.challenge == question.challenge
         )
         if question is not None and wanted:
             question.answered.add(by)
             question.empty += not said.held
             told = pb.Attestation(
-                by=by, silo=said.silo, challenge=said.challenge, held=said.held, signature=said.signature
+                by=by,
+                silo=said.silo,
+                challenge=said.challenge,
+                held=said.held,
+                signature=said.signature,
             )
             question.answers.append(told)
             if question.wanted:  # one that holds nothing

@@ -1,10 +1,12 @@
-"""What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on the disk when it ends.
+"""What the coordinator must not forget: ``coordinator.sqlite`` in WAL mode, every transaction on
+the disk when it ends.
 
-Jobs with their state and their method's state, rounds with their members and metrics, submissions with their receipts,
-what happened in the secure sum of an open round, evidence against dealers in such sums, what silos gave to the keys
-that they share, and which tensor file holds what. Tensor files are written under names of their own before the
-transaction that names them, and removed after the one that no longer does; so whatever instant the process dies at,
-rows and files agree. What a disk changes in rows is found when the file is opened (table_seals.py).
+Jobs with their state and their method's state, rounds with their members and metrics, submissions
+with their receipts, what happened in the secure sum of an open round, evidence against dealers in
+such sums, what silos gave to the keys that they share, and which tensor file holds what. Tensor
+files are written under names of their own before the transaction that names them, and removed after
+the one that no longer does; so whatever instant the process dies at, rows and files agree. What a
+disk changes in rows is found when the file is opened (table_seals.py).
 
 One connection, used from the event loop's thread alone.
 """
@@ -37,9 +39,15 @@ Files: TypeAlias = Mapping[Place, str]  # place → file name in the job's folde
 
 
 def relayed(places: Iterable[Place]) -> tuple[str, ...]:
-    """Parts of whose sum there are words, and no tensors: the coordinator passes on what silos alone can open."""
+    """Parts of whose sum there are words, and no tensors: the coordinator passes on what silos
+    alone can open.
+    """
     found = set(places)
-    return tuple(sorted(part for room, part, _ in found if room == "words" and ("result", part, "") not in found))
+    return tuple(
+        sorted(
+            part for room, part, _ in found if room == "words" and ("result", part, "") not in found
+        )
+    )
 
 
 VERSION = 5
@@ -63,7 +71,7 @@ CREATE TABLE jobs (
   name TEXT PRIMARY KEY,
   position INTEGER NOT NULL UNIQUE,     -- jobs run in this order
   signed BLOB NOT NULL,                 -- as the operator signed it
-  state TEXT NOT NULL,                  -- JSON of round.JobState; what was given since follows from submissions
+  state TEXT NOT NULL,                  -- JSON of JobState; submissions say what came since
   method BLOB NOT NULL                  -- safetensors of the method's coordinator state
 ) STRICT;
 CREATE TABLE rounds (
@@ -88,7 +96,7 @@ CREATE TABLE files (
 ) STRICT;
 """
 SECURE = """
-CREATE TABLE secure (                   -- what happened in the secure sum of an open round: replay_log.py
+CREATE TABLE secure (                   -- events of an open round's secure sum
   job TEXT NOT NULL REFERENCES jobs(name),
   round INTEGER NOT NULL,
   number INTEGER NOT NULL,              -- rows are replayed in this order
@@ -100,14 +108,14 @@ CREATE TABLE secure (                   -- what happened in the secure sum of an
 ) STRICT
 """
 HIDDEN = """
-CREATE TABLE contributions (            -- of each silo to the key that a job's silos share: security/blind/group_key.py
+CREATE TABLE contributions (            -- of each silo to the key its job's silos share
   job TEXT NOT NULL REFERENCES jobs(name),
   silo TEXT NOT NULL,
   roster TEXT NOT NULL,                 -- digest of the roster that it is for
   body BLOB NOT NULL,                   -- Contributed, without its session
   PRIMARY KEY (job, silo)
 ) STRICT;
-CREATE TABLE hidden (                   -- padded and rotated uploads: of the open round, and what is still to be mixed
+CREATE TABLE hidden (                   -- padded and rotated uploads not yet mixed
   job TEXT NOT NULL REFERENCES jobs(name),
   round INTEGER NOT NULL,
   part TEXT NOT NULL,
@@ -116,10 +124,10 @@ CREATE TABLE hidden (                   -- padded and rotated uploads: of the op
   file TEXT NOT NULL,
   size INTEGER NOT NULL,
   sha256 TEXT NOT NULL,
-  signed BLOB NOT NULL,                 -- PaddedWordUpload, without its session; empty: not signed yet, or rotated
+  signed BLOB NOT NULL,                 -- PaddedWordUpload; empty: unsigned, or rotated
   PRIMARY KEY (job, round, part, silo)
 ) STRICT;
-CREATE TABLE mixed (                    -- what each recipient's rows were made of: RowMemory of blind/mix_row.py
+CREATE TABLE mixed (                    -- of each recipient's rows: RowMemory
   job TEXT NOT NULL REFERENCES jobs(name),
   part TEXT NOT NULL,
   silo TEXT NOT NULL,
@@ -128,22 +136,22 @@ CREATE TABLE mixed (                    -- what each recipient's rows were made 
 ) STRICT;
 """
 PROOFS = """
-CREATE TABLE misdealings (              -- evidence against dealers of a job's secure sums: security/secagg/evidence.py
+CREATE TABLE misdealings (              -- evidence against dealers: secagg/evidence.py
   job TEXT NOT NULL REFERENCES jobs(name),
   dealer TEXT NOT NULL,
   body BLOB NOT NULL,                   -- Misdealing of proto/secure.proto
   PRIMARY KEY (job, dealer)
 ) STRICT;
 """
-# Versions without secure sums; without parts that cross by themselves; without evidence that is kept, and whose states
-# have all that was given.
+# Versions without secure sums; without parts that cross by themselves; without evidence that is
+# kept, and whose states have all that was given.
 BEFORE_SECURE, BEFORE_HIDDEN, BEFORE_PROOFS = BEFORE = (2, 3, 4)
 PARTS = (
     "ALTER TABLE submissions RENAME TO whole",
     SUBMISSIONS,
     (
-        "INSERT INTO submissions "
-        "SELECT job, round, silo, '', file, size, sha256, ledger_seq, ledger_leaf, receipt FROM whole"
+        "INSERT INTO submissions SELECT job, round, silo, '', file, size, sha256, ledger_seq,"
+        " ledger_leaf, receipt FROM whole"
     ),
     "DROP TABLE whole",
 )
@@ -161,7 +169,8 @@ class StoredHidden:
     file: str
     size: int
     sha256: bytes
-    signed: bytes = b""  # PaddedWordUpload without its session, once the silo has signed it; of a rotated one never
+    # PaddedWordUpload without its session, once the silo has signed it; of a rotated one never
+    signed: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -173,8 +182,10 @@ class StoredJob:
     method: dict[str, Tensor]
     files: Files
     hidden: tuple[StoredHidden, ...] = ()
-    memories: Mapping[tuple[str, str], RowMemory] = field(default_factory=dict)  # (part, silo) → of its rows
-    given: Mapping[str, str] = field(default_factory=dict)  # digests of the files of versions, by name
+    # (part, silo) → of its rows
+    memories: Mapping[tuple[str, str], RowMemory] = field(default_factory=dict)
+    # digests of the files of versions, by name
+    given: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -212,9 +223,11 @@ class Database:
     """The rows; ``transaction`` around what belongs together."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create; LocalError where the file is not ours, cannot be read, or was changed by the disk.
+        """Open or create; LocalError where the file is not ours, cannot be read, or was changed by
+        the disk.
 
-        ``read_only`` neither creates nor changes anything, beside a running coordinator or without one.
+        ``read_only`` neither creates nor changes anything, beside a running coordinator or without
+        one.
         """
         self._path = path
         try:
@@ -228,7 +241,9 @@ class Database:
                 else:
                     self._prepare()
         except sqlite3.Error as error:
-            raise LocalError(f"{path}: cannot open it: {error}; check the folder and its owner") from error
+            raise LocalError(
+                f"{path}: cannot open it: {error}; check the folder and its owner"
+            ) from error
 
     def _prepare(self) -> None:
         run = self._connection.execute
@@ -237,10 +252,17 @@ class Database:
         run("PRAGMA foreign_keys = ON")
         (found,) = run("PRAGMA user_version").fetchone()
         if found in BEFORE or not found:
-            new = ((SCHEMA, 0), (SECURE, BEFORE_SECURE), (HIDDEN, BEFORE_HIDDEN), (PROOFS, BEFORE_PROOFS))
+            new = (
+                (SCHEMA, 0),
+                (SECURE, BEFORE_SECURE),
+                (HIDDEN, BEFORE_HIDDEN),
+                (PROOFS, BEFORE_PROOFS),
+            )
             scripts = [script for script, last in new if found <= last]
             with self.transaction():
-                for statement in ";\n".join((*scripts, *(PARTS if found in BEFORE[:2] else ()))).split(";\n"):
+                for statement in ";\n".join(
+                    (*scripts, *(PARTS if found in BEFORE[:2] else ()))
+                ).split(";\n"):
                     run(statement)
                 table_seals.begin(self._connection)
                 run(f"PRAGMA user_version = {VERSION}")
@@ -253,12 +275,16 @@ class Database:
         (found,) = self._connection.execute("PRAGMA user_version").fetchone()
         if found not in (*BEFORE, VERSION):  # to be read, older ones are the same
             raise LocalError(
-                f"{self._path}: is of version {found}, this release reads {VERSION}; use the one that made it"
+                f"{self._path}: is of version {found}, this release reads {VERSION}; use the one"
+                " that made it"
             )
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of the block's changes or none, on the disk when it ends; LocalError if the disk does not take them."""
+        """All of the block's changes or none, on the disk when it ends.
+
+        LocalError if the disk does not take them.
+        """
         with self._explained():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -273,10 +299,11 @@ class Database:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: names in a damaged schema
+        # the latter: names in a damaged schema
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise LocalError(
-                f"{self._path}: {error}; make room on the disk, mount it writable, or restore the file, and start the "
-                "coordinator again"
+                f"{self._path}: {error}; make room on the disk, mount it writable, or restore the"
+                " file, and start the coordinator again"
             ) from error
 
     def close(self) -> None:
@@ -288,29 +315,36 @@ class Database:
     def jobs(self) -> list[StoredJob]:
         """All jobs in their order."""
         with self._explained():
-            rows = self._connection.execute("SELECT name, signed, state, method FROM jobs ORDER BY position").fetchall()
+            rows = self._connection.execute(
+                "SELECT name, signed, state, method FROM jobs ORDER BY position"
+            ).fetchall()
             return [self._stored(*row) for row in rows]
 
     def states(self) -> list[JobState]:
         """The states of all jobs in their order, without anything that is large."""
         with self._explained():
-            rows = self._connection.execute("SELECT name, state FROM jobs ORDER BY position").fetchall()
+            rows = self._connection.execute(
+                "SELECT name, state FROM jobs ORDER BY position"
+            ).fetchall()
             return [self._state(name, state) for name, state in rows]
 
     def _state(self, name: str, state: str) -> JobState:
         """As it was saved last, with what silos have given since to the open round, in the clear.
 
-        Each upload of such a round that was accepted has its row in ``submissions``, and counts; so the state, which is
-        as long as the job has silos, is not written again for each of them.
+        Each upload of such a round that was accepted has its row in ``submissions``, and counts; so
+        the state, which is as long as the job has silos, is not written again for each of them.
         """
         try:
             read = _STATE.validate_json(state)
         except ValidationError as error:
-            raise LocalError(f"{self._path}: the state of job {name!r} cannot be read; restore a backup") from error
+            raise LocalError(
+                f"{self._path}: the state of job {name!r} cannot be read; restore a backup"
+            ) from error
         if read.blind or not read.cohort:
             return read
         rows = self._connection.execute(
-            "SELECT silo, sha256 FROM submissions WHERE job = ? AND round = ? ORDER BY rowid", (name, read.round)
+            "SELECT silo, sha256 FROM submissions WHERE job = ? AND round = ? ORDER BY rowid",
+            (name, read.round),
         )
         return replace(read, given={**read.given, **dict(rows.fetchall())})
 
@@ -320,14 +354,19 @@ class Database:
         origin = f"{self._path}: what the method of job {name!r} knows (jobs.method)"
         tensors, _ = tensor_file.from_bytes(method, origin)
         rows = self._connection.execute(
-            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND room = 'version'",
+            "SELECT file, sha256 FROM submissions JOIN files USING (job, file) WHERE job = ? AND"
+            " room = 'version'",
             (name,),
         )
-        return StoredJob(signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall()))
+        return StoredJob(
+            signed, read, tensors, self.files(name), hidden, memories, dict(rows.fetchall())
+        )
 
     def files(self, job: str) -> dict[Place, str]:
         """What lies where since the last round of a job that was folded."""
-        rows = self._connection.execute("SELECT room, part, silo, file FROM files WHERE job = ?", (job,))
+        rows = self._connection.execute(
+            "SELECT room, part, silo, file FROM files WHERE job = ?", (job,)
+        )
         return {(room, part, silo): file for room, part, silo, file in rows}
 
     def add_job(self, signed: bytes, state: JobState, method: Mapping[str, Tensor]) -> None:
@@ -338,23 +377,34 @@ class Database:
         )
 
     def save_state(self, state: JobState) -> None:
-        """Replace a job's state; not needed after an upload that changes nothing but ``given``: ``add_submission``."""
-        self._connection.execute("UPDATE jobs SET state = ? WHERE name = ?", (_dumped(state), state.job))
+        """Replace a job's state; not needed after an upload that changes nothing but ``given``:
+        ``add_submission``.
+        """
+        self._connection.execute(
+            "UPDATE jobs SET state = ? WHERE name = ?", (_dumped(state), state.job)
+        )
 
     # Rounds.
 
     def add_submission(self, job: str, given: Submission, *, again: bool = False) -> None:
-        """Note an accepted upload with its receipt; ``again``: in the place of one of an earlier attempt."""
+        """Note an accepted upload with its receipt.
+
+        ``again``: in the place of one of an earlier attempt.
+        """
         fields = (given.round, given.silo, given.file, given.size, given.sha256)
         proof = (given.ledger_seq, given.ledger_leaf, given.receipt)
         how = "INSERT OR REPLACE" if again else "INSERT"
         row = (job, *fields[:2], given.part, *fields[2:], *proof)
-        self._connection.execute(f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._connection.execute(
+            f"{how} INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
+        )
 
     def drop_submissions(self, job: str, round_: int, silos: Iterable[str]) -> None:
         """Forget accepted uploads of a round: their silos are asked for them again."""
         rows = [(job, round_, silo) for silo in silos]
-        self._connection.executemany("DELETE FROM submissions WHERE job = ? AND round = ? AND silo = ?", rows)
+        self._connection.executemany(
+            "DELETE FROM submissions WHERE job = ? AND round = ? AND silo = ?", rows
+        )
 
     def heads(self) -> dict[str, StoredHead]:
         """What is held of each silo's ledger."""
@@ -364,14 +414,16 @@ class Database:
 
     def save_head(self, silo: str, head: StoredHead) -> None:
         """Replace what is held of a silo's ledger."""
-        self._connection.execute("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note))
+        self._connection.execute(
+            "INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", (silo, head.log_key, head.note)
+        )
 
     def submission(self, job: str, round_: int, silo: str, part: str = "") -> Submission | None:
         """What a silo gave in a round, or for one part of it in a blind one, if it was accepted."""
         with self._explained():
             row = self._connection.execute(
-                "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt, part FROM submissions "
-                "WHERE job = ? AND round = ? AND silo = ? AND part = ?",
+                "SELECT round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt, part"
+                " FROM submissions WHERE job = ? AND round = ? AND silo = ? AND part = ?",
                 (job, round_, silo, part),
             ).fetchone()
         return Submission(*row) if row else None
@@ -390,15 +442,21 @@ class Database:
         """What happened in the sum of a round, in order."""
         with self._explained():
             rows = self._connection.execute(
-                "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY number",
+                "SELECT attempt, kind, silo, body FROM secure WHERE job = ? AND round = ? ORDER BY"
+                " number",
                 (job, round_),
             ).fetchall()
         return [ReplayEntry(*row) for row in rows]
 
     def add_misdealing(self, job: str, evidence: Misdealing) -> None:
-        """Keep evidence against a dealer, for as long as there is the job; what was kept of it before stays."""
+        """Keep evidence against a dealer, for as long as there is the job.
+
+        What was kept of it before stays.
+        """
         body = misdealing_to_wire(evidence).SerializeToString(deterministic=True)
-        self._connection.execute("INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body))
+        self._connection.execute(
+            "INSERT OR IGNORE INTO misdealings VALUES (?, ?, ?)", (job, evidence.dealer, body)
+        )
 
     def misdealings(self, job: str) -> tuple[Misdealing, ...]:
         """All evidence of a job, ascending by dealer."""
@@ -406,10 +464,14 @@ class Database:
             rows = self._connection.execute(
                 "SELECT dealer, body FROM misdealings WHERE job = ? ORDER BY dealer", (job,)
             ).fetchall()
-        return tuple(misdealing_from_wire(dealer, pb.Misdealing.FromString(body)) for dealer, body in rows)
+        return tuple(
+            misdealing_from_wire(dealer, pb.Misdealing.FromString(body)) for dealer, body in rows
+        )
 
     def drop_secure(self, job: str, kept: Iterable[int] = ()) -> None:
-        """Forget the sum of a round that is over, and what is settled of all rounds but those ``kept``."""
+        """Forget the sum of a round that is over, and what is settled of all rounds but those
+        ``kept``.
+        """
         rounds = list(kept)
         marks = ", ".join("?" * len(rounds))
         self._connection.execute(
@@ -421,18 +483,21 @@ class Database:
         """What silos that were away are brought of earlier rounds, by round, ascending."""
         with self._explained():
             rows = self._connection.execute(
-                "SELECT round, attempt, kind, silo, body FROM secure WHERE job = ? AND kind = ? ORDER BY round",
+                "SELECT round, attempt, kind, silo, body FROM secure WHERE job = ? AND kind = ?"
+                " ORDER BY round",
                 (job, SETTLED),
             ).fetchall()
         return [(round_, ReplayEntry(*row)) for round_, *row in rows]
 
     # Uploads of a Mix and of a Gram.
 
-    def _hidden(self, job: str) -> tuple[tuple[StoredHidden, ...], dict[tuple[str, str], RowMemory]]:
+    def _hidden(
+        self, job: str
+    ) -> tuple[tuple[StoredHidden, ...], dict[tuple[str, str], RowMemory]]:
         run = self._connection.execute
         rows = run(
-            "SELECT round, part, silo, context, file, size, sha256, signed FROM hidden WHERE job = ? "
-            "ORDER BY round, part, silo",
+            "SELECT round, part, silo, context, file, size, sha256, signed FROM hidden WHERE job ="
+            " ? ORDER BY round, part, silo",
             (job,),
         )
         hidden = tuple(
@@ -441,7 +506,9 @@ class Database:
         )
         known = run("SELECT part, silo, memory FROM mixed WHERE job = ?", (job,))
         origin = f"{self._path}: table mixed"
-        return hidden, {(part, silo): parse_canonical(m.encode(), RowMemory, origin) for part, silo, m in known}
+        return hidden, {
+            (part, silo): parse_canonical(m.encode(), RowMemory, origin) for part, silo, m in known
+        }
 
     def add_hidden(self, job: str, upload: StoredHidden) -> None:
         """Note an upload that is here whole."""
@@ -453,7 +520,8 @@ class Database:
         """Note a silo's word on its upload."""
         place = (signed, job, round_, part, silo)
         self._connection.execute(
-            "UPDATE hidden SET signed = ? WHERE job = ? AND round = ? AND part = ? AND silo = ?", place
+            "UPDATE hidden SET signed = ? WHERE job = ? AND round = ? AND part = ? AND silo = ?",
+            place,
         )
 
     def signed(self, job: str, round_: int, part: str, silo: str) -> bytes:
@@ -464,18 +532,26 @@ class Database:
                 (job, round_, part, silo),
             ).fetchone()
         if row is None or not row[0]:
-            why = f"job {job!r} has no upload of part {part!r} that {silo!r} signed; restore a backup"
+            why = (
+                f"job {job!r} has no upload of part {part!r} that {silo!r} signed; restore a backup"
+            )
             raise LocalError(f"{self._path}: {why}")
         return bytes(row[0])
 
     def drop_hidden(self, job: str, files: Iterable[str]) -> None:
         """Forget uploads, by the names of their files."""
-        self._connection.executemany("DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files])
+        self._connection.executemany(
+            "DELETE FROM hidden WHERE job = ? AND file = ?", [(job, file) for file in files]
+        )
 
     def expire_hidden(self, job: str) -> None:
-        """Forget all uploads of a job that is over, the versions that counted, and rows of them that were put aside."""
+        """Forget all uploads of a job that is over, the versions that counted, and rows of them
+        that were put aside.
+        """
         self._connection.execute("DELETE FROM hidden WHERE job = ?", (job,))
-        self._connection.execute("DELETE FROM files WHERE job = ? AND room IN ('version', 'mail')", (job,))
+        self._connection.execute(
+            "DELETE FROM files WHERE job = ? AND room IN ('version', 'mail')", (job,)
+        )
 
     def save_memories(self, job: str, memories: Mapping[tuple[str, str], RowMemory]) -> None:
         """Replace what is known of the rows of a part that recipients have had."""
@@ -488,7 +564,9 @@ class Database:
 
     def add_contribution(self, job: str, silo: str, roster: str, body: bytes) -> None:
         """Note what a silo gave to the key of a job; each gives once."""
-        self._connection.execute("INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body))
+        self._connection.execute(
+            "INSERT INTO contributions VALUES (?, ?, ?, ?)", (job, silo, roster, body)
+        )
 
     def contribution(self, job: str, silo: str) -> StoredContribution | None:
         """What one silo gave to it."""
@@ -517,13 +595,21 @@ class Database:
         method: Mapping[str, Tensor],
         files: Mapping[Place, str | None],
     ) -> None:
-        """Note what the fold of a round gave: metrics, the method's state, and the files that changed (None: gone)."""
+        """Note what the fold of a round gave: metrics, the method's state, and the files that
+        changed (None: gone).
+        """
         run = self._connection.execute
-        run("INSERT INTO rounds VALUES (?, ?, ?, ?)", (job, round_, json.dumps(members), json.dumps(dict(metrics))))
+        run(
+            "INSERT INTO rounds VALUES (?, ?, ?, ?)",
+            (job, round_, json.dumps(members), json.dumps(dict(metrics))),
+        )
         run("UPDATE jobs SET method = ? WHERE name = ?", (tensor_file.to_bytes(method), job))
         for place, file in files.items():
             if file is None:
-                run("DELETE FROM files WHERE job = ? AND room = ? AND part = ? AND silo = ?", (job, *place))
+                run(
+                    "DELETE FROM files WHERE job = ? AND room = ? AND part = ? AND silo = ?",
+                    (job, *place),
+                )
             else:
                 run("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", (job, *place, file))
 
@@ -533,11 +619,15 @@ class Database:
             rows = self._connection.execute(
                 "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
             ).fetchall()
-        return [(round_, json.loads(members), json.loads(metrics)) for round_, members, metrics in rows]
+        return [
+            (round_, json.loads(members), json.loads(metrics)) for round_, members, metrics in rows
+        ]
 
 
 def _for_reading(path: Path) -> str:
-    """SQLite's URI. Without a log beside it nobody writes the file, and reading it needs no files of SQLite's own."""
+    """SQLite's URI. Without a log beside it nobody writes the file, and reading it needs no files
+    of SQLite's own.
+    """
     log = path.with_name(f"{path.name}-wal")
     return f"{path.absolute().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
 

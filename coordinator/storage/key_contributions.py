@@ -1,8 +1,10 @@
-"""What silos gave to the keys that they share by job and that this coordinator, which passes it on, never has.
+"""What silos gave to the keys that they share by job and that this coordinator, which passes it on,
+never has.
 
-Each contribution is checked before it is stored (security/blind/group_key.py) and durable before it is taken; a silo
-that gives the same again hears the same, one that gives another is refused. Nothing is passed on before all of the
-job's silos gave, so that a silo which asks gets all of it at once.
+Each contribution is checked before it is stored (security/blind/group_key.py) and durable before it
+is taken; a silo that gives the same again hears the same, one that gives another is refused.
+Nothing is passed on before all of the job's silos gave, so that a silo which asks gets all of it at
+once.
 """
 
 from collections.abc import Mapping
@@ -39,13 +41,19 @@ class KeyContributions:
             return ""
         why = "the roster has changed since its silos gave to the key that they share"
         if gone:
-            why = f"the roster no longer has {', '.join(gone)}, and the key that its silos share takes all of them"
+            why = (
+                f"the roster no longer has {', '.join(gone)}, and the key that its silos share"
+                " takes all of them"
+            )
         return f"{why}; submit it again under a new name"
 
     def check_silo(self, job: Job, silo: str) -> None:
         """RefusedError where a silo accepts a keyed job, and gave nothing to its key."""
         if self._database.contribution(job.name, silo) is None:
-            why = f"accepts job {job.name!r} and gave nothing to the key that its silos share; call Contribute first"
+            why = (
+                f"accepts job {job.name!r} and gave nothing to the key that its silos share; call"
+                " Contribute first"
+            )
             raise RefusedError(silo, "SECURE", f"{Code.ORDER}: {why}")
 
     def taken(self, job: Job, silo: str, message: pb.Contributed) -> bytes | None:
@@ -62,7 +70,11 @@ class KeyContributions:
             raise _refused(error) from error
         # (2) The job has a key, and the silo gives to it once.
         if not job.keyed:
-            raise RefusedError(silo, "SECURE", f"{Code.ORDER}: gives to a key of job {job.name!r}, which needs none")
+            raise RefusedError(
+                silo,
+                "SECURE",
+                f"{Code.ORDER}: gives to a key of job {job.name!r}, which needs none",
+            )
         body = _dumped(given)
         kept = self._database.contribution(job.name, silo)
         if kept is not None and kept.body == body:
@@ -73,7 +85,9 @@ class KeyContributions:
         # (3) It is signed for this job and roster, and has a piece for each of the others.
         epoch = Epoch.of(self._roster, job.silos, job.digest)
         try:
-            check_contribution(epoch, given.contribution, given.pieces, Signers.of(self._roster, job.silos))
+            check_contribution(
+                epoch, given.contribution, given.pieces, Signers.of(self._roster, job.silos)
+            )
         except RefusedError as error:
             raise _refused(error) from error
         return body
@@ -85,12 +99,20 @@ class KeyContributions:
     def bodies(self, job: Job) -> Mapping[str, bytes]:
         """What each silo gave to the key of a job, once all of them did; nothing before."""
         kept = self._database.contributions(job.name)
-        return {silo: kept[silo].body for silo in sorted(kept)} if kept.keys() == set(job.silos) else {}
+        return (
+            {silo: kept[silo].body for silo in sorted(kept)}
+            if kept.keys() == set(job.silos)
+            else {}
+        )
 
     def parts(self, job: Job) -> bytes:
         """Of all that made the key of a job, as its silos find them; nothing where it has none."""
         bodies = self.bodies(job) if job.keyed else {}
-        return parts_of(_loaded(silo, body).contribution for silo, body in bodies.items()) if bodies else b""
+        return (
+            parts_of(_loaded(silo, body).contribution for silo, body in bodies.items())
+            if bodies
+            else b""
+        )
 
 
 def relayed(bodies: Mapping[str, bytes], silo: str) -> tuple[Relayed, ...]:

@@ -1,8 +1,10 @@
-"""What the coordinator keeps of an upload that it takes: receipt, head of the silo's ledger, a record of its own.
+"""What the coordinator keeps of an upload that it takes: receipt, head of the silo's ledger, a
+record of its own.
 
-In this order: the record in the coordinator's ledger is durable, then the submission and the head are in the database,
-then the receipt leaves with the head of the coordinator's ledger. A crash between the first two leaves a record of an
-upload that the silo gives again: `staddle ledger reconcile` says so.
+In this order: the record in the coordinator's ledger is durable, then the submission and the head
+are in the database, then the receipt leaves with the head of the coordinator's ledger. A crash
+between the first two leaves a record of an upload that the silo gives again: `staddle ledger
+reconcile` says so.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from ...security.ledger.records import Payload, Received
 from .database import Database, StoredHead, Submission
 from .silo_heads import Head, SiloHeads
 
-MOST_DELIVERIES = 100  # of one round to one silo, while this process lives: each is a record of our ledger
+# of one round to one silo, while this process lives: each is a record of our ledger
+MOST_DELIVERIES = 100
 
 
 @dataclass
@@ -50,14 +53,17 @@ class Taken:
 class Receiving:
     """Heads and receipts of all silos."""
 
-    def __init__(self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger) -> None:
+    def __init__(
+        self, roster: rosters.Roster, keys: Keys, database: Database, ledger: ReceivingLedger
+    ) -> None:
         self.heads = SiloHeads(roster, database.heads(), ledger.refused)
         self.ledger = ledger
         self.roster_digest = rosters.digest(roster)  # once: it is over all entries
         self._roster = roster
         self._keys = keys
         self._database = database
-        self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}  # (silo, job) → round, how often it was delivered
+        # (silo, job) → round, how often it was delivered
+        self._deliveries: dict[tuple[str, str], tuple[int, int]] = {}
 
     def take(
         self,
@@ -71,7 +77,10 @@ class Receiving:
         head: Head,
         part: str = "",
     ) -> Taken:
-        """Sign the receipt of an upload whose head was checked; nothing is kept before ``record``."""
+        """Sign the receipt of an upload whose head was checked.
+
+        Nothing is kept before ``record``.
+        """
         sha256, leaf = digests.total.hex(), end.ledger_leaf.hex()
         receipt = Receipt(
             federation=self._roster.federation,
@@ -92,7 +101,8 @@ class Receiving:
     def record(self, taken: Taken, *, again: bool = False) -> None:
         """Write it: our ledger first, then the rows of the transaction that is open.
 
-        ``again``: the silo may have given for this round before, in an earlier attempt at its sum, or an older version.
+        ``again``: the silo may have given for this round before, in an earlier attempt at its sum,
+        or an older version.
         """
         given, job = taken.submission, taken.job
         sealed = self.ledger.received(
@@ -112,20 +122,32 @@ class Receiving:
         self._database.add_submission(job.name, given, again=again)
         self._database.save_head(given.silo, self.heads.stored(given.silo, taken.head))
         own = StoredHead(self._keys.entry.log_key, bytes(sealed.checkpoint))
-        self._database.save_head(self._keys.entry.id, own)  # or a ledger that is put back would not be missed
+        # or a ledger that is put back would not be missed
+        self._database.save_head(self._keys.entry.id, own)
 
     def committed(self, taken: Taken) -> None:
         """Turn to what the database has committed."""
         given = taken.submission
         self.heads.hold(given.silo, self.heads.stored(given.silo, taken.head))
-        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF` takes it.
+        # What the coordinator knows of the silo's ledger: `staddle ledger verify --known SEQ:LEAF`
+        # takes it.
         known = f"{given.ledger_seq}:{given.ledger_leaf}"
-        log.event("receipt", job=taken.job.name, round=given.round, silo=given.silo, bytes=given.size, known=known)
+        log.event(
+            "receipt",
+            job=taken.job.name,
+            round=given.round,
+            silo=given.silo,
+            bytes=given.size,
+            known=known,
+        )
 
     def check_delivery(self, job: Job, silo: str, round_: int) -> None:
         """RefusedError LIMIT for a silo that fetches the same round without end."""
         if self._times(job, silo, round_) >= MOST_DELIVERIES:
-            why = f"job {job.name!r}: round {round_} was delivered to it {MOST_DELIVERIES} times; give or fail it"
+            why = (
+                f"job {job.name!r}: round {round_} was delivered to it {MOST_DELIVERIES} times;"
+                " give or fail it"
+            )
             raise RefusedError(silo, "LIMIT", why)
 
     def _times(self, job: Job, silo: str, round_: int) -> int:
@@ -135,4 +157,6 @@ class Receiving:
     def delivered(self, job: Job, silo: str, round_: int, size: int, digests: Digests) -> None:
         """A delivery was sent to its end."""
         self._deliveries[silo, job.name] = (round_, self._times(job, silo, round_) + 1)
-        self.ledger.delivered(silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex()))
+        self.ledger.delivered(
+            silo, job.name, job.digest, round_, Payload(bytes=size, sha256=digests.total.hex())
+        )

@@ -1,4 +1,5 @@
-"""What happens in a round's secure sum, as rows of the database: durable before it takes effect, replayed in order.
+"""What happens in a round's secure sum, as rows of the database: durable before it takes effect,
+replayed in order.
 
 ::
 
@@ -19,8 +20,17 @@ from typing import TypeAlias
 
 from ...files.documents import canonical_json, parse_canonical, parse_json
 from ...proto import secure_pb2 as pb
-from ...proto.convert.secagg_sent import SecaggUpload, secagg_upload_from_wire, secagg_upload_to_wire
-from ...security.secagg.coordinator_events import AttemptDeadline, OpenFailed, SiloDropped, SumPublished
+from ...proto.convert.secagg_sent import (
+    SecaggUpload,
+    secagg_upload_from_wire,
+    secagg_upload_to_wire,
+)
+from ...security.secagg.coordinator_events import (
+    AttemptDeadline,
+    OpenFailed,
+    SiloDropped,
+    SumPublished,
+)
 from ...security.secagg.spec import RoundSpec
 
 SETTLED = "settled"  # the kind of a row that outlives its round
@@ -51,7 +61,9 @@ class Spooled:
     sha256: bytes
 
 
-Entry: TypeAlias = Begun | Said | Spooled | SiloDropped | AttemptDeadline | SumPublished | OpenFailed
+Entry: TypeAlias = (
+    Begun | Said | Spooled | SiloDropped | AttemptDeadline | SumPublished | OpenFailed
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,9 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
         case Said(silo, given):
             message = secagg_upload_to_wire(given)
             message.ClearField("session")
-            return ReplayEntry(attempt, "given", silo, message.SerializeToString(deterministic=True))
+            return ReplayEntry(
+                attempt, "given", silo, message.SerializeToString(deterministic=True)
+            )
         case Spooled(silo, size, sha256):
             return _plain(attempt, "spooled", sha256=sha256.hex(), silo=silo, size=size)
         case SiloDropped(silo, code):
@@ -91,7 +105,10 @@ def dumped(attempt: int, entry: Entry) -> ReplayEntry:
 
 
 def loaded(row: ReplayEntry) -> Entry:
-    """The entry of a row that ``dumped`` made; LocalError or RefusedError for one that something else did."""
+    """The entry of a row that ``dumped`` made.
+
+    LocalError or RefusedError for one that something else did.
+    """
     origin = "a row of table secure in coordinator.sqlite"
     if row.kind == "begun":
         return Begun(parse_canonical(row.body, RoundSpec, origin))

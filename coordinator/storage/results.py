@@ -1,11 +1,13 @@
-"""What a job gave, read from the coordinator's folder, also while the daemon runs: files for people and programs.
+"""What a job gave, read from the coordinator's folder, also while the daemon runs: files for people
+and programs.
 
 ::
 
     <out>/rounds.csv         round, members, then a column a sum of METRICS
     <out>/job.json           state and rounds
     <out>/<part>.safetensors what the last closed round published
-    <out>/result.safetensors what the method's coordinator half knew in the end, where it has such a thing
+    <out>/result.safetensors what the method's coordinator half knew in the end, where it has such a
+        thing
 """
 
 import csv
@@ -31,7 +33,9 @@ Round = Mapping[str, Any]  # round, members, metrics
 
 @dataclass(frozen=True)
 class Kept:
-    """What there is of a job: its state, its closed rounds, files by part and, as "result", of what was known last."""
+    """What there is of a job: its state, its closed rounds, files by part and, as "result", of what
+    was known last.
+    """
 
     state: Mapping[str, Any]
     rounds: Sequence[Round]
@@ -43,19 +47,32 @@ def read(directory: Path, job: str) -> Kept:
     """That of one job; LocalError where there is none."""
     path = directory / "coordinator.sqlite"
     if not path.exists():
-        raise LocalError(f"{path}: no such file; a coordinator with this configuration has not run yet")
+        raise LocalError(
+            f"{path}: no such file; a coordinator with this configuration has not run yet"
+        )
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("BEGIN")  # one state of the file in all that is read
             table_seals.check(connection, path)
             found = connection.execute("SELECT state FROM jobs WHERE name = ?", (job,)).fetchone()
             if found is None:
-                known = [name for (name,) in connection.execute("SELECT name FROM jobs ORDER BY position")]
+                known = [
+                    name
+                    for (name,) in connection.execute("SELECT name FROM jobs ORDER BY position")
+                ]
                 raise LocalError(f"{path}: has no job {job!r}; it has {', '.join(known) or 'none'}")
-            rows = connection.execute("SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,))
-            rounds: list[Round] = [{"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows]
-            held = "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
-            files = {(room, part, ""): file for room, part, file in connection.execute(held, (job,))}
+            rows = connection.execute(
+                "SELECT round, members, metrics FROM rounds WHERE job = ? ORDER BY round", (job,)
+            )
+            rounds: list[Round] = [
+                {"round": n, "members": json.loads(m), "metrics": json.loads(s)} for n, m, s in rows
+            ]
+            held = (
+                "SELECT room, part, file FROM files WHERE job = ? AND room IN ('result', 'words')"
+            )
+            files = {
+                (room, part, ""): file for room, part, file in connection.execute(held, (job,))
+            }
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise LocalError(f"{path}: cannot read it: {error}") from error
     folder = directory / "jobs" / job
@@ -81,7 +98,8 @@ def write(out: Path, kept: Kept) -> list[Path]:
             shutil.copyfile(path, target)
         except OSError as error:
             raise LocalError(
-                f"{target}: cannot write it: {error.strerror or error}; a round may just have closed"
+                f"{target}: cannot write it: {error.strerror or error}; a round may just have"
+                " closed"
             ) from error
         try:
             tensor_file.check(target)

@@ -1,8 +1,10 @@
-"""What the coordinator holds of the silos' ledgers: the last head under which an upload of theirs was taken.
+"""What the coordinator holds of the silos' ledgers: the last head under which an upload of theirs
+was taken.
 
-Each upload ends with a head that the silo signed, a proof that it grew from the one held here, and a proof that the
-upload's DIGEST record is its last. An upload under any other head is refused (LEDGER): the silo's ledger was rolled
-back, rewritten or forked. A new ledger begins with a new log key in the roster, and with nothing held.
+Each upload ends with a head that the silo signed, a proof that it grew from the one held here, and
+a proof that the upload's DIGEST record is its last. An upload under any other head is refused
+(LEDGER): the silo's ledger was rolled back, rewritten or forked. A new ledger begins with a new log
+key in the roster, and with nothing held.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,10 @@ class SiloHeads:
     """The heads of all silos."""
 
     def __init__(
-        self, roster: Roster, stored: dict[str, StoredHead], refused: Callable[[str, Note, str], object]
+        self,
+        roster: Roster,
+        stored: dict[str, StoredHead],
+        refused: Callable[[str, Note, str], object],
     ) -> None:
         """``refused`` keeps the evidence: silo, the head that it signed, what is wrong."""
         self._roster = roster
@@ -52,22 +57,34 @@ class SiloHeads:
         return [self._held[other].note for other in silos if other != silo and other in self._held]
 
     def check(self, silo: str, end: tensor.End) -> Head:
-        """The head at the end of an upload; RefusedError LEDGER unless it extends what is held, up to its record."""
+        """The head at the end of an upload.
+
+        RefusedError LEDGER unless it extends what is held, up to its record.
+        """
         key = log_key(self._roster.federation, silo, self._roster[silo].log_key)
         try:
             proof = consistency.Consistency.parse(end.head)
-            if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:  # or our ledger could not keep it
+            # or our ledger could not keep it
+            if (size := len(bytes(proof.checkpoint))) > MAX_HEAD_BYTES:
                 raise ProofError(f"checkpoint has {size} bytes, more than {MAX_HEAD_BYTES}")
         except ProofError as error:
-            raise RefusedError(silo, "LEDGER", f"the head of its ledger cannot be read: {error}") from error
+            raise RefusedError(
+                silo, "LEDGER", f"the head of its ledger cannot be read: {error}"
+            ) from error
         held = self._held.get(silo)
         anew = held is not None and held.log_key != key.public.hex() and proof.old_size == 0
         before = None if held is None or anew else TreeHead.parse(notes.parse(held.note).text)
         try:
             after = consistency.verify_from(before, proof, key)
             verify_inclusion(end.ledger_leaf, end.ledger_seq, after.size, after.root, end.inclusion)
-            if len(proof.checkpoint.signatures) != 1 or after.extensions or after.size != end.ledger_seq + 1:
-                raise ProofError(f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare")
+            if (
+                len(proof.checkpoint.signatures) != 1
+                or after.extensions
+                or after.size != end.ledger_seq + 1
+            ):
+                raise ProofError(
+                    f"checkpoint of {after.size} records for a record {end.ledger_seq}, or not bare"
+                )
             if before is not None and after.size == before.size:
                 raise ProofError("it has no record more, so none of this upload")
         except ProofError as error:
@@ -76,7 +93,11 @@ class SiloHeads:
                 self._refused(silo, proof.checkpoint, why)
             raise RefusedError(silo, "LEDGER", why) from error
         if anew:
-            log.problem("ledger.began_anew", silo=silo, why="under another log key; the old head is in our own ledger")
+            log.problem(
+                "ledger.began_anew",
+                silo=silo,
+                why="under another log key; the old head is in our own ledger",
+            )
         return Head(proof.checkpoint, after)
 
     def stored(self, silo: str, head: Head) -> StoredHead:

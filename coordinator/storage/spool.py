@@ -34,7 +34,9 @@ class Spool:
             while chunk:
                 chunk = chunk[self._file.write(chunk) :]
         except OSError as error:
-            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+            raise RefusedError(
+                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
+            ) from error
 
     def held(self) -> Iterator[bytes]:
         """What the file holds, piece by piece."""
@@ -43,7 +45,9 @@ class Spool:
                 while piece := file.read(CHUNK_BYTES):
                     yield piece
         except OSError as error:
-            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+            raise RefusedError(
+                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
+            ) from error
 
     def suspend(self) -> int:
         """Close, and leave the file for the rest of its upload; how many bytes it holds."""
@@ -56,18 +60,25 @@ class Spool:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise RefusedError(self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}") from error
+            raise RefusedError(
+                self._silo, "STORAGE", f"the coordinator's disk: {error.strerror or error}"
+            ) from error
         return self._path
 
     def discard(self) -> None:
-        """Close, and remove what is still there under the temporary name; the next upload writes over it else."""
+        """Close, and remove what is still there under the temporary name.
+
+        The next upload writes over it else.
+        """
         self._file.close()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 class SpooledUpload:
-    """The tensors of one upload, mapped from its file when they are read and unmapped when they are let go."""
+    """The tensors of one upload, mapped from its file when they are read and unmapped when they are
+    let go.
+    """
 
     def __init__(self, path: Path, items: Sequence[Item]) -> None:
         self._path = path
@@ -85,12 +96,18 @@ class SpooledUpload:
             return tensor_from(b"", item.spec)
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         with self._path.open("rb") as file:
-            # A private writable map: the tensor shares its memory, and what is written to it stays in this process.
-            pages = mmap.mmap(file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start)
+            # A private writable map: the tensor shares its memory, and what is written to it stays
+            # in this process.
+            pages = mmap.mmap(
+                file.fileno(), offset - start + size, access=mmap.ACCESS_COPY, offset=start
+            )
         return tensor_from(memoryview(pages), item.spec, offset - start)
 
     def digest(self) -> str:
-        """Of the whole file as it is now, in hex, as END and a receipt have it; empty where it is cut, or gone."""
+        """Of the whole file as it is now, in hex, as END and a receipt have it.
+
+        Empty where it is cut, or gone.
+        """
         sizes = [item.spec.nbytes for item, _ in self._places.values()]
         digester = Digester(sizes)
         if not self._path.exists() or self._path.stat().st_size != sum(sizes):
@@ -101,12 +118,17 @@ class SpooledUpload:
         return digester.digests().total.hex()
 
     def check_values(self, silo: str) -> None:
-        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no silo may give."""
+        """RefusedError NOT_FINITE, WEIGHT or BOUNDS names the first tensor with a value that no
+        silo may give.
+        """
         for (part, name), (item, _) in self._places.items():
-            for start in range(0, item.spec.elements, REGION):  # each mapped anew: no more than one is in memory
+            # each mapped anew: no more than one is in memory
+            for start in range(0, item.spec.elements, REGION):
                 values = self.read(part, name).reshape(-1)[start : start + REGION]
                 if not all_finite(values):
-                    raise RefusedError(silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity")
+                    raise RefusedError(
+                        silo, "NOT_FINITE", f"tensor {part}/{name} holds NaN or infinity"
+                    )
                 if (fault := bounds_fault(item.spec, values)) and name == WEIGHT:
                     raise RefusedError(silo, "WEIGHT", f"tensor {part}/{name} {fault}")
                 if fault:

@@ -1,32 +1,48 @@
-"""The coordinator's tensors on its disk: uploads in flight, uploads of a round, published results, mail.
+"""The coordinator's tensors on its disk: uploads in flight, uploads of a round, published results,
+mail.
 
 ::
 
-    <directory>/spool/<silo>.part                            a stream that is still coming; removed when it is refused,
-                                                             kept for its rest when its connection was lost
-    <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is the last version of
+    <directory>/spool/<silo>.part                            a stream that is still coming; removed
+                                                             when it is refused,
+                                                             kept for its rest when its connection
+        was lost
+    <directory>/jobs/<job>/<round>.<silo>.upload             a checked upload; it stays while it is
+                                                             the last version of
                                                              a Mix, else it goes after the fold
-    <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they go after the fold
-    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds but for those words that
+    <directory>/jobs/<job>/<round>.<silo>.masked             the masked words of a secure sum; they
+                                                             go after the fold
+    <directory>/jobs/<job>/<round>.@sum.safetensors          what the open sum of a round holds but
+                                                             for those words that
                                                              lie beside it, the same
-    <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they stay while they are
-                                                             the last version, or a row that was put aside is of them,
+    <directory>/jobs/<job>/<round>.<silo>.<part>.padded      the words of a Mix that is blind; they
+                                                             stay while they are
+                                                             the last version, or a row that was put
+        aside is of them,
                                                              and no longer than their job
-    <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind; they go after the fold
+    <directory>/jobs/<job>/<round>.<silo>.<part>.rotated     the vectors of a Gram that is blind;
+                                                             they go after the fold
     <directory>/jobs/<job>/<round>.<part>.safetensors        what a round published
-    <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published, which silos get
-    <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that was away
-    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not their words; they
+    <directory>/jobs/<job>/<round>.<part>.words              the words of the sum that it published,
+                                                             which silos get
+    <directory>/jobs/<job>/<round>.<part>.<silo>.safetensors what a round put aside for a silo that
+        was away
+    <directory>/jobs/<job>/<round>.<part>.<silo>.rows        the same where it is blind: rows, not
+                                                             their words; they
                                                              go with the words
-    <directory>/jobs/<job>/<round>.<part>.<silo>.words       the words of a row that its sum gave for one silo, while it
+    <directory>/jobs/<job>/<round>.<part>.<silo>.words       the words of a row that its sum gave
+                                                             for one silo, while it
                                                              waits for it
-    <directory>/jobs/<job>/result.safetensors                what the method's coordinator half knows in the end
+    <directory>/jobs/<job>/result.safetensors                what the method's coordinator half
+                                                             knows in the end
 
-Which of the files count is said by the database (database.py). All others are rubbish, left by a fold or an upload that
-did not come to its end, and are removed; so a database that does not know of whole rounds is refused before.
+Which of the files count is said by the database (database.py). All others are rubbish, left by a
+fold or an upload that did not come to its end, and are removed; so a database that does not know of
+whole rounds is refused before.
 
-Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are mapped, not read, so a
-fold holds one tensor of one silo at a time. A published part may not be named like a silo's upload: the suffix differs.
+Files appear under their name complete: written aside, fsynced, renamed. Tensors of uploads are
+mapped, not read, so a fold holds one tensor of one silo at a time. A published part may not be
+named like a silo's upload: the suffix differs.
 """
 
 import errno
@@ -58,7 +74,8 @@ from .spool import MARGIN_BYTES, SpooledUpload
 READERS = 4  # uploads that are read at a time
 RESULT = "result.safetensors"
 ROWS, WORDS = ".rows", ".words"
-SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")  # of all that is kept
+# of all that is kept
+SUFFIXES = (".upload", ".masked", ".padded", ".rotated", ROWS, WORDS, ".safetensors")
 
 
 class DamagedError(LocalError):
@@ -70,25 +87,27 @@ class DamagedError(LocalError):
 
 
 def check_folder(folder: Path, round_: int) -> None:
-    """LocalError where a job's folder holds tensors of rounds after ``round_``, the one in which the job stands.
+    """LocalError where a job's folder holds tensors of rounds after ``round_``, the one in which
+    the job stands.
 
-    No crash leaves such files: the database is missing or older, and they are the only copy of these rounds. ``round_``
-    is -1 for a job that the database does not have.
+    No crash leaves such files: the database is missing or older, and they are the only copy of
+    these rounds. ``round_`` is -1 for a job that the database does not have.
     """
     for path in sorted(folder.glob("*")):
         if path.suffix in SUFFIXES and _number(path) > round_:
             known = f"the job stands in round {round_}" if round_ >= 0 else "there is no such job"
             raise LocalError(
-                f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or older than this "
-                "folder; bring coordinator.sqlite back, or move the folder away"
+                f"{folder}: holds {path.name}, but by coordinator.sqlite {known}: it is missing, or"
+                " older than this folder; bring coordinator.sqlite back, or move the folder away"
             )
 
 
 class JobStore:
     """One job's tensor files: written once under a name of their own, never changed.
 
-    Which of them count is said by the places of the last committed round (database.py); the others are rubbish, left by
-    a fold that did not come to its end, or still read by somebody: they go with the round after.
+    Which of them count is said by the places of the last committed round (database.py); the others
+    are rubbish, left by a fold that did not come to its end, or still read by somebody: they go
+    with the round after.
     """
 
     def __init__(
@@ -98,18 +117,24 @@ class JobStore:
         files: Files,
         given: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``items`` are what a silo gives in a round, in wire order; ``given`` the digests of versions, by file."""
+        """``items`` are what a silo gives in a round, in wire order.
+
+        ``given`` the digests of versions, by file.
+        """
         self._folder = folder
         self._items = items
         self._files = dict(files)
         self._given = dict(given)
         self._sound: set[str] = set()  # files that were found unchanged since the last commit
-        self._folded: set[str] = set()  # words that the fold of the open round read, and found unchanged
+        # words that the fold of the open round read, and found unchanged
+        self._folded: set[str] = set()
         self._mixed: Collection[str] = ()  # padded words that rows are of which were put aside
         self._rubbish: set[str] = set()  # no longer referred to since the last commit
         self._loading = threading.Lock()
-        self._loaded: dict[str, dict[str, Tensor]] = {}  # published values, once a silo has asked; shared by all
-        self._digests: dict[str, dict[str, bytes]] = {}  # theirs, where they were published by this process
+        # published values, once a silo has asked; shared by all
+        self._loaded: dict[str, dict[str, Tensor]] = {}
+        # theirs, where they were published by this process
+        self._digests: dict[str, dict[str, bytes]] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -119,7 +144,9 @@ class JobStore:
         """RefusedError STORAGE where an upload of this size would fill the disk."""
         free = shutil.disk_usage(self._folder).free
         if free < size + MARGIN_BYTES:
-            raise RefusedError(silo, "STORAGE", f"the coordinator has {free} bytes free, the upload needs {size}")
+            raise RefusedError(
+                silo, "STORAGE", f"the coordinator has {free} bytes free, the upload needs {size}"
+            )
 
     # Uploads of the open round.
 
@@ -134,20 +161,32 @@ class JobStore:
         return name
 
     def check_uploads(self, given: Mapping[str, str], round_: int) -> None:
-        """DamagedError for uploads of a round that are not what silos gave; ``given`` are digests by silo."""
+        """DamagedError for uploads of a round that are not what silos gave.
+
+        ``given`` are digests by silo.
+        """
         items = self._items(round_)
-        uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given}
+        uploads = {
+            silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in given
+        }
         with ThreadPoolExecutor(READERS) as pool:
-            found = dict(zip(uploads, pool.map(SpooledUpload.digest, uploads.values()), strict=True))
+            found = dict(
+                zip(uploads, pool.map(SpooledUpload.digest, uploads.values()), strict=True)
+            )
         if changed := tuple(silo for silo, digest in given.items() if digest != found[silo]):
             files = ", ".join(_upload(round_, silo) for silo in changed)
             raise DamagedError(f"{self._folder}: the disk changed {files}", changed)
         self._given |= {_upload(round_, silo): digest for silo, digest in given.items()}
 
     def check_files(self, digests: Mapping[str, str]) -> None:
-        """LocalError where files are not as silos gave them, by their SHA-256 in hex; looked at once a round."""
+        """LocalError where files are not as silos gave them, by their SHA-256 in hex.
+
+        Looked at once a round.
+        """
         for name, digest in digests.items():
-            self.check_once(name, partial(self._check, name, digest, partial(_sha256, self._folder / name)))
+            self.check_once(
+                name, partial(self._check, name, digest, partial(_sha256, self._folder / name))
+            )
 
     def check_once(self, name: str, check: Callable[[], None]) -> None:
         """Run a check of a file unless it was found unchanged since the last commit."""
@@ -156,7 +195,9 @@ class JobStore:
             self._sound.add(name)
 
     def found_sound(self, name: str) -> None:
-        """The fold of a round read these words, and they are as they were written: not hashed again in the next one."""
+        """The fold of a round read these words, and they are as they were written: not hashed again
+        in the next one.
+        """
         self._folded.add(name)
 
     def _check(self, name: str, digest: str, found: Callable[[], str]) -> None:
@@ -166,10 +207,14 @@ class JobStore:
     def reader(self, members: Sequence[str], round_: int) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the uploads of these silos."""
         items = self._items(round_)
-        uploads = {silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in members}
+        uploads = {
+            silo: SpooledUpload(self._folder / _upload(round_, silo), items) for silo in members
+        }
         return lambda part, silo, name: uploads[silo].read(part, name)
 
-    def rotated(self, members: Sequence[str], round_: int, parts: Sequence[Part]) -> Callable[[str, str, str], Tensor]:
+    def rotated(
+        self, members: Sequence[str], round_: int, parts: Sequence[Part]
+    ) -> Callable[[str, str, str], Tensor]:
         """``read(part, silo, name)`` over the rotated vectors of these silos."""
         uploads = {
             (part.name, silo): SpooledUpload(
@@ -216,8 +261,12 @@ class JobStore:
         name = self._files.get(("words", part, ""))
         return None if name is None else self._folder / name
 
-    def digests(self, delivered: Mapping[str, Mapping[str, Tensor]]) -> dict[tuple[str, str], bytes]:
-        """SHA-256 by (part, name) of those tensors of a delivery that are published values with a known digest."""
+    def digests(
+        self, delivered: Mapping[str, Mapping[str, Tensor]]
+    ) -> dict[tuple[str, str], bytes]:
+        """SHA-256 by (part, name) of those tensors of a delivery that are published values with a
+        known digest.
+        """
         with self._loading:
             return {
                 (part, name): self._digests[part][name]
@@ -237,7 +286,10 @@ class JobStore:
         return ("version", part, silo) in self._files
 
     def version(self, part: str, silo: str, name: str) -> Tensor:
-        """One tensor of a silo's version; the others are not read, but for a check of all of it once a round."""
+        """One tensor of a silo's version.
+
+        The others are not read, but for a check of all of it once a round.
+        """
         file = self._files["version", part, silo]
         upload = SpooledUpload(self._folder / file, self._items(int(file.partition(".")[0])))
         self.check_once(file, partial(self._check, file, self._given.get(file, ""), upload.digest))
@@ -248,14 +300,26 @@ class JobStore:
         return self._files.get(("version", part, silo))
 
     def mail(self, part: str, silo: str) -> dict[str, Tensor] | None:
-        """What was put aside for a silo, with ``@keep``; None where nothing is, or rows without their words."""
+        """What was put aside for a silo, with ``@keep``.
+
+        None where nothing is, or rows without their words.
+        """
         name = self._files.get(("mail", part, silo))
-        return None if name is None or name.endswith(ROWS) else tensor_file.read(self._folder / name)[0]
+        return (
+            None
+            if name is None or name.endswith(ROWS)
+            else tensor_file.read(self._folder / name)[0]
+        )
 
     def put_aside(self, part: str, silo: str) -> bytes | None:
-        """The rows that were put aside for a silo, as a fold put them there; None where there are none."""
+        """The rows that were put aside for a silo, as a fold put them there.
+
+        None where there are none.
+        """
         name = self._files.get(("mail", part, silo))
-        return (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
+        return (
+            (self._folder / name).read_bytes() if name is not None and name.endswith(ROWS) else None
+        )
 
     def mailed(self, silo: str | None = None) -> list[Place]:
         """Where something is put aside for a silo, or for any."""
@@ -264,19 +328,28 @@ class JobStore:
     # A fold, and its commit.
 
     def folding(
-        self, round_: int, rows: Callable[[Post, bool], bytes | None] | None = None, words: Collection[str] = ()
+        self,
+        round_: int,
+        rows: Callable[[Post, bool], bytes | None] | None = None,
+        words: Collection[str] = (),
     ) -> "Folding":
-        """An archive whose changes lie beside what is committed; ``words``: parts of which the sum's are there.
+        """An archive whose changes lie beside what is committed.
 
-        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside what lies there
-        unless that is cleared; None where nothing is.
+        ``words``: parts of which the sum's are there.
+
+        ``rows`` of a job whose versions are padded words: what is then put aside for a post, beside
+        what lies there unless that is cleared; None where nothing is.
         """
         return Folding(self, round_, rows, words)
 
     def keep_result(self, state: CoordinatorState, silos: Sequence[str]) -> None:
-        """Keep what the method's coordinator half knows, and whose rows they are; no file where it knows nothing."""
+        """Keep what the method's coordinator half knows, and whose rows they are.
+
+        No file where it knows nothing.
+        """
         if state:
-            own = {name: tensor.clone() for name, tensor in state.items()}  # the format takes no shared memory
+            # the format takes no shared memory
+            own = {name: tensor.clone() for name, tensor in state.items()}
             self.write(RESULT, own, {SILOS: json.dumps(list(silos))})
 
     def after(self, changes: Mapping[Place, str | None]) -> dict[Place, str]:
@@ -291,7 +364,9 @@ class JobStore:
         digests: Mapping[str, dict[str, bytes]],
         mixed: Collection[str] = (),
     ) -> None:
-        """Turn to the files of a round that the database has committed; remove what nothing refers to any more.
+        """Turn to the files of a round that the database has committed.
+
+        Remove what nothing refers to any more.
 
         ``mixed`` are the padded words that rows are of which were put aside.
         """
@@ -301,7 +376,9 @@ class JobStore:
             before = {*self._files.values(), *self._mixed}
             self._files, self._mixed = self.after(changes), mixed
             self._sound, self._folded = self._folded, set()
-            self._given = {name: digest for name, digest in self._given.items() if name in self._files.values()}
+            self._given = {
+                name: digest for name, digest in self._given.items() if name in self._files.values()
+            }
             wanted = {*self._files.values(), *mixed}
         kinds = (*(f"{round_}.*{kind}" for kind in (*SUFFIXES[:4], WORDS)), opened_sum(round_))
         uploads = {path.name for kind in kinds for path in self._folder.glob(kind)} - wanted
@@ -316,9 +393,16 @@ class JobStore:
                 remove(path)
 
     def expire(self) -> None:
-        """Remove versions and mail of a job that is over, and which the database does not have any more."""
-        self._files = {place: name for place, name in self._files.items() if place[0] not in ("version", "mail")}
-        over = [self._folder / name for name in (*self._mixed, *self._rubbish)]  # words of directed rows among them
+        """Remove versions and mail of a job that is over, and which the database does not have any
+        more.
+        """
+        self._files = {
+            place: name
+            for place, name in self._files.items()
+            if place[0] not in ("version", "mail")
+        }
+        # words of directed rows among them
+        over = [self._folder / name for name in (*self._mixed, *self._rubbish)]
         for kind in (".padded", ".rotated", ROWS):
             over += self._folder.glob(f"*{kind}")
         for path in over:
@@ -327,7 +411,8 @@ class JobStore:
         sync_directory(self._folder)
 
     def clean(self, uploads: Collection[str], mixed: Collection[str] = ()) -> None:
-        """Remove every file but those that are referred to, and the given uploads of the open round.
+        """Remove every file but those that are referred to, and the given uploads of the open
+        round.
 
         ``mixed`` are the padded words that rows are of which were put aside.
         """
@@ -338,11 +423,16 @@ class JobStore:
                 remove(path)
 
     def write_aside(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a file of rows or words and make it durable; OSError where the disk does not take it."""
+        """Write a file of rows or words and make it durable.
+
+        OSError where the disk does not take it.
+        """
         path = self._folder / name
         temporary = path.with_name(f".{name}.tmp")
         temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+        ) as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
@@ -350,7 +440,9 @@ class JobStore:
         temporary.replace(path)
         sync_directory(self._folder)
 
-    def write(self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None) -> None:
+    def write(
+        self, name: str, tensors: Mapping[str, Tensor], header: dict[str, str] | None = None
+    ) -> None:
         """Write a file and make it durable; OSError where the disk does not take it."""
         path = self._folder / name
         temporary = path.with_name(f".{name}.tmp")
@@ -367,7 +459,8 @@ class JobStore:
 class Folding:
     """The archive that a fold reads and changes; ``changes`` is what there is to commit.
 
-    It reads what is committed, so folding a round again after a crash or a full disk gives the same.
+    It reads what is committed, so folding a round again after a crash or a full disk gives the
+    same.
     """
 
     def __init__(
@@ -377,7 +470,9 @@ class Folding:
         rows: Callable[[Post, bool], bytes | None] | None = None,
         words: Collection[str] = (),
     ) -> None:
-        self.changes: dict[Place, str | None] = {("words", part, ""): summed_words(round_, part) for part in words}
+        self.changes: dict[Place, str | None] = {
+            ("words", part, ""): summed_words(round_, part) for part in words
+        }
         self.digests: dict[str, dict[str, bytes]] = {}  # of what was published
         self._store = store
         self._round = round_
@@ -395,8 +490,13 @@ class Folding:
             self.digests[part] = hashing.result()
 
     def store(self, part: Part, silo: str, read: Read) -> None:
-        """Let a silo's upload of this round be its version of a Mix part; it stays as it is, so nothing is read."""
-        name = padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
+        """Let a silo's upload of this round be its version of a Mix part.
+
+        It stays as it is, so nothing is read.
+        """
+        name = (
+            padded_words(self._round, silo, part.name) if self._rows else _upload(self._round, silo)
+        )
         self.changes["version", part.name, silo] = name
 
     def has(self, part: str, silo: str) -> bool:
@@ -412,7 +512,9 @@ class Folding:
         return self._store.mail(part, silo)
 
     def put_mail(self, post: Post, tensors: Mapping[str, Tensor] | None) -> bool:
-        """Replace what is put aside for a silo, where there is a row, or may be one that only the silo can open."""
+        """Replace what is put aside for a silo, where there is a row, or may be one that only the
+        silo can open.
+        """
         place: Place = ("mail", post.part, post.silo)
         name = f"{self._round}.{post.part}.{post.silo}"
         if tensors is not None:

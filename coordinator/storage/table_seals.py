@@ -1,8 +1,10 @@
-"""One digest per table of ``coordinator.sqlite``: it shows whether a disk changed a row, lost one or brought one back.
+"""One digest per table of ``coordinator.sqlite``: it shows whether a disk changed a row, lost one
+or brought one back.
 
-SQLite checks how its pages hang together, not what their rows say. Table ``seals`` has for each other table the SHA-256
-of all its rows, added up by XOR, so that a changed row costs as much as it is long. Temporary triggers do that: no
-statement names the table, and what another program writes into the database is found like what a disk does.
+SQLite checks how its pages hang together, not what their rows say. Table ``seals`` has for each
+other table the SHA-256 of all its rows, added up by XOR, so that a changed row costs as much as it
+is long. Temporary triggers do that: no statement names the table, and what another program writes
+into the database is found like what a disk does.
 
 ``jobs.method`` is left out, it carries its own digest (tensor_file.py) and may be large.
 """
@@ -28,7 +30,9 @@ Value: TypeAlias = str | int | float | bytes | None
 
 
 def begin(connection: sqlite3.Connection) -> None:
-    """Seal what is there, in the transaction that is open: of a new database, or of an earlier release."""
+    """Seal what is there, in the transaction that is open: of a new database, or of an earlier
+    release.
+    """
     if "seals" not in _names(connection):
         connection.execute(TABLE.strip())
     connection.execute("DELETE FROM seals")
@@ -39,7 +43,8 @@ def begin(connection: sqlite3.Connection) -> None:
 def keep(connection: sqlite3.Connection) -> None:
     """Keep the seals of all that is written through this connection."""
     connection.create_function("staddle_sealed", -1, _sealed, deterministic=True)
-    connection.execute("PRAGMA recursive_triggers = ON")  # else INSERT OR REPLACE would delete a row without a trigger
+    # else INSERT OR REPLACE would delete a row without a trigger
+    connection.execute("PRAGMA recursive_triggers = ON")
     for table in _tables(connection):
         columns = _columns(connection, table)
         added, gone = (", ".join(f"{row}.{column}" for column in columns) for row in ("NEW", "OLD"))
@@ -49,7 +54,9 @@ def keep(connection: sqlite3.Connection) -> None:
                 for row in rows
             )
             name = f"sealed_{table}_{event.lower()}"
-            connection.execute(f"CREATE TEMP TRIGGER {name} AFTER {event} ON {table} BEGIN {' '.join(steps)} END")
+            connection.execute(
+                f"CREATE TEMP TRIGGER {name} AFTER {event} ON {table} BEGIN {' '.join(steps)} END"
+            )
 
 
 def check(connection: sqlite3.Connection, path: Path) -> None:
@@ -65,18 +72,23 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
         tables, kept = ["seals"], {}
     else:
         kept = dict(connection.execute("SELECT name, sha256 FROM seals"))
-    changed = sorted({*tables} ^ kept.keys()) or [name for name in tables if kept[name] != _found(connection, name)]
+    changed = sorted({*tables} ^ kept.keys()) or [
+        name for name in tables if kept[name] != _found(connection, name)
+    ]
     (whole,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if changed or whole != "ok":
         what = f"table {', '.join(changed)}" if changed else f"the file ({whole})"
         raise LocalError(
-            f"{path}: {what} is not as it was written: the disk changed it; with the coordinator stopped, put back the "
-            "newest copy of its whole folder, or have its jobs signed under new names and move the folder away"
+            f"{path}: {what} is not as it was written: the disk changed it; with the coordinator"
+            " stopped, put back the newest copy of its whole folder, or have its jobs signed under"
+            " new names and move the folder away"
         )
 
 
 def _names(connection: sqlite3.Connection) -> list[str]:
-    found = connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name")
+    found = connection.execute(
+        "SELECT name FROM main.sqlite_master WHERE type = 'table' ORDER BY name"
+    )
     return [name for (name,) in found]
 
 

@@ -1,14 +1,16 @@
-"""The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is passed on.
+"""The key of a job's silos in protobuf: what a silo gives to it, and what the others gave, as it is
+passed on.
 
-They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures, proofs and seals are
-for security/blind/group_key.py to check. Among n silos a ``Contributed`` has at most 322 + 118 n bytes, a ``KeyPoll``
-166, fit for a control message (silo/egress/control.py), and a ``KeyReply`` 738 (n - 1): below the 4 MiB of a message
-(proto/channel.py).
+They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures,
+proofs and seals are for security/blind/group_key.py to check. Among n silos a ``Contributed`` has
+at most 322 + 118 n bytes, a ``KeyPoll`` 166, fit for a control message (silo/egress/control.py),
+and a ``KeyReply`` 738 (n - 1): below the 4 MiB of a message (proto/channel.py).
 
 Sealed secrets in protobuf: of the group key and of a Mix, as security/blind/sealing.py has them.
 
-Written and refused as the messages of a secure sum are (secagg_messages.py): counts and lengths are checked before
-anything is made of them, and signatures, proofs and seals are for security/blind/sealing.py to check.
+Written and refused as the messages of a secure sum are (secagg_messages.py): counts and lengths are
+checked before anything is made of them, and signatures, proofs and seals are for
+security/blind/sealing.py to check.
 """
 
 from collections.abc import Sequence
@@ -30,7 +32,10 @@ from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 def sealing_to_wire(sealing: Sealing) -> pb.Sealing:
     """What the sender signs of its secret."""
     return pb.Sealing(
-        sender=sealing.sender, ephemeral=sealing.ephemeral, commitment=sealing.commitment, root=sealing.root
+        sender=sealing.sender,
+        ephemeral=sealing.ephemeral,
+        commitment=sealing.commitment,
+        root=sealing.root,
     )
 
 
@@ -56,14 +61,19 @@ def sealed_from_wire(peer: str, message: pb.Sealed) -> SealedSecret:
     sent = Sender(peer, Code.SHARES)
     recipient = sent.member(message.recipient, "a secret sealed for")
     sealed = sent.sized(message.sealed, SEALED_BYTES, f"what is sealed for {recipient!r}")
-    why = f"what is sealed for {recipient!r} is sealed to prekey {message.generation}, which there cannot be"
+    why = (
+        f"what is sealed for {recipient!r} is sealed to prekey {message.generation}, which there"
+        " cannot be"
+    )
     sent.check(message.generation <= MAX_SAFE_INTEGER, why)
     return SealedSecret(recipient, sealed, message.generation)
 
 
 def pieces_from_wire(peer: str, messages: Sequence[pb.Sealed]) -> tuple[SealedSecret, ...]:
     """SHARES; ascending by recipient, each once."""
-    return Sender(peer, Code.SHARES).every(messages, sealed_from_wire, lambda piece: piece.recipient, "sealed pieces")
+    return Sender(peer, Code.SHARES).every(
+        messages, sealed_from_wire, lambda piece: piece.recipient, "sealed pieces"
+    )
 
 
 def letter_to_wire(letter: Letter) -> pb.Letter:
@@ -85,7 +95,9 @@ MOST_BYTES = 1024  # of an entry in an entry
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """What a silo gives to a job's key, and its secret sealed to each other silo of the job, by id."""
+    """What a silo gives to a job's key, and its secret sealed to each other silo of the
+    job, by id.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -119,7 +131,9 @@ def read_told(data: bytes, silos: int) -> pb.KeyReply:
 def contribution_to_wire(contribution: KeyContribution) -> pb.Contribution:
     """What a silo signs of it."""
     sealing = sealing_to_wire(contribution.sealing)
-    return pb.Contribution(sealing=sealing, prekey=contribution.prekey, signature=contribution.signature)
+    return pb.Contribution(
+        sealing=sealing, prekey=contribution.prekey, signature=contribution.signature
+    )
 
 
 def contribution_from_wire(peer: str, message: pb.Contribution) -> KeyContribution:
@@ -151,9 +165,13 @@ def contributed_from_wire(silo: str, message: pb.Contributed) -> Contributed:
     contribution = contribution_from_wire(silo, message.contribution)
     sender = contribution.sealing.sender
     Sender(silo, Code.KEYS).check(sender == silo, f"gives to a key in the name of {sender!r}")
-    made = Contributed(message.session, job, digest, contribution, pieces_from_wire(silo, message.pieces))
+    made = Contributed(
+        message.session, job, digest, contribution, pieces_from_wire(silo, message.pieces)
+    )
     # (3) It holds nothing else.
-    sent.check(message == contributed_to_wire(made), "has fields that its protocol version does not know")
+    sent.check(
+        message == contributed_to_wire(made), "has fields that its protocol version does not know"
+    )
     return made
 
 
@@ -174,7 +192,10 @@ def secagg_delivery_to_wire(relayed: Sequence[Relayed]) -> pb.KeyReply:
     """At the coordinator, ascending by silo; empty while some are missing."""
     return pb.KeyReply(
         relayed=[
-            pb.Relayed(contribution=contribution_to_wire(each.contribution), letter=letter_to_wire(each.letter))
+            pb.Relayed(
+                contribution=contribution_to_wire(each.contribution),
+                letter=letter_to_wire(each.letter),
+            )
             for each in relayed
         ]
     )
@@ -184,18 +205,30 @@ def secagg_delivery_from_wire(message: pb.KeyReply, most: int = MOST_SILOS) -> t
     """At the silo: no more than ``most``, each silo once; RefusedError blames the coordinator."""
     sent = Sender(COORDINATOR, Code.KEYS)
     relayed = sent.every(
-        message.relayed, _relayed_from_wire, lambda each: each.contribution.sealing.sender, "contributions", most
+        message.relayed,
+        _relayed_from_wire,
+        lambda each: each.contribution.sealing.sender,
+        "contributions",
+        most,
     )
-    sent.check(message == secagg_delivery_to_wire(relayed), "has fields that its protocol version does not know")
+    sent.check(
+        message == secagg_delivery_to_wire(relayed),
+        "has fields that its protocol version does not know",
+    )
     return relayed
 
 
 def _relayed_from_wire(peer: str, message: pb.Relayed) -> Relayed:
-    return Relayed(contribution_from_wire(peer, message.contribution), letter_from_wire(peer, message.letter))
+    return Relayed(
+        contribution_from_wire(peer, message.contribution), letter_from_wire(peer, message.letter)
+    )
 
 
 def _named(sent: Sender, message: pb.Contributed | pb.KeyPoll) -> tuple[str, bytes]:
     size = len(message.session)
-    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    sent.check(
+        0 < size <= MOST_SESSION_BYTES,
+        f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have",
+    )
     job = sent.member(message.job, "the job")
     return job, sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")

@@ -1,13 +1,17 @@
-"""A Mix in protobuf: what a silo signs of its one upload, and the rows that come down, of uploads or directed.
+"""A Mix in protobuf: what a silo signs of its one upload, and the rows that come down, of uploads
+or directed.
 
-``PaddedWordUpload`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a delivery's manifest.
-They are written and refused as the messages of a secure sum are (secagg_messages.py). A ``PaddedWordUpload`` among n
-silos has at most 901 + 130 n bytes. Prekeys as they are handed down stand in mix.py.
+``PaddedWordUpload`` is what a silo gives behind the bytes of an upload; ``Mixed`` is a row in a
+delivery's manifest. They are written and refused as the messages of a secure sum are
+(secagg_messages.py). A ``PaddedWordUpload`` among n silos has at most 901 + 130 n bytes. Prekeys as
+they are handed down stand in mix.py.
 
-Prekeys of a Mix in protobuf: beside the word on an upload, and as they are handed down with a delivery.
+Prekeys of a Mix in protobuf: beside the word on an upload, and as they are handed down with a
+delivery.
 
-They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures and proofs are for
-security/blind/prekeys.py to check. A ``DeliveredPrekey`` among n silos has at most 493 + 34 ceil(log2 n) bytes.
+They are written and refused as the messages of a secure sum are (secagg_messages.py); signatures
+and proofs are for security/blind/prekeys.py to check. A ``DeliveredPrekey`` among n silos has at
+most 493 + 34 ceil(log2 n) bytes.
 """
 
 import math
@@ -43,7 +47,8 @@ from .secagg_sent import ENVELOPE, MOST_SESSION_BYTES
 
 MOST_TOLD = MOST_SILOS  # in one delivery
 MOST_PART_NAME = 128
-BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})  # of a DeliveredPrekey, with a letter in it
+# of a DeliveredPrekey, with a letter in it
+BOUND = FieldLimit(12, 2048, {8: FieldLimit(MOST_HASHES + 4, 512)})
 
 
 def prekey_to_wire(prekey: Prekey) -> pb.Prekey:
@@ -55,9 +60,16 @@ def prekey_from_wire(peer: str, silo: str, message: pb.Prekey) -> Prekey:
     """KEYS."""
     sent = Sender(peer, Code.KEYS)
     known = 0 < message.generation <= MAX_SAFE_INTEGER
-    sent.check(known, f"the new prekey of {silo!r} is of generation {message.generation}, of which there is none")
+    sent.check(
+        known,
+        f"the new prekey of {silo!r} is of generation {message.generation}, of which there is none",
+    )
     key = sent.sized(message.key, KEY_BYTES, f"the new prekey of {silo!r}")
-    return Prekey(message.generation, key, sent.sized(message.signature, SIGNATURE_BYTES, "the signature over it"))
+    return Prekey(
+        message.generation,
+        key,
+        sent.sized(message.signature, SIGNATURE_BYTES, "the signature over it"),
+    )
 
 
 def words_to_wire(words: Sequence[tuple[str, Word]]) -> list[pb.DeliveredPrekey]:
@@ -79,13 +91,17 @@ def _word_to_wire(part: str, word: Word) -> pb.DeliveredPrekey:
     )
 
 
-def words_from_wire(peer: str, messages: Sequence[pb.DeliveredPrekey]) -> tuple[tuple[str, Word], ...]:
+def words_from_wire(
+    peer: str, messages: Sequence[pb.DeliveredPrekey]
+) -> tuple[tuple[str, Word], ...]:
     """At the silo: each silo's once a part; RefusedError blames ``peer``."""
     sent = Sender(peer, Code.KEYS)
     sent.few(messages, MOST_TOLD, "prekeys")
     words = tuple(_word_from_wire(peer, message) for message in messages)
     for one, other in pairwise((part, word.version.silo) for part, word in words):
-        sent.check(one < other, f"prekeys of {one!r:.200} before {other!r:.200}: not ascending, each once")
+        sent.check(
+            one < other, f"prekeys of {one!r:.200} before {other!r:.200}: not ascending, each once"
+        )
     return words
 
 
@@ -94,14 +110,19 @@ def _word_from_wire(peer: str, message: pb.DeliveredPrekey) -> tuple[str, Word]:
     sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a prekey beside no part")
     silo = sent.member(message.silo, "a prekey of")
     try:
-        version = Version(silo=silo, round=message.round, attempt=message.attempt, number=message.number)
+        version = Version(
+            silo=silo, round=message.round, attempt=message.attempt, number=message.number
+        )
     except ValidationError:
         why = f"a prekey beside upload {message.number} of {silo!r}, which there cannot be"
         raise RefusedError(peer, Code.KEYS, why) from None
     root = sent.sized(message.root, HASH_BYTES, f"the root of what {silo!r} sealed")
     prekey = prekey_from_wire(peer, silo, message.prekey)
     word = Word(version, root, prekey, letter_from_wire(peer, message.letter))
-    sent.check(message == _word_to_wire(message.part, word), "has fields that its protocol version does not know")
+    sent.check(
+        message == _word_to_wire(message.part, word),
+        "has fields that its protocol version does not know",
+    )
     return message.part, word
 
 
@@ -111,7 +132,9 @@ MOST_FIELDS = 8  # of a message, its entries aside
 
 @dataclass(frozen=True, slots=True)
 class PaddedWord:
-    """A silo's word on its upload of one part, the seed sealed to each other silo of the job by id, a new prekey."""
+    """A silo's word on its upload of one part, the seed sealed to each other silo of the job by id,
+    a new prekey.
+    """
 
     session: bytes = field(repr=False)
     job: str
@@ -132,12 +155,15 @@ class WireSummand:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A recipient's row of a part, but for its words: document and signature as security/blind/mix_row.py has them.
+    """A recipient's row of a part, but for its words: document and signature as
+    security/blind/mix_row.py has them.
 
-    ``tag`` is the weighted sum of the summands' tags. ``keep`` is 0, or what a recipient that was away keeps of its own
-    when this row is mixed in (``method.Post``); the rows of one part are in the order of their rounds.
+    ``tag`` is the weighted sum of the summands' tags. ``keep`` is 0, or what a recipient that was
+    away keeps of its own when this row is mixed in (``method.Post``); the rows of one part are in
+    the order of their rounds.
 
-    A directed row has ``survivors`` in place of summands, and the document of its sum (security/blind/directed_mix.py).
+    A directed row has ``survivors`` in place of summands, and the document of its sum
+    (security/blind/directed_mix.py).
     """
 
     part: str
@@ -169,17 +195,23 @@ def upload_from_wire(peer: str, message: pb.PaddedUpload) -> PaddedUpload:
     sent = Sender(peer, Code.UPLOAD)
     silo = sent.member(message.silo, "an upload of")
     try:
-        version = Version(silo=silo, round=message.round, attempt=message.attempt, number=message.number)
+        version = Version(
+            silo=silo, round=message.round, attempt=message.attempt, number=message.number
+        )
     except ValidationError:
         raise RefusedError(
-            peer, Code.UPLOAD, f"upload {message.number} of {silo!r} has an invalid round, attempt or number"
+            peer,
+            Code.UPLOAD,
+            f"upload {message.number} of {silo!r} has an invalid round, attempt or number",
         ) from None
     return PaddedUpload(
         version,
         sent.sized(message.sha256, HASH_BYTES, f"the digest of the upload of {silo!r}"),
         sent.sized(message.tag, TAG_BYTES, f"the tag of the upload of {silo!r}"),
         sealing_from_wire(peer, message.sealing),
-        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the upload of {silo!r}"),
+        sent.sized(
+            message.signature, SIGNATURE_BYTES, f"the signature over the upload of {silo!r}"
+        ),
     )
 
 
@@ -207,7 +239,10 @@ def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     sent = Sender(silo, ENVELOPE)
     # (1) It names a session, a job and a part.
     size = len(message.session)
-    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    sent.check(
+        0 < size <= MOST_SESSION_BYTES,
+        f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have",
+    )
     job = sent.member(message.job, "the job")
     digest = sent.sized(message.job_digest, HASH_BYTES, "the digest of the job")
     sent.check(0 < len(message.part) <= MOST_PART_NAME, "names no part")
@@ -215,17 +250,23 @@ def padded_from_wire(silo: str, message: pb.PaddedWordUpload) -> PaddedWord:
     upload = upload_from_wire(silo, message.upload)
     named = upload.version.silo
     Sender(silo, Code.UPLOAD).check(named == silo, f"gives an upload in the name of {named!r}")
-    pieces, prekey = pieces_from_wire(silo, message.pieces), prekey_from_wire(silo, named, message.prekey)
+    pieces, prekey = (
+        pieces_from_wire(silo, message.pieces),
+        prekey_from_wire(silo, named, message.prekey),
+    )
     padded = PaddedWord(message.session, job, digest, message.part, upload, pieces, prekey)
     # (3) It holds nothing else.
-    sent.check(message == padded_to_wire(padded), "has fields that its protocol version does not know")
+    sent.check(
+        message == padded_to_wire(padded), "has fields that its protocol version does not know"
+    )
     return padded
 
 
 def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
     """At the coordinator."""
     summands = [
-        pb.RowSummand(upload=upload_to_wire(each.upload), letter=letter_to_wire(each.letter)) for each in mixed.summands
+        pb.RowSummand(upload=upload_to_wire(each.upload), letter=letter_to_wire(each.letter))
+        for each in mixed.summands
     ]
     return pb.MixedRow(
         part=mixed.part,
@@ -239,7 +280,10 @@ def mixed_to_wire(mixed: Mixed) -> pb.MixedRow:
 
 
 def rows_from_wire(peer: str, messages: Sequence[pb.MixedRow], most: int) -> tuple[Mixed, ...]:
-    """At the silo: no more than ``most`` rows, all that its round can bring. RefusedError blames ``peer``."""
+    """At the silo: no more than ``most`` rows, all that its round can bring.
+
+    RefusedError blames ``peer``.
+    """
     Sender(peer, ENVELOPE).few(messages, most, "rows of a Mix")
     return tuple(_mixed_from_wire(peer, message) for message in messages)
 
@@ -248,9 +292,14 @@ def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
     sent = Sender(peer, Code.SPEC)
     sent.check(0 < len(message.part) <= MOST_PART_NAME, "brings a row of no part")
     size = len(message.document)
-    sent.check(size <= MOST_DOCUMENT, f"brings a row of {size} bytes, at most {MOST_DOCUMENT} it can have")
+    sent.check(
+        size <= MOST_DOCUMENT, f"brings a row of {size} bytes, at most {MOST_DOCUMENT} it can have"
+    )
     keep = message.keep
-    sent.check(math.isfinite(keep) and 0 <= keep <= 1, f"brings a row with keep = {keep}, not one of 0 to 1")
+    sent.check(
+        math.isfinite(keep) and 0 <= keep <= 1,
+        f"brings a row with keep = {keep}, not one of 0 to 1",
+    )
     sent.few(message.summands, MOST_SILOS, "uploads in a row")
     sent.few(message.survivors, MOST_SILOS, "survivors of a row")
     mixed = Mixed(
@@ -262,9 +311,13 @@ def _mixed_from_wire(peer: str, message: pb.MixedRow) -> Mixed:
         keep,
         tuple(sent.member(silo, "a survivor of a row") for silo in message.survivors),
     )
-    sent.check(message == mixed_to_wire(mixed), "has fields that its protocol version does not know")
+    sent.check(
+        message == mixed_to_wire(mixed), "has fields that its protocol version does not know"
+    )
     return mixed
 
 
 def _summand_from_wire(peer: str, message: pb.RowSummand) -> WireSummand:
-    return WireSummand(upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter))
+    return WireSummand(
+        upload_from_wire(peer, message.upload), letter_from_wire(peer, message.letter)
+    )

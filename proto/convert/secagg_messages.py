@@ -1,10 +1,13 @@
-"""The messages of a secure sum in protobuf: ``x_to_wire`` and ``x_from_wire`` of each, in the order of their crossing.
+"""The messages of a secure sum in protobuf: ``x_to_wire`` and ``x_from_wire`` of each, in the order
+of their crossing.
 
-What is read is refused with the code of its step, and ``peer``, who sent it here, is blamed: whoever passes on what is
-malformed could have seen it. Counts and lengths are checked before anything is made of them, and each of these is the
-one spelling of its message. Signatures and proofs are for the machines (security/secagg/messages.py) to check.
+What is read is refused with the code of its step, and ``peer``, who sent it here, is blamed:
+whoever passes on what is malformed could have seen it. Counts and lengths are checked before
+anything is made of them, and each of these is the one spelling of its message. Signatures and
+proofs are for the machines (security/secagg/messages.py) to check.
 
-A protobuf message prints everything in it, shares too: none is to be printed or logged. The dataclasses print none.
+A protobuf message prints everything in it, shares too: none is to be printed or logged. The
+dataclasses print none.
 """
 
 import re
@@ -21,7 +24,16 @@ from ...security.faults import Code
 from ...security.identity.keys import ID_PATTERN
 from ...security.identity.pairwise_keys import KEY_BYTES
 from ...security.log.merkle import HASH_BYTES
-from ...security.secagg.dealing import PAIR, SEALED_BYTES, SELF, Dealing, HeldShare, KeyBundle, Portion, PortionDelivery
+from ...security.secagg.dealing import (
+    PAIR,
+    SEALED_BYTES,
+    SELF,
+    Dealing,
+    HeldShare,
+    KeyBundle,
+    Portion,
+    PortionDelivery,
+)
 from ...security.secagg.evidence import Complaint, Fault, Misdealing, ShownShare, Unjoined, Unopened
 from ...security.secagg.gram_pieces import SealedShare
 from ...security.secagg.linear_tags import TAG_BYTES
@@ -34,7 +46,8 @@ SIGNATURE_BYTES = 64  # Ed25519
 MOST_GROUPS = 4096  # of a specification
 MOST_HASHES = (MOST_SILOS - 1).bit_length()  # of an inclusion proof
 MOST_SPEC_BYTES = 1 << 21  # the longest specification, of 1000 silos and 4096 groups, is shorter
-MOST_PROOF_BYTES = 1 << 20  # of all evidence that is told at a time: against twenty dealers of 100 silos, two of 1000
+# of all evidence that is told at a time: against twenty dealers of 100 silos, two of 1000
+MOST_PROOF_BYTES = 1 << 20
 
 KINDS = {SELF: pb.SHARE_KIND_SELF, PAIR: pb.SHARE_KIND_PAIR}
 KINDS_FROM = {number: kind for kind, number in KINDS.items()}
@@ -45,7 +58,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent what is read, and the code with which it is refused: a ``Code``, or a name of ``ErrorCode``."""
+    """Who sent what is read, and the code with which it is refused: a ``Code``, or a name of
+    ``ErrorCode``.
+    """
 
     peer: str
     code: str
@@ -57,7 +72,10 @@ class Sender:
 
     def member(self, found: str, what: str) -> str:
         """A roster id."""
-        self.check(re.fullmatch(ID_PATTERN, found) is not None, f"{what} {found[:65]!r} is not an id of a member")
+        self.check(
+            re.fullmatch(ID_PATTERN, found) is not None,
+            f"{what} {found[:65]!r} is not an id of a member",
+        )
         return found
 
     def sized(self, found: bytes, size: int, what: str) -> bytes:
@@ -68,13 +86,23 @@ class Sender:
     def tags(self, found: bytes, what: str) -> bytes:
         """Whole numbers of 8 bytes, no more than there may be groups."""
         whole = len(found) % TAG_BYTES == 0 and len(found) <= TAG_BYTES * MOST_GROUPS
-        self.check(whole, f"{what} has tags of {len(found)} bytes, not {TAG_BYTES} for each of 0 to {MOST_GROUPS}")
+        self.check(
+            whole,
+            f"{what} has tags of {len(found)} bytes, not {TAG_BYTES} for each of 0 to"
+            f" {MOST_GROUPS}",
+        )
         return found
 
     def numbers(self, found: bytes, most: int, what: str) -> bytes:
-        """Whole numbers of 8 bytes, or sealed ones, which are 16 bytes longer; no more than ``most`` bytes."""
+        """Whole numbers of 8 bytes, or sealed ones, which are 16 bytes longer.
+
+        No more than ``most`` bytes.
+        """
         size = len(found)
-        self.check(size % NUMBER_BYTES == 0 and size <= most, f"{what} has {size} bytes, not {NUMBER_BYTES} per number")
+        self.check(
+            size % NUMBER_BYTES == 0 and size <= most,
+            f"{what} has {size} bytes, not {NUMBER_BYTES} per number",
+        )
         return found
 
     def few(self, found: Sequence[object], most: int, what: str) -> None:
@@ -93,7 +121,9 @@ class Sender:
         self.few(messages, most, what)
         made = tuple(read(self.peer, message) for message in messages)
         for one, other in pairwise(map(key, made)):
-            self.check(one < other, f"{what} of {one!r:.80} before {other!r:.80}: not ascending, each once")
+            self.check(
+                one < other, f"{what} of {one!r:.80} before {other!r:.80}: not ascending, each once"
+            )
         return made
 
 
@@ -130,12 +160,16 @@ def receiving_from_wire(peer: str, message: pb.ReceivingKey) -> ReceivingKey:
     """KEYS."""
     sent = Sender(peer, Code.KEYS)
     dealer = sent.member(message.dealer, "a receiving key for")
-    return ReceivingKey(dealer, sent.sized(message.public, KEY_BYTES, f"the receiving key for {dealer!r}"))
+    return ReceivingKey(
+        dealer, sent.sized(message.public, KEY_BYTES, f"the receiving key for {dealer!r}")
+    )
 
 
 def key_delivery_to_wire(delivery: KeyDelivery) -> pb.KeyDelivery:
     """One receiving key, with its proof."""
-    return pb.KeyDelivery(silo=delivery.silo, key=receiving_to_wire(delivery.key), proof=delivery.proof)
+    return pb.KeyDelivery(
+        silo=delivery.silo, key=receiving_to_wire(delivery.key), proof=delivery.proof
+    )
 
 
 def key_delivery_from_wire(peer: str, message: pb.KeyDelivery) -> KeyDelivery:
@@ -145,7 +179,9 @@ def key_delivery_from_wire(peer: str, message: pb.KeyDelivery) -> KeyDelivery:
     key = receiving_from_wire(peer, message.key)
     sent.few(message.proof, MOST_HASHES, "hashes of a proof")
     what = f"a hash of the proof of the receiving key of {silo!r}"
-    return KeyDelivery(silo, key, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
+    return KeyDelivery(
+        silo, key, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof)
+    )
 
 
 def dealing_to_wire(dealing: Dealing) -> pb.Dealing:
@@ -166,15 +202,25 @@ def dealing_from_wire(peer: str, message: pb.Dealing) -> Dealing:
     return Dealing(
         dealer,
         sent.sized(message.h_u1, HASH_BYTES, f"H(U1) in the dealing of {dealer!r}"),
-        sent.sized(message.seed, HASH_BYTES, f"the commitment to its seed in the dealing of {dealer!r}"),
+        sent.sized(
+            message.seed, HASH_BYTES, f"the commitment to its seed in the dealing of {dealer!r}"
+        ),
         sent.sized(message.root, HASH_BYTES, f"the root in the dealing of {dealer!r}"),
-        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the dealing of {dealer!r}"),
+        sent.sized(
+            message.signature, SIGNATURE_BYTES, f"the signature over the dealing of {dealer!r}"
+        ),
     )
 
 
 def portion_to_wire(portion: Portion) -> pb.Portion:
     """What is dealt to one holder."""
-    return pb.Portion(holder=portion.holder, key=portion.key, sealed=portion.sealed, own=portion.own, pair=portion.pair)
+    return pb.Portion(
+        holder=portion.holder,
+        key=portion.key,
+        sealed=portion.sealed,
+        own=portion.own,
+        pair=portion.pair,
+    )
 
 
 def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
@@ -185,7 +231,9 @@ def portion_from_wire(peer: str, message: pb.Portion, dealer: str) -> Portion:
     return Portion(
         holder,
         sent.sized(message.key, 0 if holder == dealer else KEY_BYTES, f"the key of {what}"),
-        sent.sized(message.sealed, 0 if holder == dealer else SEALED_BYTES, f"what is sealed in {what}"),
+        sent.sized(
+            message.sealed, 0 if holder == dealer else SEALED_BYTES, f"what is sealed in {what}"
+        ),
         sent.sized(message.own, HASH_BYTES, f"the first commitment in {what}"),
         sent.sized(message.pair, HASH_BYTES, f"the second commitment in {what}"),
     )
@@ -204,12 +252,19 @@ def delivery_from_wire(peer: str, message: pb.Delivery) -> PortionDelivery:
     portion = portion_from_wire(peer, message.portion, dealing.dealer)
     sent.few(message.proof, MOST_HASHES, "hashes of a proof")
     what = f"a hash of the proof of what {dealing.dealer!r} dealt"
-    return PortionDelivery(dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof))
+    return PortionDelivery(
+        dealing, portion, tuple(sent.sized(each, HASH_BYTES, what) for each in message.proof)
+    )
 
 
 def complaint_to_wire(complaint: Complaint) -> pb.Complaint:
     """Evidence against a dealer."""
-    return pb.Complaint(silo=complaint.silo, dealer=complaint.dealer, key=complaint.key, signature=complaint.signature)
+    return pb.Complaint(
+        silo=complaint.silo,
+        dealer=complaint.dealer,
+        key=complaint.key,
+        signature=complaint.signature,
+    )
 
 
 def complaint_from_wire(peer: str, message: pb.Complaint) -> Complaint:
@@ -221,7 +276,9 @@ def complaint_from_wire(peer: str, message: pb.Complaint) -> Complaint:
         silo,
         dealer,
         sent.sized(message.key, KEY_BYTES, f"the key in the complaint of {silo!r}"),
-        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the complaint of {silo!r}"),
+        sent.sized(
+            message.signature, SIGNATURE_BYTES, f"the signature over the complaint of {silo!r}"
+        ),
     )
 
 
@@ -247,7 +304,9 @@ def header_from_wire(peer: str, message: pb.Header) -> Header:
         message.length,
         sent.sized(message.sha256, HASH_BYTES, f"the digest in the header of {silo!r}"),
         sent.tags(message.tags, f"the header of {silo!r}"),
-        sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over the header of {silo!r}"),
+        sent.sized(
+            message.signature, SIGNATURE_BYTES, f"the signature over the header of {silo!r}"
+        ),
     )
 
 
@@ -260,7 +319,9 @@ def sealed_share_from_wire(peer: str, message: pb.SealedShare) -> SealedShare:
     """SHARES; whether it opens, its holder sees."""
     sent = Sender(peer, Code.SHARES)
     dealer = sent.member(message.dealer, "a share of the vectors of")
-    return SealedShare(dealer, sent.numbers(message.sealed, MOST_SHARES, f"the share of the vectors of {dealer!r}"))
+    return SealedShare(
+        dealer, sent.numbers(message.sealed, MOST_SHARES, f"the share of the vectors of {dealer!r}")
+    )
 
 
 def survival_to_wire(survival: Survival) -> pb.Survival:
@@ -272,7 +333,10 @@ def survival_from_wire(peer: str, message: pb.Survival) -> Survival:
     """NOTES."""
     sent = Sender(peer, Code.NOTES)
     silo = sent.member(message.silo, "a survivor's signature of")
-    return Survival(silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the survivor's signature of {silo!r}"))
+    return Survival(
+        silo,
+        sent.sized(message.signature, SIGNATURE_BYTES, f"the survivor's signature of {silo!r}"),
+    )
 
 
 def shown_to_wire(shown: SurvivorsShown) -> pb.SurvivorsShown:
@@ -293,18 +357,32 @@ def shown_from_wire(peer: str, message: pb.SurvivorsShown) -> SurvivorsShown:
         sent.sized(message.context, HASH_BYTES, "the context of an earlier attempt"),
         sent.sized(message.h_u1, HASH_BYTES, "H(U1) of an earlier attempt"),
         sent.sized(message.h_u2, HASH_BYTES, "H(U2) of an earlier attempt"),
-        sent.every(message.headers, header_from_wire, lambda each: each.silo, "headers of an earlier attempt"),
-        sent.every(message.survivals, survival_from_wire, lambda each: each.silo, "signatures of an earlier attempt"),
+        sent.every(
+            message.headers,
+            header_from_wire,
+            lambda each: each.silo,
+            "headers of an earlier attempt",
+        ),
+        sent.every(
+            message.survivals,
+            survival_from_wire,
+            lambda each: each.silo,
+            "signatures of an earlier attempt",
+        ),
     )
 
 
 def reveal_to_wire(reveal: Reveal) -> pb.Reveal:
     """What a survivor reveals."""
     shares = [
-        pb.Revealed(dealer=each.dealer, kind=KINDS[each.kind], share=each.held.share, salt=each.held.salt)
+        pb.Revealed(
+            dealer=each.dealer, kind=KINDS[each.kind], share=each.held.share, salt=each.held.salt
+        )
         for each in reveal.shares
     ]
-    return pb.Reveal(silo=reveal.silo, shares=shares, signature=reveal.signature, products=reveal.products)
+    return pb.Reveal(
+        silo=reveal.silo, shares=shares, signature=reveal.signature, products=reveal.products
+    )
 
 
 def reveal_from_wire(peer: str, message: pb.Reveal) -> Reveal:
@@ -312,15 +390,22 @@ def reveal_from_wire(peer: str, message: pb.Reveal) -> Reveal:
     sent = Sender(peer, Code.REVEAL)
     silo = sent.member(message.silo, "shares revealed by")
     shares = sent.every(message.shares, _revealed, lambda each: each.dealer, "revealed shares")
-    signature = sent.sized(message.signature, SIGNATURE_BYTES, f"the signature over what {silo!r} reveals")
-    products = sent.numbers(message.products, MOST_PRODUCTS, f"what {silo!r} reveals of inner products")
+    signature = sent.sized(
+        message.signature, SIGNATURE_BYTES, f"the signature over what {silo!r} reveals"
+    )
+    products = sent.numbers(
+        message.products, MOST_PRODUCTS, f"what {silo!r} reveals of inner products"
+    )
     return Reveal(silo, shares, signature, products)
 
 
 def _revealed(peer: str, message: pb.Revealed) -> Revealed:
     sent = Sender(peer, Code.REVEAL)
     dealer = sent.member(message.dealer, "a share of")
-    sent.check(message.kind in KINDS_FROM, f"a share of {dealer!r} is of kind {message.kind}, which there is not")
+    sent.check(
+        message.kind in KINDS_FROM,
+        f"a share of {dealer!r} is of kind {message.kind}, which there is not",
+    )
     share = sent.sized(message.share, SHARE_BYTES, f"a share of {dealer!r}")
     salt = sent.sized(message.salt, SALT_BYTES, f"the salt of a share of {dealer!r}")
     return Revealed(dealer, KINDS_FROM[message.kind], HeldShare(share, salt))
@@ -340,13 +425,17 @@ def misdealing_to_wire(evidence: Misdealing) -> pb.Misdealing:
         case Unjoined(kind, shares):
             made.kind = KINDS[kind]
             made.shares.extend(
-                pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt) for each in shares
+                pb.HolderShare(holder=each.holder, share=each.held.share, salt=each.held.salt)
+                for each in shares
             )
     return made
 
 
 def proofs_to_wire(proofs: Sequence[Misdealing]) -> list[pb.Misdealing]:
-    """As many as fit in ``MOST_PROOF_BYTES``, in their order; silos take no sum without the dealers of the others."""
+    """As many as fit in ``MOST_PROOF_BYTES``, in their order.
+
+    Silos take no sum without the dealers of the others.
+    """
     made, left = [], MOST_PROOF_BYTES
     for message in map(misdealing_to_wire, proofs):
         left -= message.ByteSize()
@@ -365,13 +454,21 @@ def proofs_from_wire(peer: str, messages: Sequence[pb.Misdealing]) -> tuple[Misd
 def misdealing_from_wire(peer: str, message: pb.Misdealing) -> Misdealing:
     """KEYS, SHARES or MISDEALT; ``Misdealing.spec`` reads the document."""
     sent = Sender(peer, Code.MISDEALT)
-    bundle, dealing = bundle_from_wire(peer, message.bundle), dealing_from_wire(peer, message.dealing)
+    bundle, dealing = (
+        bundle_from_wire(peer, message.bundle),
+        dealing_from_wire(peer, message.dealing),
+    )
     portions = sent.every(
-        message.portions, lambda by, m: portion_from_wire(by, m, dealing.dealer), lambda p: p.holder, "portions"
+        message.portions,
+        lambda by, m: portion_from_wire(by, m, dealing.dealer),
+        lambda p: p.holder,
+        "portions",
     )
     size = len(message.document)
     most = MOST_PROOF_BYTES
-    sent.check(0 < size <= most, f"evidence with a specification of {size} bytes, 1 to {most} it can have")
+    sent.check(
+        0 < size <= most, f"evidence with a specification of {size} bytes, 1 to {most} it can have"
+    )
     return Misdealing(message.document, bundle, dealing, portions, _fault(sent, message))
 
 
@@ -381,9 +478,16 @@ def _fault(sent: Sender, message: pb.Misdealing) -> Fault:
         holder = sent.member(message.holder, "evidence with a key of")
         alone = not message.kind and not message.shares
         sent.check(alone, f"evidence with a key of {holder!r}, and with shares")
-        return Unopened(holder, sent.sized(message.key, KEY_BYTES, f"the key of {holder!r} in evidence"))
-    sent.check(message.kind in KINDS_FROM, f"shares of kind {message.kind}, which there is not, as evidence")
-    shares = sent.every(message.shares, _holder_share, lambda each: each.holder, "shares of evidence")
+        return Unopened(
+            holder, sent.sized(message.key, KEY_BYTES, f"the key of {holder!r} in evidence")
+        )
+    sent.check(
+        message.kind in KINDS_FROM,
+        f"shares of kind {message.kind}, which there is not, as evidence",
+    )
+    shares = sent.every(
+        message.shares, _holder_share, lambda each: each.holder, "shares of evidence"
+    )
     return Unjoined(KINDS_FROM[message.kind], shares)
 
 
@@ -392,7 +496,10 @@ def _holder_share(peer: str, message: pb.HolderShare) -> ShownShare:
     holder = sent.member(message.holder, "a share held by")
     share = sent.sized(message.share, SHARE_BYTES, f"the share of {holder!r}")
     return ShownShare(
-        holder, HeldShare(share, sent.sized(message.salt, SALT_BYTES, f"the salt of the share of {holder!r}"))
+        holder,
+        HeldShare(
+            share, sent.sized(message.salt, SALT_BYTES, f"the salt of the share of {holder!r}")
+        ),
     )
 
 
@@ -405,4 +512,6 @@ def abandon_from_wire(peer: str, message: pb.Abandon) -> Abandon:
     """ABANDON."""
     sent = Sender(peer, Code.ABANDON)
     silo = sent.member(message.silo, "an abandon note of")
-    return Abandon(silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the abandon note of {silo!r}"))
+    return Abandon(
+        silo, sent.sized(message.signature, SIGNATURE_BYTES, f"the abandon note of {silo!r}")
+    )

@@ -1,12 +1,14 @@
 """What a silo is told in a secure sum: ``SecureDelivery``.
 
-It is told the events of its machine, the signed specification before, or that the attempt is over: a code. The longest
-each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p = ceil(log2 n) hashes in a proof, g
-tagged groups (0 in the columns, where there are no tags), s bytes of a share of compared vectors (none in the columns:
-there are none where nothing is compared by shares), a specification of d bytes (2 MiB at most, in the columns 0)
-with m abandon notes (4000 at most, in the columns n), the survivors of earlier rounds (a MiB at most, in the columns
-none) and evidence against one dealer, of t = floor(2n/3) + 1 shares; against all dealers evidence has
-``MOST_PROOF_BYTES``, 1 MiB, at most, and carries the specifications of its attempts (in the columns one of 1 byte)::
+It is told the events of its machine, the signed specification before, or that the attempt is over:
+a code. The longest each gets, in bytes, among n silos: ids of 64 characters, the largest numbers, p
+= ceil(log2 n) hashes in a proof, g tagged groups (0 in the columns, where there are no tags), s
+bytes of a share of compared vectors (none in the columns: there are none where nothing is compared
+by shares), a specification of d bytes (2 MiB at most, in the columns 0) with m abandon notes (4000
+at most, in the columns n), the survivors of earlier rounds (a MiB at most, in the columns none) and
+evidence against one dealer, of t = floor(2n/3) + 1 shares; against all dealers evidence has
+``MOST_PROOF_BYTES``, 1 MiB, at most, and carries the specifications of its attempts (in the columns
+one of 1 byte)::
 
     body        at most                               n = 4       10      100     1000
     spec        530 + d + 135*m + 320*n + 138*t        2751     6033    55265   547565
@@ -19,8 +21,8 @@ none) and evidence against one dealer, of t = floor(2n/3) + 1 shares; against al
     abandon     151                                     151      151      151      151
     end         153                                     153      153      153      153
 
-All are below the 4 MiB of a message (proto/channel.py) but one: the survivors of a sum with tags for more than 496
-groups, where they are 1000; of 100 survivors any sum's tags fit.
+All are below the 4 MiB of a message (proto/channel.py) but one: the survivors of a sum with tags
+for more than 496 groups, where they are 1000; of 100 survivors any sum's tags fit.
 """
 
 from dataclasses import dataclass
@@ -90,10 +92,12 @@ MOST_SHOWN_BYTES = 1 << 20  # of them together; the newest come first
 
 @dataclass(frozen=True, slots=True)
 class SignedSpec:
-    """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and signature.
+    """What a silo is asked into, and abandon notes of earlier attempts, ascending by silo and
+    signature.
 
-    ``proofs`` are evidence against dealers of the job, ascending by dealer: silos without which there may be sums.
-    ``shown``: who survived in earlier rounds, ascending by context, for silos that were away since.
+    ``proofs`` are evidence against dealers of the job, ascending by dealer: silos without which
+    there may be sums. ``shown``: who survived in earlier rounds, ascending by context, for silos
+    that were away since.
     """
 
     document: bytes
@@ -133,16 +137,24 @@ def secagg_delivery_to_wire(told: SecaggDelivery | None) -> pb.SecureDelivery:
             made.spec.CopyFrom(spec_to_wire(told.body))
         case KeysReceived(bundles, keys):
             given = [key_delivery_to_wire(key) for key in keys]
-            made.keys.CopyFrom(pb.DeliveredKeys(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given))
+            made.keys.CopyFrom(
+                pb.DeliveredKeys(bundles=[bundle_to_wire(bundle) for bundle in bundles], keys=given)
+            )
         case SharesReceived(deliveries):
-            made.shares.CopyFrom(pb.DeliveredShares(deliveries=[delivery_to_wire(each) for each in deliveries]))
+            made.shares.CopyFrom(
+                pb.DeliveredShares(deliveries=[delivery_to_wire(each) for each in deliveries])
+            )
         case SurvivorsReceived(headers, shares):
             sealed = [sealed_share_to_wire(share) for share in shares]
             made.survivors.CopyFrom(
-                pb.DeliveredSurvivors(headers=[header_to_wire(each) for each in headers], shares=sealed)
+                pb.DeliveredSurvivors(
+                    headers=[header_to_wire(each) for each in headers], shares=sealed
+                )
             )
         case NotesReceived(survivals):
-            made.notes.CopyFrom(pb.DeliveredNotes(survivals=[survival_to_wire(each) for each in survivals]))
+            made.notes.CopyFrom(
+                pb.DeliveredNotes(survivals=[survival_to_wire(each) for each in survivals])
+            )
         case ResultReceived(sha256, tags):
             made.result.CopyFrom(pb.DeliveredResult(sha256=sha256, tags=tags))
         case AbandonAsked():
@@ -184,12 +196,17 @@ def read_told(data: bytes, silos: int) -> pb.SecureDelivery:
 
 
 def secagg_delivery_from_wire(message: pb.SecureDelivery) -> SecaggDelivery | None:
-    """At a silo; RefusedError blames the coordinator, also for what it passed on and could have seen itself."""
+    """At a silo; RefusedError blames the coordinator, also for what it passed on and could have
+    seen itself.
+    """
     sent = Sender(COORDINATOR, ENVELOPE)
     told = None
     if message.WhichOneof("body") != "nothing":
         told = SecaggDelivery(attempt_from_wire(sent, message.attempt), _told_body(message))
-    sent.check(message == secagg_delivery_to_wire(told), "has fields that its protocol version does not know")
+    sent.check(
+        message == secagg_delivery_to_wire(told),
+        "has fields that its protocol version does not know",
+    )
     return told
 
 
@@ -200,11 +217,15 @@ def _told_body(message: pb.SecureDelivery) -> DeliveryBody:
         case "keys":
             sent = Sender(COORDINATOR, Code.KEYS)
             bundles = sent.every(message.keys.bundles, bundle_from_wire, lambda b: b.silo, "keys")
-            keys = sent.every(message.keys.keys, key_delivery_from_wire, lambda key: key.silo, "receiving keys")
+            keys = sent.every(
+                message.keys.keys, key_delivery_from_wire, lambda key: key.silo, "receiving keys"
+            )
             return KeysReceived(bundles, keys)
         case "shares":
             shares, dealt = Sender(COORDINATOR, Code.SHARES), message.shares.deliveries
-            return SharesReceived(shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries"))
+            return SharesReceived(
+                shares.every(dealt, delivery_from_wire, lambda d: d.dealing.dealer, "deliveries")
+            )
         case "survivors":
             survivors, headers = Sender(COORDINATOR, Code.SURVIVORS), message.survivors.headers
             named = survivors.every(headers, header_from_wire, lambda h: h.silo, "headers")
@@ -215,7 +236,9 @@ def _told_body(message: pb.SecureDelivery) -> DeliveryBody:
             return SurvivorsReceived(named, sealed_to_us)
         case "notes":
             notes, signed = Sender(COORDINATOR, Code.NOTES), message.notes.survivals
-            return NotesReceived(notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures"))
+            return NotesReceived(
+                notes.every(signed, survival_from_wire, lambda s: s.silo, "survivors' signatures")
+            )
         case "result":
             result = Sender(COORDINATOR, Code.SUM)
             digest = result.sized(message.result.sha256, HASH_BYTES, "the digest of the result")
@@ -225,17 +248,36 @@ def _told_body(message: pb.SecureDelivery) -> DeliveryBody:
         case "end":
             return over_from_wire(COORDINATOR, message.end)
         case _:
-            raise RefusedError(COORDINATOR, ENVELOPE, "tells nothing in its message of a secure sum")
+            raise RefusedError(
+                COORDINATOR, ENVELOPE, "tells nothing in its message of a secure sum"
+            )
 
 
 def spec_from_wire(message: pb.SignedSpec) -> SignedSpec:
     """SPEC, or ABANDON for its notes and survivors; ``round_spec.receive`` reads the document."""
     sent, size = Sender(COORDINATOR, Code.SPEC), len(message.document)
-    sent.check(0 < size <= MOST_SPEC_BYTES, f"a specification of {size} bytes, 1 to {MOST_SPEC_BYTES} it can have")
-    signature = sent.sized(message.signature, SIGNATURE_BYTES, "the signature over the specification")
+    sent.check(
+        0 < size <= MOST_SPEC_BYTES,
+        f"a specification of {size} bytes, 1 to {MOST_SPEC_BYTES} it can have",
+    )
+    signature = sent.sized(
+        message.signature, SIGNATURE_BYTES, "the signature over the specification"
+    )
     noted = Sender(COORDINATOR, Code.ABANDON)
     notes = noted.every(
-        message.notes, abandon_from_wire, lambda n: (n.silo, n.signature), "abandon notes", most=MOST_NOTES
+        message.notes,
+        abandon_from_wire,
+        lambda n: (n.silo, n.signature),
+        "abandon notes",
+        most=MOST_NOTES,
     )
-    shown = noted.every(message.shown, shown_from_wire, lambda s: s.ctx, "survivors of earlier rounds", most=MOST_SHOWN)
-    return SignedSpec(message.document, signature, notes, proofs_from_wire(COORDINATOR, message.proofs), shown)
+    shown = noted.every(
+        message.shown,
+        shown_from_wire,
+        lambda s: s.ctx,
+        "survivors of earlier rounds",
+        most=MOST_SHOWN,
+    )
+    return SignedSpec(
+        message.document, signature, notes, proofs_from_wire(COORDINATOR, message.proofs), shown
+    )

@@ -1,9 +1,10 @@
 """What a silo gives in a secure sum, and how it asks for more: ``SecureUpload`` and ``SecurePoll``.
 
-It gives the effects of its machine (security/secagg/silo_events.py), or that the attempt is over for it: a code, never
-a text. The longest each ``SecureUpload`` gets, in bytes, among n silos: ids of 64 characters, a session of 64 bytes,
-the largest numbers, g tagged groups (0 in the columns, where there are no tags), p bytes of inner products (none in the
-columns: there are none where nothing is compared by shares)::
+It gives the effects of its machine (security/secagg/silo_events.py), or that the attempt is over
+for it: a code, never a text. The longest each ``SecureUpload`` gets, in bytes, among n silos: ids
+of 64 characters, a session of 64 bytes, the largest numbers, g tagged groups (0 in the columns,
+where there are no tags), p bytes of inner products (none in the columns: there are none where
+nothing is compared by shares)::
 
     body       at most          n = 4       10      100     1000
     keys       354 + 102*n        761     1373    10553   102354
@@ -16,9 +17,10 @@ columns: there are none where nothing is compared by shares)::
     abandon    350                350      350      350      350
     end        219                219      219      219      219
 
-``SecurePoll`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more than 73 tags are
-longer than a control message may be (1024 bytes, silo/egress/control.py); all are below the 4 MiB of a message
-(proto/channel.py). Of a message with more entries than there are silos nothing is made (proto/field_limits.py).
+``SecurePoll`` has at most 178. So a silo's keys, its shares, what it reveals and the header of more
+than 73 tags are longer than a control message may be (1024 bytes, silo/egress/control.py); all are
+below the 4 MiB of a message (proto/channel.py). Of a message with more entries than there are silos
+nothing is made (proto/field_limits.py).
 """
 
 from dataclasses import dataclass, field
@@ -63,7 +65,8 @@ from .secagg_messages import (
 
 BODIES = range(2, 11)  # fields of SecureUpload that are messages
 MOST_FIELDS = 8  # of SecureUpload, which has three; and of what is in a body beside its entries
-ENVELOPE = "MANIFEST"  # the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
+# the ErrorCode of what is no message of a secure sum; what its body holds has the step's Code
+ENVELOPE = "MANIFEST"
 MOST_SESSION_BYTES = 64
 
 CODES = {pb.SecureCode.Value(f"SECURE_CODE_{code.name}"): code for code in Code}
@@ -71,7 +74,10 @@ CODES = {pb.SecureCode.Value(f"SECURE_CODE_{code.name}"): code for code in Code}
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Which attempt at which sum; ``ctx`` is of the specification as it was told, so a malformed one has one too."""
+    """Which attempt at which sum.
+
+    ``ctx`` is of the specification as it was told, so a malformed one has one too.
+    """
 
     job: str
     job_digest: bytes
@@ -88,7 +94,14 @@ class Over:
 
 
 UploadBody: TypeAlias = (
-    SendKeys | SendShares | SendComplaint | SendHeader | SendSurvival | SendReveal | SendAbandon | Over
+    SendKeys
+    | SendShares
+    | SendComplaint
+    | SendHeader
+    | SendSurvival
+    | SendReveal
+    | SendAbandon
+    | Over
 )
 
 
@@ -113,7 +126,10 @@ class SecaggPoll:
 
 
 def most_contributed(silos: int, groups: int, products: int = 0) -> int:
-    """Bytes of all that one of so many silos gives in one attempt, masked words aside; the sum of the table."""
+    """Bytes of all that one of so many silos gives in one attempt, masked words aside.
+
+    The sum of the table.
+    """
     return 2781 + 562 * silos + 8 * groups + (products and products + 4)
 
 
@@ -148,7 +164,9 @@ def over_from_wire(peer: str, message: pb.SecureEnd) -> Over:
     """RefusedError blames ``peer``, who sent it here."""
     code = CODES.get(message.code)
     if code is None:
-        raise RefusedError(peer, ENVELOPE, f"ends an attempt with code {message.code}, which there is not")
+        raise RefusedError(
+            peer, ENVELOPE, f"ends an attempt with code {message.code}, which there is not"
+        )
     return Over(code)
 
 
@@ -179,7 +197,9 @@ def secagg_upload_to_wire(given: SecaggUpload) -> pb.SecureUpload:
 
 def read_contribution(data: bytes, silos: int) -> pb.SecureUpload:
     """Bytes as a message; DecodeError where there are none, or of more than so many silos."""
-    check_fields(data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES)))
+    check_fields(
+        data, MOST_FIELDS, dict.fromkeys(BODIES, FieldLimit(silos + MOST_FIELDS, MAX_MESSAGE_BYTES))
+    )
     return pb.SecureUpload.FromString(data)
 
 
@@ -193,7 +213,10 @@ def secagg_upload_from_wire(silo: str, message: pb.SecureUpload) -> SecaggUpload
     body = _given_body(silo, message)
     given = SecaggUpload(message.session, attempt, body)
     # (3) It holds nothing else.
-    sent.check(message == secagg_upload_to_wire(given), "has fields that its protocol version does not know")
+    sent.check(
+        message == secagg_upload_to_wire(given),
+        "has fields that its protocol version does not know",
+    )
     return given
 
 
@@ -203,14 +226,19 @@ def _given_body(silo: str, message: pb.SecureUpload) -> UploadBody:
             bundle = bundle_from_wire(silo, message.keys.bundle)
             _check_own(silo, Code.KEYS, bundle.silo)
             given = Sender(silo, Code.KEYS)
-            keys = given.every(message.keys.keys, receiving_from_wire, lambda key: key.dealer, "receiving keys")
+            keys = given.every(
+                message.keys.keys, receiving_from_wire, lambda key: key.dealer, "receiving keys"
+            )
             return SendKeys(bundle, keys)
         case "shares":
             dealing = dealing_from_wire(silo, message.shares.dealing)
             _check_own(silo, Code.SHARES, dealing.dealer)
             sent, dealt = Sender(silo, Code.SHARES), message.shares.portions
             portions = sent.every(
-                dealt, lambda peer, m: portion_from_wire(peer, m, dealing.dealer), lambda p: p.holder, "portions"
+                dealt,
+                lambda peer, m: portion_from_wire(peer, m, dealing.dealer),
+                lambda p: p.holder,
+                "portions",
             )
             return SendShares(dealing, portions)
         case "complaint":
@@ -242,7 +270,11 @@ def _given_body(silo: str, message: pb.SecureUpload) -> UploadBody:
 def poll_to_wire(asked: SecaggPoll) -> pb.SecurePoll:
     """At the silo."""
     return pb.SecurePoll(
-        session=asked.session, job=asked.job, job_digest=asked.job_digest, round=asked.round, had=asked.had
+        session=asked.session,
+        job=asked.job,
+        job_digest=asked.job_digest,
+        round=asked.round,
+        had=asked.had,
     )
 
 
@@ -259,9 +291,14 @@ def poll_from_wire(silo: str, message: pb.SecurePoll) -> SecaggPoll:
 
 def _check_session(sent: Sender, session: bytes) -> None:
     size = len(session)
-    sent.check(0 < size <= MOST_SESSION_BYTES, f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have")
+    sent.check(
+        0 < size <= MOST_SESSION_BYTES,
+        f"a session of {size} bytes, 1 to {MOST_SESSION_BYTES} it can have",
+    )
 
 
 def _check_own(silo: str, code: Code, named: str) -> None:
-    """A silo speaks for itself: a message that does not hold drops whom it names out of the attempt."""
+    """A silo speaks for itself: a message that does not hold drops whom it names out of the
+    attempt.
+    """
     Sender(silo, code).check(named == silo, f"gives a message in the name of {named!r}")

@@ -1,12 +1,13 @@
-"""Which values of a polynomial are wrong, of more than its degree takes: Berlekamp and Welch, over field.py's field.
+"""Which values of a polynomial are wrong, of more than its degree takes: Berlekamp and Welch, over
+field.py's field.
 
-Values y at n points x, of which at most e = (n - d - 1) // 2 are not those of one polynomial P of degree d. There are
-a monic E of degree e, whose zeros are the wrong points, and Q = P E with::
+Values y at n points x, of which at most e = (n - d - 1) // 2 are not those of one polynomial P of
+degree d. There are a monic E of degree e, whose zeros are the wrong points, and Q = P E with::
 
-    Q(x) = y E(x)      at all points: n linear equations in the d + 1 + 2 e other coefficients of both
+    Q(x) = y E(x)    at all points: n linear equations in the d + 1 + 2 e other coefficients of both
 
-Every solution has Q / E = P (L. Welch and E. Berlekamp, "Error correction for algebraic block codes", US patent
-4,633,470, 1986). The work is that of one elimination, whoever lies: n³ steps.
+Every solution has Q / E = P (L. Welch and E. Berlekamp, "Error correction for algebraic block
+codes", US patent 4,633,470, 1986). The work is that of one elimination, whoever lies: n³ steps.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,12 @@ from .field import PRIME
 Row = list[int]
 
 
-def wrong_points(points: Sequence[int], values: Sequence[int], degree: int) -> tuple[int, ...] | None:
-    """The points, distinct, whose values are not those of the one polynomial that all but ``e`` fit; None for none."""
+def wrong_points(
+    points: Sequence[int], values: Sequence[int], degree: int
+) -> tuple[int, ...] | None:
+    """The points, distinct, whose values are not those of the one polynomial that all but ``e``
+    fit; None for none.
+    """
     errors = (len(points) - degree - 1) // 2
     if errors < 0:
         return None
@@ -53,7 +58,9 @@ def _solved(rows: list[Row]) -> Row | None:
         pivot = rows[done] = [number * inverse % PRIME for number in rows[done]]
         for at, row in enumerate(rows):
             if at != done and (factor := row[column]):
-                rows[at] = [(number - factor * own) % PRIME for number, own in zip(row, pivot, strict=True)]
+                rows[at] = [
+                    (number - factor * own) % PRIME for number, own in zip(row, pivot, strict=True)
+                ]
         places.append(column)
         done += 1
     if any(row[-1] for row in rows[done:]):

@@ -1,9 +1,11 @@
-"""Vectors over the prime field of p = 2^61 - 1: matrix products, uniform numbers, polynomials. All of it is exact.
+"""Vectors over the prime field of p = 2^61 - 1: matrix products, uniform numbers, polynomials.
 
-A number of the field is a uint64 below p. A matrix product takes both sides apart into four digits of 16 bits, as
-float64: each product of digits is an integer below 2^32, so a sum of at most 2^19 products of the four pairs of digits
-with one shift is an integer below 2^53. float64 holds it as it is, in whatever order BLAS adds. Since
-2^61 ≡ 1 mod p, the shifts are rotations of 61 bits.
+All of it is exact.
+
+A number of the field is a uint64 below p. A matrix product takes both sides apart into four digits
+of 16 bits, as float64: each product of digits is an integer below 2^32, so a sum of at most 2^19
+products of the four pairs of digits with one shift is an integer below 2^53. float64 holds it as it
+is, in whatever order BLAS adds. Since 2^61 ≡ 1 mod p, the shifts are rotations of 61 bits.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,9 @@ class Source(Protocol):
 
 
 def uniform(source: Source, shape: Sequence[int]) -> Words:
-    """Uniform numbers of the field: 61 bits of each word of the stream, and the next words in place of a p."""
+    """Uniform numbers of the field: 61 bits of each word of the stream, and the next words in place
+    of a p.
+    """
     made = np.empty(shape, "<u8")
     source.fill(made.data.cast("B"))
     made &= _P
@@ -68,9 +72,14 @@ def add(left: Words, right: Words) -> Words:
 
 
 def product(left: Words, right: Words) -> Words:
-    """Matrix [m, k] times matrix [k, n] mod p, [m, n]; LocalError for k over 2^19, where float64 would round."""
+    """Matrix [m, k] times matrix [k, n] mod p, [m, n].
+
+    LocalError for k over 2^19, where float64 would round.
+    """
     if left.shape[-1] > LONGEST:
-        raise LocalError(f"a product over {left.shape[-1]} numbers, at most {LONGEST} stay exact; compare fewer")
+        raise LocalError(
+            f"a product over {left.shape[-1]} numbers, at most {LONGEST} stay exact; compare fewer"
+        )
     ones, others = _digits(left), _digits(right)
     total = np.zeros((left.shape[0], right.shape[1]), np.uint64)
     for shift in range(2 * _DIGITS - 2, -1, -1):  # Horner, in powers of 2^16
@@ -82,13 +91,16 @@ def product(left: Words, right: Words) -> Words:
 
 
 def powers(points: Sequence[int], first: int, last: int) -> Words:
-    """x^first to x^last of each point x, [points, last - first + 1]: values of a polynomial are powers times it."""
+    """x^first to x^last of each point x, [points, last - first + 1]: values of a polynomial are
+    powers times it.
+    """
     table = [[pow(x, power, PRIME) for power in range(first, last + 1)] for x in points]
     return np.array(table, "<u8").reshape(len(points), last - first + 1)
 
 
 def interpolation(known: Sequence[int], wanted: Sequence[int]) -> Words:
-    """Lagrange weights [wanted, known]: what a polynomial has at ``wanted`` from its values at ``known``.
+    """Lagrange weights [wanted, known]: what a polynomial has at ``wanted`` from its values at
+    ``known``.
 
     LocalError for a point that comes twice.
     """
@@ -116,4 +128,6 @@ def _reduced(values: Words) -> Words:
 def _digits(numbers: Words) -> list[Reals]:
     """The digits of numbers, the lowest first, as float64 of the same shape."""
     mask = np.uint64((1 << _DIGIT) - 1)
-    return [((numbers >> np.uint64(_DIGIT * at)) & mask).astype(np.float64) for at in range(_DIGITS)]
+    return [
+        ((numbers >> np.uint64(_DIGIT * at)) & mask).astype(np.float64) for at in range(_DIGITS)
+    ]

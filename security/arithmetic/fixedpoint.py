@@ -1,16 +1,17 @@
 """Numbers as integers mod 2^b, b = 32 or 64, so that masks hide them and sums of them are exact.
 
-A silo sends q = rint(w · clip_C(x) · 2^e) in two's complement: clipped first, then weighted (SECURITY.md rule 15).
-C = 2^clip_exponent, and 2^e is the largest power of two with 2^e · B ≤ 2^(b-1) - 1 - n, where n silos are in the cohort
-and B bounds |Σ w x|. Then no sum wraps::
+A silo sends q = rint(w · clip_C(x) · 2^e) in two's complement: clipped first, then weighted
+(SECURITY.md rule 15). C = 2^clip_exponent, and 2^e is the largest power of two with 2^e · B ≤
+2^(b-1) - 1 - n, where n silos are in the cohort and B bounds |Σ w x|. Then no sum wraps::
 
-    weights   w of a silo           B      |Σ q| ≤ Σ (w C 2^e + 1/2) ≤ B 2^e + n/2 < 2^(b-1)
-    public    n_i / Σ n_j           C      counts stand in the specification; Σ over the cohort is 1
-    private   n_i / most, row-wise  n C    each row's w is one more number of the sum, scaled by 2^e of C = 1
-    equal     1                     n C
+    weights  w of a silo           B    |Σ q| ≤ Σ (w C 2^e + 1/2) ≤ B 2^e + n/2 < 2^(b-1)
+    public   n_i / Σ n_j           C    counts stand in the specification; Σ over the cohort is 1
+    private  n_i / most, row-wise  n C  each row's w is one more number of the sum, scaled by 2^e of
+                                        C = 1
+    equal    1                     n C
 
-Rounding to float64 keeps within it: w ≤ (n_i / Σ n_j)(1 + 2^-53), and with C a power of two B 2^e ≤ 2^(b-2).
-The opened sum of m silos differs from Σ w clip_C(x) by at most m (2^-(e+1) + 2^-52 C).
+Rounding to float64 keeps within it: w ≤ (n_i / Σ n_j)(1 + 2^-53), and with C a power of two B 2^e ≤
+2^(b-2). The opened sum of m silos differs from Σ w clip_C(x) by at most m (2^-(e+1) + 2^-52 C).
 """
 
 from fractions import Fraction
@@ -25,16 +26,19 @@ from ...files.documents import Strict
 
 Words: TypeAlias = npt.NDArray[Any]  # little-endian uint32 or uint64
 Floats: TypeAlias = npt.NDArray[Any]  # float32 or float64
-Flat: TypeAlias = Floats | tuple[Floats, ...]  # one vector; or its pieces in order, each [k], of one dtype
+# one vector; or its pieces in order, each [k], of one dtype
+Flat: TypeAlias = Floats | tuple[Floats, ...]
 Reals: TypeAlias = npt.NDArray[np.float64]
 Ring: TypeAlias = Literal[32, 64]
 
 WORD: dict[int, npt.DTypeLike] = {32: "<u4", 64: "<u8"}
 SIGNED: dict[int, npt.DTypeLike] = {32: "<i4", 64: "<i8"}
 BLOCK = 1 << 15  # elements that are worked on at a time: 256 KiB of float64, inside a core's cache
-WIDEST_PRIVATE = 16  # ratio of the largest to the least private weight up to which 32 bits do: rule 18
+# ratio of the largest to the least private weight up to which 32 bits do: rule 18
+WIDEST_PRIVATE = 16
 
-COORDINATOR_READS = "coordinator"  # may read a group once its sum is open; for all others its words are padded
+# may read a group once its sum is open; for all others its words are padded
+COORDINATOR_READS = "coordinator"
 SILOS_READ = "silos"
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
@@ -42,25 +46,35 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 
 
 class Group(Strict):
-    """Tensors that are clipped, weighted and summed alike, as one flat vector of ``rows`` equal rows."""
+    """Tensors that are clipped, weighted and summed alike, as one flat vector of ``rows`` equal
+    rows.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,129}$")]  # two ids and a dot
     elements: Positive
     rows: Positive = 1  # private weights: one per row; else 1
     ring: Ring = 32
     clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)]
-    scale_exponent: Annotated[int, Field(strict=True, ge=0, le=126)] = 0  # follows from the size of the cohort
+    # follows from the size of the cohort
+    scale_exponent: Annotated[int, Field(strict=True, ge=0, le=126)] = 0
     weights: Literal["public", "private", "equal"]
-    weight_most: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: what no silo's weight exceeds
-    weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0  # private: the declared minimum
-    reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS  # "silos", or the one silo
-    counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()  # public: by silo of the cohort, where its own
-    own_weight: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0  # what the reader keeps of its own, of 2^32
+    # private: what no silo's weight exceeds
+    weight_most: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
+    # private: the declared minimum
+    weight_least: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] = 0
+    # "silos", or the one silo
+    reader: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] = COORDINATOR_READS
+    # public: by silo of the cohort, where its own
+    counts: Annotated[tuple[Count, ...], Field(max_length=1000)] = ()
+    # what the reader keeps of its own, of 2^32
+    own_weight: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.elements % self.rows:
-            raise ValueError(f"group {self.name!r}: {self.elements} elements are not {self.rows} equal rows")
+            raise ValueError(
+                f"group {self.name!r}: {self.elements} elements are not {self.rows} equal rows"
+            )
         if self.weights == "private":
             if not 1 <= self.weight_least <= self.weight_most:
                 raise ValueError(
@@ -69,10 +83,14 @@ class Group(Strict):
                 )
             if self.ring == 32 and self.weight_most > WIDEST_PRIVATE * self.weight_least:
                 raise ValueError(
-                    f"group {self.name!r}: weights from {self.weight_least} to {self.weight_most} need ring 64"
+                    f"group {self.name!r}: weights from {self.weight_least} to {self.weight_most}"
+                    " need ring 64"
                 )
         elif self.rows != 1 or self.weight_most or self.weight_least:
-            raise ValueError(f"group {self.name!r}: rows, weight_least and weight_most are for private weights only")
+            raise ValueError(
+                f"group {self.name!r}: rows, weight_least and weight_most are for private weights"
+                " only"
+            )
         if self.counts and self.weights != "public":
             raise ValueError(f"group {self.name!r}: counts are for public weights only")
         return self
@@ -99,8 +117,12 @@ def unscaled(group: Group) -> Group:
 
 
 def scale_exponent(ring: int, silos: int, clip_exponent: int, weights: str) -> int:
-    """The e that a cohort of ``silos`` uses; LocalError if the ring is too small for so large a clip."""
-    bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)  # 2^(e + clip_exponent) <= bound
+    """The e that a cohort of ``silos`` uses.
+
+    LocalError if the ring is too small for so large a clip.
+    """
+    # 2^(e + clip_exponent) <= bound
+    bound = ((1 << ring - 1) - 1 - silos) // (1 if weights == "public" else silos)
     exponent = bound.bit_length() - 1 - clip_exponent
     if bound < 1 or exponent < 0:
         raise LocalError(
@@ -131,58 +153,83 @@ def cut(values: Flat, start: int, stop: int) -> Floats:
 
 
 def check_values(group: Group, values: Flat, *, saturate: bool = False) -> int:
-    """How many elements exceed the clip; LocalError, before anything leaves, unless they may be cut to it.
+    """How many elements exceed the clip.
+
+    LocalError, before anything leaves, unless they may be cut to it.
 
     Always LocalError for values that are not finite, or not ``group.elements`` floats in one row.
     """
     given = pieces(values)
     floats = {piece.dtype for piece in given} in ({np.dtype(np.float32)}, {np.dtype(np.float64)})
-    if not floats or {piece.ndim for piece in given} != {1} or sum(piece.size for piece in given) != group.elements:
+    if (
+        not floats
+        or {piece.ndim for piece in given} != {1}
+        or sum(piece.size for piece in given) != group.elements
+    ):
         found = ", ".join(f"{piece.dtype} {list(piece.shape)}" for piece in given)
-        raise LocalError(f"group {group.name!r}: got {found}; give float32 or float64 [{group.elements}]")
+        raise LocalError(
+            f"group {group.name!r}: got {found}; give float32 or float64 [{group.elements}]"
+        )
     held = [piece for piece in given if piece.size]
-    low, high = float(np.min([each.min() for each in held])), float(np.max([each.max() for each in held]))  # NaN too
+    # NaN too
+    low, high = (
+        float(np.min([each.min() for each in held])),
+        float(np.max([each.max() for each in held])),
+    )
     if not np.isfinite(low) or not np.isfinite(high):
-        raise LocalError(f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr")
+        raise LocalError(
+            f"group {group.name!r} holds NaN or infinity; training has diverged, lower the lr"
+        )
     largest = max(-low, high)
     if largest <= group.clip:
         return 0
     if not saturate:
         raise LocalError(
-            f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip {group.clip:g}; "
-            "have the job signed with a larger security.clip_exponent"
+            f"group {group.name!r}: its largest magnitude is {largest:g}, above its clip"
+            f" {group.clip:g}; have the job signed with a larger security.clip_exponent"
         )
     blocks = (piece[at : at + BLOCK] for piece in held for at in range(0, piece.size, BLOCK))
     return sum(int(np.count_nonzero(np.abs(block) > group.clip)) for block in blocks)
 
 
 def check_weights(group: Group, weights: Reals) -> None:
-    """LocalError unless private weights are ``group.rows`` numbers, each 0 or between the declared bounds."""
+    """LocalError unless private weights are ``group.rows`` numbers, each 0 or between the declared
+    bounds.
+    """
     if weights.dtype != np.float64 or weights.shape != (group.rows,):
-        raise LocalError(f"group {group.name!r}: weights are {weights.dtype} {list(weights.shape)}, not [{group.rows}]")
+        raise LocalError(
+            f"group {group.name!r}: weights are {weights.dtype} {list(weights.shape)}, not"
+            f" [{group.rows}]"
+        )
     held = (weights >= group.weight_least) & (weights <= group.weight_most)
     if group.rows > 1:  # a silo may have none of a row's class
         held |= weights == 0
     if not held.all():
         raise LocalError(
-            f"group {group.name!r}: weight {float(weights[~held][0]):g} is not between the declared "
-            f"{group.weight_least} and {group.weight_most}; declare wider bounds in the job"
+            f"group {group.name!r}: weight {float(weights[~held][0]):g} is not between the declared"
+            f" {group.weight_least} and {group.weight_most}; declare wider bounds in the job"
         )
 
 
 def quantise(group: Group, values: Floats, weight: float | Reals, into: Words) -> None:
-    """Write rint(weight · clip(value) · 2^e) mod 2^b into ``into``, of the same length; values are checked before.
+    """Write rint(weight · clip(value) · 2^e) mod 2^b into ``into``, of the same length.
+
+    Values are checked before.
 
     ``weight`` is one number, or one for each value.
     """
     clip, scale = group.clip, 2.0**group.scale_exponent
     signed = into.view(SIGNED[group.ring])
-    clipped, scaled = np.empty(min(BLOCK, values.size), values.dtype), np.empty(min(BLOCK, values.size))
+    clipped, scaled = (
+        np.empty(min(BLOCK, values.size), values.dtype),
+        np.empty(min(BLOCK, values.size)),
+    )
     for at in range(0, values.size, BLOCK):
         here = slice(at, min(at + BLOCK, values.size))
         block = scaled[: here.stop - at]
         block[:] = np.clip(values[here], -clip, clip, out=clipped[: block.size])
-        block *= (weight if isinstance(weight, float) else weight[here]) * scale  # one rounding: scale is 2^e
+        # one rounding: scale is 2^e
+        block *= (weight if isinstance(weight, float) else weight[here]) * scale
         np.rint(block, out=block)
         signed[here] = block
 
@@ -194,8 +241,12 @@ def quantise_weights(group: Group, weights: Reals, silos: int, into: Words) -> N
 
 
 def dequantise(total: Words, ring: int, exponent: int, into: Reals | None = None) -> Reals:
-    """The numbers, in float64, that an opened sum stands for; ``into`` may be the memory of the words."""
-    made: Reals = np.multiply(total.view(SIGNED[ring]), 2.0**-exponent, out=into)  # exact but for words beyond 2^53
+    """The numbers, in float64, that an opened sum stands for.
+
+    ``into`` may be the memory of the words.
+    """
+    # exact but for words beyond 2^53
+    made: Reals = np.multiply(total.view(SIGNED[ring]), 2.0**-exponent, out=into)
     return made
 
 

@@ -1,22 +1,25 @@
 """Masks: streams of uniform words that are added to what a silo sends, and that cancel in the sum.
 
-The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5), GCM's tag never being asked
-for. Plain CTR gives the same bytes, and which of the two OpenSSL makes twice as fast as the other depends on the
-processor, so a process tries both once (``_faster``). It comes in segments of 1 MiB, each under a nonce of its own, so
-any of them can be made alone; block i of segment s of group g is ::
+The stream of a key is AES-256 in the counter mode of GCM (NIST SP 800-38D section 6.5), GCM's tag
+never being asked for. Plain CTR gives the same bytes, and which of the two OpenSSL makes twice as
+fast as the other depends on the processor, so a process tries both once (``_faster``). It comes in
+segments of 1 MiB, each under a nonce of its own, so any of them can be made alone; block i of
+segment s of group g is ::
 
-    AES-256(key, counter block)      counter block = g (4 bytes) ‖ s (8 bytes) ‖ i + 2 (4 bytes), big-endian
+    AES-256(key, counter block)  counter block = g (4 bytes) ‖ s (8 bytes) ‖ i + 2 (4 bytes),
+                                 big-endian
 
-GCM begins with 2, since 1 is its tag's and the all-zero block its hash key's: none of ours is either. A segment has
-2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not run over, and no two (group, segment) share a
-block. A key serves one attempt (its context is in the key), so segments may be numbered from 0 each time.
+GCM begins with 2, since 1 is its tag's and the all-zero block its hash key's: none of ours is
+either. A segment has 2^16 blocks of the 2^32 - 2 that a nonce may have, so the counter does not run
+over, and no two (group, segment) share a block. A key serves one attempt (its context is in the
+key), so segments may be numbered from 0 each time.
 
 The mask of silo u, whose ids are ordered as text::
 
     PRG(self_u) + Σ_{v > u} PRG(pair_uv) - Σ_{v < u} PRG(pair_uv)   mod 2^b
 
-In the sum over all who dealt, each pair cancels; the coordinator removes the self masks of the survivors, and the
-survivors' half of each pair whose other silo is lost.
+In the sum over all who dealt, each pair cancels; the coordinator removes the self masks of the
+survivors, and the survivors' half of each pair whose other silo is lost.
 """
 
 import time
@@ -66,7 +69,8 @@ def _ctr(nonce: bytes) -> CTR:
     return CTR(nonce + FIRST_BLOCK)
 
 
-WAYS: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)  # to the same bytes, from a nonce of 12
+# to the same bytes, from a nonce of 12
+WAYS: tuple[Callable[[bytes], GCM | CTR], ...] = (GCM, _ctr)
 
 
 @cache
@@ -112,18 +116,26 @@ class Keystream:
 
 
 class Mask:
-    """The sum of terms over one group, from a word on; holds one piece of one stream, whatever the group's size."""
+    """The sum of terms over one group, from a word on.
+
+    Holds one piece of one stream, whatever the group's size.
+    """
 
     def __init__(self, terms: Iterable[Term], group: int, ring: int, first: int = 0) -> None:
         self._dtype = np.dtype(WORD[ring])
         offset = first * self._dtype.itemsize
-        self._streams = [(Keystream(term.key, group, offset), term.negative, term.times) for term in terms]
-        self._scratch: Words = np.empty(0, self._dtype)  # kept: new memory costs as much as a stream
+        self._streams = [
+            (Keystream(term.key, group, offset), term.negative, term.times) for term in terms
+        ]
+        # kept: new memory costs as much as a stream
+        self._scratch: Words = np.empty(0, self._dtype)
 
     def add_to(self, words: Words) -> None:
         """Add the mask's next words to ``words`` in place, mod 2^b."""
         if words.dtype != self._dtype:
-            raise LocalError(f"words are {words.dtype}, the mask is {self._dtype}; this is a bug in Staddle")
+            raise LocalError(
+                f"words are {words.dtype}, the mask is {self._dtype}; this is a bug in Staddle"
+            )
         size = PIECE // self._dtype.itemsize
         if self._scratch.size < min(size, words.size):
             self._scratch = np.empty(min(size, words.size), self._dtype)
@@ -142,7 +154,9 @@ class Mask:
 
 
 def add_whole(terms: Sequence[Term], group: int, words: Words) -> None:
-    """Add the mask of a whole group to its words in place, in several threads: each makes some of the segments."""
+    """Add the mask of a whole group to its words in place, in several threads: each makes some of
+    the segments.
+    """
     share = -(-words.nbytes // (SEGMENT * THREADS)) * SEGMENT // words.itemsize
     starts = range(0, words.size, max(share, 1))
     if len(starts) <= 1:

@@ -1,20 +1,24 @@
-"""The key that all silos of a job share and the coordinator, which relays it, never has: SECURITY.md rule 13.
+"""The key that all silos of a job share and the coordinator, which relays it, never has:
+SECURITY.md rule 13.
 
-Each silo gives 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh X25519 key, public half,
-for what is sealed to it within the job. It signs both. What they make, in order of ids::
+Each silo gives 32 random bytes, sealed to every other one (sealing.py), and a prekey: a fresh
+X25519 key, public half, for what is sealed to it within the job. It signs both. What they make, in
+order of ids::
 
     ctx   SHA-256(framed(GROUP_CONTEXT, federation, roster digest, job digest, epoch))
     all   SHA-256(framed(GROUP_ALL, sealing_1, prekey_1, …, sealing_n, prekey_n))
     key   HKDF(secret_1 ‖ … ‖ secret_n, salt = ctx, info = framed(GROUP_KEY, all))
 
-One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under one roster: silos
-of another job, or of a later roster, have nothing of it. Where a silo signed two contributions to one epoch, and the
-coordinator showed each to half of the others, their keys differ. So each round's specification has ``all``
-(``RoundSpec.key_parts``): silos sign nothing with others that made another key, and give nothing under it.
+One honest silo's bytes make the key unknown to the coordinator and uniform. It is of one job under
+one roster: silos of another job, or of a later roster, have nothing of it. Where a silo signed two
+contributions to one epoch, and the coordinator showed each to half of the others, their keys
+differ. So each round's specification has ``all`` (``RoundSpec.key_parts``): silos sign nothing with
+others that made another key, and give nothing under it.
 
-The seeds of a Mix are sealed to prekeys (padded_mix.py), to this first one and then to later generations (prekeys.py).
-Silos erase the files of the private halves, all of them by the job's end: what was uploaded is opened by nobody then,
-whatever other key of theirs is taken later (SECURITY.md rules 10 and 11).
+The seeds of a Mix are sealed to prekeys (padded_mix.py), to this first one and then to later
+generations (prekeys.py). Silos erase the files of the private halves, all of them by the job's end:
+what was uploaded is opened by nobody then, whatever other key of theirs is taken later (SECURITY.md
+rules 10 and 11).
 """
 
 import hashlib
@@ -24,15 +28,32 @@ from dataclasses import dataclass, field
 from ...errors import LocalError
 from ..faults import COORDINATOR, Code, check, passed_on
 from ..identity import roster as rosters
-from ..identity.domains import GROUP_ALL, GROUP_CONTEXT, GROUP_CONTRIBUTION, GROUP_KEY, GROUP_SEAL, framed
+from ..identity.domains import (
+    GROUP_ALL,
+    GROUP_CONTEXT,
+    GROUP_CONTRIBUTION,
+    GROUP_KEY,
+    GROUP_SEAL,
+    framed,
+)
 from ..identity.pairwise_keys import KEY_BYTES, agree, derive, public_key
 from ..identity.signers import Sign, Signers
-from .sealing import Letter, SealedSecret, Sealing, check_sealed, is_secret, open_letter, seal_to_all
+from .sealing import (
+    Letter,
+    SealedSecret,
+    Sealing,
+    check_sealed,
+    is_secret,
+    open_letter,
+    seal_to_all,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One agreement on the key: roster and job (digests, hex), and the X25519 key of each of its silos, 32 bytes."""
+    """One agreement on the key: roster and job (digests, hex), and the X25519 key of each of its
+    silos, 32 bytes.
+    """
 
     number: int
     federation: str
@@ -41,13 +62,22 @@ class Epoch:
     exchange_keys: Mapping[str, bytes]
 
     @classmethod
-    def of(cls, roster: rosters.Roster, job_silos: Sequence[str], job_digest: str, number: int = 0) -> "Epoch":
-        """The epoch of a job under a verified roster; LocalError where one of its silos is not of the roster."""
-        keys = {entry.id: bytes.fromhex(entry.exchange_key) for entry in roster.silos if entry.id in job_silos}
+    def of(
+        cls, roster: rosters.Roster, job_silos: Sequence[str], job_digest: str, number: int = 0
+    ) -> "Epoch":
+        """The epoch of a job under a verified roster.
+
+        LocalError where one of its silos is not of the roster.
+        """
+        keys = {
+            entry.id: bytes.fromhex(entry.exchange_key)
+            for entry in roster.silos
+            if entry.id in job_silos
+        }
         if gone := sorted(set(job_silos) - set(keys)):
             raise LocalError(
-                f"the job has {', '.join(gone)}, of which roster version {roster.version} has no silo; sign the job "
-                "again, for silos of the roster"
+                f"the job has {', '.join(gone)}, of which roster version {roster.version} has no"
+                " silo; sign the job again, for silos of the roster"
             )
         return cls(number, roster.federation, rosters.digest(roster), job_digest, keys)
 
@@ -61,13 +91,19 @@ class Epoch:
     def others(self, silo: str) -> dict[str, bytes]:
         """The X25519 keys of all its silos but this one."""
         if silo not in self.exchange_keys:
-            raise LocalError(f"{silo!r} is not a silo of the job, so it has no part in its key; ask who signed the job")
+            raise LocalError(
+                f"{silo!r} is not a silo of the job, so it has no part in its key; ask who signed"
+                " the job"
+            )
         return {other: key for other, key in self.exchange_keys.items() if other != silo}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyContribution:
-    """A silo's signed word on what it gives to an epoch; ``prekey`` is a public X25519 key, 32 bytes."""
+    """A silo's signed word on what it gives to an epoch.
+
+    ``prekey`` is a public X25519 key, 32 bytes.
+    """
 
     sealing: Sealing
     prekey: bytes
@@ -76,12 +112,30 @@ class KeyContribution:
     def check(self, epoch: Epoch, signers: Signers) -> None:
         """RefusedError unless a silo of this epoch signed it for this epoch."""
         sender = self.sealing.sender
-        check(sender in epoch.exchange_keys, sender, Code.KEYS, "is not a silo of the job that this key is of")
-        signed = signers.by_silo(sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing, self.prekey), self.signature)
-        check(signed, sender, Code.KEYS, f"its signature does not fit what it gives to the key of epoch {epoch.number}")
+        check(
+            sender in epoch.exchange_keys,
+            sender,
+            Code.KEYS,
+            "is not a silo of the job that this key is of",
+        )
+        signed = signers.by_silo(
+            sender, GROUP_CONTRIBUTION, _payload(epoch, self.sealing, self.prekey), self.signature
+        )
+        check(
+            signed,
+            sender,
+            Code.KEYS,
+            f"its signature does not fit what it gives to the key of epoch {epoch.number}",
+        )
         self.sealing.check()
-        check(len(self.prekey) == KEY_BYTES, sender, Code.KEYS, f"its prekey has {len(self.prekey)} bytes")
-        agree(bytes(KEY_BYTES), self.prekey, sender)  # with any private key: a point of low order gives zero with all
+        check(
+            len(self.prekey) == KEY_BYTES,
+            sender,
+            Code.KEYS,
+            f"its prekey has {len(self.prekey)} bytes",
+        )
+        # with any private key: a point of low order gives zero with all
+        agree(bytes(KEY_BYTES), self.prekey, sender)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +148,10 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """What a silo has of the keys of a job: 32 bytes each. The private halves of its prekeys stand by themselves."""
+    """What a silo has of the keys of a job: 32 bytes each.
+
+    The private halves of its prekeys stand by themselves.
+    """
 
     key: bytes = field(repr=False)  # that all its silos share
     parts: bytes  # ``parts_of`` it, public
@@ -106,26 +163,40 @@ def contribute(
 ) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
     """What a silo sends, made of three fresh seeds of 32 bytes, used for nothing else.
 
-    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something may be sealed to it.
+    It keeps ``secret`` until it has the key, and ``prekey``, the private half, while something may
+    be sealed to it.
     """
-    sealing, pieces = seal_to_all(epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo))
+    sealing, pieces = seal_to_all(
+        epoch.context(), GROUP_SEAL, silo, secret, ephemeral, epoch.others(silo)
+    )
     public = public_key(prekey)
-    return KeyContribution(sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))), pieces
+    return (
+        KeyContribution(
+            sealing, public, sign(GROUP_CONTRIBUTION, _payload(epoch, sealing, public))
+        ),
+        pieces,
+    )
 
 
 def check_contribution(
     epoch: Epoch, contribution: KeyContribution, pieces: Sequence[SealedSecret], signers: Signers
 ) -> None:
-    """At the coordinator, before it passes anything on: RefusedError names the silo that sent this."""
+    """At the coordinator, before it passes anything on: RefusedError names the silo that
+    sent this.
+    """
     contribution.check(epoch, signers)
     sender = contribution.sealing.sender
     check_sealed(contribution.sealing, pieces, tuple(epoch.others(sender)))
     late = [piece.recipient for piece in pieces if piece.generation]
-    check(not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}")
+    check(
+        not late, sender, Code.SHARES, f"sealed its part in a key to prekeys of {', '.join(late)}"
+    )
 
 
 def parts_of(given: Iterable[KeyContribution]) -> bytes:
-    """``all`` of a key that these contributions make, 32 bytes: public, and the same to all who have the same key."""
+    """``all`` of a key that these contributions make, 32 bytes: public, and the same to all who
+    have the same key.
+    """
     ordered = sorted(given, key=lambda each: each.sealing.sender)
     fields = (field for each in ordered for field in (each.sealing.encoded(), each.prekey))
     return hashlib.sha256(framed(GROUP_ALL, *fields)).digest()
@@ -140,7 +211,9 @@ def make_key(
     relayed: Sequence[Relayed],
     signers: Signers,
 ) -> bytes:
-    """The key, 32 bytes, at one silo; ``seed`` is its raw X25519 key of the roster, ``own`` and ``secret`` it gave.
+    """The key, 32 bytes, at one silo.
+
+    ``seed`` is its raw X25519 key of the roster, ``own`` and ``secret`` it gave.
 
     The steps run in order; RefusedError says who is to blame.
     """
@@ -150,8 +223,15 @@ def make_key(
     missing = sorted(set(others) - set(senders))
     doubled = sorted({sender for sender in senders if senders.count(sender) > 1})
     strangers = sorted(set(senders) - set(others))
-    for found, what in ((missing, "lacks those of"), (doubled, "doubles those of"), (strangers, "has some of")):
-        why = f"what it brings of contributions to the key of epoch {epoch.number} {what} {', '.join(found)}"
+    for found, what in (
+        (missing, "lacks those of"),
+        (doubled, "doubles those of"),
+        (strangers, "has some of"),
+    ):
+        why = (
+            f"what it brings of contributions to the key of epoch {epoch.number} {what}"
+            f" {', '.join(found)}"
+        )
         check(not found, COORDINATOR, Code.KEYS, why)
     # (2) Each is signed for this epoch of this roster; the coordinator could see that itself.
     with passed_on():
@@ -160,16 +240,25 @@ def make_key(
     # (3) Each letter is for us, and opens to what its sender committed to.
     secrets = {silo: secret}
     if own.sealing.sender != silo or not is_secret(ctx, GROUP_SEAL, own.sealing, secret):
-        raise LocalError(f"this is not what {silo!r} gave to the key of epoch {epoch.number}; begin a new epoch")
+        raise LocalError(
+            f"this is not what {silo!r} gave to the key of epoch {epoch.number}; begin a new epoch"
+        )
     for each in relayed:
         sealing = each.contribution.sealing
         ours = each.letter.sealed.recipient == silo
-        check(ours, COORDINATOR, Code.SHARES, f"brings {silo!r} a letter for {each.letter.sealed.recipient!r}")
+        check(
+            ours,
+            COORDINATOR,
+            Code.SHARES,
+            f"brings {silo!r} a letter for {each.letter.sealed.recipient!r}",
+        )
         among = tuple(epoch.others(sealing.sender))
         secrets[sealing.sender] = open_letter(ctx, GROUP_SEAL, sealing, each.letter, among, seed)
     # (4) All of them make the key, in order of ids.
     everything = parts_of((own, *(each.contribution for each in relayed)))
-    return derive(b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything))
+    return derive(
+        b"".join(secrets[name] for name in sorted(secrets)), ctx, framed(GROUP_KEY, everything)
+    )
 
 
 def _payload(epoch: Epoch, sealing: Sealing, prekey: bytes) -> bytes:

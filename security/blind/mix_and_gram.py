@@ -1,21 +1,30 @@
-"""``Mix`` and ``Gram`` as numbers: what blind silos and their coordinator compute, without pads (``Quantised``).
+"""``Mix`` and ``Gram`` as numbers: what blind silos and their coordinator compute, without pads
+(``Quantised``).
 
-=========  ======================================================  ====================================================
-exchange   computed                                                off from the one in the clear, before it is rounded
+=========  ======================================================
+           ====================================================
+exchange   computed                                                off from the one in the clear,
+           before it is rounded
                                                                    to its dtype
-=========  ======================================================  ====================================================
-``Mix``    (Σ a_j q(x_j)) 2^-(32+e) by padded_mix.py, of those     2^-(e+1) and what float64 loses: ``row_deviation``
+=========  ======================================================
+           ====================================================
+``Mix``    (Σ a_j q(x_j)) 2^-(32+e) by padded_mix.py, of those     2^-(e+1) and what float64 loses:
+           ``row_deviation``
            rows that mix_row.py allows
-``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64, then        2^-23 ‖v_i‖ ‖v_j‖ and what float64 loses in
+``Gram``   ⟨Qv_i, Qv_j⟩, Qv by rotation.py in float64, then        2^-23 ‖v_i‖ ‖v_j‖ and what
+           float64 loses in
            rounded to its dtype, float32                           rotating: ``gram_deviation``
            ⟨q(v_i), q(v_j)⟩ 2^-2e by shared_gram.py, where              ``shared_gram.deviation``
            silos deal shares of their vectors
-           the same of sketches, by rotated_sketch.py             √((1 + c²) / k) for a cosine c, which no two maps
+           the same of sketches, by rotated_sketch.py             √((1 + c²) / k) for a cosine c,
+           which no two maps
                                                                    have alike
-=========  ======================================================  ====================================================
+=========  ======================================================
+           ====================================================
 
-Pads cancel, so a row has the bits of a blind federation. A Gram has them under the same group key alone: under another
-one the rounded vectors differ, and with them weights that a method makes of their products.
+Pads cancel, so a row has the bits of a blind federation. A Gram has them under the same group key
+alone: under another one the rounded vectors differ, and with them weights that a method makes of
+their products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +44,14 @@ from .rotated_sketch import hidden
 from .rotation import Use, check_kind, check_vectors
 
 NO_LINE = "0" * 64  # nothing is sent, so nothing is bound to one
-FLOAT32 = 2.0**-23  # by which two numbers may differ, as a part of the larger, that were rounded apart
+# by which two numbers may differ, as a part of the larger, that were rounded apart
+FLOAT32 = 2.0**-23
 
 
 class MixRows:
-    """The rows of a job's Mix parts, from its first round on: which versions there are, and who had a row of which."""
+    """The rows of a job's Mix parts, from its first round on: which versions there are, and who had
+    a row of which.
+    """
 
     def __init__(self, clip_exponent: int, terms: Terms) -> None:
         self._clip_exponent, self._terms = clip_exponent, terms
@@ -51,16 +63,27 @@ class MixRows:
         """Members give new versions; LocalError for values that do not fit."""
         number = self._rounds[part.name] = self._rounds.get(part.name, -1) + 1
         for silo in members:
-            check_values(self._group(part), tuple(_values(spec, silo, read) for spec in part.tensors))
+            check_values(
+                self._group(part), tuple(_values(spec, silo, read) for spec in part.tensors)
+            )
             self._numbers[part.name, silo] = number
 
-    def row(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
-        """The recipient's row; None if the rules forbid it, the same again for the same versions and weights."""
+    def row(
+        self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
+    ) -> dict[str, Tensor] | None:
+        """The recipient's row; None if the rules forbid it, the same again for the same versions
+        and weights.
+        """
         whole = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
-        own, others = whole.get(recipient, 0), sorted(silo for silo in whole if silo != recipient and whole[silo])
+        own, others = (
+            whole.get(recipient, 0),
+            sorted(silo for silo in whole if silo != recipient and whole[silo]),
+        )
         if not others:
             return None
-        shares = tuple(Share(version=self._version(part, silo), weight=whole[silo]) for silo in others)
+        shares = tuple(
+            Share(version=self._version(part, silo), weight=whole[silo]) for silo in others
+        )
         row = RecipientRow(line=NO_LINE, recipient=recipient, own_weight=own, shares=shares)
         memory = self._memories.get((part.name, recipient), RowMemory())
         if row.digest() != memory.last and fault(recipient, own, shares, memory, self._terms):
@@ -74,11 +97,18 @@ class MixRows:
         return Version(silo=silo, round=number, attempt=0, number=number)
 
     def _group(self, part: Part) -> Group:
-        return mix_group(part.name, sum(spec.elements for spec in part.tensors), self._clip_exponent)
+        return mix_group(
+            part.name, sum(spec.elements for spec in part.tensors), self._clip_exponent
+        )
 
 
-def compared(part: Part, members: Sequence[str], read: Read, group_key: bytes, job: str, round_: int) -> Tensor:
-    """The Gram [groups, n, n] of a part's vectors as they leave; ``job`` is the digest of the job's document, hex."""
+def compared(
+    part: Part, members: Sequence[str], read: Read, group_key: bytes, job: str, round_: int
+) -> Tensor:
+    """The Gram [groups, n, n] of a part's vectors as they leave.
+
+    ``job`` is the digest of the job's document, hex.
+    """
     (spec,) = part.wire
     check_kind(part.name, part.kind)
     vectors = [read(silo, spec.name).double().numpy() for silo in members]  # n times [groups, d]
@@ -87,23 +117,31 @@ def compared(part: Part, members: Sequence[str], read: Read, group_key: bytes, j
     turned = np.empty((len(members), *spec.shape))
     for row in range(spec.shape[0]):
         use = Use(epoch=0, job=job, round=round_, attempt=0, group=part.name, row=row)
-        turned[:, row] = hidden(np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key))
+        turned[:, row] = hidden(
+            np.stack([own[row] for own in vectors]), part.sketch, use.key(group_key)
+        )
     given = dict(zip(members, torch.from_numpy(turned).to(DTYPES[spec.dtype]), strict=True))
     return PLAIN.collect(part, members, lambda silo, _: given[silo])["gram"]
 
 
-def compared_by_shares(part: Part, members: Sequence[str], read: Read, clip_exponent: int) -> Tensor:
+def compared_by_shares(
+    part: Part, members: Sequence[str], read: Read, clip_exponent: int
+) -> Tensor:
     """The Gram [groups, n, n] of a part's vectors as silos open it together from their shares."""
     (spec,) = part.tensors
     check_kind(part.name, part.kind)
-    vectors = [read(silo, spec.name).double().reshape(len(read(silo, spec.name)), -1).numpy() for silo in members]
+    vectors = [
+        read(silo, spec.name).double().reshape(len(read(silo, spec.name)), -1).numpy()
+        for silo in members
+    ]
     for own in vectors:
         check_vectors(part.name, own)
     return torch.from_numpy(gram(compared_of(part, clip_exponent), vectors))
 
 
 def row_deviation(own: Group) -> float:
-    """How far an element of a row may be from Σ a_j x_j / 2^32, for values within the clip, in float64.
+    """How far an element of a row may be from Σ a_j x_j / 2^32, for values within the clip, in
+    float64.
 
     The weights add up to 2^32, so rounding of the values counts once, whatever the number of silos.
     """
@@ -111,7 +149,9 @@ def row_deviation(own: Group) -> float:
 
 
 def gram_deviation(width: int) -> float:
-    """How far an inner product of float32 vectors [width] may be from the exact one, as a part of their norms."""
+    """How far an inner product of float32 vectors [width] may be from the exact one, as a part of
+    their norms.
+    """
     return FLOAT32 * (1 + FLOAT32) + width * 2.0**-46
 
 

@@ -1,7 +1,9 @@
-"""What uploads of a one-upload ``Mix`` are bound to: the line that they are mixed in, and the version that each is.
+"""What uploads of a one-upload ``Mix`` are bound to: the line that they are mixed in, and the
+version that each is.
 
-A line's canonical JSON, here broken and cut; ``SHA-256(framed(MIX_LINE, document))`` binds all tags of the line, and
-``SHA-256(framed(MIX_VERSION, line, silo, round, attempt, number))`` all else of one upload::
+A line's canonical JSON, here broken and cut; ``SHA-256(framed(MIX_LINE, document))`` binds all tags
+of the line, and ``SHA-256(framed(MIX_VERSION, line, silo, round, attempt, number))`` all else of
+one upload::
 
     {"federation":"lung","group":{"clip_exponent":3,"elements":62006,"name":"extractor",…},"job":"j1","key_epoch":2,
      "job_digest":"5c1f…","prg":2,"protocol":"staddle-mix/1","roster":"9f86…","schema_digest":"9a0b…"}
@@ -28,19 +30,31 @@ Number = Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)]
 
 
 def mix_group(name: str, elements: int, clip_exponent: int) -> Group:
-    """The group of a part that crosses by ``Mix``; LocalError if its clip leaves no bit behind the point."""
+    """The group of a part that crosses by ``Mix``.
+
+    LocalError if its clip leaves no bit behind the point.
+    """
     if clip_exponent > LARGEST_CLIP:
-        raise LocalError(f"group {name!r}: a Mix holds values up to 2^{LARGEST_CLIP}, not 2^{clip_exponent}")
+        raise LocalError(
+            f"group {name!r}: a Mix holds values up to 2^{LARGEST_CLIP}, not 2^{clip_exponent}"
+        )
     scale = LARGEST_CLIP - clip_exponent
     return Group(
-        name=name, elements=elements, ring=64, clip_exponent=clip_exponent, scale_exponent=scale, weights="equal"
+        name=name,
+        elements=elements,
+        ring=64,
+        clip_exponent=clip_exponent,
+        scale_exponent=scale,
+        weights="equal",
     )
 
 
 class MixContext(Strict):
-    """What uploads share that are mixed with one another: a tensor group of a job, in one epoch of the group key.
+    """What uploads share that are mixed with one another: a tensor group of a job, in one epoch of
+    the group key.
 
-    A new roster begins a new epoch, and so new lines: uploads that are stored under the old one expire.
+    A new roster begins a new epoch, and so new lines: uploads that are stored under the old one
+    expire.
     """
 
     protocol: Literal["staddle-mix/1"] = "staddle-mix/1"
@@ -56,13 +70,17 @@ class MixContext(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         group = self.group
-        if group.clip_exponent > LARGEST_CLIP or group != mix_group(group.name, group.elements, group.clip_exponent):
+        if group.clip_exponent > LARGEST_CLIP or group != mix_group(
+            group.name, group.elements, group.clip_exponent
+        ):
             raise ValueError(f"group {group.name!r} is not one of a Mix, in ring 64 with its scale")
         return self
 
     def context(self) -> bytes:
         """What all tags of the line are bound to, 32 bytes."""
-        return hashlib.sha256(framed(MIX_LINE, canonical_json(self.model_dump(mode="json")))).digest()
+        return hashlib.sha256(
+            framed(MIX_LINE, canonical_json(self.model_dump(mode="json")))
+        ).digest()
 
     @property
     def nbytes(self) -> int:
@@ -80,5 +98,8 @@ class Version(Strict):
 
     def context(self, line: MixContext) -> bytes:
         """Ctx of this upload, 32 bytes."""
-        fields = (self.silo.encode(), *(value.to_bytes(8) for value in (self.round, self.attempt, self.number)))
+        fields = (
+            self.silo.encode(),
+            *(value.to_bytes(8) for value in (self.round, self.attempt, self.number)),
+        )
         return hashlib.sha256(framed(MIX_VERSION, line.context(), *fields)).digest()

@@ -1,11 +1,14 @@
-"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can (SECURITY.md 4, 5, 10, 39).
+"""What a recipient checks before it opens a row of a one-upload ``Mix``: nobody else can
+(SECURITY.md 4, 5, 10, 39).
 
-The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON, here broken and cut::
+The coordinator signs each row, so that one which breaks a rule names who made it. Canonical JSON,
+here broken and cut::
 
     {"line":"5c1f…","own_weight":1431655766,"recipient":"a","shares":[{"version":{"attempt":0,"number":4,"round":17,
      "silo":"b"},"weight":1431655765},…]}
 
-Weights are the integers of ``algorithms.exchange.integer_weights``, that of the recipient's own part beside them.
+Weights are the integers of ``algorithms.exchange.integer_weights``, that of the recipient's own
+part beside them.
 """
 
 import hashlib
@@ -38,7 +41,9 @@ class Share(Strict):
 
 
 class RecipientRow(Strict):
-    """A recipient's row: shares of others by id, and what the recipient adds of its own, which is never sent."""
+    """A recipient's row: shares of others by id, and what the recipient adds of its own, which is
+    never sent.
+    """
 
     line: Hex32  # its context
     recipient: Id
@@ -63,22 +68,29 @@ def make_row(
 ) -> tuple[RecipientRow, bytes]:
     """At the coordinator: a row and its signature."""
     ordered = tuple(sorted(shares, key=lambda share: share.version.silo))
-    row = RecipientRow(line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered)
+    row = RecipientRow(
+        line=line.context().hex(), recipient=recipient, own_weight=own_weight, shares=ordered
+    )
     return row, sign(MIX_ROW, row.payload())
 
 
 class RowMemory(Strict):
-    """Of which uploads the rows were made that this silo opened of one tensor group; durable before a seed is used.
+    """Of which uploads the rows were made that this silo opened of one tensor group.
 
-    Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's newest version.
-    Kept across key epochs and so across lines: numbers of versions go on.
+    Durable before a seed is used.
+
+    Canonical JSON: ``{"last":"9f86…","newest":{"b":4,"c":4,"d":3}}``, the last row and each silo's
+    newest version. Kept across key epochs and so across lines: numbers of versions go on.
     """
 
     last: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     newest: dict[Id, Number] = Field(default_factory=dict)
 
     def opened(self, row: RecipientRow, terms: Terms) -> Self:
-        """Memory of opening a row, the same one again included; RefusedError if that would show too much (rule 4)."""
+        """Memory of opening a row, the same one again included.
+
+        RefusedError if that would show too much (rule 4).
+        """
         if row.digest() == self.last:
             return self
         why = self.fault(row.shares, terms)
@@ -88,16 +100,24 @@ class RowMemory(Strict):
     def fault(self, shares: Sequence[Share], terms: Terms) -> str:
         """Why one row more, of these shares, would show too much; empty if it would not.
 
-        Of what no row had before there is enough, spread by itself as a whole row is, and it carries at least half of
-        what the others weigh: beside new uploads at next to nothing, old ones would be an equation over few silos.
+        Of what no row had before there is enough, spread by itself as a whole row is, and it
+        carries at least half of what the others weigh: beside new uploads at next to nothing, old
+        ones would be an equation over few silos.
         """
         numbers = _numbers(shares)
         back = sorted(silo for silo, number in numbers.items() if number < self.newest.get(silo, 0))
         if back:
             return f"it has older uploads of {', '.join(back)} than were mixed before"
-        fresh = [share for share in shares if share.version.number > self.newest.get(share.version.silo, -1)]
+        fresh = [
+            share
+            for share in shares
+            if share.version.number > self.newest.get(share.version.silo, -1)
+        ]
         if len(fresh) < terms.min_cohort:
-            return f"it has new uploads of {len(fresh)} silos, fewer than min_cohort {terms.min_cohort}"
+            return (
+                f"it has new uploads of {len(fresh)} silos, fewer than min_cohort"
+                f" {terms.min_cohort}"
+            )
         if why := _spread_fault(fresh, terms):
             return f"of its new uploads alone: {why}"
         new, total = sum(share.weight for share in fresh), sum(share.weight for share in shares)
@@ -106,27 +126,40 @@ class RowMemory(Strict):
         return ""
 
 
-def fault(recipient: str, own_weight: int, shares: Sequence[Share], memory: RowMemory, terms: Terms) -> str:
-    """Why the recipient would refuse a row that it has not had yet, by steps (4) to (7) of ``admit``; empty if not.
+def fault(
+    recipient: str, own_weight: int, shares: Sequence[Share], memory: RowMemory, terms: Terms
+) -> str:
+    """Why the recipient would refuse a row that it has not had yet, by steps (4) to (7) of
+    ``admit``; empty if not.
 
-    Whoever makes rows asks before: ``memory`` is that of the rows that this recipient has had of the tensor group.
+    Whoever makes rows asks before: ``memory`` is that of the rows that this recipient has had of
+    the tensor group.
     """
     named = [share.version.silo for share in shares]
     if len(set(named)) != len(named) or recipient in named:
         return f"mixes {', '.join(named)}, who are not distinct silos beside {recipient!r}"
-    return _sum_fault(own_weight, shares) or _spread_fault(shares, terms) or memory.fault(shares, terms)
+    return (
+        _sum_fault(own_weight, shares)
+        or _spread_fault(shares, terms)
+        or memory.fault(shares, terms)
+    )
 
 
 def _sum_fault(own_weight: int, shares: Sequence[Share]) -> str:
     total = own_weight + sum(share.weight for share in shares)
-    return "" if total == 1 << MIX_BITS else f"brings weights that add up to {total}, not 2^{MIX_BITS}"
+    return (
+        "" if total == 1 << MIX_BITS else f"brings weights that add up to {total}, not 2^{MIX_BITS}"
+    )
 
 
 def _spread_fault(shares: Sequence[Share], terms: Terms) -> str:
     mixed = len(shares) + 1
     honest = mixed - terms.colluders
     if honest < terms.min_honest:
-        return f"of {mixed} silos in the row {honest} are sure to be honest, the policy asks for {terms.min_honest}"
+        return (
+            f"of {mixed} silos in the row {honest} are sure to be honest, the policy asks for"
+            f" {terms.min_honest}"
+        )
     why = seen_fault([share.weight for share in shares], terms.min_cohort, rounded=True)
     return f"weights of the row: {why}" if why else ""
 
@@ -136,12 +169,15 @@ def _numbers(shares: Sequence[Share]) -> dict[str, int]:
 
 
 class VersionMemory(Strict):
-    """The newest upload that this silo began to a tensor group of a job; durable before its first byte leaves.
+    """The newest upload that this silo began to a tensor group of a job.
 
-    Canonical JSON: ``{"attempt":0,"number":4,"round":17,"signed_round":16}``. A stream hides one vector: a process that
-    starts again begins a new version, with a new seed, and only a lost connection is resumed. One upload a round is
-    signed, and so has a seed that others can open: two versions of one vector would be two rows over it. Kept across
-    key epochs and so across lines, as ``RowMemory`` is.
+    Durable before its first byte leaves.
+
+    Canonical JSON: ``{"attempt":0,"number":4,"round":17,"signed_round":16}``. A stream hides one
+    vector: a process that starts again begins a new version, with a new seed, and only a lost
+    connection is resumed. One upload a round is signed, and so has a seed that others can open: two
+    versions of one vector would be two rows over it. Kept across key epochs and so across lines, as
+    ``RowMemory`` is.
     """
 
     round: Ordinal = -1
@@ -152,15 +188,21 @@ class VersionMemory(Strict):
     def began(self, version: Version) -> Self:
         """Memory of beginning an upload.
 
-        RefusedError if one was signed in this round or a later one; LocalError unless it is newer than all before.
+        RefusedError if one was signed in this round or a later one; LocalError unless it is newer
+        than all before.
         """
         here = f"round {version.round}, attempt {version.attempt}"
-        why = f"asks for another upload in {here}, after that of round {self.signed_round} was signed"
+        why = (
+            f"asks for another upload in {here}, after that of round {self.signed_round} was signed"
+        )
         check(version.round > self.signed_round, COORDINATOR, Code.ATTEMPT, why)
-        if (version.round, version.attempt) < (self.round, self.attempt) or version.number <= self.number:
+        if (version.round, version.attempt) < (
+            self.round,
+            self.attempt,
+        ) or version.number <= self.number:
             raise LocalError(
-                f"upload {version.number} of {here} would follow upload {self.number} of round {self.round}, "
-                f"attempt {self.attempt}; a stream hides one upload only"
+                f"upload {version.number} of {here} would follow upload {self.number} of round"
+                f" {self.round}, attempt {self.attempt}; a stream hides one upload only"
             )
         fields = {"round": version.round, "attempt": version.attempt, "number": version.number}
         return type(self)(**fields, signed_round=self.signed_round)
@@ -171,9 +213,18 @@ class VersionMemory(Strict):
 
 
 def admit(
-    line: MixContext, silo: str, document: bytes, signature: bytes, memory: RowMemory, terms: Terms, signers: Signers
+    line: MixContext,
+    silo: str,
+    document: bytes,
+    signature: bytes,
+    memory: RowMemory,
+    terms: Terms,
+    signers: Signers,
 ) -> tuple[RecipientRow, RowMemory]:
-    """A row that ``silo`` may open, and the memory of it; the steps run in order, RefusedError says what is wrong."""
+    """A row that ``silo`` may open, and the memory of it.
+
+    The steps run in order, RefusedError says what is wrong.
+    """
     # (1) It is a row, in its one spelling.
     try:
         row = parse_canonical(document, RecipientRow, "row of a Mix")
@@ -184,11 +235,25 @@ def admit(
     check(signed, COORDINATOR, Code.SPEC, "its signature does not fit the row")
     # (3) It is ours, and of this line.
     ours = (row.recipient, row.line) == (silo, line.context().hex())
-    check(ours, COORDINATOR, Code.SPEC, f"brings {silo!r} a row of {row.recipient!r}, or of another line")
+    check(
+        ours,
+        COORDINATOR,
+        Code.SPEC,
+        f"brings {silo!r} a row of {row.recipient!r}, or of another line",
+    )
     # (4) It names other silos of the roster, once each and by id.
     named = [share.version.silo for share in row.shares]
-    known = named == sorted(set(named)) and silo not in named and all(each in signers.silos for each in named)
-    check(known, COORDINATOR, Code.SPEC, f"mixes {', '.join(named)}, who are not distinct other silos of the roster")
+    known = (
+        named == sorted(set(named))
+        and silo not in named
+        and all(each in signers.silos for each in named)
+    )
+    check(
+        known,
+        COORDINATOR,
+        Code.SPEC,
+        f"mixes {', '.join(named)}, who are not distinct other silos of the roster",
+    )
     # (5) Its weights add up to one.
     why = _sum_fault(row.own_weight, row.shares)
     check(not why, COORDINATOR, Code.SPEC, why)
@@ -200,6 +265,13 @@ def admit(
 
 
 def check_uploads(row: RecipientRow, uploads: Sequence[PaddedUpload]) -> None:
-    """RefusedError, for the coordinator, unless these are the uploads that the row names, in its order."""
+    """RefusedError, for the coordinator, unless these are the uploads that the row names, in its
+    order.
+    """
     named = [share.version for share in row.shares]
-    check([u.version for u in uploads] == named, COORDINATOR, Code.SPEC, "brings other uploads than its row names")
+    check(
+        [u.version for u in uploads] == named,
+        COORDINATOR,
+        Code.SPEC,
+        "brings other uploads than its row names",
+    )

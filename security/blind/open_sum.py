@@ -1,15 +1,19 @@
-"""The result of a secure sum as it comes down to silos: in words, so that they see that nobody altered it.
+"""The result of a secure sum as it comes down to silos: in words, so that they see that nobody
+altered it.
 
-With the words of a group come the specification of the attempt, which the coordinator signed, and who survived in it.
-What a silo expects it knows itself: the federation, the job, the round whose sum it is, the groups. So another job's
-sum, an older one, or that of another group does not pass; and by the survivors' tags (security/secagg/linear_tags.py)
-no word was altered, and none of the survivors left out or put in. A coordinator that is in league with one silo of the
-job can forge a tag.
+With the words of a group come the specification of the attempt, which the coordinator signed, and
+who survived in it. What a silo expects it knows itself: the federation, the job, the round whose
+sum it is, the groups. So another job's sum, an older one, or that of another group does not pass;
+and by the survivors' tags (security/secagg/linear_tags.py) no word was altered, and none of the
+survivors left out or put in. A coordinator that is in league with one silo of the job can forge a
+tag.
 
-A group that silos alone read comes down under the survivors' pads (silo_pads.py), which come off first: the tags are of
-the numbers. With pads of others than the survivors what is left is noise, and no tag fits it.
+A group that silos alone read comes down under the survivors' pads (silo_pads.py), which come off
+first: the tags are of the numbers. With pads of others than the survivors what is left is noise,
+and no tag fits it.
 
-The model digest of a specification is not compared: a silo that was away knows nothing of that round's model.
+The model digest of a specification is not compared: a silo that was away knows nothing of that
+round's model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +24,15 @@ from ..faults import COORDINATOR, Code, check
 from ..identity.signers import Signers
 from ..secagg.linear_tags import Tagger
 from ..secagg.masked_sum import OpenedGroup, check_bounds, opened_group, unpad
-from ..secagg.spec import Frame, RoundSpec, Terms, check_cohort, check_frame, check_survivors, signed_spec
+from ..secagg.spec import (
+    Frame,
+    RoundSpec,
+    Terms,
+    check_cohort,
+    check_frame,
+    check_survivors,
+    signed_spec,
+)
 from .silo_pads import silo_pad
 
 PIECE = 1 << 18  # words that are worked on at a time
@@ -28,7 +40,10 @@ PIECE = 1 << 18  # words that are worked on at a time
 
 @dataclass(frozen=True)
 class Claim:
-    """What the coordinator says of a group of an open sum, besides its words; ``tag`` is that of the group alone."""
+    """What the coordinator says of a group of an open sum, besides its words.
+
+    ``tag`` is that of the group alone.
+    """
 
     document: bytes
     signature: bytes
@@ -37,7 +52,10 @@ class Claim:
 
 
 def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> RoundSpec:
-    """The specification, before a word is taken in; ``frame`` is of the round that is expected. RefusedError if not."""
+    """The specification, before a word is taken in; ``frame`` is of the round that is expected.
+
+    RefusedError if not.
+    """
     # (1) The coordinator signed it, for silos that we know.
     spec = signed_spec(claim.document, claim.signature, signers)
     # (2) It is of the job and the round that we expect, and sums what we would have summed.
@@ -45,22 +63,34 @@ def check_claim(claim: Claim, frame: Frame, terms: Terms, signers: Signers) -> R
     # (3) Its cohort is one that we would have joined.
     check_cohort(spec, terms)
     # (4) The survivors are members of it, each once and in order, and (5) such as open a sum.
-    known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(spec.cohort)
+    known = list(claim.survivors) == sorted(set(claim.survivors)) and set(claim.survivors) <= set(
+        spec.cohort
+    )
     named = ", ".join(claim.survivors)[:400]
-    check(known, COORDINATOR, Code.SURVIVORS, f"names survivors {named}, which are not members of the cohort in order")
+    check(
+        known,
+        COORDINATOR,
+        Code.SURVIVORS,
+        f"names survivors {named}, which are not members of the cohort in order",
+    )
     check_survivors(spec, terms, claim.survivors)
     return spec
 
 
 def open_group(
-    spec: RoundSpec, group: int, claim: Claim, key: bytes, words: Words, own: Mapping[str, bytes] | None = None
+    spec: RoundSpec,
+    group: int,
+    claim: Claim,
+    key: bytes,
+    words: Words,
+    own: Mapping[str, bytes] | None = None,
 ) -> OpenedGroup:
     """The sum of a group, once its words are here: its elements, then private weights.
 
     RefusedError if a word was altered, or where no values within the clip add up to it.
 
-    Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are keys of the pads of
-    tags that only one silo checks.
+    Pads of a group that all silos read are taken off ``words`` in place. ``own``, by survivor, are
+    keys of the pads of tags that only one silo checks.
     """
     ctx = spec.context()
     if spec.groups[group].reader == SILOS_READ:
@@ -68,7 +98,9 @@ def open_group(
     tagger = Tagger(key, ctx, len(spec.groups))
     for _, piece in _pieces(words):
         tagger.add(group, piece)
-    tagger.check_group(group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors)
+    tagger.check_group(
+        group, claim.tag, own or dict.fromkeys(claim.survivors, key), ctx, claim.survivors
+    )
     opened = opened_group(spec, group, claim.survivors, _pieces(words))
     check_bounds(spec.groups[group], len(spec.cohort), len(claim.survivors), opened)
     return opened

@@ -1,20 +1,25 @@
-"""``Mix`` by one upload: each silo sends its vector once, hidden, and every recipient opens its own row of it alone.
+"""``Mix`` by one upload: each silo sends its vector once, hidden, and every recipient opens its own
+row of it alone.
 
-In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10 and 19)::
+In Z_2^64, with integer weights a_rj that add up to 2^32 for each recipient r (SECURITY.md rules 10
+and 19)::
 
-    silo j sends         y_j = q(x_j) + PRG(seed_j)            q(x) = rint(clip(x) 2^e), e = 62 - 32 - log2 clip
-    to each other silo   seed_j, sealed to its prekey          32 fresh bytes an upload: sealing.py, prekeys.py
-    coordinator          Y_r = Σ_{j ≠ r} a_rj y_j              over stored uploads, whenever r asks
-    recipient r          Q_r = Y_r - Σ_j a_rj PRG(seed_j)      its tag must fit: security/secagg/linear_tags.py
-                         row = (Q_r + a_rr q(x_r)) 2^-(32+e)   its own part never leaves it
+    silo j sends        y_j = q(x_j) + PRG(seed_j)           q(x) = rint(clip(x) 2^e), e = 62 - 32 -
+                                                             log2 clip
+    to each other silo  seed_j, sealed to its prekey         32 fresh bytes an upload: sealing.py,
+                                                             prekeys.py
+    coordinator         Y_r = Σ_{j ≠ r} a_rj y_j             over stored uploads, whenever r asks
+    recipient r         Q_r = Y_r - Σ_j a_rj PRG(seed_j)     its tag must fit:
+                                                             security/secagg/linear_tags.py
+                        row = (Q_r + a_rr q(x_r)) 2^-(32+e)  its own part never leaves it
 
-No row wraps: |q| ≤ 2^30, so |Σ a q| ≤ 2^62. It is off by at most 2^-(e+1), and by n · clip · 2^-32 in all where exact
-weights are meant. The stream is that of security/arithmetic/masks.py under HKDF(seed_j, salt = ctx_j, info =
-framed(MIX_STREAM, prg, j)), where ctx_j names line, silo, round, attempt and version: even a seed that is used again
-gives another stream.
+No row wraps: |q| ≤ 2^30, so |Σ a q| ≤ 2^62. It is off by at most 2^-(e+1), and by n · clip · 2^-32
+in all where exact weights are meant. The stream is that of security/arithmetic/masks.py under
+HKDF(seed_j, salt = ctx_j, info = framed(MIX_STREAM, prg, j)), where ctx_j names line, silo, round,
+attempt and version: even a seed that is used again gives another stream.
 
-All silos have all seeds: this holds while the coordinator and no silo collude. Weights and versions are the
-recipient's to check (mix_row.py), since the coordinator could add y_j in any proportion.
+All silos have all seeds: this holds while the coordinator and no silo collude. Weights and versions
+are the recipient's to check (mix_row.py), since the coordinator could add y_j in any proportion.
 """
 
 import hashlib
@@ -35,17 +40,29 @@ from ..identity.signers import Sign, Signers
 from ..secagg.linear_tags import TAG_BYTES, Tagger, TagPads
 from .mix_context import WORD_BYTES, MixContext, Version
 from .prekeys import check_own
-from .sealing import FIRST, Letter, SealedSecret, Sealing, check_letter, check_sealed, open_letter, seal_to_all
+from .sealing import (
+    FIRST,
+    Letter,
+    SealedSecret,
+    Sealing,
+    check_letter,
+    check_sealed,
+    open_letter,
+    seal_to_all,
+)
 
 STEP = PIECE // WORD_BYTES  # words that are worked on at a time
 LENT = 4 * STEP  # words that are given at a time: as many as cross in a chunk
 
-Read = Callable[[str, int, int], "bytes | memoryview"]  # (silo, first byte, bytes) -> a piece of its stored upload
+# (silo, first byte, bytes) -> a piece of its stored upload
+Read = Callable[[str, int, int], "bytes | memoryview"]
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedUpload:
-    """A silo's signed word on one upload: SHA-256 of the hidden bytes, its padded tag, and the seed that it sealed."""
+    """A silo's signed word on one upload: SHA-256 of the hidden bytes, its padded tag, and the seed
+    that it sealed.
+    """
 
     version: Version
     sha256: bytes
@@ -62,16 +79,26 @@ class PaddedUpload:
         silo = self.version.silo
         signed = signers.by_silo(silo, MIX_UPLOAD, self.payload(line), self.signature)
         check(signed, silo, Code.UPLOAD, "its signature does not fit the upload to be mixed")
-        check(self.sealing.sender == silo, silo, Code.UPLOAD, f"signed a seed of {self.sealing.sender!r} as its own")
+        check(
+            self.sealing.sender == silo,
+            silo,
+            Code.UPLOAD,
+            f"signed a seed of {self.sealing.sender!r} as its own",
+        )
         self.sealing.check()
         sized = len(self.tag) == TAG_BYTES and len(self.sha256) == hashlib.sha256().digest_size
         check(sized, silo, Code.UPLOAD, "the digest or the tag of its upload has the wrong size")
 
 
-def hidden_pieces(line: MixContext, version: Version, seed: bytes, values: Flat, tagger: Tagger) -> Iterator[Words]:
-    """y_j as the silo sends it, piece by piece, each valid until the next is asked for; ``tagger`` takes in q(x_j).
+def hidden_pieces(
+    line: MixContext, version: Version, seed: bytes, values: Flat, tagger: Tagger
+) -> Iterator[Words]:
+    """y_j as the silo sends it, piece by piece, each valid until the next is asked for.
 
-    ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the first byte leaves.
+    ``tagger`` takes in q(x_j).
+
+    ``values`` [elements] have passed ``check_values``. ``seed`` is fresh, and remembered before the
+    first byte leaves.
     """
     hidden, elements = Mask([_term(line, version, seed)], 0, 64), line.group.elements
     buffer = np.empty(min(LENT, elements), "<u8")
@@ -101,21 +128,32 @@ def make_upload(
     sign: Sign,
     generations: Mapping[str, int] = FIRST,
 ) -> tuple[PaddedUpload, tuple[SealedSecret, ...]]:
-    """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by id.
+    """Once all is sent: the signed word on it, and the seed sealed to the prekeys of ``others``, by
+    id.
 
-    ``generations`` are of those prekeys that are not the first of their silo.
-    ``padded`` is ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its own.
+    ``generations`` are of those prekeys that are not the first of their silo. ``padded`` is
+    ``tagger.padded(group_key, version.context(line), silo)``; ``ephemeral`` is a fresh seed of its
+    own.
     """
     ctx, silo = version.context(line), version.silo
     sealing, pieces = seal_to_all(ctx, MIX_SEAL, silo, seed, ephemeral, others, generations)
     unsigned = PaddedUpload(version, sha256, padded, sealing)
-    return PaddedUpload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))), pieces
+    return (
+        PaddedUpload(version, sha256, padded, sealing, sign(MIX_UPLOAD, unsigned.payload(line))),
+        pieces,
+    )
 
 
 def check_upload(
-    line: MixContext, upload: PaddedUpload, pieces: Sequence[SealedSecret], sha256: bytes, signers: Signers
+    line: MixContext,
+    upload: PaddedUpload,
+    pieces: Sequence[SealedSecret],
+    sha256: bytes,
+    signers: Signers,
 ) -> None:
-    """At the coordinator, of what it stored and digested: RefusedError names the silo whose upload this is."""
+    """At the coordinator, of what it stored and digested: RefusedError names the silo whose upload
+    this is.
+    """
     upload.check(line, signers)
     silo = upload.version.silo
     check(upload.sha256 == sha256, silo, Code.UPLOAD, "its upload is not the one that it signed")
@@ -123,10 +161,11 @@ def check_upload(
 
 
 def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> Iterator[Words]:
-    """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid until the next.
+    """At the coordinator: Y = Σ a_j y_j of the silos in ``weights``, piece by piece, each valid
+    until the next.
 
-    What is read need stay valid only until the next. Holds a chunk and two pieces, whatever the length and the number
-    of silos. LocalError if a stored upload is too short.
+    What is read need stay valid only until the next. Holds a chunk and two pieces, whatever the
+    length and the number of silos. LocalError if a stored upload is too short.
     """
     elements = line.group.elements
     total, scratch = np.empty(min(LENT, elements), "<u8"), np.empty(min(STEP, elements), "<u8")
@@ -138,8 +177,12 @@ def mixed_pieces(line: MixContext, weights: Mapping[str, int], read: Read) -> It
             for place, (silo, weight) in enumerate(weights.items()):
                 stored = read(silo, begin, size)
                 if len(stored) != size:
-                    raise LocalError(f"the stored upload of {silo!r} has {len(stored)} bytes at {begin}, not {size}")
-                made = scratch[: words.size] if place else words  # the first takes the place of those before
+                    raise LocalError(
+                        f"the stored upload of {silo!r} has {len(stored)} bytes at {begin}, not"
+                        f" {size}"
+                    )
+                # the first takes the place of those before
+                made = scratch[: words.size] if place else words
                 np.multiply(np.frombuffer(stored, "<u8"), np.uint64(weight), out=made)
                 if place:
                     words += made
@@ -155,8 +198,12 @@ class Summand:
     seed: bytes = field(repr=False)
 
 
-def check_sent(line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, signers: Signers) -> None:
-    """At ``silo``: RefusedError, for the coordinator, unless another one signed this upload and this letter, for us."""
+def check_sent(
+    line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, signers: Signers
+) -> None:
+    """At ``silo``: RefusedError, for the coordinator, unless another one signed this upload and
+    this letter, for us.
+    """
     # (1) The other silo signed this upload to this line; the coordinator could see that itself.
     with passed_on():
         upload.check(line, signers)
@@ -166,9 +213,16 @@ def check_sent(line: MixContext, upload: PaddedUpload, letter: Letter, silo: str
 
 
 def open_seed(
-    line: MixContext, upload: PaddedUpload, letter: Letter, silo: str, own: Mapping[int, bytes], signers: Signers
+    line: MixContext,
+    upload: PaddedUpload,
+    letter: Letter,
+    silo: str,
+    own: Mapping[int, bytes],
+    signers: Signers,
 ) -> bytes:
-    """At ``silo``: the seed of another one's upload; ``own`` are the private halves of its prekeys, by generation.
+    """At ``silo``: the seed of another one's upload.
+
+    ``own`` are the private halves of its prekeys, by generation.
 
     The steps run in order; RefusedError says whose fault it is.
     """
@@ -179,7 +233,9 @@ def open_seed(
     prekey = check_own(own, sender, letter.sealed.generation)
     # (3) It opens, and holds the seed that all have.
     among = _among(sender, signers)
-    return open_letter(upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, prekey)
+    return open_letter(
+        upload.version.context(line), MIX_SEAL, upload.sealing, letter, among, prekey
+    )
 
 
 def _among(sender: str, signers: Signers) -> list[str]:
@@ -187,9 +243,11 @@ def _among(sender: str, signers: Signers) -> list[str]:
 
 
 class Opening:
-    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its tag fits.
+    """A recipient's row as it comes down: 8 bytes an element, and nothing of it is given before its
+    tag fits.
 
-    The numbers are made of the words as these come, so that the row alone is in memory, and a piece of its words.
+    The numbers are made of the words as these come, so that the row alone is in memory, and a piece
+    of its words.
     """
 
     def __init__(
@@ -204,14 +262,23 @@ class Opening:
         """``own`` are our values, unless ``own_weight`` is 0; ``dtype`` is that of the row."""
         self._line, self._key, self._summands = line, group_key, summands
         self._tagger = tagger_of(line, group_key)
-        self._mask = Mask(negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64)
+        self._mask = Mask(
+            negated([_term(line, s.upload.version, s.seed, s.weight) for s in summands]), 0, 64
+        )
         self._own_weight, self._own = np.uint64(own_weight), own
         self._row, self._filled = np.empty(line.group.elements, dtype), 0
         self._words, self._part = np.empty((2, min(STEP, self._row.size)), "<u8")
 
     def add(self, piece: bytes | memoryview) -> None:
-        """The next words of Y. RefusedError for half a word, or a row that is longer than its group."""
-        check(len(piece) % WORD_BYTES == 0, COORDINATOR, Code.SUM, f"brings {len(piece)} bytes, no whole words")
+        """The next words of Y. RefusedError for half a word, or a row that is longer than its
+        group.
+        """
+        check(
+            len(piece) % WORD_BYTES == 0,
+            COORDINATOR,
+            Code.SUM,
+            f"brings {len(piece)} bytes, no whole words",
+        )
         came = np.frombuffer(piece, "<u8")
         fits = self._filled + came.size <= self._row.size
         check(fits, COORDINATOR, Code.SUM, f"brings a row of more than {self._row.size} numbers")
@@ -235,19 +302,29 @@ class Opening:
         self._filled = here.stop
 
     def finish(self, combined: bytes) -> Floats:
-        """The row, [elements], with our own part of it; RefusedError if it is not what the others sent.
+        """The row, [elements], with our own part of it.
+
+        RefusedError if it is not what the others sent.
 
         ``combined`` is Σ a_j T_j as the coordinator gives it.
         """
         whole = self._filled == self._row.size
-        check(whole, COORDINATOR, Code.SUM, f"brings a row of {self._filled} numbers, not {self._row.size}")
+        check(
+            whole,
+            COORDINATOR,
+            Code.SUM,
+            f"brings a row of {self._filled} numbers, not {self._row.size}",
+        )
         padded = [
-            TagPads(s.upload.version.silo, s.upload.version.context(self._line), s.weight) for s in self._summands
+            TagPads(s.upload.version.silo, s.upload.version.context(self._line), s.weight)
+            for s in self._summands
         ]
         self._tagger.check_weighted(combined, self._key, padded)
         return self._row
 
 
 def _term(line: MixContext, version: Version, seed: bytes, times: int = 1) -> Term:
-    key = derive(seed, version.context(line), framed(MIX_STREAM, line.prg.to_bytes(1), version.silo.encode()))
+    key = derive(
+        seed, version.context(line), framed(MIX_STREAM, line.prg.to_bytes(1), version.silo.encode())
+    )
     return Term(key, times=times)

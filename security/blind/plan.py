@@ -1,17 +1,21 @@
-"""What crosses in a blind round, as silo and coordinator both know it before its cohort: one place, so that they agree.
+"""What crosses in a blind round, as silo and coordinator both know it before its cohort: one place,
+so that they agree.
 
-A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum`` parts, each of which
-is a group of that sum, in the order in which the parts cross (security/blind/sum.py). Behind them come the rows of a
-directed ``Mix``: a group for each silo that gets one (security/blind/directed_mix.py). Every other part of a ``Mix`` or
-a ``Gram`` is an upload of its own, before that of the masked words: padded words (security/blind/padded_mix.py), or
-rotated vectors (security/blind/rotation.py). They are bound to lines and uses that ``JobPlan`` makes. A ``Gram`` by
-secret sharing crosses with the masked words (security/secagg/gram_pieces.py).
+A round of a job with ``secure_aggregation = "required"`` is one secure sum over all of its ``Sum``
+parts, each of which is a group of that sum, in the order in which the parts cross
+(security/blind/sum.py). Behind them come the rows of a directed ``Mix``: a group for each silo that
+gets one (security/blind/directed_mix.py). Every other part of a ``Mix`` or a ``Gram`` is an upload
+of its own, before that of the masked words: padded words (security/blind/padded_mix.py), or rotated
+vectors (security/blind/rotation.py). They are bound to lines and uses that ``JobPlan`` makes. A
+``Gram`` by secret sharing crosses with the masked words (security/secagg/gram_pieces.py).
 
 In a keyed job uploads carry linear tags, and what is published as it was summed comes down in words
-(``RoundPlan.sums_down``), so that silos check it (security/blind/open_sum.py). Where the job's audience are its silos
-these words are under pads that the coordinator cannot take off (security/blind/silo_pads.py).
+(``RoundPlan.sums_down``), so that silos check it (security/blind/open_sum.py). Where the job's
+audience are its silos these words are under pads that the coordinator cannot take off
+(security/blind/silo_pads.py).
 
-A ``JobPlan`` is made once, when a job is admitted; whoever works on a round is handed its ``RoundPlan``.
+A ``JobPlan`` is made once, when a job is admitted; whoever works on a round is handed its
+``RoundPlan``.
 """
 
 import hashlib
@@ -53,19 +57,27 @@ def _rotated(part: Part) -> bool:
 
 
 def shared(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The part that is compared by shares, which cross with the masked words of a round's sum; none or one."""
+    """The part that is compared by shares, which cross with the masked words of a round's sum.
+
+    None or one.
+    """
     return tuple(part for part in parts if isinstance(part.exchange, Gram) and part.exchange.shared)
 
 
 def directed(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of which some silos get a row each, by the round's secure sum (``Job.row_readers``)."""
+    """The parts of which some silos get a row each, by the round's secure sum
+    (``Job.row_readers``).
+    """
     return tuple(part for part in parts if part.exchange == Mix(directed=True))
 
 
 def sum_groups(
     parts: Sequence[Part], bounds: Bounds, readers: Sequence[str]
 ) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
-    """The groups of a round's sum, without scale, and the part that each is of; ``readers`` are those who get rows."""
+    """The groups of a round's sum, without scale, and the part that each is of.
+
+    ``readers`` are those who get rows.
+    """
     sums = [(part, group(part, bounds)) for part in summed(parts)]
     rows = [(part, row_group(part, bounds, silo)) for part in directed(parts) for silo in readers]
     found = [*sums, *rows]
@@ -74,7 +86,9 @@ def sum_groups(
 
 @dataclass(frozen=True)
 class SumDown:
-    """A part that comes down as the words of an open sum: the part as it was summed, in which round, as which group."""
+    """A part that comes down as the words of an open sum: the part as it was summed, in which
+    round, as which group.
+    """
 
     part: Part
     round: int
@@ -87,17 +101,20 @@ class RoundPlan:
 
     ::
 
-        up, down       parts that silos upload, and that may be delivered at its start, in wire order
+        up, down       parts that silos upload, and that may be delivered at its start, in wire
+                       order
         sums           parts of its secure sum
         rows, readers  parts of which each of these silos gets a row by that sum
         shared         the part that is compared by shares, none or one
         uploads        parts that are uploads of their own, in the order in which they leave
-        in_words       of ``down``: never tensors, but words of their sum, since the job is keyed and publishes it
+        in_words       of ``down``: never tensors, but words of their sum, since the job is keyed
+                       and publishes it
         summed_before  of ``down``: the round before opened a sum of them
-        published      of ``sums``: their words are kept for silos, to which they come down in a later round
+        published      of ``sums``: their words are kept for silos, to which they come down in a
+                       later round
 
-    Each round of a blind job is summed before the next begins, so a delivery without a part of ``summed_before`` hides
-    a sum that silos know to be open (SECURITY.md rule 34).
+    Each round of a blind job is summed before the next begins, so a delivery without a part of
+    ``summed_before`` hides a sum that silos know to be open (SECURITY.md rule 34).
     """
 
     whole: "JobPlan"
@@ -127,9 +144,12 @@ class RoundPlan:
     def sums_down(self) -> tuple[SumDown, ...]:
         """What can come down in words at its start, in wire order.
 
-        Each round that sums a part publishes it, or is the last one, so it is known of which round the newest is.
+        Each round that sums a part publishes it, or is the last one, so it is known of which round
+        the newest is.
         """
-        return tuple(each for name in self.in_words for each in self.whole.newest_sum(name, self.round))
+        return tuple(
+            each for name in self.in_words for each in self.whole.newest_sum(name, self.round)
+        )
 
     @property
     def sums_metrics_alone(self) -> bool:
@@ -138,31 +158,44 @@ class RoundPlan:
 
     @property
     def sums_no_model(self) -> bool:
-        """Whether nothing that came down to all silos alike has a part in its sum: metrics, rows, no more."""
+        """Whether nothing that came down to all silos alike has a part in its sum: metrics, rows,
+        no more.
+        """
         return self.sums == (METRICS,)
 
     def model_digest(
-        self, items: Sequence[Item], tensors: Sequence[bytes], sums: Sequence[tuple[str, bytes]] = ()
+        self,
+        items: Sequence[Item],
+        tensors: Sequence[bytes],
+        sums: Sequence[tuple[str, bytes]] = (),
     ) -> str:
-        """SHA-256, in hex, of what a silo received for it: names and digests of its tensors, in wire order.
+        """SHA-256, in hex, of what a silo received for it: names and digests of its tensors, in
+        wire order.
 
-        ``sums`` are the names of parts that came as the words of open sums, and the digests of these.
+        ``sums`` are the names of parts that came as the words of open sums, and the digests of
+        these.
 
-        It is of what comes down to all silos alike, results of sums and what a method makes of them, and leaves out
-        rows and other values of one silo. What was summed once is never summed again (security/secagg/memory.py), so
-        the round is part of it only where there is no such result, as before the first; in rounds that sum rows of
-        single silos, or metrics alone, it is all.
-        Where holders are counted it is always part of it: rows that too few hold come down as they were, and all sums
-        are over all of the job's silos.
+        It is of what comes down to all silos alike, results of sums and what a method makes of
+        them, and leaves out rows and other values of one silo. What was summed once is never summed
+        again (security/secagg/memory.py), so the round is part of it only where there is no such
+        result, as before the first; in rounds that sum rows of single silos, or metrics alone, it
+        is all. Where holders are counted it is always part of it: rows that too few hold come down
+        as they were, and all sums are over all of the job's silos.
         """
         job, alone = self.job, self.sums_no_model
         own = job.method().addressed
         every = zip(items, tensors, strict=True)
         pairs = [] if alone else [(item, digest) for item, digest in every if item.part not in own]
         named = [piece for item, digest in pairs for piece in (*_names(item), digest)]
-        named += [piece for part, digest in (() if alone else sums) for piece in (part.encode(), WORDS, digest)]
+        named += [
+            piece
+            for part, digest in (() if alone else sums)
+            for piece in (part.encode(), WORDS, digest)
+        ]
         when = [] if named and not job.counted else [self.round.to_bytes(8)]
-        return hashlib.sha256(framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)).hexdigest()
+        return hashlib.sha256(
+            framed(SECAGG_MODEL, bytes.fromhex(job.digest), *named, *when)
+        ).hexdigest()
 
     def frame(
         self,
@@ -172,10 +205,12 @@ class RoundPlan:
         parts: bytes = b"",
         weights: Callable[[str], Mapping[str, float]] | None = None,
     ) -> Frame:
-        """The frame of its sum; ``roster`` is the digest of the roster, ``model`` that of what was received.
+        """The frame of its sum; ``roster`` is the digest of the roster, ``model`` that of what was
+        received.
 
-        ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by silo, are those of
-        rows that the coordinator weighs (``Method.member_weights``); silos have none, and look at what it brings.
+        ``parts``: of all that made the key of a keyed job (``group_key.parts_of``). ``weights``, by
+        silo, are those of rows that the coordinator weighs (``Method.member_weights``); silos have
+        none, and look at what it brings.
         """
         job, said, method = self.job, self.job.security, self.job.method()
         declared: Mapping[str, int] = said.counts
@@ -215,7 +250,9 @@ def _names(item: Item) -> tuple[bytes, bytes]:
 
 
 class JobPlan:
-    """What crosses in all rounds of one job: made once from its signed document, and the same for all who have it."""
+    """What crosses in all rounds of one job: made once from its signed document, and the same for
+    all who have it.
+    """
 
     def __init__(self, job: Job) -> None:
         """Plans of rounds are made when they are first asked for."""
@@ -226,16 +263,26 @@ class JobPlan:
     def bounds(self) -> Bounds:
         """What the job declares of its values."""
         said = self.job.security
-        return Bounds(said.clip_exponent, said.weights, said.weight_least, said.weight_most, self.job.for_silos)
+        return Bounds(
+            said.clip_exponent,
+            said.weights,
+            said.weight_least,
+            said.weight_most,
+            self.job.for_silos,
+        )
 
     @cached_property
     def terms(self) -> Terms:
-        """By what rules the coordinator opens its sums and makes rows; who asks for more gives no part to them.
+        """By what rules the coordinator opens its sums and makes rows.
+
+        Who asks for more gives no part to them.
 
         The silos of a batch are in a sum together or not at all (rule 1).
         """
         job = self.job
-        return Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)
+        return Terms(
+            min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches
+        )
 
     @cached_property
     def schema_digest(self) -> str:
@@ -249,7 +296,10 @@ class JobPlan:
 
     @property
     def phases(self) -> tuple[RoundPlan, ...]:
-        """The first round of each set of parts that crosses, in turn; the final delivery is not among them."""
+        """The first round of each set of parts that crosses, in turn.
+
+        The final delivery is not among them.
+        """
         return tuple(map(self.round, self.job.phase_starts))
 
     @property
@@ -281,7 +331,9 @@ class JobPlan:
     @cached_property
     def _summed(self) -> frozenset[str]:
         """Names of the parts that any round sums."""
-        return frozenset(part.name for start in self.job.phase_starts for part in summed(self.job.up(start)))
+        return frozenset(
+            part.name for start in self.job.phase_starts for part in summed(self.job.up(start))
+        )
 
     @cached_property
     def _published(self) -> frozenset[str]:
@@ -289,7 +341,9 @@ class JobPlan:
         job = self.job
         if not job.keyed:
             return frozenset()
-        return self._summed & {part.name for start in (*job.phase_starts, job.length) for part in job.down(start)}
+        return self._summed & {
+            part.name for start in (*job.phase_starts, job.length) for part in job.down(start)
+        }
 
     def newest_sum(self, name: str, round_: int) -> tuple[SumDown, ...]:
         """The last sum of a part before a round, none or one."""
@@ -304,7 +358,8 @@ class JobPlan:
     def line(self, part: Part, federation: str, roster: str) -> MixContext:
         """What all uploads of a Mix part are bound to; ``roster`` is the digest of the roster.
 
-        The key is made once for a job and its roster, so its epoch is 0 (security/blind/group_key.py).
+        The key is made once for a job and its roster, so its epoch is 0
+        (security/blind/group_key.py).
         """
         elements = sum(spec.elements for spec in part.tensors)
         return MixContext(
@@ -325,8 +380,8 @@ class JobPlan:
 def simulated(job: Job, group_key: bytes = SOME_KEY) -> Quantised:
     """The exchanges by which a simulation of the job gives what it gives over the network.
 
-    The same bits under the job's own group key; under another one inner products, and what a method makes of them, are
-    within a bound of it (security/blind/mix_and_gram.py).
+    The same bits under the job's own group key; under another one inner products, and what a method
+    makes of them, are within a bound of it (security/blind/mix_and_gram.py).
     """
     plan = JobPlan(job)
     return Quantised(plan.bounds, job.security.counts, plan.terms, group_key, job.digest)

@@ -1,18 +1,21 @@
-"""Prekeys of a job's silos, one generation after another, so that what seeds were sealed to is erased while a job runs.
+"""Prekeys of a job's silos, one generation after another, so that what seeds were sealed to is
+erased while a job runs.
 
-A silo's prekey of generation 0 stands in its contribution to the job's key (group_key.py). With each padded upload that
-it signs it publishes one of the next generation, signed and bound to that upload (SECURITY.md rules 10 and 11)::
+A silo's prekey of generation 0 stands in its contribution to the job's key (group_key.py). With
+each padded upload that it signs it publishes one of the next generation, signed and bound to that
+upload (SECURITY.md rules 10 and 11)::
 
-    payload   framed(MIX_PREKEY, ctx of the upload, root of the seed that it sealed, generation, key)
+    payload  framed(MIX_PREKEY, ctx of the upload, root of the seed that it sealed, generation, key)
 
-Seeds are sealed to the newest prekey that their sender knows of each silo. Which generation of ours a seed is sealed to
-stands in the leaf under the root (sealing.py), so that this signature is the sender's word on it too. A silo erases a
-generation when no upload that may still come is sealed to it: each other silo's newest upload, of each part that still
-comes down, and those of the rows that it has just opened, are all sealed to later ones. A sender never goes back to an
-earlier generation, so neither do the uploads that are still on their way.
+Seeds are sealed to the newest prekey that their sender knows of each silo. Which generation of ours
+a seed is sealed to stands in the leaf under the root (sealing.py), so that this signature is the
+sender's word on it too. A silo erases a generation when no upload that may still come is sealed to
+it: each other silo's newest upload, of each part that still comes down, and those of the rows that
+it has just opened, are all sealed to later ones. A sender never goes back to an earlier generation,
+so neither do the uploads that are still on their way.
 
-The coordinator hands these words down and may hold them back. Then seeds go on being sealed to old prekeys, and these
-stay: it gains no seed by that, and who seizes a silo's disk finds more.
+The coordinator hands these words down and may hold them back. Then seeds go on being sealed to old
+prekeys, and these stay: it gains no seed by that, and who seizes a silo's disk finds more.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -34,14 +37,18 @@ from .sealing import Letter, check_letter
 
 @dataclass(frozen=True, slots=True)
 class Prekey:
-    """What a silo publishes beside an upload: a public X25519 key, 32 bytes, and its generation, 1 or later."""
+    """What a silo publishes beside an upload: a public X25519 key, 32 bytes, and its generation, 1
+    or later.
+    """
 
     generation: int
     key: bytes
     signature: bytes
 
     def check(self, line: MixContext, version: Version, root: bytes, signers: Signers) -> None:
-        """RefusedError, for the silo, unless it signed this beside this upload; ``root`` is of the seed that it sealed.
+        """RefusedError, for the silo, unless it signed this beside this upload.
+
+        ``root`` is of the seed that it sealed.
 
         The steps run in order.
         """
@@ -53,15 +60,17 @@ class Prekey:
         # (2) It is a key that something can be sealed to, of a generation of its own.
         check(self.generation > 0, silo, Code.KEYS, "publishes another prekey of generation 0")
         check(len(self.key) == KEY_BYTES, silo, Code.KEYS, f"its prekey has {len(self.key)} bytes")
-        agree(bytes(KEY_BYTES), self.key, silo)  # with any private key: a point of low order gives zero with all
+        # with any private key: a point of low order gives zero with all
+        agree(bytes(KEY_BYTES), self.key, silo)
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the coordinator hands down of another silo's newest upload of a part: the prekey beside it.
+    """What the coordinator hands down of another silo's newest upload of a part: the prekey beside
+    it.
 
-    ``letter`` is what the upload has for the recipient: it says to which generation its seed is sealed, and is not
-    opened for that.
+    ``letter`` is what the upload has for the recipient: it says to which generation its seed is
+    sealed, and is not opened for that.
     """
 
     version: Version
@@ -70,16 +79,29 @@ class Word:
     letter: Letter
 
     def check(self, line: MixContext, silo: str, signers: Signers) -> None:
-        """At ``silo``. RefusedError, for the coordinator, unless another silo signed all of it, and for this one."""
+        """At ``silo``. RefusedError, for the coordinator, unless another silo signed all of it, and
+        for this one.
+        """
         sender = self.version.silo
         check(sender != silo, COORDINATOR, Code.KEYS, f"brings {silo!r} a prekey of its own")
         with passed_on():
             self.prekey.check(line, self.version, self.root, signers)
-        check_letter(self.root, self.letter, sender, silo, [other for other in signers.silos if other != sender])
+        check_letter(
+            self.root,
+            self.letter,
+            sender,
+            silo,
+            [other for other in signers.silos if other != sender],
+        )
 
 
-def publish(line: MixContext, version: Version, root: bytes, generation: int, seed: bytes, sign: Sign) -> Prekey:
-    """At the silo, beside an upload whose sealed seed has this root; ``seed``, the private half, is durable already."""
+def publish(
+    line: MixContext, version: Version, root: bytes, generation: int, seed: bytes, sign: Sign
+) -> Prekey:
+    """At the silo, beside an upload whose sealed seed has this root.
+
+    ``seed``, the private half, is durable already.
+    """
     key = public_key(seed)
     return Prekey(generation, key, sign(MIX_PREKEY, _payload(line, version, root, generation, key)))
 
@@ -96,14 +118,18 @@ class Newest(Strict):
 
 
 class SealedGeneration(Strict):
-    """Of another silo's newest upload of a part that is known: its number, and our generation that it is sealed to."""
+    """Of another silo's newest upload of a part that is known: its number, and our generation that
+    it is sealed to.
+    """
 
     number: Number
     generation: Number
 
 
 class Known(Strict):
-    """What a silo knows of the prekeys of its job: no secret. Durable before a seed is sealed, or a key is erased.
+    """What a silo knows of the prekeys of its job: no secret.
+
+    Durable before a seed is sealed, or a key is erased.
 
     Canonical JSON, here broken: ``{"newest":{"b":{"generation":3,"key":"9f86…"}},``
     ``"sealed":{"extractor":{"b":{"generation":2,"number":4}}}}``
@@ -126,7 +152,10 @@ class Known(Strict):
         return {silo: each.generation for silo, each in self.newest.items()}
 
     def heard(self, part: str, word: Word) -> Self:
-        """After a word that was checked; an older prekey than is known changes nothing. RefusedError names a silo."""
+        """After a word that was checked; an older prekey than is known changes nothing.
+
+        RefusedError names a silo.
+        """
         silo, prekey = word.version.silo, word.prekey
         known = self.newest.get(silo)
         if known is None:
@@ -141,7 +170,10 @@ class Known(Strict):
         return type(self)(newest=newest, sealed=seen.sealed)
 
     def seen(self, part: str, version: Version, generation: int) -> Self:
-        """After an upload of another silo, sealed to this generation of ours. RefusedError where it went back."""
+        """After an upload of another silo, sealed to this generation of ours.
+
+        RefusedError where it went back.
+        """
         of_part = self.sealed.get(part, {})
         known = of_part.get(version.silo)
         if known is not None and version.number <= known.number:
@@ -149,30 +181,42 @@ class Known(Strict):
         back = known is not None and generation < known.generation
         why = f"sealed upload {version.number} to prekey {generation}, after a later one"
         check(not back, version.silo, Code.SHARES, why)
-        changed = {**of_part, version.silo: SealedGeneration(number=version.number, generation=generation)}
+        changed = {
+            **of_part,
+            version.silo: SealedGeneration(number=version.number, generation=generation),
+        }
         return type(self)(newest=self.newest, sealed={**self.sealed, part: changed})
 
     def floor(self, parts: Collection[str], opened: Iterable[int]) -> int:
         """The earliest of our generations that may still be needed: all before it may be erased.
 
-        ``parts`` are those that may still come down, ``opened`` the generations that the rows of the last delivery are
-        sealed to, since they may come again. A silo of which nothing is known may seal to the first.
+        ``parts`` are those that may still come down, ``opened`` the generations that the rows of
+        the last delivery are sealed to, since they may come again. A silo of which nothing is known
+        may seal to the first.
         """
         return min([*(self._least(silo, parts) for silo in self.newest), *opened])
 
     def _least(self, silo: str, parts: Collection[str]) -> int:
-        sealed = {part: of_part[silo].generation for part, of_part in self.sealed.items() if silo in of_part}
+        sealed = {
+            part: of_part[silo].generation
+            for part, of_part in self.sealed.items()
+            if silo in of_part
+        }
         coming = [generation for part, generation in sealed.items() if part in parts]
         return min(coming) if coming else max(sealed.values(), default=0)
 
 
 def check_own(own: Mapping[int, bytes], sender: str, generation: int) -> bytes:
-    """The private half that an upload of ``sender`` is sealed to, as it signed; RefusedError says whose fault it is."""
+    """The private half that an upload of ``sender`` is sealed to, as it signed.
+
+    RefusedError says whose fault it is.
+    """
     made = max(own)
     why = f"sealed its seed to prekey {generation}, and the newest of this silo is {made}"
     check(generation <= made, sender, Code.SHARES, why)
     erased = (
-        f"brings an upload of {sender!r} that is sealed to prekey {generation}, which is erased: newer were brought"
+        f"brings an upload of {sender!r} that is sealed to prekey {generation}, which is erased:"
+        " newer were brought"
     )
     check(generation in own, COORDINATOR, Code.SHARES, erased)
     return own[generation]

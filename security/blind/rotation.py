@@ -1,18 +1,23 @@
-"""Secret rotations: ``Gram`` over vectors that the coordinator sees only up to an orthogonal matrix Q.
+"""Secret rotations: ``Gram`` over vectors that the coordinator sees only up to an orthogonal matrix
+Q.
 
-All silos make Q from the key that the coordinator lacks, once for each (epoch, job, round, attempt, tensor group,
-class), and send Q v: inner products are those of the v, to about d · 2^-53 (SECURITY.md rules 2 and 14). Q is Haar, so
-a Gram is all that Q v tells. It is built from the inside, where u_m is uniform on the sphere of dimension m::
+All silos make Q from the key that the coordinator lacks, once for each (epoch, job, round, attempt,
+tensor group, class), and send Q v: inner products are those of the v, to about d · 2^-53
+(SECURITY.md rules 2 and 14). Q is Haar, so a Gram is all that Q v tells. It is built from the
+inside, where u_m is uniform on the sphere of dimension m::
 
-    Q_1 = ±1,    Q_m = s H (1 ⊕ Q_(m-1)) with H = I - 2 w wᵀ / wᵀw, w = g + sign(g_1) ‖g‖ e_1, s = -sign(g_1)
+    Q_1 = ±1,  Q_m = s H (1 ⊕ Q_(m-1)) with H = I - 2 w wᵀ / wᵀw, w = g + sign(g_1) ‖g‖ e_1, s =
+               -sign(g_1)
 
-s H takes e_1 to u_m = g / ‖g‖, g [m] being Gaussian: the first column is uniform, and what is left is Haar in the
-complement. No matrix is formed: a vector takes about 2 d² multiplications, and Q itself d² / 2 Gaussian numbers.
+s H takes e_1 to u_m = g / ‖g‖, g [m] being Gaussian: the first column is uniform, and what is left
+is Haar in the complement. No matrix is formed: a vector takes about 2 d² multiplications, and Q
+itself d² / 2 Gaussian numbers.
 
-Two machines must have the same Q bit for bit (two correct QRs of one Gaussian give unrelated vectors). So float64 is
-only added, subtracted, multiplied, divided and rooted, element by element, each of which IEEE 754 rounds in one way;
-sums are folded in halves, in an order that depends on their length alone. No BLAS, no reduction of a library, no libm:
-the logarithm of Marsaglia's polar method is a polynomial below.
+Two machines must have the same Q bit for bit (two correct QRs of one Gaussian give unrelated
+vectors). So float64 is only added, subtracted, multiplied, divided and rooted, element by element,
+each of which IEEE 754 rounds in one way; sums are folded in halves, in an order that depends on
+their length alone. No BLAS, no reduction of a library, no libm: the logarithm of Marsaglia's polar
+method is a polynomial below.
 """
 
 import hashlib
@@ -42,7 +47,9 @@ Ordinal = Annotated[int, Field(strict=True, ge=-1, le=2**53 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one Q is for; ``epoch`` is that of the group key, ``row`` the class whose vectors are compared."""
+    """What one Q is for; ``epoch`` is that of the group key, ``row`` the class whose vectors are
+    compared.
+    """
 
     epoch: int
     job: str
@@ -54,10 +61,15 @@ class Use:
     def key(self, group_key: bytes) -> bytes:
         """The key of this Q, 32 bytes."""
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
-        return derive(group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers))
+        return derive(
+            group_key, b"", framed(GRAM_ROTATION, self.job.encode(), self.group.encode(), *numbers)
+        )
 
     def context(self, federation: str, roster: str) -> bytes:
-        """Ctx of an upload of vectors rotated for this use, 32 bytes; ``roster`` is the digest of the roster, hex."""
+        """Ctx of an upload of vectors rotated for this use, 32 bytes.
+
+        ``roster`` is the digest of the roster, hex.
+        """
         numbers = (value.to_bytes(8) for value in (self.epoch, self.round, self.attempt, self.row))
         named = (federation.encode(), bytes.fromhex(roster), self.job.encode(), self.group.encode())
         return hashlib.sha256(framed(GRAM_USE, *named, *numbers)).digest()
@@ -66,9 +78,9 @@ class Use:
 class RotationMemory(Strict):
     """The newest attempt for which this silo rotated a group's vectors; durable before they leave.
 
-    Canonical JSON: ``{"attempt":0,"round":17,"vectors":"9f86…"}``. Under one Q two vectors of a silo could be compared
-    over rounds, so an attempt is for one set of vectors, ``vectors`` being its digest: after a restart the very same
-    may be rotated again, which gives the same bytes.
+    Canonical JSON: ``{"attempt":0,"round":17,"vectors":"9f86…"}``. Under one Q two vectors of a
+    silo could be compared over rounds, so an attempt is for one set of vectors, ``vectors`` being
+    its digest: after a restart the very same may be rotated again, which gives the same bytes.
     """
 
     round: Ordinal = -1
@@ -76,53 +88,78 @@ class RotationMemory(Strict):
     vectors: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
     def used(self, round_number: int, attempt: int, vectors: str) -> Self:
-        """Memory of rotating for an attempt; RefusedError unless it is newer than all before, or the same again."""
+        """Memory of rotating for an attempt.
+
+        RefusedError unless it is newer than all before, or the same again.
+        """
         asked = (round_number, attempt)
-        why = f"asks for rotated vectors of round {round_number}, attempt {attempt}, after round {self.round}"
+        why = (
+            f"asks for rotated vectors of round {round_number}, attempt {attempt}, after round"
+            f" {self.round}"
+        )
         newer = asked > (self.round, self.attempt)
-        check(newer or asked == (self.round, self.attempt), COORDINATOR, Code.ATTEMPT, f"{why}, attempt {self.attempt}")
+        check(
+            newer or asked == (self.round, self.attempt),
+            COORDINATOR,
+            Code.ATTEMPT,
+            f"{why}, attempt {self.attempt}",
+        )
         if not newer and vectors != self.vectors:
             raise LocalError(
-                f"round {round_number}, attempt {attempt}: other vectors were rotated before, and under one rotation "
-                "two could be compared; this silo gives none in this round"
+                f"round {round_number}, attempt {attempt}: other vectors were rotated before, and"
+                " under one rotation two could be compared; this silo gives none in this round"
             )
         return type(self)(round=round_number, attempt=attempt, vectors=vectors)
 
 
 def digest_of(vectors: Reals) -> str:
-    """Names vectors [n, d] in the memory of their silo: SHA-256, hex. It never leaves: guesses could be tried."""
+    """Names vectors [n, d] in the memory of their silo: SHA-256, hex.
+
+    It never leaves: guesses could be tried.
+    """
     shape = (size.to_bytes(8) for size in vectors.shape)
-    return hashlib.sha256(framed(GRAM_VECTORS, *shape, np.ascontiguousarray(vectors, "<f8").tobytes())).hexdigest()
+    return hashlib.sha256(
+        framed(GRAM_VECTORS, *shape, np.ascontiguousarray(vectors, "<f8").tobytes())
+    ).hexdigest()
 
 
 def check_kind(part: str, kind: Kind) -> None:
     """LocalError for a part whose Gram discloses it (rule 2)."""
     if kind in DISCLOSED:
         raise LocalError(
-            f"part {part!r} is of kind {kind.name.lower()}: its inner products disclose it up to the order of classes; "
-            "noise it and give it by another exchange"
+            f"part {part!r} is of kind {kind.name.lower()}: its inner products disclose it up to"
+            " the order of classes; noise it and give it by another exchange"
         )
 
 
 def check_vectors(part: str, vectors: Reals) -> None:
-    """LocalError unless each vector [n, d] is finite and has entries of both signs, or is zero (rule 2)."""
+    """LocalError unless each vector [n, d] is finite and has entries of both signs, or is zero
+    (rule 2).
+    """
     if not np.isfinite(vectors).all():
-        raise LocalError(f"part {part!r} holds NaN or infinity; training has diverged, lower the lr")
+        raise LocalError(
+            f"part {part!r} holds NaN or infinity; training has diverged, lower the lr"
+        )
     one_sided = (vectors >= 0).all(axis=1) ^ (vectors <= 0).all(axis=1)
     if one_sided.any():
         raise LocalError(
-            f"part {part!r}: vector {int(np.flatnonzero(one_sided)[0])} has entries of one sign only; "
-            "inner products of such vectors disclose them, so they do not cross by Gram"
+            f"part {part!r}: vector {int(np.flatnonzero(one_sided)[0])} has entries of one sign"
+            " only; inner products of such vectors disclose them, so they do not cross by Gram"
         )
 
 
 def rotate(vectors: Reals, key: bytes) -> Reals:
-    """Q v for each of ``vectors`` [n, d] float64; the same bits for the same v and key, whatever n and the machine."""
+    """Q v for each of ``vectors`` [n, d] float64.
+
+    The same bits for the same v and key, whatever n and the machine.
+    """
     return _rotate(vectors, (key,))
 
 
 def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
-    """The same of each vector under a key of its own: the bits of one after the other, in less time."""
+    """The same of each vector under a key of its own: the bits of one after the other, in less
+    time.
+    """
     if len(keys) != len(vectors):
         raise LocalError(f"{len(keys)} keys for {len(vectors)} vectors; give one for each")
     return _rotate(vectors, keys)
@@ -131,7 +168,8 @@ def rotate_each(vectors: Reals, keys: Sequence[bytes]) -> Reals:
 def _rotate(vectors: Reals, keys: Sequence[bytes]) -> Reals:
     if vectors.ndim != 2 or vectors.dtype != np.float64 or not vectors.shape[1]:
         raise LocalError(f"vectors are {vectors.dtype} {list(vectors.shape)}; give float64 [n, d]")
-    turned = vectors.T.copy()  # [d, n]: each sum below is over the first axis, so n does not matter to its order
+    # [d, n]: each sum below is over the first axis, so n does not matter to its order
+    turned = vectors.T.copy()
     d = len(turned)
     for m, g in enumerate(_reflecting(keys, d), start=1):  # [m, 1 or n]
         sign = np.where(g[0] < 0, -1.0, 1.0)
@@ -159,7 +197,9 @@ def _reflecting(keys: Sequence[bytes], d: int) -> Iterator[Reals]:
 
 
 def _streams(key: bytes, lengths: range) -> list[Reals]:
-    """``gaussians(key, m, m)`` for each of these m: their words are made stream by stream, all else at once."""
+    """``gaussians(key, m, m)`` for each of these m: their words are made stream by stream, all else
+    at once.
+    """
     pairs = [_pairs(m) for m in lengths]
     words = np.empty((sum(pairs), 2), "<u8")
     ends = np.cumsum(pairs)
@@ -168,11 +208,17 @@ def _streams(key: bytes, lengths: range) -> list[Reals]:
     found, inside = _polar(words)
     upto = 2 * np.cumsum(inside)[ends - 1]
     each = [found[start:stop] for start, stop in zip((0, *upto[:-1]), upto, strict=True)]
-    return [made[:m] if len(made) >= m else gaussians(key, m, m) for m, made in zip(lengths, each, strict=True)]
+    return [
+        made[:m] if len(made) >= m else gaussians(key, m, m)
+        for m, made in zip(lengths, each, strict=True)
+    ]
 
 
 def folded(values: Reals) -> Reals:
-    """The sum over the first axis, by halves: an order that depends on the length alone; overwrites ``values``."""
+    """The sum over the first axis, by halves: an order that depends on the length alone.
+
+    Overwrites ``values``.
+    """
     while len(values) > 1:
         half = (len(values) + 1) // 2
         values[: len(values) - half] += values[half:]
@@ -182,10 +228,12 @@ def folded(values: Reals) -> Reals:
 
 
 def gaussians(key: bytes, stream: int, count: int) -> Reals:
-    """The first numbers of a keyed stream of standard Gaussians, [count] float64, by Marsaglia's polar method.
+    """The first numbers of a keyed stream of standard Gaussians, [count] float64, by Marsaglia's
+    polar method.
 
-    "A convenient method for generating normal variables", SIAM Review, 1964. Two words of the stream make a point of
-    the square; one outside the unit circle is passed over, one inside gives two numbers.
+    "A convenient method for generating normal variables", SIAM Review, 1964. Two words of the
+    stream make a point of the square; one outside the unit circle is passed over, one inside gives
+    two numbers.
     """
     source, made = Keystream(key, stream), np.empty(count)
     filled = 0
@@ -204,7 +252,9 @@ def _pairs(count: int) -> int:
 
 
 def _polar(words: Words) -> tuple[Reals, npt.NDArray[np.bool_]]:
-    """The numbers of the points that these words [pairs, 2] are, in order, and which of them lie inside."""
+    """The numbers of the points that these words [pairs, 2] are, in order, and which of them lie
+    inside.
+    """
     points = (words >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0  # exact, in [-1, 1)
     s = points[:, 0] * points[:, 0] + points[:, 1] * points[:, 1]
     inside = (s < 1.0) & (s > 0.0)
@@ -213,7 +263,9 @@ def _polar(words: Words) -> tuple[Reals, npt.NDArray[np.bool_]]:
 
 
 def _logarithm(values: Reals) -> Reals:
-    """Natural logarithm of positive numbers, to some last places: exponent · ln 2 + 2 atanh((m - 1) / (m + 1))."""
+    """Natural logarithm of positive numbers, to some last places: exponent · ln 2 + 2 atanh((m - 1)
+    / (m + 1)).
+    """
     mantissa, exponent = np.frexp(values)  # exact, in [1/2, 1)
     low = mantissa < 0.7071067811865476
     mantissa = np.where(low, mantissa * 2.0, mantissa)  # in [√½, √2)

@@ -1,22 +1,26 @@
-"""Thirty-two secret bytes, the same ones to every recipient, sealed to each by an X25519 key of its own.
+"""Thirty-two secret bytes, the same ones to every recipient, sealed to each by an X25519 key of its
+own.
 
-That is its key of the roster, for what makes the key of a job (group_key.py), and its newest prekey for the rest of the
-job (prekeys.py).
+That is its key of the roster, for what makes the key of a job (group_key.py), and its newest prekey
+for the rest of the job (prekeys.py).
 
-The sender draws an ephemeral X25519 key E for this secret alone; for each recipient, whose key is R::
+The sender draws an ephemeral X25519 key E for this secret alone; for each recipient, whose key is
+R::
 
-    key      HKDF(X25519(e, R), salt = ctx, info = framed(label, sender, recipient, E, R))
-    sealed   ChaCha20-Poly1305(key, nonce 0, secret, AAD = framed(label, ctx, sender, recipient))    48 bytes
+    key     HKDF(X25519(e, R), salt = ctx, info = framed(label, sender, recipient, E, R))
+    sealed  ChaCha20-Poly1305(key, nonce 0, secret, AAD = framed(label, ctx, sender, recipient))  48
+            bytes
 
-Nonce 0 is safe: as E is fresh, a key seals one message, in one direction. What the sender signs holds a commitment to
-the secret, 32 uniform bytes and so without salt, and a Merkle root (security/log/merkle.py) over one leaf a recipient.
-So each recipient needs its own letter alone, and all have the same secret, or know who is to blame::
+Nonce 0 is safe: as E is fresh, a key seals one message, in one direction. What the sender signs
+holds a commitment to the secret, 32 uniform bytes and so without salt, and a Merkle root
+(security/log/merkle.py) over one leaf a recipient. So each recipient needs its own letter alone,
+and all have the same secret, or know who is to blame::
 
     commitment   SHA-256(framed(SEALED_SECRET, label, ctx, sender, secret))
     leaf         framed(recipient, generation, sealed)
 
-The generation says which prekey R is; it is 0 of a key of the roster. Whoever comes to know R's private key opens what
-was sealed to it: there is no forward secrecy while that is kept.
+The generation says which prekey R is; it is 0 of a key of the roster. Whoever comes to know R's
+private key opens what was sealed to it: there is no forward secrecy while that is kept.
 """
 
 import hashlib
@@ -53,13 +57,23 @@ class Sealing:
 
     def check(self) -> None:
         """RefusedError, for the sender, unless its fields have their sizes."""
-        sized = len(self.ephemeral) == KEY_BYTES and len(self.commitment) == len(self.root) == HASH_BYTES
-        check(sized, self.sender, Code.SHARES, "what it signed over its sealed secret has the wrong size")
+        sized = (
+            len(self.ephemeral) == KEY_BYTES
+            and len(self.commitment) == len(self.root) == HASH_BYTES
+        )
+        check(
+            sized,
+            self.sender,
+            Code.SHARES,
+            "what it signed over its sealed secret has the wrong size",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSecret:
-    """The secret for one recipient, 48 bytes, and the generation of the prekey that it is sealed to."""
+    """The secret for one recipient, 48 bytes, and the generation of the prekey that it is sealed
+    to.
+    """
 
     recipient: str
     sealed: bytes
@@ -72,7 +86,9 @@ class SealedSecret:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What the coordinator passes on to one recipient: its piece, and the proof that the sender signed it."""
+    """What the coordinator passes on to one recipient: its piece, and the proof that the sender
+    signed it.
+    """
 
     sealed: SealedSecret
     proof: Hashes
@@ -87,10 +103,12 @@ def seal_to_all(
     recipients: Mapping[str, bytes],
     generations: Mapping[str, int] = FIRST,
 ) -> tuple[Sealing, tuple[SealedSecret, ...]]:
-    """Seal a secret to the X25519 keys of ``recipients``, by id; ``ephemeral`` is a fresh seed of 32 bytes.
+    """Seal a secret to the X25519 keys of ``recipients``, by id.
 
-    ``generations`` are of those keys that are later prekeys than a silo's first. The pieces stand in the order of the
-    ids.
+    ``ephemeral`` is a fresh seed of 32 bytes.
+
+    ``generations`` are of those keys that are later prekeys than a silo's first. The pieces stand
+    in the order of the ids.
     """
     if len(secret) != SECRET_BYTES:
         raise LocalError(f"a secret of {len(secret)} bytes cannot be sealed; it has {SECRET_BYTES}")
@@ -105,38 +123,67 @@ def seal_to_all(
         )
         made.append(SealedSecret(recipient, sealed, generations.get(recipient, 0)))
     root = Tree(piece.leaf() for piece in made).root()
-    return Sealing(sender, public_key(ephemeral), _commitment(label, ctx, sender, secret), root), tuple(made)
+    return Sealing(
+        sender, public_key(ephemeral), _commitment(label, ctx, sender, secret), root
+    ), tuple(made)
 
 
-def open_letter(ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, among: Sequence[str], seed: bytes) -> bytes:
-    """The secret; ``among`` are all recipients, ``seed`` the raw private key of the one that this letter is for.
+def open_letter(
+    ctx: bytes, label: bytes, sealing: Sealing, letter: Letter, among: Sequence[str], seed: bytes
+) -> bytes:
+    """The secret; ``among`` are all recipients, ``seed`` the raw private key of the one that this
+    letter is for.
 
-    The sealing's signature is checked before. The steps run in order; RefusedError says who is to blame.
+    The sealing's signature is checked before. The steps run in order; RefusedError says who is to
+    blame.
     """
     sender, recipient = sealing.sender, letter.sealed.recipient
-    # (1) The sender signed this piece, for this recipient: else the coordinator brought another one.
+    # (1) The sender signed this piece, for this recipient: else the coordinator brought another
+    # one.
     check_letter(sealing.root, letter, sender, recipient, among)
     # (2) It opens.
     info = _info(label, sender, recipient, sealing.ephemeral, public_key(seed))
     key = derive(agree(seed, sealing.ephemeral, sender), ctx, info)
     try:
-        secret = ChaCha20Poly1305(key).decrypt(NONCE, letter.sealed.sealed, _associated(label, ctx, sender, recipient))
+        secret = ChaCha20Poly1305(key).decrypt(
+            NONCE, letter.sealed.sealed, _associated(label, ctx, sender, recipient)
+        )
     except InvalidTag:
-        raise RefusedError(sender, Code.SHARES, f"what it sealed for {recipient!r} does not open") from None
+        raise RefusedError(
+            sender, Code.SHARES, f"what it sealed for {recipient!r} does not open"
+        ) from None
     # (3) It is the secret that the sender committed to, and so what all others have.
     fits = is_secret(ctx, label, sealing, secret)
-    check(fits, sender, Code.SHARES, f"what it sealed for {recipient!r} does not fit its commitment")
+    check(
+        fits, sender, Code.SHARES, f"what it sealed for {recipient!r} does not fit its commitment"
+    )
     return secret
 
 
-def check_letter(root: bytes, letter: Letter, sender: str, recipient: str, among: Sequence[str]) -> None:
-    """RefusedError, for the coordinator, unless the letter is for this recipient and under the root that was signed."""
+def check_letter(
+    root: bytes, letter: Letter, sender: str, recipient: str, among: Sequence[str]
+) -> None:
+    """RefusedError, for the coordinator, unless the letter is for this recipient and under the root
+    that was signed.
+    """
     for_it = letter.sealed.recipient == recipient
-    check(for_it, COORDINATOR, Code.SHARES, f"brings {recipient!r} a letter for {letter.sealed.recipient!r}")
+    check(
+        for_it,
+        COORDINATOR,
+        Code.SHARES,
+        f"brings {recipient!r} a letter for {letter.sealed.recipient!r}",
+    )
     order = sorted(among)
-    check(recipient in order, COORDINATOR, Code.SHARES, f"brings a letter for {recipient!r}, whom nothing is sealed to")
+    check(
+        recipient in order,
+        COORDINATOR,
+        Code.SHARES,
+        f"brings a letter for {recipient!r}, whom nothing is sealed to",
+    )
     try:
-        verify_inclusion(letter.sealed.leaf(), order.index(recipient), len(order), root, letter.proof)
+        verify_inclusion(
+            letter.sealed.leaf(), order.index(recipient), len(order), root, letter.proof
+        )
     except ProofError as error:
         why = f"brings {recipient!r} a letter that is not what {sender!r} signed: {error}"
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
@@ -144,25 +191,47 @@ def check_letter(root: bytes, letter: Letter, sender: str, recipient: str, among
 
 def is_secret(ctx: bytes, label: bytes, sealing: Sealing, secret: bytes) -> bool:
     """Whether this is the secret that the sender committed to."""
-    return len(secret) == SECRET_BYTES and _commitment(label, ctx, sealing.sender, secret) == sealing.commitment
+    return (
+        len(secret) == SECRET_BYTES
+        and _commitment(label, ctx, sealing.sender, secret) == sealing.commitment
+    )
 
 
 def check_sealed(sealing: Sealing, pieces: Sequence[SealedSecret], among: Sequence[str]) -> None:
-    """At the coordinator: RefusedError unless these are all pieces under the root, one for each recipient."""
+    """At the coordinator: RefusedError unless these are all pieces under the root, one for each
+    recipient.
+    """
     sealing.check()
     whole = [piece.recipient for piece in pieces] == sorted(among)
-    check(whole, sealing.sender, Code.SHARES, f"sealed {len(pieces)} pieces, not one for each of the others, by id")
+    check(
+        whole,
+        sealing.sender,
+        Code.SHARES,
+        f"sealed {len(pieces)} pieces, not one for each of the others, by id",
+    )
     for piece in pieces:
         sized = len(piece.sealed) == SEALED_BYTES
-        check(sized, sealing.sender, Code.SHARES, f"its piece for {piece.recipient!r} has {len(piece.sealed)} bytes")
+        check(
+            sized,
+            sealing.sender,
+            Code.SHARES,
+            f"its piece for {piece.recipient!r} has {len(piece.sealed)} bytes",
+        )
     root = Tree(piece.leaf() for piece in pieces).root()
-    check(root == sealing.root, sealing.sender, Code.SHARES, "its pieces do not lead to the root that it signed")
+    check(
+        root == sealing.root,
+        sealing.sender,
+        Code.SHARES,
+        "its pieces do not lead to the root that it signed",
+    )
 
 
 def letters(pieces: Sequence[SealedSecret]) -> dict[str, Letter]:
     """At the coordinator: what each recipient gets."""
     tree = Tree(piece.leaf() for piece in pieces)
-    return {piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)}
+    return {
+        piece.recipient: Letter(piece, tree.inclusion_proof(i)) for i, piece in enumerate(pieces)
+    }
 
 
 def letter_for(recipient: str, pieces: Sequence[SealedSecret]) -> Letter:

@@ -1,16 +1,24 @@
-"""The ``Sum`` exchange as numbers of a secure sum: a part is one group, its fold the opened sum of that group.
+"""The ``Sum`` exchange as numbers of a secure sum: a part is one group, its fold the opened sum of
+that group.
 
-=========  =======================================  =============================  ==========================
+=========  =======================================  =============================
+                                                    ==========================
 form       the group's elements                     weights                        ring
-=========  =======================================  =============================  ==========================
-``mean``   all tensors, one after another           public (declared counts), or   32; 64 where private weights
-                                                    private, one                   spread more than 16-fold
+=========  =======================================  =============================
+                                                    ==========================
+``mean``   all tensors, one after another           public (declared counts), or   32; 64 where
+                                                    private weights
+                                                    private, one                   spread more than
+                                                    16-fold
 ``ratio``  row by row, the tensors side by side     private, one a row             the same
-``total``  all tensors, one after another           equal                          64: counts stay whole
-=========  =======================================  =============================  ==========================
+``total``  all tensors, one after another           equal                          64: counts stay
+                                                    whole
+=========  =======================================  =============================
+                                                    ==========================
 
-``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel exactly, so a simulation
-with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in mix_and_gram.py.
+``Quantised`` is what blind silos and their coordinator compute, without masks: these cancel
+exactly, so a simulation with it gives the bits of a blind federation. ``Mix`` and ``Gram`` are in
+mix_and_gram.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +56,13 @@ from ..arithmetic.fixedpoint import (
     error_bound,
     weight_exponent,
 )
-from ..secagg.masked_sum import Accumulator, GroupValues, OpenedGroup, check_group_values, masked_chunks
+from ..secagg.masked_sum import (
+    Accumulator,
+    GroupValues,
+    OpenedGroup,
+    check_group_values,
+    masked_chunks,
+)
 from ..secagg.spec import Frame, RoundSpec, Terms, specify
 from .mix_and_gram import MixRows, compared, compared_by_shares
 
@@ -59,10 +73,11 @@ SOME_KEY = bytes(32)  # of a simulation: nothing is hidden by it
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights ``least`` to ``most``.
+    """What a job declares of its values: magnitudes are at most 2^clip_exponent, private weights
+    ``least`` to ``most``.
 
-    Weights of a ``ratio`` are never public: they would show who has which class. ``for_silos`` are the parts whose sums
-    silos alone read.
+    Weights of a ``ratio`` are never public: they would show who has which class. ``for_silos`` are
+    the parts whose sums silos alone read.
     """
 
     clip_exponent: int = 3
@@ -83,11 +98,23 @@ def _group(part: Part, bounds: Bounds) -> Group:
         case Sum("total"):
             counts = all(spec.dtype == "int64" for spec in part.tensors)
             clip = COUNT_EXPONENT if counts else bounds.clip_exponent
-            return Group(name=part.name, elements=_elements(part), ring=64, clip_exponent=clip, weights="equal")
+            return Group(
+                name=part.name,
+                elements=_elements(part),
+                ring=64,
+                clip_exponent=clip,
+                weights="equal",
+            )
         case Sum("mean") if bounds.weights == "public":
-            return Group(name=part.name, elements=_elements(part), clip_exponent=bounds.clip_exponent, weights="public")
+            return Group(
+                name=part.name,
+                elements=_elements(part),
+                clip_exponent=bounds.clip_exponent,
+                weights="public",
+            )
         case Sum(form, most):
-            own = most if most <= 1 else bounds.most  # a presence is 0 or 1, whatever counts the job declares
+            # a presence is 0 or 1, whatever counts the job declares
+            own = most if most <= 1 else bounds.most
             least = bounds.least if own > 1 else 1
             ring: Ring = 64 if own > WIDEST_PRIVATE * least else 32
             return Group(
@@ -101,7 +128,9 @@ def _group(part: Part, bounds: Bounds) -> Group:
                 weight_least=int(least),
             )
         case _:
-            raise LocalError(f"part {part.name!r} crosses by {part.exchange!r}, which is not a secure sum")
+            raise LocalError(
+                f"part {part.name!r} crosses by {part.exchange!r}, which is not a secure sum"
+            )
 
 
 def row_name(part: str, recipient: str) -> str:
@@ -112,43 +141,58 @@ def row_name(part: str, recipient: str) -> str:
 def row_group(part: Part, bounds: Bounds, recipient: str) -> Group:
     """The group of one recipient's row."""
     name, clip = row_name(part.name, recipient), bounds.clip_exponent
-    return Group(name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient)
+    return Group(
+        name=name, elements=_elements(part), clip_exponent=clip, weights="public", reader=recipient
+    )
 
 
 def given(part: Part, own: Group, tensors: Mapping[str, Tensor]) -> GroupValues:
-    """What a silo gives for a part's group, out of the tensors that it gives in the clear (``part.wire``).
+    """What a silo gives for a part's group, out of the tensors that it gives in the clear
+    (``part.wire``).
 
-    Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors as they are.
+    Its values are float tensors' own memory, row by row of a ratio alone a copy: leave the tensors
+    as they are.
     """
     dtype = np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32
     flat = [
-        tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False) for spec in part.tensors
+        tensors[spec.name].detach().reshape(own.rows, -1).numpy().astype(dtype, copy=False)
+        for spec in part.tensors
     ]
     whole = own.rows == 1 or len(flat) == 1
-    values = tuple(each.reshape(-1) for each in flat) if whole else np.concatenate(flat, axis=1).reshape(-1)
+    values = (
+        tuple(each.reshape(-1) for each in flat)
+        if whole
+        else np.concatenate(flat, axis=1).reshape(-1)
+    )
     if own.weights != "private":
         return GroupValues(values)
     return GroupValues(values, tensors[WEIGHT].reshape(own.rows).numpy().astype(np.float64))
 
 
-def folded(part: Part, own: Group, opened: OpenedGroup, memory: Words | None = None) -> dict[str, Tensor]:
-    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the total weight.
+def folded(
+    part: Part, own: Group, opened: OpenedGroup, memory: Words | None = None
+) -> dict[str, Tensor]:
+    """The fold of a part, as ``Plain.collect`` gives it: its tensors and, for mean and ratio, the
+    total weight.
 
     ``memory`` of the words, in one piece, may become that of the tensors.
     """
     if own.weights == "equal":
         return _cut(part, own, opened.total, total=True)
     weight = torch.from_numpy(opened.weight.copy())
-    mean = opened.mean(np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory)
+    mean = opened.mean(
+        np.float64 if any(spec.dtype != "float32" for spec in part.tensors) else np.float32, memory
+    )
     ratio = isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
     return {**_cut(part, own, mean, total=False), WEIGHT: weight if ratio else weight.reshape(())}
 
 
 def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) -> float:
-    """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is rounded to its dtype.
+    """How far a fold of magnitude at most ``largest`` may be from the exact one, before it is
+    rounded to its dtype.
 
-    A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what rounding did to
-    private weights.
+    A total is off by ``error_bound``; a mean by that, as a part of the total weight, and by what
+    rounding did to private weights.
     """
     members = len(spec.cohort)
     if own.weights == "equal":
@@ -157,15 +201,21 @@ def deviation(own: Group, spec: RoundSpec, opened: OpenedGroup, largest: float) 
     total = float(error_bound(own, members)) * opened.unit / lightest
     if own.weights != "private":
         return total
-    off = float(Fraction(members, 2 ** (weight_exponent(own.ring, members) + 1))) * own.weight_most / lightest
+    off = (
+        float(Fraction(members, 2 ** (weight_exponent(own.ring, members) + 1)))
+        * own.weight_most
+        / lightest
+    )
     return total + largest * off / (1 - off)
 
 
 class Quantised:
-    """The exchanges of one job, from its first round on, as the numbers that cross blind; ``Each`` in the clear.
+    """The exchanges of one job, from its first round on, as the numbers that cross blind.
 
-    ``terms`` are what rows are mixed by. Without the job's own ``group_key`` and digest a Gram is that of another key:
-    within ``blind_mix.gram_deviation``, but not the same bits.
+    ``Each`` in the clear.
+
+    ``terms`` are what rows are mixed by. Without the job's own ``group_key`` and digest a Gram is
+    that of another key: within ``blind_mix.gram_deviation``, but not the same bits.
     """
 
     def __init__(
@@ -176,7 +226,10 @@ class Quantised:
         group_key: bytes = SOME_KEY,
         job: str = "",
     ) -> None:
-        """``counts``, by silo, are the declared ones of public weights; ``job`` is the digest of its document."""
+        """``counts``, by silo, are the declared ones of public weights.
+
+        ``job`` is the digest of its document.
+        """
         self._bounds = bounds
         self._counts = tuple(sorted((counts or {}).items()))
         terms = terms or Terms()
@@ -185,7 +238,9 @@ class Quantised:
         self._round = 0
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
-        """All of it: it is quantised where it is summed or mixed, and sketched where it is compared."""
+        """All of it: it is quantised where it is summed or mixed, and sketched where it is
+        compared.
+        """
         return laid_out(part, contribution)
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
@@ -201,13 +256,20 @@ class Quantised:
             case Gram(shared=True):
                 return {"gram": compared_by_shares(part, members, read, self._bounds.clip_exponent)}
             case Gram():
-                return {"gram": compared(part, members, read, self._group_key, self._job, self._round)}
+                return {
+                    "gram": compared(part, members, read, self._group_key, self._job, self._round)
+                }
             case Mix(directed=False):
                 self._rows.gave(part, members, read)
         return PLAIN.collect(part, members, read)
 
-    def mix(self, part: Part, recipient: str, weights: Mapping[str, float], read: Read) -> dict[str, Tensor] | None:
-        """The row, if the recipient may have one; a directed one is over what was given in this round."""
+    def mix(
+        self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
+    ) -> dict[str, Tensor] | None:
+        """The row, if the recipient may have one.
+
+        A directed one is over what was given in this round.
+        """
         if part.exchange != Mix(directed=True):
             return self._rows.row(part, recipient, weights, read)
         if len(weights) < 2:
@@ -219,20 +281,28 @@ class Quantised:
         made = folded(part, spec.groups[0], self._sum(part, spec, read))
         return {each.name: made[each.name] for each in part.tensors}
 
-    def opened(self, part: Part, members: Sequence[str], read: Read) -> tuple[RoundSpec, OpenedGroup]:
+    def opened(
+        self, part: Part, members: Sequence[str], read: Read
+    ) -> tuple[RoundSpec, OpenedGroup]:
         """The specification that the members would have, and the opened sum."""
         spec = specify(self._frame(group(part, self._bounds)), members, 0)
         return spec, self._sum(part, spec, read)
 
     def _sum(self, part: Part, spec: RoundSpec, read: Read) -> OpenedGroup:
-        """The sum of the one group of a specification over its cohort, without masks and pads, which cancel."""
+        """The sum of the one group of a specification over its cohort, without masks and pads,
+        which cancel.
+        """
         own = spec.groups[0].model_copy(update={"reader": COORDINATOR_READS})
         spec = spec.model_copy(update={"groups": (own,)})
         accumulator = Accumulator(spec)
         for silo in spec.cohort:
-            contribution = given(part, own, {each.name: read(silo, each.name) for each in part.wire})
+            contribution = given(
+                part, own, {each.name: read(silo, each.name) for each in part.wire}
+            )
             check_group_values(spec, [contribution])
-            accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, [contribution], ()))
+            accumulator.add(
+                words.tobytes() for words in masked_chunks(spec, silo, [contribution], ())
+            )
         return accumulator.open((), spec.cohort)[0]
 
     def _frame(self, own: Group) -> Frame:
@@ -265,7 +335,9 @@ def _cut(part: Part, own: Group, values: Floats, *, total: bool) -> dict[str, Te
     found = {}
     for spec in part.tensors:
         width = spec.elements // own.rows
-        found[spec.name] = table[:, at : at + width].reshape(spec.shape).to(_dtype(spec, total=total))
+        found[spec.name] = (
+            table[:, at : at + width].reshape(spec.shape).to(_dtype(spec, total=total))
+        )
         at += width
     return found
 

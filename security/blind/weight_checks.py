@@ -1,16 +1,23 @@
-"""Whether sums by declared weights show a silo too much of another: rule 5, for a job before it begins."""
+"""Whether sums by declared weights show a silo too much of another: rule 5, for a job before it
+begins.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...algorithms.exchange.concentration import concentration_fault
 
 
-def weights_fault(counts: Mapping[str, int], batches: Iterable[Sequence[str]], min_cohort: int) -> str:
-    """Which silo weighs too much in the first batch that breaks rule 5, and what to do; empty if none does.
+def weights_fault(
+    counts: Mapping[str, int], batches: Iterable[Sequence[str]], min_cohort: int
+) -> str:
+    """Which silo weighs too much in the first batch that breaks rule 5, and what to do.
+
+    Empty if none does.
 
     Where it holds for each batch it holds for sums over several of them.
 
-    ``counts`` are the declared ones of public weights, by silo; empty where nothing is weighted by them.
+    ``counts`` are the declared ones of public weights, by silo; empty where nothing is weighted by
+    them.
     """
     if not counts:
         return ""
@@ -18,7 +25,8 @@ def weights_fault(counts: Mapping[str, int], batches: Iterable[Sequence[str]], m
         if fault := concentration_fault([counts[silo] for silo in batch], min_cohort):
             heaviest = max(batch, key=counts.__getitem__)
             return (
-                f"silo {heaviest!r} weighs too much among {', '.join(batch)}, with {counts[heaviest]} records of "
-                f"{sum(counts[silo] for silo in batch)}: {fault}; have more silos of its size, or leave it out"
+                f"silo {heaviest!r} weighs too much among {', '.join(batch)}, with"
+                f" {counts[heaviest]} records of {sum(counts[silo] for silo in batch)}: {fault};"
+                " have more silos of its size, or leave it out"
             )
     return ""

@@ -1,18 +1,23 @@
-"""The privacy budget of one data set: what was spent on it, whoever asked, and never more than its owner lets be.
+"""The privacy budget of one data set: what was spent on it, whoever asked, and never more than its
+owner lets be.
 
-A log of its own (security/log/append_log.py) beside the silo's ledger, with records of budget_records.py::
+A log of its own (security/log/append_log.py) beside the silo's ledger, with records of
+budget_records.py::
 
-    reserve    before anything is done with the data: job, round, purpose and steps, on disk before the first of them
-    (steps)    each takes one of the reserved ones; there is none beyond them
-    commit     afterwards: how many were taken. Without one, a crash say, all that was reserved is spent for ever
+    reserve  before anything is done with the data: job, round, purpose and steps, on disk before
+             the first of them
+    (steps)  each takes one of the reserved ones; there is none beyond them
+    commit   afterwards: how many were taken. Without one, a crash say, all that was reserved is
+             spent for ever
 
-All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the folder's lock. Costs
-add up as rdp.py has them; what was committed and all open reservations together cost at most the limit, or a
-reservation is refused before anything is done. That is a filter: jobs may be chosen in view of what came before, at a
-price in δ (rdp.py).
+All jobs share it, and a new job, a restart or a new key reset nothing. Its one writer holds the
+folder's lock. Costs add up as rdp.py has them; what was committed and all open reservations
+together cost at most the limit, or a reservation is refused before anything is done. That is a
+filter: jobs may be chosen in view of what came before, at a price in δ (rdp.py).
 
-An older copy of the folder would have forgotten what was spent. So the head of this log goes into the silo's own ledger
-with each reservation, and others hold that one's (witness.py): ``check_held`` compares.
+An older copy of the folder would have forgotten what was spent. So the head of this log goes into
+the silo's own ledger with each reservation, and others hold that one's (witness.py): ``check_held``
+compares.
 """
 
 import threading
@@ -31,7 +36,15 @@ from ..log.chain import VerifiedLine
 from ..log.head import HeldHead, Signer, stored
 from ..log.segments import segments
 from ..log.tree_head import TreeHead
-from .budget_records import BudgetOpened, BudgetRecovery, Commit, Limit, MechanismSteps, Reserve, parse
+from .budget_records import (
+    BudgetOpened,
+    BudgetRecovery,
+    Commit,
+    Limit,
+    MechanismSteps,
+    Reserve,
+    parse,
+)
 from .rdp import Event, covers, epsilon, shown, spent
 
 ORIGIN = "staddle.example/{federation}/{silo}/privacy/{dataset}"
@@ -84,23 +97,33 @@ class Budget:
         self._limit: Limit | None = None
         self._opened: BudgetOpened | None = None
         self._open: dict[int, Reserve] = {}  # reservations without a commit, by seq
-        self._reserved_by: dict[int, str] = {}  # seq of each reservation, committed or not → digest of its job
+        # seq of each reservation, committed or not → digest of its job
+        self._reserved_by: dict[int, str] = {}
         self._jobs: dict[str, _Job] = {}
         self._mutex = threading.Lock()
         self._log: AppendLog
 
     @classmethod
     def open(
-        cls, folder: Path, dataset: str, federation: str, silo: str, key: Ed25519PrivateKey, *, known: bool
+        cls,
+        folder: Path,
+        dataset: str,
+        federation: str,
+        silo: str,
+        key: Ed25519PrivateKey,
+        *,
+        known: bool,
     ) -> Self:
         """Open a data set's budget, checking all of it; ``key`` is the silo's log key.
 
-        ``known``: this silo's ledger says that something was spent on the data set, so there must be records.
-        LocalError refuses a folder that is broken, older than its checkpoint, missing, or another data set's.
+        ``known``: this silo's ledger says that something was spent on the data set, so there must
+        be records. LocalError refuses a folder that is broken, older than its checkpoint, missing,
+        or another data set's.
         """
         if known and not (folder.exists() and segments(folder)):
             raise LocalError(
-                f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it from the newest backup"
+                f"{folder}: gone, and with it what was spent on data set {dataset!r}; restore it"
+                " from the newest backup"
             )
         budget = cls(dataset)
 
@@ -123,7 +146,10 @@ class Budget:
     # What its owner lets be spent.
 
     def set_limit(self, epsilon: str, delta: str, policy: str) -> None:
-        """From now on no more than this, whatever was spent; ``policy`` is the digest of the file that says so."""
+        """From now on no more than this, whatever was spent.
+
+        ``policy`` is the digest of the file that says so.
+        """
         with self._mutex:
             wanted = Limit(epsilon=epsilon, delta=delta, policy=policy)
             if wanted != self._limit:
@@ -134,12 +160,16 @@ class Budget:
         """What its owner lets be spent; LocalError before any was set."""
         if self._limit is None:
             raise LocalError(
-                f"data set {self.dataset!r} has no budget; set one in the policy, [dataset.{self.dataset}]"
+                f"data set {self.dataset!r} has no budget; set one in the policy,"
+                f" [dataset.{self.dataset}]"
             )
         return self._limit
 
     def epsilon(self, more: Sequence[Event] = ()) -> float:
-        """What was spent and reserved so far, at the limit's δ; with ``more``, if that came to it."""
+        """What was spent and reserved so far, at the limit's δ.
+
+        With ``more``, if that came to it.
+        """
         with self._mutex:
             return epsilon(spent([*self._events(), *more]), float(self.limit.delta))
 
@@ -156,9 +186,12 @@ class Budget:
     ) -> Reservation:
         """Set so much aside, durably.
 
-        ExhaustedError where the limit, or the job's own ``ceiling``, does not cover it: then nothing is written.
+        ExhaustedError where the limit, or the job's own ``ceiling``, does not cover it: then
+        nothing is written.
         """
-        record = Reserve(job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events))
+        record = Reserve(
+            job=job, job_digest=job_digest, round=round_, purpose=purpose, events=tuple(events)
+        )
         asked = [each.event(each.steps) for each in record.events]
         with self._mutex:
             what = f"{purpose} of round {round_} of job {job!r}"
@@ -169,13 +202,23 @@ class Budget:
             return Reservation(self._append(record), record.events)
 
     def check_room(self, job: str, job_digest: str, planned: Sequence[Event]) -> None:
-        """ExhaustedError where the limit does not cover all that a job is to spend, beside what others have."""
+        """ExhaustedError where the limit does not cover all that a job is to spend, beside what
+        others have.
+        """
         with self._mutex:
-            others = [event for digest, own in self._jobs.items() if digest != job_digest for event in own.events()]
+            others = [
+                event
+                for digest, own in self._jobs.items()
+                if digest != job_digest
+                for event in own.events()
+            ]
             check_covered(self.dataset, f"all of job {job!r}", self._limited, others, planned)
 
     def commit(self, reservation: Reservation, taken: Sequence[int]) -> None:
-        """So many steps of each event were taken, and no more are; the rest is free again, once that is durable."""
+        """So many steps of each event were taken, and no more are.
+
+        The rest is free again, once that is durable.
+        """
         with self._mutex:
             self._append(Commit(ref=reservation.seq, steps=tuple(taken)))
 
@@ -191,7 +234,13 @@ class Budget:
         with self._mutex:
             delta = float(self.limit.delta)
             return [
-                JobSpending(job.name, digest, shown(epsilon(spent(job.events()), delta)), job.open, tuple(job.events()))
+                JobSpending(
+                    job.name,
+                    digest,
+                    shown(epsilon(spent(job.events()), delta)),
+                    job.open,
+                    tuple(job.events()),
+                )
                 for digest, job in self._jobs.items()
             ]
 
@@ -209,8 +258,8 @@ class Budget:
         """LocalError where this log is older than a head that was kept of it, or another one."""
         if why := self._log.disagreement(held):
             raise LocalError(
-                f"{self._log.folder}: was rolled back or altered: {why}; what was spent on data set {self.dataset!r} "
-                "cannot be known from it: restore the newest copy"
+                f"{self._log.folder}: was rolled back or altered: {why}; what was spent on data set"
+                f" {self.dataset!r} cannot be known from it: restore the newest copy"
             )
 
     def close(self) -> None:
@@ -220,7 +269,12 @@ class Budget:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _events(self) -> list[Event]:
@@ -240,7 +294,10 @@ class Budget:
         return appended.seq
 
     def replay(self, line: VerifiedLine) -> None:
-        """Take in the next record of the log, as it was read; LocalError for one that must not come next."""
+        """Take in the next record of the log, as it was read.
+
+        LocalError for one that must not come next.
+        """
         record = parse(line)
         if not isinstance(record, BudgetRecovery):
             self._check(record)
@@ -260,7 +317,9 @@ class Budget:
                 if reserved is None:
                     raise LocalError(f"commit of seq {ref}, which is not an open reservation")
                 most = [each.steps for each in reserved.events]
-                if len(steps) != len(most) or any(taken > all_ for taken, all_ in zip(steps, most, strict=True)):
+                if len(steps) != len(most) or any(
+                    taken > all_ for taken, all_ in zip(steps, most, strict=True)
+                ):
                     raise LocalError(f"commit of {list(steps)} steps, reserved were {most}")
 
     def _accept(self, seq: int, record: BudgetOpened | Limit | Reserve | Commit) -> None:
@@ -292,7 +351,9 @@ def check_covered(
     asked: Sequence[Event],
     whose: str | None = None,
 ) -> None:
-    """ExhaustedError where these events together cost more than the policy lets, or than what ``whose`` names."""
+    """ExhaustedError where these events together cost more than the policy lets, or than what
+    ``whose`` names.
+    """
     delta = float(most.delta)
     now, then = epsilon(spent(before), delta), epsilon(spent([*before, *asked]), delta)
     if not covers(most.epsilon, then):
@@ -300,30 +361,40 @@ def check_covered(
         fix = (
             ""
             if whose
-            else f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for cheaper jobs"
+            else (
+                f"; raise epsilon in its [dataset.{dataset}] and restart the agent, or ask for"
+                " cheaper jobs"
+            )
         )
         raise ExhaustedError(
-            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to {shown(then)} at "
-            f"delta = {most.delta}, over {over} of {most.epsilon}{fix}"
+            f"data set {dataset!r}: {what} would bring what is spent from epsilon = {shown(now)} to"
+            f" {shown(then)} at delta = {most.delta}, over {over} of {most.epsilon}{fix}"
         )
 
 
 def rekey_all(
     folder: Path, federation: str, silo: str, old: Ed25519PrivateKey, new: Ed25519PrivateKey
 ) -> tuple[str, ...]:
-    """The budgets below a folder go on under a new log key; their data sets. One that has it already stays."""
+    """The budgets below a folder go on under a new log key; their data sets.
+
+    One that has it already stays.
+    """
     found = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     for path in found:
         origin = ORIGIN.format(federation=federation, silo=silo, dataset=path.name)
         note, key = stored(path), Signer(origin, new).public
-        if note is not None and any(signature.key_id != key.key_id for signature in note.signatures):
+        if note is not None and any(
+            signature.key_id != key.key_id for signature in note.signatures
+        ):
             with Budget.open(path, path.name, federation, silo, old, known=True) as budget:
                 budget.rekey(new)
     return tuple(path.name for path in found)
 
 
 class Steppers:
-    """The steps of a reservation, taken one by one: what training asks before each (algorithms/training/dp_sgd.py)."""
+    """The steps of a reservation, taken one by one: what training asks before each
+    (algorithms/training/dp_sgd.py).
+    """
 
     def __init__(self, reservation: Reservation) -> None:
         self.reservation = reservation
@@ -332,13 +403,17 @@ class Steppers:
         self._mutex = threading.Lock()
 
     def take(self, event: int) -> None:
-        """One step of the event of this index; ExhaustedError where all of its steps were taken, or none may be."""
+        """One step of the event of this index.
+
+        ExhaustedError where all of its steps were taken, or none may be.
+        """
         most = self.reservation.events[event].steps
         with self._mutex:
             if self._over or self._taken[event] >= most:
                 why = "is committed" if self._over else f"had {most} of these, which are taken"
                 raise ExhaustedError(
-                    f"one more step of reservation {self.reservation.seq}, which {why}; this is a bug in Staddle"
+                    f"one more step of reservation {self.reservation.seq}, which {why}; this is a"
+                    " bug in Staddle"
                 )
             self._taken[event] += 1
 

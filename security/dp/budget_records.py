@@ -1,4 +1,7 @@
-"""The records of a data set's privacy budget, each with a literal example; the log adds its frame (log/chain.py)."""
+"""The records of a data set's privacy budget, each with a literal example.
+
+The log adds its frame (log/chain.py).
+"""
 
 from typing import Annotated, Literal
 
@@ -18,7 +21,9 @@ Some = Field(min_length=1, max_length=64)
 
 
 class BudgetOpened(Strict):
-    """The first record: ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``."""
+    """The first record:
+    ``{"dataset":"cxr-2024","silo":"hospital-a","type":"budget.opened","unit":"record"}``.
+    """
 
     type: Literal["budget.opened"] = "budget.opened"
     silo: Text
@@ -27,7 +32,9 @@ class BudgetOpened(Strict):
 
 
 class Limit(Strict):
-    """What its owner lets be spent: ``{"delta":"0.00001","epsilon":"8","policy":"e3b0…","type":"budget.limit"}``."""
+    """What its owner lets be spent:
+    ``{"delta":"0.00001","epsilon":"8","policy":"e3b0…","type":"budget.limit"}``.
+    """
 
     type: Literal["budget.limit"] = "budget.limit"
     epsilon: Number
@@ -36,7 +43,9 @@ class Limit(Strict):
 
 
 class MechanismSteps(Strict):
-    """Equal steps of the sampled Gaussian mechanism: ``{"q":"0.0128","sigma":"1.1","steps":390}``."""
+    """Equal steps of the sampled Gaussian mechanism:
+    ``{"q":"0.0128","sigma":"1.1","steps":390}``.
+    """
 
     sigma: Number
     q: Number
@@ -70,7 +79,9 @@ class Reserve(Strict):
 
 
 class Commit(Strict):
-    """``{"ref":12,"steps":[390],"type":"budget.commit"}``: how many steps of each event were taken, no more come."""
+    """``{"ref":12,"steps":[390],"type":"budget.commit"}``: how many steps of each event were taken,
+    no more come.
+    """
 
     type: Literal["budget.commit"] = "budget.commit"
     ref: Count
@@ -78,7 +89,9 @@ class Commit(Strict):
 
 
 class BudgetRecovery(Strict):
-    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
+    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put
+    aside.
+    """
 
     type: Literal["recovery"] = "recovery"
     dropped_bytes: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
@@ -86,7 +99,9 @@ class BudgetRecovery(Strict):
 
 
 Record = BudgetOpened | Limit | Reserve | Commit | BudgetRecovery
-_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
+_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(
+    Annotated[Record, Field(discriminator="type")]
+)
 
 
 def parse(line: VerifiedLine) -> Record:

@@ -1,4 +1,6 @@
-"""What was spent of a data set's budget, read from its folder: without a lock, while the agent may be writing it."""
+"""What was spent of a data set's budget, read from its folder: without a lock, while the agent may
+be writing it.
+"""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -42,14 +44,19 @@ def key_of(federation: str, silo: str, dataset: str, log_key: str) -> VerifierKe
 
 
 def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = None) -> BudgetView:
-    """Check a budget from its first record to its last, in order; ``known`` is the head that the silo's ledger has.
+    """Check a budget from its first record to its last, in order.
 
-    LocalError for one that is broken, altered, another data set's, or older than its checkpoint or that head.
+    ``known`` is the head that the silo's ledger has.
+
+    LocalError for one that is broken, altered, another data set's, or older than its checkpoint or
+    that head.
     """
     # (1) The checkpoint is the silo's; it is read before the records, which only grow.
     own = stored_by(folder, key)
     if own is None:
-        raise LocalError(f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup")
+        raise LocalError(
+            f"{folder / CHECKPOINT}: is missing; restore the folder from the newest backup"
+        )
     held = [HeldHead("the folder itself", own)]
     held += [HeldHead("the silo's ledger", known)] if known else []
     # (2) The records hold, and each may follow those before it.
@@ -63,7 +70,7 @@ def read(folder: Path, dataset: str, key: VerifierKey, known: TreeHead | None = 
     # (3) They are those of the checkpoints.
     if problems := list(agreement.problems()):
         raise LocalError(
-            f"{folder}: was rolled back or altered: {problems[0]}; what was spent on data set {dataset!r} cannot be "
-            "known from it: restore the newest copy"
+            f"{folder}: was rolled back or altered: {problems[0]}; what was spent on data set"
+            f" {dataset!r} cannot be known from it: restore the newest copy"
         )
     return BudgetView(dataset, budget.limit, budget.epsilon(), tuple(budget.jobs()), reading.count)

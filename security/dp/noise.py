@@ -1,19 +1,22 @@
-"""Randomness of differentially private training: noise, and which records a step draws. No seed of a job reaches it.
+"""Randomness of differentially private training: noise, and which records a step draws.
 
-Whoever can make the noise again can take it off, so each step has a key of its own from the operating system, used for
-nothing else and forgotten with the step. Its AES-256 stream (security/arithmetic/masks.py) gives 53-bit uniforms, and
-these, by Box and Muller's transform in float64, normal numbers::
+No seed of a job reaches it.
+
+Whoever can make the noise again can take it off, so each step has a key of its own from the
+operating system, used for nothing else and forgotten with the step. Its AES-256 stream
+(security/arithmetic/masks.py) gives 53-bit uniforms, and these, by Box and Muller's transform in
+float64, normal numbers::
 
     z, z'    sqrt(-2 ln u) cos 2πv, sqrt(-2 ln u) sin 2πv       u in (0, 1], v in [0, 1)
     noise    σ (z_1 + z_2 + z_3 + z_4) / 2                      one number of four
 
-A single z takes only some of the values that float64 has, and so betrays what it was added to (Mironov, "On
-significance of the least significant bits for differential privacy", 2012); a sum of four of them takes so many more
-that to search them is out of reach (Holohan, Braghin, "Secure random sampling in differential privacy", 2021; Opacus's
-secure mode does the same).
+A single z takes only some of the values that float64 has, and so betrays what it was added to
+(Mironov, "On significance of the least significant bits for differential privacy", 2012); a sum of
+four of them takes so many more that to search them is out of reach (Holohan, Braghin, "Secure
+random sampling in differential privacy", 2021; Opacus's secure mode does the same).
 
-Of a pair, z + z' = sqrt(-4 ln u) cos(2πv - π/4) takes one cosine. It is torch's: the last bit is numpy's or the next
-one, at a fifth of the time, and cosines are most of it.
+Of a pair, z + z' = sqrt(-4 ln u) cos(2πv - π/4) takes one cosine. It is torch's: the last bit is
+numpy's or the next one, at a fifth of the time, and cosines are most of it.
 """
 
 import os
@@ -54,7 +57,9 @@ class Randomness:
         return made
 
     def normal(self, count: int) -> Reals:
-        """``count`` normal numbers of mean 0 and variance 1, each the sum of four by two: what noise is made of."""
+        """``count`` normal numbers of mean 0 and variance 1, each the sum of four by two: what
+        noise is made of.
+        """
         made = np.empty(count)
         step = _WORDS // SUMMED
         for at in range(0, count, step):
@@ -74,7 +79,12 @@ class Randomness:
         return made
 
     def drawn(self, records: int, q: float) -> npt.NDArray[np.int64]:
-        """Which of the records a step takes, each with probability ``q`` by itself, in order; there may be none."""
+        """Which of the records a step takes, each with probability ``q`` by itself, in order.
+
+        There may be none.
+        """
         if not 0 < q <= 1:
-            raise LocalError(f"a step draws each record with probability {q:g}; give one above 0, at most 1")
+            raise LocalError(
+                f"a step draws each record with probability {q:g}; give one above 0, at most 1"
+            )
         return np.flatnonzero(self.uniform(records) < q)

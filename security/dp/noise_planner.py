@@ -1,9 +1,11 @@
-"""The noise of a job: the least with which all that it releases of a silo's records stays within its target.
+"""The noise of a job: the least with which all that it releases of a silo's records stays within
+its target.
 
-A job takes the same steps whatever the noise σ of one is; some of its releases have noise of their own. What it costs
-falls as σ grows, so that bisection finds the least σ, in steps of 0.001, that is enough; that very σ was reckoned
-through, so the target is never exceeded. A plan is for a whole job, before its first round: noise chosen round by
-round, as if nothing had been spent before, keeps no target.
+A job takes the same steps whatever the noise σ of one is; some of its releases have noise of their
+own. What it costs falls as σ grows, so that bisection finds the least σ, in steps of 0.001, that is
+enough; that very σ was reckoned through, so the target is never exceeded. A plan is for a whole
+job, before its first round: noise chosen round by round, as if nothing had been spent before, keeps
+no target.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,9 @@ class PricedNoise(Priced, Protocol):
 
     @property
     def purpose(self) -> str:
-        """Such as "histogram"; its noise is ``<purpose>_sigma`` in a job where it does not follow from σ."""
+        """Such as "histogram"; its noise is ``<purpose>_sigma`` in a job where it does not follow
+        from σ.
+        """
         ...
 
 
@@ -52,7 +56,10 @@ def least_sigma(spends: Spends, most: str, delta: float) -> str:
 
 
 def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
-    """Why a job must not have this σ, and which one would do; empty if it costs at most ε = ``most`` at δ."""
+    """Why a job must not have this σ, and which one would do.
+
+    Empty if it costs at most ε = ``most`` at δ.
+    """
     found = cost(spends(sigma), delta)
     if covers(most, found):
         return ""
@@ -60,7 +67,10 @@ def overspent(spends: Spends, sigma: str, most: str, delta: float) -> str:
         fix = f"{least_sigma(spends, most, delta)!r} would do, and left out it is planned"
     except LocalError as error:
         fix = str(error)
-    return f"sigma = {sigma!r} costs epsilon = {shown(found)} at delta = {delta:g}, and the job may cost {most}; {fix}"
+    return (
+        f"sigma = {sigma!r} costs epsilon = {shown(found)} at delta = {delta:g}, and the job may"
+        f" cost {most}; {fix}"
+    )
 
 
 def by_purpose(spends: Sequence[T]) -> dict[str, list[T]]:
@@ -78,7 +88,9 @@ def _fixed(spends: Spends) -> list[PricedNoise]:
 
 
 def _top(spends: Spends) -> int:
-    """The largest σ, in steps, with which no noise that follows from it is beyond what costs are reckoned for."""
+    """The largest σ, in steps, with which no noise that follows from it is beyond what costs are
+    reckoned for.
+    """
     fixed = _fixed(spends)
     most = max((Decimal(one.sigma) for one in spends(str(STEP)) if one not in fixed), default=STEP)
     return int(LARGEST_SIGMA / most)
@@ -90,7 +102,10 @@ def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
     alone = cost(fixed, delta)
     if covers(most, alone):
         least = shown(cost(spends(top), delta))
-        return f"no noise keeps the job {within}: even sigma = {top} costs {least}; raise epsilon, or take fewer steps"
+        return (
+            f"no noise keeps the job {within}: even sigma = {top} costs {least}; raise epsilon, or"
+            " take fewer steps"
+        )
     costs = {purpose: cost(group, delta) for purpose, group in by_purpose(fixed).items()}
     told = ", ".join(
         f"{purpose}_sigma = {group[0].sigma} costs {shown(costs[purpose])}"
@@ -98,6 +113,6 @@ def _hopeless(spends: Spends, top: str, most: str, delta: float) -> str:
     )
     dearest = max(costs, key=lambda purpose: costs[purpose])
     return (
-        f"no noise of its steps keeps the job {within}: what is released beside them costs {shown(alone)} by itself "
-        f"({told}); raise {dearest}_sigma, or epsilon"
+        f"no noise of its steps keeps the job {within}: what is released beside them costs"
+        f" {shown(alone)} by itself ({told}); raise {dearest}_sigma, or epsilon"
     )

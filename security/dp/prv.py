@@ -1,10 +1,11 @@
 """What releases cost by a tighter accountant, for people to read: a budget is never enforced by it.
 
-Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical composition of differential
-privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py). But it holds for a plan that was made
-before and not for events that were chosen in view of earlier ones; it reckons with a record that is taken away, which
-for Gaussian noise costs no less than one that is added as far as anybody has found; and with many different events it
-takes minutes and gigabytes, or fails. So a process of its own answers (prv_program.py), with little time and memory,
+Opacus's PRV accountant composes the privacy loss itself (Gopi, Lee, Wutschitz, "Numerical
+composition of differential privacy", 2021) and lands a few per cent under Rényi's bounds (rdp.py).
+But it holds for a plan that was made before and not for events that were chosen in view of earlier
+ones; it reckons with a record that is taken away, which for Gaussian noise costs no less than one
+that is added as far as anybody has found; and with many different events it takes minutes and
+gigabytes, or fails. So a process of its own answers (prv_program.py), with little time and memory,
 and no answer is a usual result. Both being upper bounds, the smaller one is told.
 """
 
@@ -45,23 +46,35 @@ class PrvLimits:
     memory: int = 3 * 1024**3  # bytes, beside the libraries
 
 
-def opinion(events: Iterable[Priced], delta: float, limits: PrvLimits | None = None) -> float | None:
-    """The smaller of the two bounds on ε; None where the tighter accountant gave none within its limits."""
+def opinion(
+    events: Iterable[Priced], delta: float, limits: PrvLimits | None = None
+) -> float | None:
+    """The smaller of the two bounds on ε.
+
+    None where the tighter accountant gave none within its limits.
+    """
     return opinions([Question(tuple(events), delta)], limits)[0]
 
 
 def opinions(questions: Sequence[Question], limits: PrvLimits | None = None) -> list[float | None]:
-    """The same of several questions, by one process; one that runs into a limit takes the later ones with it."""
+    """The same of several questions, by one process.
+
+    One that runs into a limit takes the later ones with it.
+    """
     costs = [cost(question.events, question.delta) for question in questions]
     segments = [_segments(question.events) for question in questions]
     asked = [
         number
         for number, question in enumerate(questions)
-        if 0 < costs[number] < math.inf and len(segments[number]) <= SEGMENTS and question.delta >= LEAST_DELTA
+        if 0 < costs[number] < math.inf
+        and len(segments[number]) <= SEGMENTS
+        and question.delta >= LEAST_DELTA
     ]
     found: list[float | None] = [None if 0 < each < math.inf else each for each in costs]
     if asked:
-        texts = [{"delta": repr(questions[number].delta), "events": segments[number]} for number in asked]
+        texts = [
+            {"delta": repr(questions[number].delta), "events": segments[number]} for number in asked
+        ]
         for number, answer in zip(asked, _answers(texts, limits or PrvLimits()), strict=False):
             found[number] = min(answer, costs[number]) if answer is not None else None
     return found
@@ -81,7 +94,10 @@ def _segments(events: Iterable[Priced]) -> list[list[object]]:
 
 
 def _answers(questions: Sequence[object], limits: PrvLimits) -> list[float | None]:
-    """As far as the process came, line by line; what was cut short has too few digits for an answer."""
+    """As far as the process came, line by line.
+
+    What was cut short has too few digits for an answer.
+    """
     asked = {"questions": questions, "seconds": limits.seconds, "memory": limits.memory}
     try:
         out = subprocess.run(  # noqa: S603 our own interpreter and program

@@ -1,7 +1,7 @@
 """A program of its own for prv.py: costs by Opacus's PRV accountant, under limits that end it.
 
-Questions come on standard input as JSON; for each a line goes to standard output, ε in decimals or ``none``. It imports
-nothing of ours, so that it runs wherever its file lies.
+Questions come on standard input as JSON; for each a line goes to standard output, ε in decimals or
+``none``. It imports nothing of ours, so that it runs wherever its file lies.
 """
 
 import json
@@ -14,7 +14,10 @@ from opacus.accountants import PRVAccountant
 
 
 def limit(seconds: int, memory: int) -> None:
-    """End with a signal after so much time on a processor; refuse memory beyond this, the libraries aside."""
+    """End with a signal after so much time on a processor.
+
+    Refuse memory beyond this, the libraries aside.
+    """
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     libraries = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (libraries + memory, libraries + memory))

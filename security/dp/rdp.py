@@ -1,18 +1,22 @@
-"""What a series of noisy releases costs: Rényi differential privacy of the sampled Gaussian mechanism.
+"""What a series of noisy releases costs: Rényi differential privacy of the sampled Gaussian
+mechanism.
 
-An event is a number of equal steps, each a sum over records of which every one is drawn with probability q (Poisson),
-bounded in Euclidean norm by the sensitivity S, under noise of standard deviation σ S. Neighbours differ by one record
-that is there or not. A step at order α costs ρ(α; σ, q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the
-sampled Gaussian mechanism", 2019; q = 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At any one order they do
-so too where later events were chosen in view of earlier releases, as long as their sum stays below a bound that was set
-before (a filter; Feldman, Zrnic, "Individual privacy accounting via a Rényi filter", 2021)::
+An event is a number of equal steps, each a sum over records of which every one is drawn with
+probability q (Poisson), bounded in Euclidean norm by the sensitivity S, under noise of standard
+deviation σ S. Neighbours differ by one record that is there or not. A step at order α costs ρ(α; σ,
+q) (Mironov, Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism", 2019; q
+= 1 is the Gaussian mechanism, α / 2σ²), and costs add up. At any one order they do so too where
+later events were chosen in view of earlier releases, as long as their sum stays below a bound that
+was set before (a filter; Feldman, Zrnic, "Individual privacy accounting via a Rényi filter",
+2021)::
 
     ε(δ) = min over α of  ρ(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
 
-(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential privacy", 2020). Which α
-that is may then depend on the releases. Split by it, all that can come out is as many parts as there are ORDERS, each
-within e^ε and δ: so what is proven of events that were so chosen is ε at len(ORDERS) · δ. The functions are Opacus's.
-Every figure is rounded up: a step's ρ by SLACK for what float64 loses, an ε to four digits. Noise of 0 costs infinity.
+(Balle, Barthe, Gaboardi, Hsu, Sato, "Hypothesis testing interpretations and Rényi differential
+privacy", 2020). Which α that is may then depend on the releases. Split by it, all that can come out
+is as many parts as there are ORDERS, each within e^ε and δ: so what is proven of events that were
+so chosen is ε at len(ORDERS) · δ. The functions are Opacus's. Every figure is rounded up: a step's
+ρ by SLACK for what float64 loses, an ε to four digits. Noise of 0 costs infinity.
 """
 
 import math
@@ -29,17 +33,32 @@ from opacus.accountants.analysis import rdp as analysis
 from ...errors import LocalError
 from ..arithmetic.fixedpoint import Reals
 
-ORDERS = (*(1 + step / 10 for step in range(1, 100)), *range(11, 64), 72, 80, 96, 128, 192, 256, 384, 512)
+ORDERS = (
+    *(1 + step / 10 for step in range(1, 100)),
+    *range(11, 64),
+    72,
+    80,
+    96,
+    128,
+    192,
+    256,
+    384,
+    512,
+)
 DIGITS = Decimal("0.0001")  # of an ε that is shown
 LARGEST_SIGMA = 100_000
 MOST_STEPS = 10**9
 MOST_EXPONENT = 700  # of e in float64
-SLACK, LEAST = 1e-9, 1e-14  # relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
+# relative, absolute: ρ of a step is a sum of up to 512 terms in logarithms
+SLACK, LEAST = 1e-9, 1e-14
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Equal steps of the sampled Gaussian mechanism; ``sigma`` and ``q`` are decimals, so that a ledger holds them."""
+    """Equal steps of the sampled Gaussian mechanism.
+
+    ``sigma`` and ``q`` are decimals, so that a ledger holds them.
+    """
 
     sigma: str  # standard deviation of the noise, in units of the sensitivity
     q: str  # probability that a record is drawn; "1" for all
@@ -48,7 +67,9 @@ class Event:
     def __post_init__(self) -> None:
         sigma, q = _decimal(self.sigma), _decimal(self.q)
         if not (sigma is not None and 0 <= sigma <= LARGEST_SIGMA):
-            raise LocalError(f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}")
+            raise LocalError(
+                f"an event with sigma = {self.sigma!r}; give a decimal from 0 to {LARGEST_SIGMA}"
+            )
         if not (q is not None and 0 < q <= 1):
             raise LocalError(f"an event with q = {self.q!r}; give a decimal above 0, at most 1")
         if not 0 <= self.steps <= MOST_STEPS:
@@ -56,7 +77,9 @@ class Event:
 
 
 class Priced(Protocol):
-    """What has the numbers of an event, whatever else it says: what a job plans, what a budget has recorded."""
+    """What has the numbers of an event, whatever else it says: what a job plans, what a budget has
+    recorded.
+    """
 
     @property
     def sigma(self) -> str:
@@ -80,13 +103,16 @@ def cost(priced: Iterable[Priced], delta: float) -> float:
 
 
 def group(value: float, delta: float, records: int) -> tuple[float, float]:
-    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if nothing is kept.
+    """ε and δ for as many records together, of a person say: k ε and k e^((k - 1) ε) δ, above 1 if
+    nothing is kept.
 
-    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan, "The complexity of
-    differential privacy", 2017, lemma 2.2.
+    Dwork, Roth, "The algorithmic foundations of differential privacy", 2014, theorem 2.2; Vadhan,
+    "The complexity of differential privacy", 2017, lemma 2.2.
     """
     exponent = (records - 1) * value
-    return records * value, records * delta * math.exp(exponent) if exponent < MOST_EXPONENT else math.inf
+    return records * value, records * delta * math.exp(
+        exponent
+    ) if exponent < MOST_EXPONENT else math.inf
 
 
 def covers(most: str, value: float) -> bool:
@@ -128,7 +154,9 @@ def _step(sigma: str, q: str) -> Reals:
         return np.full(len(ORDERS), np.inf)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        made = analysis.compute_rdp(q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS))
+        made = analysis.compute_rdp(
+            q=float(q), noise_multiplier=float(sigma), steps=1, orders=list(ORDERS)
+        )
     rho = np.maximum(np.asarray(made, np.float64), 0) * (1 + SLACK) + LEAST
     rho.setflags(write=False)
     return rho

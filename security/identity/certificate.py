@@ -1,6 +1,8 @@
-"""A member's TLS certificate: self-signed, pinned by the roster, good for one name and for nothing else.
+"""A member's TLS certificate: self-signed, pinned by the roster, good for one name and for nothing
+else.
 
-It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the one name ``<id>.staddle``.
+It is its own trust anchor, so what it may vouch for is held to a minimum: CA:FALSE, and the one
+name ``<id>.staddle``.
 """
 
 import datetime as dt
@@ -10,7 +12,11 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
@@ -42,7 +48,9 @@ def self_signed(member: str, key: EllipticCurvePrivateKey) -> str:
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(f"{member}.{DOMAIN}")]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName(f"{member}.{DOMAIN}")]), critical=False
+        )
         .sign(key, hashes.SHA256())
     )
     return certificate.public_bytes(Encoding.PEM).decode()
@@ -61,7 +69,10 @@ def utc_now() -> dt.datetime:
 
 
 def validity(pem: str) -> tuple[dt.datetime, dt.datetime]:
-    """The first and the last instant for which a certificate is good; ValueError for what is no certificate."""
+    """The first and the last instant for which a certificate is good.
+
+    ValueError for what is no certificate.
+    """
     certificate = x509.load_pem_x509_certificate(pem.encode())
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
@@ -88,8 +99,11 @@ def check_certificate(member: str, pem: str) -> None:
         certificate.verify_directly_issued_by(certificate)
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise ValueError("certificate is not signed by its own key") from error
-    signature = certificate.signature  # at most 72 bytes for P-256; the parser lets its unused-bits octet pass
-    if not certificate.public_bytes(Encoding.DER).endswith(bytes([3, len(signature) + 1, 0]) + signature):
+    # at most 72 bytes for P-256; the parser lets its unused-bits octet pass
+    signature = certificate.signature
+    if not certificate.public_bytes(Encoding.DER).endswith(
+        bytes([3, len(signature) + 1, 0]) + signature
+    ):
         raise ValueError("certificate signature is not in DER")
     # (4) Not a certificate authority.
     constraints = _extension(extensions, x509.BasicConstraints)
@@ -105,7 +119,9 @@ def check_certificate(member: str, pem: str) -> None:
         raise ValueError("certificate has extensions beyond basic constraints and the name")
 
 
-def _extension(extensions: x509.Extensions, kind: type[ExtensionT]) -> x509.Extension[ExtensionT] | None:
+def _extension(
+    extensions: x509.Extensions, kind: type[ExtensionT]
+) -> x509.Extension[ExtensionT] | None:
     try:
         return extensions.get_extension_for_class(kind)
     except x509.ExtensionNotFound:

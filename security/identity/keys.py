@@ -1,4 +1,5 @@
-r"""A member's keys: four private keys that never leave the folder, and one public entry for the roster.
+r"""A member's keys: four private keys that never leave the folder, and one public entry for the
+roster.
 
 ::
 
@@ -10,10 +11,13 @@ r"""A member's keys: four private keys that never leave the folder, and one publ
       exchange.key         0600  X25519: what other silos seal to this one
       entry.json           0644  the public half, below
 
-The entry is canonical JSON, signed by the protocol key (proof of possession); one line, here broken::
+The entry is canonical JSON, signed by the protocol key (proof of possession); one line, here
+broken::
 
-    {"certificate":"-----BEGIN CERTIFICATE-----\\n…","exchange_key":"8f40…","host_operator":"General Hospital",
-     "id":"hospital-a","log_key":"d75a…","organisation":"General Hospital","protocol_key":"3d40…","role":"silo",
+    {"certificate":"-----BEGIN CERTIFICATE-----\\n…","exchange_key":"8f40…","host_operator":"General
+        Hospital",
+     "id":"hospital-a","log_key":"d75a…","organisation":"General
+        Hospital","protocol_key":"3d40…","role":"silo",
      "signature":"92a0…","spki_sha256":"6e34…"}
 """
 
@@ -27,7 +31,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
@@ -81,12 +89,16 @@ Title = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_prin
 
 
 class RosterEntry(Strict):
-    """The public half of a member; an instance has been checked, signature and certificate included."""
+    """The public half of a member.
+
+    An instance has been checked, signature and certificate included.
+    """
 
     id: Id
     role: Role
     organisation: Title
-    host_operator: Title  # the organisation that runs the member's host: SECURITY.md rules 11 and 12
+    # the organisation that runs the member's host: SECURITY.md rules 11 and 12
+    host_operator: Title
     certificate: Annotated[str, Field(max_length=8192)]
     spki_sha256: Hex32
     protocol_key: Hex32
@@ -101,21 +113,32 @@ class RosterEntry(Strict):
         check_certificate(self.id, self.certificate)
         # (2) The fingerprint that calls are checked against is that certificate's.
         if hashlib.sha256(subject_key(self.certificate)).hexdigest() != self.spki_sha256:
-            raise ValueError(f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}")
+            raise ValueError(
+                f"spki_sha256 {self.spki_sha256} is not that of the certificate of {self.id!r}"
+            )
         # (3) One key, one use; and no X25519 point with which every exchange gives zero.
         if self.protocol_key == self.log_key:
             raise ValueError(f"protocol_key and log_key of {self.id!r} are the same key")
         try:
-            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(self.exchange_key)))
+            X25519PrivateKey.generate().exchange(
+                X25519PublicKey.from_public_bytes(bytes.fromhex(self.exchange_key))
+            )
         except ValueError as error:
             raise ValueError(f"exchange_key of {self.id!r} is a point of low order") from error
         # (4) All of it is signed by the protocol key.
-        if not self.has_signed(ENTRY, entry_payload(self.model_dump(mode="json")), bytes.fromhex(self.signature)):
-            raise ValueError(f"signature of entry {self.id!r} does not fit; the entry was changed after it was made")
+        if not self.has_signed(
+            ENTRY, entry_payload(self.model_dump(mode="json")), bytes.fromhex(self.signature)
+        ):
+            raise ValueError(
+                f"signature of entry {self.id!r} does not fit; the entry was changed after it was"
+                " made"
+            )
         return self
 
     def has_signed(self, label: bytes, payload: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` is this member's, by its protocol key, over ``framed(label, payload)``."""
+        """Whether ``signature`` is this member's, by its protocol key, over ``framed(label,
+        payload)``.
+        """
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.protocol_key))
             key.verify(signature, framed(label, payload))
@@ -140,7 +163,9 @@ def entry_payload(document: dict[str, Any]) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """Fingerprint for people of an SPKI (DER) or a raw public key, as OpenSSH writes it: ``SHA256:47DEQpj8HB…``."""
+    """Fingerprint for people of an SPKI (DER) or a raw public key, as OpenSSH writes it:
+    ``SHA256:47DEQpj8HB…``.
+    """
     return _shown(hashlib.sha256(public).digest())
 
 
@@ -163,16 +188,25 @@ class Keys:
         return self.protocol.sign(framed(label, payload))
 
 
-def create_keys(folder: Path, member: str, role: Role, organisation: str, host_operator: str = "") -> RosterEntry:
+def create_keys(
+    folder: Path, member: str, role: Role, organisation: str, host_operator: str = ""
+) -> RosterEntry:
     """Make a member's folder of fresh keys and return its public entry.
 
-    ``host_operator`` is the organisation that runs the host, by default ``organisation`` itself. LocalError if the
-    folder holds anything already.
+    ``host_operator`` is the organisation that runs the host, by default ``organisation`` itself.
+    LocalError if the folder holds anything already.
     """
     if not re.fullmatch(ID_PATTERN, member):
-        raise LocalError(f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as 'hospital-a'")
+        raise LocalError(
+            f"id {member!r} is not 1 to 64 of a-z, 0-9 and '-'; choose another, such as"
+            " 'hospital-a'"
+        )
     tls = generate_private_key(SECP256R1())
-    protocol, log, exchange = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
+    protocol, log, exchange = (
+        Ed25519PrivateKey.generate(),
+        Ed25519PrivateKey.generate(),
+        X25519PrivateKey.generate(),
+    )
     certificate = self_signed(member, tls)
     document: dict[str, Any] = {
         "id": member,
@@ -188,11 +222,19 @@ def create_keys(folder: Path, member: str, role: Role, organisation: str, host_o
     document["signature"] = protocol.sign(framed(ENTRY, entry_payload(document))).hex()
     entry = validate(document, RosterEntry, f"entry of {member!r}")
     _make_folder(folder)
-    private: dict[str, PrivateKey] = {TLS_KEY: tls, PROTOCOL_KEY: protocol, LOG_KEY: log, EXCHANGE_KEY: exchange}
+    private: dict[str, PrivateKey] = {
+        TLS_KEY: tls,
+        PROTOCOL_KEY: protocol,
+        LOG_KEY: log,
+        EXCHANGE_KEY: exchange,
+    }
     for name, key in private.items():
-        write_new(folder / name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        write_new(
+            folder / name, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        )
     write_new(folder / TLS_CERTIFICATE, certificate.encode(), 0o644)
-    write_new(folder / ENTRY_FILE, canonical_json(document) + b"\n", 0o644)  # last: a folder without it is unfinished
+    # last: a folder without it is unfinished
+    write_new(folder / ENTRY_FILE, canonical_json(document) + b"\n", 0o644)
     return entry
 
 
@@ -200,7 +242,10 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise LocalError(f"{folder}: holds files already; choose an empty folder, so that no key is overwritten")
+            raise LocalError(
+                f"{folder}: holds files already; choose an empty folder, so that no key is"
+                " overwritten"
+            )
         folder.chmod(0o700)
         sync_directory(folder.parent)
     except OSError as error:
@@ -213,7 +258,9 @@ def load_entry(path: Path) -> RosterEntry:
 
 
 def load_keys(folder: Path) -> Keys:
-    """Read a member's folder; LocalError if others can read a private key, or if one is not that of its entry."""
+    """Read a member's folder; LocalError if others can read a private key, or if one is not that of
+    its entry.
+    """
     entry = load_entry(folder / ENTRY_FILE)
     tls_pem = _read_private(folder / TLS_KEY)
     tls: EllipticCurvePrivateKey = _private_key(folder / TLS_KEY, EllipticCurvePrivateKey)
@@ -226,11 +273,17 @@ def load_keys(folder: Path) -> Keys:
         PROTOCOL_KEY: (protocol.public_key().public_bytes_raw().hex(), entry.protocol_key),
         LOG_KEY: (log.public_key().public_bytes_raw().hex(), entry.log_key),
         EXCHANGE_KEY: (exchange.public_key().public_bytes_raw().hex(), entry.exchange_key),
-        TLS_CERTIFICATE: (read_bytes(folder / TLS_CERTIFICATE).decode(errors="replace"), entry.certificate),
+        TLS_CERTIFICATE: (
+            read_bytes(folder / TLS_CERTIFICATE).decode(errors="replace"),
+            entry.certificate,
+        ),
     }
     for name, (here, declared) in found.items():
         if here != declared:
-            raise LocalError(f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one backup")
+            raise LocalError(
+                f"{folder / name}: is not the one in {ENTRY_FILE}; restore the folder from one"
+                " backup"
+            )
     return Keys(entry, tls_pem, protocol, log, exchange)
 
 
@@ -241,7 +294,9 @@ def _read_private(path: Path) -> bytes:
     except OSError as error:
         raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
     if mode & 0o077:
-        raise LocalError(f"{path}: mode {mode:04o} lets others at this private key; run: chmod 600 {path}")
+        raise LocalError(
+            f"{path}: mode {mode:04o} lets others at this private key; run: chmod 600 {path}"
+        )
     return read_bytes(path)
 
 
@@ -250,7 +305,12 @@ def _private_key(path: Path, kind: type) -> Any:
     try:
         key = load_pem_private_key(_read_private(path), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise LocalError(f"{path}: is not an unencrypted PKCS8 private key; restore it from your backup") from error
+        raise LocalError(
+            f"{path}: is not an unencrypted PKCS8 private key; restore it from your backup"
+        ) from error
     if not isinstance(key, kind):
-        raise LocalError(f"{path}: holds a {type(key).__name__}, not a {kind.__name__}; restore it from your backup")
+        raise LocalError(
+            f"{path}: holds a {type(key).__name__}, not a {kind.__name__}; restore it from your"
+            " backup"
+        )
     return key

@@ -1,11 +1,13 @@
-"""Keys of one attempt at a secure sum: what two silos agree on, and the sealing of shares between them.
+"""Keys of one attempt at a secure sum: what two silos agree on, and the sealing of shares between
+them.
 
-A silo draws fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares with (c), one for
-each dealer that seals to it (r, security/secagg/receiving_keys.py), one to agree on masks with (s). From the agreed 32
-bytes HKDF-SHA256 (RFC 5869) derives keys of one use each::
+A silo draws fresh X25519 keys an attempt and signs them with its protocol key: one to seal shares
+with (c), one for each dealer that seals to it (r, security/secagg/receiving_keys.py), one to agree
+on masks with (s). From the agreed 32 bytes HKDF-SHA256 (RFC 5869) derives keys of one use each::
 
     seal key, u to v   HKDF(X25519(c_u, r_vu), salt = ctx, info = framed(SEAL, u, v))
-    pair key, u and v  HKDF(X25519(s_u, s_v), salt = ctx, info = framed(PAIR, prg, min(u, v), max(u, v), H(U2)))
+    pair key, u and v  HKDF(X25519(s_u, s_v), salt = ctx, info = framed(PAIR, prg, min(u, v), max(u,
+                       v), H(U2)))
     self key, u        HKDF(b_u,              salt = ctx, info = framed(SELF, prg, u, H(U2)))
 
 Shares travel under ChaCha20-Poly1305 with nonce 0: a seal key seals one message, in one direction.
@@ -37,11 +39,16 @@ def public_key(seed: bytes) -> bytes:
 
 
 def agree(seed: bytes, public: bytes, peer: str) -> bytes:
-    """The 32 bytes that both sides compute; RefusedError if the peer's key is none, or gives zero with every key."""
+    """The 32 bytes that both sides compute.
+
+    RefusedError if the peer's key is none, or gives zero with every key.
+    """
     try:
         return private_key(seed).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise RefusedError(peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key") from None
+        raise RefusedError(
+            peer, Code.KEYS, f"its X25519 key {public.hex()[:64]!r} is of low order or no key"
+        ) from None
 
 
 def derive(secret: bytes, salt: bytes, info: bytes) -> bytes:
@@ -57,7 +64,9 @@ def seal_key(agreed: bytes, ctx: bytes, sender: str, receiver: str) -> bytes:
 def pair_key(agreed: bytes, ctx: bytes, one: str, other: str, prg: int, h_u2: bytes) -> bytes:
     """For the mask that two silos share; the same from both sides."""
     low, high = sorted((one, other))
-    return derive(agreed, ctx, framed(SECAGG_PAIR, prg.to_bytes(1), low.encode(), high.encode(), h_u2))
+    return derive(
+        agreed, ctx, framed(SECAGG_PAIR, prg.to_bytes(1), low.encode(), high.encode(), h_u2)
+    )
 
 
 def self_key(seed: bytes, ctx: bytes, silo: str, prg: int, h_u2: bytes) -> bytes:
@@ -75,7 +84,9 @@ def unseal(key: bytes, ctx: bytes, sender: str, receiver: str, sealed: bytes) ->
     try:
         return ChaCha20Poly1305(key).decrypt(NONCE, sealed, _associated(ctx, sender, receiver))
     except InvalidTag:
-        raise RefusedError(sender, Code.SHARES, f"what it sealed for {receiver!r} does not open") from None
+        raise RefusedError(
+            sender, Code.SHARES, f"what it sealed for {receiver!r} does not open"
+        ) from None
 
 
 def _associated(ctx: bytes, sender: str, receiver: str) -> bytes:

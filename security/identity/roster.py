@@ -1,14 +1,16 @@
 """Who is in the federation: a list of entries that k of its founders have signed.
 
-The file is canonical JSON on one line, here broken; each signature is over everything but ``signatures``::
+The file is canonical JSON on one line, here broken; each signature is over everything but
+``signatures``::
 
     {"entries":[{"id":"coordinator",…},{"id":"hospital-a",…},{"id":"ministry","role":"founder",…}],
      "federation":"lung","signatures":{"ministry":"5c1f…"},"threshold":1,"version":4}
 
-A roster proves nothing about itself. Each party's own configuration pins the federation, the threshold and the
-fingerprints of the founders' keys, so that a swapped file is caught::
+A roster proves nothing about itself. Each party's own configuration pins the federation, the
+threshold and the fingerprints of the founders' keys, so that a swapped file is caught::
 
-    Pins(federation="lung", threshold=1, founders=("SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",))
+    Pins(federation="lung", threshold=1,
+        founders=("SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",))
 """
 
 import hashlib
@@ -20,7 +22,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ...errors import LocalError, PeerError
-from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, validate, write_atomic
+from ...files.documents import (
+    Strict,
+    canonical_json,
+    parse_canonical,
+    read_bytes,
+    validate,
+    write_atomic,
+)
 from .domains import ROSTER, framed
 from .keys import Hex64, Id, Keys, Role, RosterEntry
 
@@ -33,7 +42,8 @@ class Pins(Strict):
     federation: Id
     threshold: Annotated[int, Field(ge=1)]
     founders: Annotated[tuple[Fingerprint, ...], Field(min_length=1)]
-    minimum_version: Annotated[int, Field(ge=1)] = 1  # refuses an older roster that still lists a removed member
+    # refuses an older roster that still lists a removed member
+    minimum_version: Annotated[int, Field(ge=1)] = 1
 
 
 class Roster(Strict):
@@ -51,15 +61,25 @@ class Roster(Strict):
         if ids != sorted(ids):
             raise ValueError("entries are not sorted by id")
         for name in ("id", "spki_sha256", "protocol_key", "log_key", "exchange_key"):
-            value, times = Counter(getattr(entry, name) for entry in self.entries).most_common(1)[0] if ids else ("", 0)
+            value, times = (
+                Counter(getattr(entry, name) for entry in self.entries).most_common(1)[0]
+                if ids
+                else ("", 0)
+            )
             if times > 1:
-                raise ValueError(f"{times} entries have the same {name} {value!r}; each member has its own")
+                raise ValueError(
+                    f"{times} entries have the same {name} {value!r}; each member has its own"
+                )
         founders = sum(entry.role is Role.FOUNDER for entry in self.entries)
         if founders < self.threshold:
-            raise ValueError(f"threshold {self.threshold} is more than the {founders} founders of the roster")
+            raise ValueError(
+                f"threshold {self.threshold} is more than the {founders} founders of the roster"
+            )
         coordinators = [entry.id for entry in self.entries if entry.role is Role.COORDINATOR]
         if len(coordinators) > 1:
-            raise ValueError(f"more than one coordinator: {', '.join(coordinators)}; remove all but one")
+            raise ValueError(
+                f"more than one coordinator: {', '.join(coordinators)}; remove all but one"
+            )
         return self
 
     def __contains__(self, member: object) -> bool:
@@ -69,14 +89,19 @@ class Roster(Strict):
         for entry in self.entries:
             if entry.id == member:
                 return entry
-        raise PeerError(member, f"is not a member of federation {self.federation!r}, roster version {self.version}")
+        raise PeerError(
+            member,
+            f"is not a member of federation {self.federation!r}, roster version {self.version}",
+        )
 
     def by_spki(self, spki_sha256: str) -> RosterEntry:
         """The member whose TLS key has this SHA-256 (hex); PeerError for a stranger."""
         for entry in self.entries:
             if entry.spki_sha256 == spki_sha256:
                 return entry
-        raise PeerError(f"TLS key {spki_sha256}", f"belongs to no member in roster version {self.version}")
+        raise PeerError(
+            f"TLS key {spki_sha256}", f"belongs to no member in roster version {self.version}"
+        )
 
     def having(self, role: Role) -> tuple[RosterEntry, ...]:
         """Members of one role, sorted by id."""
@@ -91,7 +116,10 @@ class Roster(Strict):
     def check_complete(self) -> None:
         """LocalError for a roster in the making, which nobody should sign or use."""
         if not self.having(Role.COORDINATOR):
-            raise LocalError(f"roster of {self.federation!r} version {self.version} has no coordinator; add its entry")
+            raise LocalError(
+                f"roster of {self.federation!r} version {self.version} has no coordinator; add its"
+                " entry"
+            )
 
     @property
     def silos(self) -> tuple[RosterEntry, ...]:
@@ -102,7 +130,9 @@ class Roster(Strict):
     def in_one_hand(self) -> tuple[RosterEntry, ...]:
         """The silos that whoever runs the coordinator, or its host, runs too."""
         runs = {self.coordinator.organisation, self.coordinator.host_operator}
-        return tuple(entry for entry in self.silos if runs & {entry.organisation, entry.host_operator})
+        return tuple(
+            entry for entry in self.silos if runs & {entry.organisation, entry.host_operator}
+        )
 
     def bundle(self) -> str:
         """All TLS certificates, PEM: the trust bundle of every connection."""
@@ -113,14 +143,18 @@ def new(federation: str, founders: Sequence[RosterEntry], threshold: int) -> Ros
     """Version 1 of a roster: its founders, nobody else, and no signature."""
     for entry in founders:
         if entry.role is not Role.FOUNDER:
-            raise LocalError(f"{entry.id!r} has role {entry.role}, not founder; add it after the roster is made")
+            raise LocalError(
+                f"{entry.id!r} has role {entry.role}, not founder; add it after the roster is made"
+            )
     return _made(federation, 1, threshold, founders)
 
 
 def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
     """Next version with one more member, unsigned; a known id only with ``replace``."""
     if entry.id in roster and not replace:
-        raise LocalError(f"{entry.id!r} is in the roster already; to give it new keys, say --replace")
+        raise LocalError(
+            f"{entry.id!r} is in the roster already; to give it new keys, say --replace"
+        )
     others = [other for other in roster.entries if other.id != entry.id]
     return _made(roster.federation, roster.version + 1, roster.threshold, [*others, entry])
 
@@ -128,14 +162,22 @@ def add(roster: Roster, entry: RosterEntry, *, replace: bool = False) -> Roster:
 def remove(roster: Roster, member: str) -> Roster:
     """Next version without a member, unsigned: this is how a key is revoked."""
     if member not in roster:
-        raise LocalError(f"{member!r} is not in the roster; its members: {', '.join(e.id for e in roster.entries)}")
+        raise LocalError(
+            f"{member!r} is not in the roster; its members:"
+            f" {', '.join(e.id for e in roster.entries)}"
+        )
     others = [entry for entry in roster.entries if entry.id != member]
     return _made(roster.federation, roster.version + 1, roster.threshold, others)
 
 
 def _made(federation: str, version: int, threshold: int, entries: Iterable[RosterEntry]) -> Roster:
     ordered = tuple(sorted(entries, key=lambda entry: entry.id))
-    document = {"federation": federation, "version": version, "threshold": threshold, "entries": ordered}
+    document = {
+        "federation": federation,
+        "version": version,
+        "threshold": threshold,
+        "entries": ordered,
+    }
     return validate(document, Roster, f"roster of {federation!r}")
 
 
@@ -153,63 +195,89 @@ def sign(roster: Roster, keys: Keys) -> Roster:
     """The roster with one founder's signature more; it must be complete, with its coordinator."""
     signer = keys.entry
     if signer.id not in roster or roster[signer.id] != signer or signer.role is not Role.FOUNDER:
-        raise LocalError(f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's keys")
+        raise LocalError(
+            f"{signer.id!r} with these keys is not a founder in this roster; sign with a founder's"
+            " keys"
+        )
     roster.check_complete()
     signature = keys.sign(ROSTER, payload(roster)).hex()
     return roster.model_copy(update={"signatures": {**roster.signatures, signer.id: signature}})
 
 
 def verify(roster: Roster, pins: Pins) -> None:
-    """Check a roster against a party's own pins; the steps run in order, each has a test with its number."""
+    """Check a roster against a party's own pins.
+
+    The steps run in order, each has a test with its number.
+    """
     # (1) It is the roster of our federation.
     if roster.federation != pins.federation:
-        raise LocalError(f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our roster")
+        raise LocalError(
+            f"roster is of federation {roster.federation!r}, ours is {pins.federation!r}; take our"
+            " roster"
+        )
     # (2) It is not older than we know.
     if roster.version < pins.minimum_version:
-        raise LocalError(f"roster version {roster.version} is older than {pins.minimum_version}; take the newest one")
+        raise LocalError(
+            f"roster version {roster.version} is older than {pins.minimum_version}; take the"
+            " newest one"
+        )
     # (3) It asks for as many signatures as we do.
     if roster.threshold != pins.threshold:
-        raise LocalError(f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders which")
+        raise LocalError(
+            f"roster says threshold {roster.threshold}, we pin {pins.threshold}; ask the founders"
+            " which"
+        )
     # (4) It is complete.
     roster.check_complete()
     # (5) Every signature in it holds, the superfluous ones too.
     signed_bytes = payload(roster)
     for signer, signature in roster.signatures.items():
         entry = roster[signer]
-        if entry.role is not Role.FOUNDER or not entry.has_signed(ROSTER, signed_bytes, bytes.fromhex(signature)):
-            raise PeerError(signer, f"its signature does not fit roster version {roster.version}; the file was changed")
+        if entry.role is not Role.FOUNDER or not entry.has_signed(
+            ROSTER, signed_bytes, bytes.fromhex(signature)
+        ):
+            raise PeerError(
+                signer,
+                f"its signature does not fit roster version {roster.version}; the file was changed",
+            )
     # (6) Enough of them are by keys that we pin, each key once (they are unique among the entries).
-    pinned = [entry for entry in roster.having(Role.FOUNDER) if entry.protocol_fingerprint in pins.founders]
+    pinned = [
+        entry
+        for entry in roster.having(Role.FOUNDER)
+        if entry.protocol_fingerprint in pins.founders
+    ]
     signed = [entry.id for entry in pinned if entry.id in roster.signatures]
     if len(signed) < pins.threshold:
         missing = [entry.id for entry in pinned if entry.id not in signed]
         unpinned = sorted(set(roster.signatures) - {entry.id for entry in pinned})
         superfluous = f"; signed, but not pinned: {', '.join(unpinned)}" if unpinned else ""
         raise LocalError(
-            f"roster version {roster.version} needs signatures by {pins.threshold} pinned founders; "
-            f"signed: {', '.join(signed) or 'nobody'}; "
-            f"missing: {', '.join(missing) or 'no pinned founder is left in it'}{superfluous}; "
-            "have a missing founder run: staddle roster sign"
+            f"roster version {roster.version} needs signatures by {pins.threshold} pinned founders;"
+            f" signed: {', '.join(signed) or 'nobody'}; missing:"
+            f" {', '.join(missing) or 'no pinned founder is left in it'}{superfluous}; have a"
+            " missing founder run: staddle roster sign"
         )
 
 
 def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> None:
-    """Check a roster for who has no pins: by fingerprints of founders' keys that came from elsewhere than the file.
+    """Check a roster for who has no pins: by fingerprints of founders' keys that came from
+    elsewhere than the file.
 
-    ``least`` of them must have signed, by default all, and as many as the roster asks for. Without founders only the
-    file itself is checked: it has the signatures that it asks for, of founders that it names, and nothing vouches for
-    these. LocalError or PeerError if not.
+    ``least`` of them must have signed, by default all, and as many as the roster asks for. Without
+    founders only the file itself is checked: it has the signatures that it asks for, of founders
+    that it names, and nothing vouches for these. LocalError or PeerError if not.
     """
     if founders and len(set(founders)) < roster.threshold:
         raise LocalError(
-            f"roster version {roster.version} asks for the signatures of {roster.threshold} founders; "
-            f"name as many with --founder, not {len(set(founders))}"
+            f"roster version {roster.version} asks for the signatures of {roster.threshold}"
+            f" founders; name as many with --founder, not {len(set(founders))}"
         )
     own = [entry.protocol_fingerprint for entry in roster.having(Role.FOUNDER)]
     if founders and not set(founders).intersection(own):
         raise LocalError(
-            f"roster version {roster.version} has no founder with {' or '.join(dict.fromkeys(founders))}; name the "
-            "fingerprint of a founder's protocol key, as staddle keys show prints it, or take the right roster"
+            f"roster version {roster.version} has no founder with"
+            f" {' or '.join(dict.fromkeys(founders))}; name the fingerprint of a founder's protocol"
+            " key, as staddle keys show prints it, or take the right roster"
         )
     named = founders or own
     document = {"federation": roster.federation, "threshold": roster.threshold, "founders": named}
@@ -217,14 +285,20 @@ def verify_by(roster: Roster, founders: Sequence[str] = (), least: int = 0) -> N
     signed = signers(roster, founders)
     if len(signed) < (least := least or len(set(founders))):
         raise LocalError(
-            f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the {len(set(founders))} "
-            f"founders named here, {least} must; have the others sign, or say how many must with --threshold"
+            f"roster version {roster.version} is signed by {', '.join(signed) or 'none'} of the"
+            f" {len(set(founders))} founders named here, {least} must; have the others sign, or say"
+            " how many must with --threshold"
         )
 
 
 def signers(roster: Roster, founders: Sequence[str]) -> tuple[str, ...]:
-    """Ids of those who signed and have one of these fingerprints; whether they did, ``verify`` says."""
-    return tuple(id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders)
+    """Ids of those who signed and have one of these fingerprints.
+
+    Whether they did, ``verify`` says.
+    """
+    return tuple(
+        id_ for id_ in sorted(roster.signatures) if roster[id_].protocol_fingerprint in founders
+    )
 
 
 def parse(data: bytes, origin: str) -> Roster:

@@ -1,7 +1,8 @@
-"""A signed document: what an operator hands to silos that do not trust the coordinator which carries it.
+"""A signed document: what an operator hands to silos that do not trust the coordinator which
+carries it.
 
-Canonical JSON, here with line breaks; the signature is over everything else in it, so it names its signer and
-the roster under which it was made::
+Canonical JSON, here with line breaks; the signature is over everything else in it, so it names its
+signer and the roster under which it was made::
 
     {"document":{"method":"fedavg","rounds":20},"roster":"9f86d0…","signature":"a1b2…","signer":"operator-1"}
 """
@@ -28,30 +29,42 @@ class SignedDocument(Strict):
         return canonical_json(self.model_dump(exclude={"signature"}))
 
 
-def sign_document(document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes) -> dict[str, Any]:
+def sign_document(
+    document: Mapping[str, Any], roster: rosters.Roster, keys: Keys, label: bytes
+) -> dict[str, Any]:
     """Sign a document under a roster that knows these keys."""
     signer = keys.entry
     if signer.id not in roster or roster[signer.id] != signer:
         raise LocalError(
-            f"{signer.id!r} with these keys is not in roster version {roster.version}; have it added first"
+            f"{signer.id!r} with these keys is not in roster version {roster.version}; have it"
+            " added first"
         )
     envelope = SignedDocument(
-        document=dict(document), signer=signer.id, roster=rosters.digest(roster), signature="0" * 128
+        document=dict(document),
+        signer=signer.id,
+        roster=rosters.digest(roster),
+        signature="0" * 128,
     )
     return {**envelope.model_dump(), "signature": keys.sign(label, envelope.payload()).hex()}
 
 
-def verify_document(signed: Any, roster: rosters.Roster, role: Role, label: bytes) -> dict[str, Any]:
+def verify_document(
+    signed: Any, roster: rosters.Roster, role: Role, label: bytes
+) -> dict[str, Any]:
     """Check a signed document, as parsed, and return what was signed; the steps run in order.
 
-    ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError what is no envelope.
+    ``roster`` must itself be verified. PeerError names the signer once it is known, LocalError what
+    is no envelope.
     """
     # (1) It is an envelope.
     envelope = validate(signed, SignedDocument, "signed document")
     # (2) A member signed it, whose role may.
     signer = roster[envelope.signer]
     if signer.role is not role:
-        raise PeerError(signer.id, f"has role {signer.role}, and only a member of role {role} may sign this document")
+        raise PeerError(
+            signer.id,
+            f"has role {signer.role}, and only a member of role {role} may sign this document",
+        )
     # (3) It was made under the roster that we hold.
     if envelope.roster != rosters.digest(roster):
         raise PeerError(
@@ -61,5 +74,7 @@ def verify_document(signed: Any, roster: rosters.Roster, role: Role, label: byte
         )
     # (4) The signature holds, over these bytes and for this purpose.
     if not signer.has_signed(label, envelope.payload(), bytes.fromhex(envelope.signature)):
-        raise PeerError(signer.id, "its signature does not fit the document; it was changed after it was signed")
+        raise PeerError(
+            signer.id, "its signature does not fit the document; it was changed after it was signed"
+        )
     return envelope.document

@@ -1,4 +1,6 @@
-"""Whose signatures count in a secure sum: the protocol keys of one roster's coordinator and silos."""
+"""Whose signatures count in a secure sum: the protocol keys of one roster's coordinator and
+silos.
+"""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
@@ -10,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from .domains import framed
 from .roster import Roster
 
-Sign: TypeAlias = Callable[[bytes, bytes], bytes]  # (label, payload) -> 64 bytes: ``Keys.sign`` of a member
+# (label, payload) -> 64 bytes: ``Keys.sign`` of a member
+Sign: TypeAlias = Callable[[bytes, bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class Signers:
 
     @classmethod
     def of(cls, roster: Roster, among: Container[str] | None = None) -> "Signers":
-        """Those of a verified, complete roster; of its silos only those ``among``, such as a job's, if given."""
+        """Those of a verified, complete roster.
+
+        Of its silos only those ``among``, such as a job's, if given.
+        """
         chosen = [entry for entry in roster.silos if among is None or entry.id in among]
         silos = {entry.id: bytes.fromhex(entry.protocol_key) for entry in chosen}
         return cls(bytes.fromhex(roster.coordinator.protocol_key), silos)

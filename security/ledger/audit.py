@@ -1,7 +1,10 @@
-"""Reading a ledger: whether it holds. Needs no lock and no network; a key only to say who signed its checkpoint.
+"""Reading a ledger: whether it holds. Needs no lock and no network.
 
-``verify`` checks the chain, the rules and the checkpoint. Records behind the last checkpoint that another party holds
-can be cut off or rewritten by whoever has the log key: give it those checkpoints (rule 29).
+A key only to say who signed its checkpoint.
+
+``verify`` checks the chain, the rules and the checkpoint. Records behind the last checkpoint that
+another party holds can be cut off or rewritten by whoever has the log key: give it those
+checkpoints (rule 29).
 """
 
 import gc
@@ -21,15 +24,17 @@ from .fast_decoder import checked, well_formed
 from .rules import Rules
 
 LEDGER = "ledger"  # the folder inside a silo's folder
-STATE = "state"  # the silo's folder, beside its keys and configuration, as examples and the demo call it
+# the silo's folder, beside its keys and configuration, as examples and the demo call it
+STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     """What ``verify`` found. The ledger holds exactly when ``problems`` is empty.
 
-    ``torn_bytes`` is an unfinished last line, which a running writer or a crash leaves; it was promised to nobody.
-    ``undigested`` and ``open_intents`` are no faults: messages cut short, counted as left.
+    ``torn_bytes`` is an unfinished last line, which a running writer or a crash leaves; it was
+    promised to nobody. ``undigested`` and ``open_intents`` are no faults: messages cut short,
+    counted as left.
     """
 
     records: int
@@ -62,7 +67,9 @@ class _Walk:
         """A broken rule is a problem, not the end."""
         seq = line.seq
         if seq in self.missing and (leaf := self.missing.pop(seq)) != line.leaf:
-            self.problems.append(f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}")
+            self.problems.append(
+                f"seq {seq}: leaf hash is {line.leaf}, another party knows it as {leaf}"
+            )
         try:
             record = checked(line)
         except LocalError as error:
@@ -84,9 +91,13 @@ class _Walk:
         """What is wrong with all of them together."""
         if self.missing:
             seqs = ", ".join(str(seq) for seq in sorted(self.missing))
-            self.problems.append(f"ends before seq {seqs}, which another party knows: records were cut off")
+            self.problems.append(
+                f"ends before seq {seqs}, which another party knows: records were cut off"
+            )
         if len(self.silos) > 1:
-            self.problems.append(f"records of several silos in one ledger: {', '.join(sorted(self.silos))}")
+            self.problems.append(
+                f"records of several silos in one ledger: {', '.join(sorted(self.silos))}"
+            )
 
 
 def verify(
@@ -95,14 +106,19 @@ def verify(
     key: VerifierKey | None = None,
     witnessed: Mapping[str, Note] | None = None,
 ) -> AuditResult:
-    """Check a ledger from its first byte to its last; a broken chain ends the walk, a broken rule does not.
+    """Check a ledger from its first byte to its last.
 
-    With ``key``, the silo's log key, the folder's checkpoint must be signed by it. ``witnessed`` are checkpoints that
-    other parties hold, by their names, and ``known`` leaf hashes by seq, such as those in receipts: with them records
-    that were cut off the end, or written anew, are found as well. LocalError for checkpoints without a key.
+    A broken chain ends the walk, a broken rule does not.
+
+    With ``key``, the silo's log key, the folder's checkpoint must be signed by it. ``witnessed``
+    are checkpoints that other parties hold, by their names, and ``known`` leaf hashes by seq, such
+    as those in receipts: with them records that were cut off the end, or written anew, are found as
+    well. LocalError for checkpoints without a key.
     """
     if witnessed and key is None:
-        raise LocalError("a checkpoint that another party holds says nothing without the silo's log key; give it")
+        raise LocalError(
+            "a checkpoint that another party holds says nothing without the silo's log key; give it"
+        )
     walk = _Walk(known or {}, checkpoints.owner(key.name)[1] if key else "")
     # (1) Each checkpoint is signed; the folder's is read before the records, which only grow.
     own, held = _own(folder, key, walk.problems), []
@@ -110,7 +126,11 @@ def verify(
         held.append(HeldHead("the folder itself", own))
     for holder, note in (witnessed or {}).items():
         try:
-            held.append(HeldHead(holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)))
+            held.append(
+                HeldHead(
+                    holder, checkpoints.verify(note, key).checkpoint if key else _unsigned(note)
+                )
+            )
         except ProofError as error:
             walk.problems.append(f"checkpoint that {holder} holds: {error}")
     # (2) The chain and the rules hold.
@@ -128,7 +148,9 @@ def verify(
         walk.problems += agreement.problems()
     walk.close()
     if key and (strangers := walk.silos - {checkpoints.owner(key.name)[1]}):
-        walk.problems.append(f"records of silo {', '.join(sorted(strangers))}, and the key is of {key.name}")
+        walk.problems.append(
+            f"records of silo {', '.join(sorted(strangers))}, and the key is of {key.name}"
+        )
     rules = walk.rules
     return AuditResult(
         records=reading.count,
@@ -145,7 +167,9 @@ def verify(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No search for reference cycles meanwhile: records have none, and it takes a tenth of the time of a million."""
+    """No search for reference cycles meanwhile: records have none, and it takes a tenth of the time
+    of a million.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -166,7 +190,9 @@ def _own(folder: Path, key: VerifierKey | None, problems: list[str]) -> TreeHead
         problems.append(str(error))
         return None
     if found is None:
-        problems.append(f"{folder / CHECKPOINT}: is missing; a ledger has one from before its first record")
+        problems.append(
+            f"{folder / CHECKPOINT}: is missing; a ledger has one from before its first record"
+        )
     return found
 
 
@@ -176,8 +202,15 @@ def _unsigned(note: Note) -> TreeHead:
 
 
 def ledger_folder(path: Path) -> Path:
-    """The ledger's folder that a silo's folder, the one around it, or itself stands for; LocalError without one."""
+    """The ledger's folder that a silo's folder, the one around it, or itself stands for.
+
+    LocalError without one.
+    """
     for candidate in (path, path / LEDGER, path / STATE / LEDGER):
-        if any((candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)):
+        if any(
+            (candidate / name).exists() for name in (CHECKPOINT, segment(candidate, 1).name, SINGLE)
+        ):
             return candidate
-    raise LocalError(f"{path}: no ledger here, in {LEDGER!r} or in '{STATE}/{LEDGER}'; name a silo's folder")
+    raise LocalError(
+        f"{path}: no ledger here, in {LEDGER!r} or in '{STATE}/{LEDGER}'; name a silo's folder"
+    )

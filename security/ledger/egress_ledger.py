@@ -1,13 +1,13 @@
 """The egress ledger of a silo: exactly what left its door, written before it leaves.
 
-``<silo>/ledger/`` (security/log/segments.py) is an append-only hash chain of the records in records.py, under
-checkpoints that the silo's log key signs. One message that leaves is up to three records: ``egress.intent`` is durable
-before the first byte, ``egress.digest`` before the frame that makes the message count, ``egress.outcome`` says how it
-ended.
+``<silo>/ledger/`` (security/log/segments.py) is an append-only hash chain of the records in
+records.py, under checkpoints that the silo's log key signs. One message that leaves is up to three
+records: ``egress.intent`` is durable before the first byte, ``egress.digest`` before the frame that
+makes the message count, ``egress.outcome`` says how it ended.
 
-What it proves: the records were not edited, and they are consistent. Records behind the last checkpoint that another
-party holds can be cut off or rewritten by whoever has the log key; and the ledger cannot prove what the software chose
-not to write.
+What it proves: the records were not edited, and they are consistent. Records behind the last
+checkpoint that another party holds can be cut off or rewritten by whoever has the log key; and the
+ledger cannot prove what the software chose not to write.
 """
 
 import threading
@@ -68,7 +68,9 @@ from .rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """A message without outcome so far, and its digest with the place of that record, if it came to it."""
+    """A message without outcome so far, and its digest with the place of that record, if it came to
+    it.
+    """
 
     seq: int
     intent: Intent
@@ -77,18 +79,24 @@ class Unsettled:
 
 
 class Ledger:
-    """The writer; safe to share between threads. Every method returns once its record is durable, or raises."""
+    """The writer; safe to share between threads.
+
+    Every method returns once its record is durable, or raises.
+    """
 
     def __init__(self, silo: str) -> None:
         self.silo = silo
         self._rules = Rules(silo)
         self._sent: Counter[tuple[str, int]] = Counter()
-        self._entered: set[str] = set()  # digests of jobs into a secure sum of which keys were given
+        # digests of jobs into a secure sum of which keys were given
+        self._entered: set[str] = set()
         self._contributed: set[str] = set()  # and of those to whose key something was given
         self._signed: list[SumSigned] = []
         self._summed: set[str] = set()  # digests of jobs of which a sum was signed, or opened
-        self._attempts: Counter[tuple[str, int, str]] = Counter()  # the last: the part of a message of its own
-        self._unsettled: dict[int, list[VerifiedLine]] = {}  # seq of an intent → it, and its digest if there is one
+        # the last: the part of a message of its own
+        self._attempts: Counter[tuple[str, int, str]] = Counter()
+        # seq of an intent → it, and its digest if there is one
+        self._unsettled: dict[int, list[VerifiedLine]] = {}
         self._budgets: dict[str, PrivacyHead] = {}  # data set → the last head of its privacy budget
         self._past: list[VerifierKey] = []  # keys that signed before the one that does
         self._mutex = threading.Lock()
@@ -98,7 +106,8 @@ class Ledger:
     def open(cls, folder: Path, silo: str, federation: str, key: Ed25519PrivateKey) -> Self:
         """Open a silo's ledger, checking all of it; ``key`` is the silo's log key.
 
-        LocalError refuses one that breaks its chain or its rules, or is not the one that its checkpoint speaks of.
+        LocalError refuses one that breaks its chain or its rules, or is not the one that its
+        checkpoint speaks of.
         """
         ledger = cls(silo)
 
@@ -123,7 +132,11 @@ class Ledger:
     def put_in_force(self, digest: str, text: str) -> Appended | None:
         """From now on this policy decides; None where it is the one in force already."""
         before = self._rules.policy
-        return self._append(PolicyChange(before=before, after=digest, text=text)) if digest != before else None
+        return (
+            self._append(PolicyChange(before=before, after=digest, text=text))
+            if digest != before
+            else None
+        )
 
     def stop(self, reason: str) -> Appended:
         """The agent stops in good order."""
@@ -133,9 +146,13 @@ class Ledger:
         """The silo takes part in a job that ``signer`` signed."""
         return self._append(JobAccept(job=job, job_digest=job_digest, signer=signer))
 
-    def job_decline(self, job: str, job_digest: str, signer: str, reasons: Sequence[str]) -> Appended:
+    def job_decline(
+        self, job: str, job_digest: str, signer: str, reasons: Sequence[str]
+    ) -> Appended:
         """The silo does not take part."""
-        return self._append(JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons)))
+        return self._append(
+            JobDecline(job=job, job_digest=job_digest, signer=signer, reasons=tuple(reasons))
+        )
 
     def intent(
         self,
@@ -161,9 +178,10 @@ class Ledger:
     ) -> Appended:
         """A message is about to leave; its ``seq`` is the ``ref`` of what follows.
 
-        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes. ``cohort`` are the
-        ids of the round's silos, sorted; ``secagg`` is of a masked message, ``hidden`` of a padded or rotated one.
-        ``dataset`` is the one whose budget paid for releases that are dp.
+        ``message_bytes`` are those that go now: of the payload all but its first ``offset`` bytes.
+        ``cohort`` are the ids of the round's silos, sorted; ``secagg`` is of a masked message,
+        ``hidden`` of a padded or rotated one. ``dataset`` is the one whose budget paid for releases
+        that are dp.
         """
         ids = sorted({paid for release in releases for paid in release.ledger_ids})
         tensors = tuple(
@@ -175,7 +193,8 @@ class Ledger:
                 shape=r.shape,
                 bytes=r.nbytes,
                 taint=r.taint,
-                readers=() if set(r.readers) == set(readers) else r.readers,  # of the message, unless its own
+                # of the message, unless its own
+                readers=() if set(r.readers) == set(readers) else r.readers,
             )
             for r in releases
         )
@@ -204,7 +223,9 @@ class Ledger:
         )
 
     def digest(self, ref: int, tensors: Sequence[TensorDigest], message: Payload) -> SignedRecord:
-        """All bytes of intent ``ref`` are with the transport, and these are their hashes; with the head for others.
+        """All bytes of intent ``ref`` are with the transport, and these are their hashes.
+
+        With the head for others.
 
         Of a masked, padded or rotated message ``tensors`` is empty.
         """
@@ -217,11 +238,18 @@ class Ledger:
             return sealed
 
     def outcome(
-        self, ref: int, status: Literal["sent", "failed", "unknown"], bytes_sent: int, receipt: str | None = None
+        self,
+        ref: int,
+        status: Literal["sent", "failed", "unknown"],
+        bytes_sent: int,
+        receipt: str | None = None,
     ) -> Appended:
-        """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as sent."""
+        """How intent ``ref`` ended; durable with the next record, since a missing outcome counts as
+        sent.
+        """
         return self._append(
-            OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt), durable=False
+            OutcomeRecord(ref=ref, status=status, bytes_sent=bytes_sent, receipt=receipt),
+            durable=False,
         )
 
     def protocol_message(
@@ -236,7 +264,9 @@ class Ledger:
         recipient: Peer,
         message: Payload,
     ) -> Appended:
-        """A message of the protocol of a secure sum or a mix is about to leave, and counts as left."""
+        """A message of the protocol of a secure sum or a mix is about to leave, and counts
+        as left.
+        """
         return self._append(
             ProtocolMessage(
                 job=job,
@@ -251,9 +281,20 @@ class Ledger:
         )
 
     def secagg_end(
-        self, *, job: str, job_digest: str, round_number: int, ctx: str, code: str, blame: str, why: str
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        ctx: str,
+        code: str,
+        blame: str,
+        why: str,
     ) -> Appended:
-        """An attempt at a secure sum is over without a sum, with a ``Code``; of a long reason what fits."""
+        """An attempt at a secure sum is over without a sum, with a ``Code``.
+
+        Of a long reason what fits.
+        """
         return self._append(
             SumEnd(
                 job=job,
@@ -267,17 +308,35 @@ class Ledger:
         )
 
     def secagg_sum(
-        self, *, job: str, job_digest: str, round_number: int, ctx: str, survivors: Sequence[str], sha256: str
+        self,
+        *,
+        job: str,
+        job_digest: str,
+        round_number: int,
+        ctx: str,
+        survivors: Sequence[str],
+        sha256: str,
     ) -> Appended:
-        """A secure sum was opened, over ``survivors``, sorted; this is the digest of what came down."""
+        """A secure sum was opened, over ``survivors``, sorted.
+
+        This is the digest of what came down.
+        """
         return self._append(
             SumOpened(
-                job=job, job_digest=job_digest, round=round_number, ctx=ctx, survivors=tuple(survivors), sha256=sha256
+                job=job,
+                job_digest=job_digest,
+                round=round_number,
+                ctx=ctx,
+                survivors=tuple(survivors),
+                sha256=sha256,
             )
         )
 
     def secagg_signed(self, record: SumSigned) -> None:
-        """The survivors of a sum are about to be signed; recorded where no record says so of this job and set yet."""
+        """The survivors of a sum are about to be signed.
+
+        Recorded where no record says so of this job and set yet.
+        """
         if not any(_same_set(record, known) for known in self.signed):
             self._append(record)
 
@@ -292,10 +351,14 @@ class Ledger:
         with self._mutex:
             return job_digest in self._summed
 
-    def control_open(self, session: str, recipient: Peer, max_messages: int, max_bytes: int) -> Appended:
+    def control_open(
+        self, session: str, recipient: Peer, max_messages: int, max_bytes: int
+    ) -> Appended:
         """A session of polls and heartbeats begins, under these caps."""
         return self._append(
-            ControlOpen(session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes)
+            ControlOpen(
+                session=session, recipient=recipient, max_messages=max_messages, max_bytes=max_bytes
+            )
         )
 
     def control_close(self, ref: int, messages: int, bytes_sent: int) -> Appended:
@@ -307,32 +370,57 @@ class Ledger:
     ) -> Appended:
         """A message came in."""
         return self._append(
-            Ingress(job=job, round=round_number, purpose=purpose, rpc=rpc, sender=sender, message=message)
+            Ingress(
+                job=job,
+                round=round_number,
+                purpose=purpose,
+                rpc=rpc,
+                sender=sender,
+                message=message,
+            )
         )
 
     def policy_deny(
         self, *, job: str, round_number: int, purpose: str, policy: str, reasons: Sequence[str]
     ) -> Appended:
         """The policy held a message back; nothing left."""
-        return self._append(Deny(job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)))
+        return self._append(
+            Deny(
+                job=job, round=round_number, purpose=purpose, policy=policy, reasons=tuple(reasons)
+            )
+        )
 
-    def privacy_head(self, dataset: str, head: TreeHead, *, epsilon: str, delta: str, limit: str) -> Appended:
-        """The privacy budget of a data set has come to this head, with so much spent and reserved of its limit."""
+    def privacy_head(
+        self, dataset: str, head: TreeHead, *, epsilon: str, delta: str, limit: str
+    ) -> Appended:
+        """The privacy budget of a data set has come to this head, with so much spent and reserved
+        of its limit.
+        """
         return self._append(
             PrivacyHead(
-                dataset=dataset, size=head.size, root=head.root.hex(), epsilon=epsilon, delta=delta, limit=limit
+                dataset=dataset,
+                size=head.size,
+                root=head.root.hex(),
+                epsilon=epsilon,
+                delta=delta,
+                limit=limit,
             )
         )
 
     @property
     def privacy_heads(self) -> Mapping[str, PrivacyHead]:
-        """The last head of each data set's privacy budget; a data set that is not there was never spent on."""
+        """The last head of each data set's privacy budget.
+
+        A data set that is not there was never spent on.
+        """
         with self._mutex:
             return dict(self._budgets)
 
     def witness(self, by: str, held: TreeHead) -> Appended:
         """A member says that it holds this head of this ledger; durable with the next record."""
-        return self._append(WitnessRecord(by=by, size=held.size, root=held.root.hex()), durable=False)
+        return self._append(
+            WitnessRecord(by=by, size=held.size, root=held.root.hex()), durable=False
+        )
 
     @property
     def head(self) -> Appended | None:
@@ -340,14 +428,18 @@ class Ledger:
         return self._log.head
 
     def sent(self, job_digest: str, round_number: int) -> int:
-        """Bytes of all intents and protocol messages of a round, whatever became of them, restarts included."""
+        """Bytes of all intents and protocol messages of a round, whatever became of them, restarts
+        included.
+        """
         with self._mutex:
             return self._sent[job_digest, round_number]
 
     def attempts(self, job_digest: str, round_number: int, part: str) -> int:
-        """How many intents a message of a round has had, whatever became of them, restarts included.
+        """How many intents a message of a round has had, whatever became of them, restarts
+        included.
 
-        ``part`` is that of a padded or rotated message; empty for the one of a round that is neither.
+        ``part`` is that of a padded or rotated message; empty for the one of a round that is
+        neither.
         """
         with self._mutex:
             return self._attempts[job_digest, round_number, part]
@@ -358,7 +450,9 @@ class Ledger:
             return job_digest in self._entered
 
     def contributed(self, job_digest: str) -> bool:
-        """Whether something was given to the key that the silos of this job share, restarts included."""
+        """Whether something was given to the key that the silos of this job share, restarts
+        included.
+        """
         with self._mutex:
             return job_digest in self._contributed
 
@@ -369,16 +463,23 @@ class Ledger:
 
     @property
     def unsettled(self) -> tuple[Unsettled, ...]:
-        """What the intents without outcome said, oldest first: the recipient may be asked what became of them."""
+        """What the intents without outcome said, oldest first: the recipient may be asked what
+        became of them.
+        """
         with self._mutex:
             return tuple(_message(lines) for lines in self._unsettled.values())
 
     def checkpoint(self) -> Note:
-        """The signed head of all records so far, which are durable then; others may hold it against us."""
+        """The signed head of all records so far, which are durable then.
+
+        Others may hold it against us.
+        """
         return self._log.checkpoint()
 
     def growth(self, held: int, to: Note) -> Consistency:
-        """Proof for who holds the head of ``held`` records, 0 for none, that it only grew until ``to``."""
+        """Proof for who holds the head of ``held`` records, 0 for none, that it only grew until
+        ``to``.
+        """
         return self._log.growth(held, to)
 
     def inclusion(self, seq: int, size: int) -> Hashes:
@@ -386,7 +487,10 @@ class Ledger:
         return self._log.inclusion(seq, size)
 
     def disagreement(self, held: HeldHead) -> str:
-        """Why this is not the ledger that somebody's checkpoint was signed for; empty if it is, or grew from it."""
+        """Why this is not the ledger that somebody's checkpoint was signed for.
+
+        Empty if it is, or grew from it.
+        """
         return self._log.disagreement(held)
 
     def root(self, size: int) -> bytes:
@@ -413,7 +517,12 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _append(self, record: Record, *, durable: bool = True) -> Appended:
@@ -465,7 +574,9 @@ def _message(lines: list[VerifiedLine]) -> Unsettled:
     intent, *digests = lines
     found = Unsettled(intent.seq, parse_record(intent, Intent))
     for line in digests:
-        found = Unsettled(intent.seq, found.intent, parse_record(line, Digest), Appended(line.seq, line.leaf))
+        found = Unsettled(
+            intent.seq, found.intent, parse_record(line, Digest), Appended(line.seq, line.leaf)
+        )
     return found
 
 

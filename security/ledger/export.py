@@ -1,16 +1,18 @@
 r"""Records of a ledger for somebody else, each with its proof: canonical JSON, one document a line.
 
-The first line has the checkpoint, as it was signed; each line after it one record, or of a redacted export its type and
-leaf hash alone, and the hashes that prove it under that checkpoint, in base64. Here broken::
+The first line has the checkpoint, as it was signed; each line after it one record, or of a redacted
+export its type and leaf hash alone, and the hashes that prove it under that checkpoint, in base64.
+Here broken::
 
     {"checkpoint":"staddle.example/lung/hospital-a/egress\n4\n037k…","job":null,"redacted":false,"v":1}
     {"leaf":"9a0b…","proof":["ApjRIpBtz8EIkstTpzmS/FufST6kybrbJ7eRtBJ6f+c=",…],
      "record":{"mono_us":83123,…,"type":"start","v":1},"seq":0,"type":"start"}
 
-A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records that the checkpoint
-covers are there; with one, those that name it, what became of its messages, and the policies that were in force between
-the first of these and the last: that none was left out, only an export without a job shows. What a data set's privacy
-budget came to is of all jobs together, and no part of one's.
+A leaf hash tells nothing of its record, whose nonce nobody can guess. Without a job all records
+that the checkpoint covers are there; with one, those that name it, what became of its messages, and
+the policies that were in force between the first of these and the last: that none was left out,
+only an export without a job shows. What a data set's privacy budget came to is of all jobs
+together, and no part of one's.
 """
 
 from collections.abc import Iterator
@@ -44,7 +46,9 @@ def tree_and_checkpoint(folder: Path) -> tuple[Tree, Note]:
 
 
 def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[bytes]:
-    """The lines of an export; LocalError for a ledger that does not hold or is not that of its checkpoint."""
+    """The lines of an export; LocalError for a ledger that does not hold or is not that of its
+    checkpoint.
+    """
     note = _stored(folder)
     tree = Tree()
     kept: list[VerifiedLine] = []
@@ -58,7 +62,8 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
             policies = []
             if record["type"] == "egress.intent":
                 ours.add(line.seq)
-        elif record["type"] == "policy.change":  # before the job's first record the newest alone was in force
+        # before the job's first record the newest alone was in force
+        elif record["type"] == "policy.change":
             policies = [*policies, line] if kept else [line]
     size = TreeHead.parse(note.text).size
     head = {"v": 1, "checkpoint": bytes(note).decode(), "job": job, "redacted": redact}
@@ -72,7 +77,9 @@ def export(folder: Path, *, redact: bool, job: str | None = None) -> Iterator[by
                 "leaf": line.leaf,
                 "proof": [base64_text(value) for value in proof.hashes],
             }
-            yield canonical_json(document if redact else {**document, "record": line.record}) + b"\n"
+            yield (
+                canonical_json(document if redact else {**document, "record": line.record}) + b"\n"
+            )
 
 
 def _stored(folder: Path) -> Note:
@@ -116,7 +123,10 @@ def checkpoint_of(data: bytes) -> Note:
 
 
 def verify(data: bytes, log: VerifierKey) -> Exported:
-    """Check every record of an export against the checkpoint in it; ProofError names the line that is wrong."""
+    """Check every record of an export against the checkpoint in it.
+
+    ProofError names the line that is wrong.
+    """
     first, *rest = data.removesuffix(b"\n").split(b"\n")
     # (1) The log signed the checkpoint.
     head, note = _parsed(first, _Head, 1), checkpoint_of(data)
@@ -128,14 +138,21 @@ def verify(data: bytes, log: VerifierKey) -> Exported:
         if isinstance(found, _Whole):
             record = found.record
             if leaf_hash(canonical_json(record)) != found.leaf:
-                raise ProofError(f"export: line {number}: the record has another leaf hash than it says")
+                raise ProofError(
+                    f"export: line {number}: the record has another leaf hash than it says"
+                )
             if (record.get("seq"), record.get("type")) != (found.seq, found.type):
                 raise ProofError(f"export: line {number}: the record is another than it says")
-        proofs.verify(Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log)
+        proofs.verify(
+            Proof(found.seq, _hashes(found.proof, number), note), bytes.fromhex(found.leaf), log
+        )
         seqs.append(found.seq)
     # (3) All are there, or those of a job once each and in order.
     if head.job is None and seqs != list(range(checkpoint.size)):
-        raise ProofError(f"export has {len(seqs)} records, not each of the {checkpoint.size} of its checkpoint once")
+        raise ProofError(
+            f"export has {len(seqs)} records, not each of the {checkpoint.size} of its checkpoint"
+            " once"
+        )
     if seqs != sorted(set(seqs)):
         raise ProofError("export has a record twice, or not in order")
     return Exported(checkpoint, head.job, head.redacted, tuple(seqs))

@@ -1,9 +1,11 @@
-"""Whether a line is one of the ledger's records, in one pass: what makes a ledger of a million lines quick to check.
+"""Whether a line is one of the ledger's records, in one pass: what makes a ledger of a million
+lines quick to check.
 
-A decoder for each type of record is made from its model and the frame of security/log/chain.py. It reads a line into
-plain dictionaries; these, written out again with sorted keys, give the same bytes exactly if the line was canonical: no
-key unknown or twice, no space, shortest escapes. No field takes a float or an integer beyond 2^53. It can only be
-stricter than chain.py's own way, which decides whenever this one says no.
+A decoder for each type of record is made from its model and the frame of security/log/chain.py. It
+reads a line into plain dictionaries; these, written out again with sorted keys, give the same bytes
+exactly if the line was canonical: no key unknown or twice, no space, shortest escapes. No field
+takes a float or an integer beyond 2^53. It can only be stricter than chain.py's own way, which
+decides whenever this one says no.
 
 Any record of a ledger, from a verified line: whether its form is right, and typed.
 """
@@ -77,19 +79,27 @@ Record = (
     | SumOpened
     | SumSigned
 )
-_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Annotated[Record, Field(discriminator="type")])
+_RECORDS: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(
+    Annotated[Record, Field(discriminator="type")]
+)
 RecordT = TypeVar("RecordT", bound=Strict)
 
 
 def checked(line: VerifiedLine) -> dict[str, Any]:
-    """The record of a verified line, whose form is right; LocalError names its seq and what is wrong with it."""
+    """The record of a verified line, whose form is right.
+
+    LocalError names its seq and what is wrong with it.
+    """
     if not line.typed:
         _validated(line, _RECORDS.validate_python)
     return line.record
 
 
 def parse_record(line: VerifiedLine, model: type[RecordT]) -> RecordT:
-    """The typed record of a verified line of this type; LocalError names its seq and what is wrong with it."""
+    """The typed record of a verified line of this type.
+
+    LocalError names its seq and what is wrong with it.
+    """
     return _validated(line, model.model_validate)
 
 
@@ -112,15 +122,19 @@ Gather = Callable[[Any], str]  # all that must be hexadecimal in a value, one af
 
 
 def well_formed(line: bytes) -> dict[str, Any] | None:
-    """The record of a canonical line with its frame and all fields of its type; None for any other line."""
-    # In JSON that is valid, ',"' cannot stand inside of a string: what follows is a key, and the last of its name.
+    """The record of a canonical line with its frame and all fields of its type.
+
+    None for any other line.
+    """
+    # In JSON that is valid, ',"' cannot stand inside of a string: what follows is a key, and the
+    # last of its name.
     start = line.rfind(_TYPE) + len(_TYPE)
     form = _FORMS.get(line[start : line.find(b'"', start)])
     if form is None:
         return None
     tensors, whole = None, line
-    # The tensors of an intent are those of the round before: most of the line need not be read again. What is cut out
-    # is one value; each half must be right by itself.
+    # The tensors of an intent are those of the round before: most of the line need not be read
+    # again. What is cut out is one value; each half must be right by itself.
     if line.endswith(_INTENT) and (start := line.find(_TENSORS)) > 0:
         start, end = start + len(_TENSORS), line.rfind(_AFTER) + 1
         tensors = _tensors(line[start:end])
@@ -134,7 +148,8 @@ def well_formed(line: bytes) -> dict[str, Any] | None:
         octets = bytes.fromhex(digits)
     except ValueError:  # of msgspec; no UTF-8; no hexadecimal
         return None
-    # fromhex reads capitals, and leaves spaces out. One look at all digits together costs a tenth of a pattern each.
+    # fromhex reads capitals, and leaves spaces out. One look at all digits together costs a tenth
+    # of a pattern each.
     if 2 * len(octets) != len(digits) or digits != digits.lower() or not _TIME(record["time"]):
         return None
     if _ENCODE(record) != whole:
@@ -144,7 +159,12 @@ def well_formed(line: bytes) -> dict[str, Any] | None:
     return record
 
 
-_TYPE, _TENSORS, _AFTER, _INTENT = b',"type":"', b',"tensors":', b'],"time":', b',"type":"egress.intent","v":1}'
+_TYPE, _TENSORS, _AFTER, _INTENT = (
+    b',"type":"',
+    b',"tensors":',
+    b'],"time":',
+    b',"type":"egress.intent","v":1}',
+)
 _ENCODE = msgspec.json.Encoder(order="sorted").encode
 _TIME = re.compile(FRAME["time"].strip('"')).fullmatch
 
@@ -159,7 +179,9 @@ def _tensors(data: bytes) -> list[dict[str, Any]] | None:
 
 
 def _type(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Gather | None]:
-    """The type of a JSON schema as pydantic writes it, and how to get at what has to be hexadecimal in it."""
+    """The type of a JSON schema as pydantic writes it, and how to get at what has to be hexadecimal
+    in it.
+    """
     if name := schema.get("$ref"):
         return _type(inner[name.rpartition("/")[2]], inner)
     if "const" in schema or "enum" in schema:
@@ -169,7 +191,9 @@ def _type(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Gat
             return _table(schema, inner)
         case "array":
             item, each = _type(schema["items"], inner)
-            return types.GenericAlias(list, (item,)), (lambda values: "".join(map(each, values))) if each else None
+            return types.GenericAlias(list, (item,)), (
+                lambda values: "".join(map(each, values))
+            ) if each else None
         case "integer":
             return Annotated[int, msgspec.Meta(ge=schema["minimum"], le=schema["maximum"])], None
         case "string" if hexadecimal := _HEX.fullmatch(schema.get("pattern", "")):
@@ -178,11 +202,17 @@ def _type(schema: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Any, Gat
         case "string":
             pattern = schema.get("pattern")
             exact = f"{pattern.removesuffix('$')}\\Z" if pattern else None
-            return Annotated[str, msgspec.Meta(pattern=exact, max_length=schema.get("maxLength"))], None
+            return Annotated[
+                str, msgspec.Meta(pattern=exact, max_length=schema.get("maxLength"))
+            ], None
     if "anyOf" in schema and schema["anyOf"][1] == {"type": "null"}:
         some, gather = _type(schema["anyOf"][0], inner)
-        return some | None, (lambda value: gather(value) if value is not None else "") if gather else None
-    raise TypeError(f"{schema}: no field of a record has such a schema; teach fast_decoder.py to read it")
+        return some | None, (
+            lambda value: gather(value) if value is not None else ""
+        ) if gather else None
+    raise TypeError(
+        f"{schema}: no field of a record has such a schema; teach fast_decoder.py to read it"
+    )
 
 
 _HEX = re.compile(r"\^\[0-9a-f\]\{([0-9]*[02468])\}\$")
@@ -225,7 +255,9 @@ def _gathering(plain: list[str], nested: list[tuple[str, Gather]]) -> Gather | N
     if get and len(plain) == 1 and not nested:
         return get
     if get and len(plain) > 1:
-        return lambda value: "".join([*get(value), *[gather(value[name]) for name, gather in nested]])
+        return lambda value: "".join(
+            [*get(value), *[gather(value[name]) for name, gather in nested]]
+        )
     all_of_it: list[tuple[str, Gather]] = [*((name, str) for name in plain), *nested]
     return lambda value: "".join([gather(value[name]) for name, gather in all_of_it])
 
@@ -238,7 +270,9 @@ def _form(model: type[pydantic.BaseModel]) -> tuple[Callable[[bytes], Any], Gath
     schema["required"] = {*schema.get("required", ()), *frame, "type"}
     kind, gather = _type(schema, schema.get("$defs", {}))
     if gather is None:
-        raise TypeError(f"{model.__name__}: has no hexadecimal, while a frame has; look into chain.py's FRAME")
+        raise TypeError(
+            f"{model.__name__}: has no hexadecimal, while a frame has; look into chain.py's FRAME"
+        )
     return msgspec.json.Decoder(kind).decode, gather
 
 

@@ -1,8 +1,10 @@
-"""What left, read from a ledger: message by message, and added up. Needs no lock, no key and no network.
+"""What left, read from a ledger: message by message, and added up.
 
-``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a payload that goes on
-at an offset only the bytes behind it count again, with all elements of the tensors that they are of. Masked and padded
-tensors count as any, by their words on the wire.
+Needs no lock, no key and no network.
+
+``summary`` counts by rule 27: an intent without digest left with all bytes that it declared. Of a
+payload that goes on at an offset only the bytes behind it count again, with all elements of the
+tensors that they are of. Masked and padded tensors count as any, by their words on the wire.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +30,8 @@ from .records import (
 )
 from .rules import Rules
 
-MESSAGE = "(message)"  # bytes of a message that belong to no tensor, canaries of a masked one among them
+# bytes of a message that belong to no tensor, canaries of a masked one among them
+MESSAGE = "(message)"
 CONTROL = "(control)"  # polls and heartbeats
 PROTOCOL = "(protocol)"  # messages of the protocols of secure sums and mixes
 
@@ -55,16 +58,25 @@ def messages(folder: Path) -> tuple[LedgerMessage, ...]:
         match record["type"]:
             case "egress.intent":
                 intent = parse_record(line, Intent)
-                found[line.seq] = LedgerMessage(line.seq, record["time"], intent, False, "no outcome", None)
+                found[line.seq] = LedgerMessage(
+                    line.seq, record["time"], intent, False, "no outcome", None
+                )
             case "egress.digest":
                 found[record["ref"]] = replace(found[record["ref"]], digested=True)
             case "egress.outcome":
-                found[record["ref"]] = replace(found[record["ref"]], status=record["status"], receipt=record["receipt"])
+                found[record["ref"]] = replace(
+                    found[record["ref"]], status=record["status"], receipt=record["receipt"]
+                )
     return tuple(found.values())
 
 
-def sums(folder: Path) -> tuple[tuple[VerifiedLine, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
-    """What the records say of secure sums and mixes beside the uploads; LocalError for a ledger that does not hold."""
+def sums(
+    folder: Path,
+) -> tuple[tuple[VerifiedLine, ProtocolMessage | SumEnd | SumSigned | SumOpened], ...]:
+    """What the records say of secure sums and mixes beside the uploads.
+
+    LocalError for a ledger that does not hold.
+    """
     kinds = ProtocolMessage | SumEnd | SumSigned | SumOpened
     return tuple((line, record) for line, record in records(folder) if isinstance(record, kinds))
 
@@ -76,11 +88,16 @@ def denials(folder: Path) -> tuple[tuple[VerifiedLine, Deny], ...]:
 
 def jobs(folder: Path) -> tuple[str, ...]:
     """Names of all jobs that any record is of; LocalError for a ledger that does not hold."""
-    return tuple(dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record))
+    return tuple(
+        dict.fromkeys(line.record["job"] for line in lines(folder) if "job" in line.record)
+    )
 
 
 def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
-    """Seq, time and record of each policy that came into force; LocalError for a ledger that does not hold."""
+    """Seq, time and record of each policy that came into force.
+
+    LocalError for a ledger that does not hold.
+    """
     return tuple(
         (line.seq, line.record["time"], parse_record(line, PolicyChange))
         for line in lines(folder)
@@ -90,12 +107,17 @@ def policies(folder: Path) -> tuple[tuple[int, str, PolicyChange], ...]:
 
 def budgets(folder: Path) -> tuple[tuple[VerifiedLine, PrivacyHead], ...]:
     """Each head of a data set's privacy budget; LocalError for a ledger that does not hold."""
-    return tuple((line, record) for line, record in records(folder) if isinstance(record, PrivacyHead))
+    return tuple(
+        (line, record) for line, record in records(folder) if isinstance(record, PrivacyHead)
+    )
 
 
 @dataclass(slots=True)
 class Totals:
-    """What left under one key of a summary; ``assumed`` of the bytes are of intents without digest."""
+    """What left under one key of a summary.
+
+    ``assumed`` of the bytes are of intents without digest.
+    """
 
     messages: int = 0
     tensors: int = 0
@@ -115,9 +137,10 @@ class Totals:
 def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[str, ...], Totals]:
     """Totals of all that left, grouped; LocalError for a ledger that does not hold.
 
-    Bytes of a message beyond its tensors stand under the part ``(message)``, messages of the protocol of a sum or mix
-    under ``(protocol)`` as method and part, polls under ``(control)`` as job, method and part: an unclosed control
-    session counts with its cap. What is of no tensor has no taint.
+    Bytes of a message beyond its tensors stand under the part ``(message)``, messages of the
+    protocol of a sum or mix under ``(protocol)`` as method and part, polls under ``(control)`` as
+    job, method and part: an unclosed control session counts with its cap. What is of no tensor has
+    no taint.
     """
     tell = "taint" in by
     totals: dict[tuple[str, ...], Totals] = {}
@@ -128,10 +151,16 @@ def summary(folder: Path, by: Sequence[Group] = ("job", "part")) -> dict[tuple[s
     for message in messages(folder):
         intent = message.intent
         rest = intent.message.bytes
-        group: dict[Group, str] = {"job": intent.job, "method": intent.method, "recipient": intent.recipient.id}
+        group: dict[Group, str] = {
+            "job": intent.job,
+            "method": intent.method,
+            "recipient": intent.recipient.id,
+        }
         pieces: dict[tuple[str, str], Totals] = {}
         for tensor, size in intent.leaving:
-            piece = pieces.setdefault((tensor.part, tensor.taint if tell else ""), Totals(messages=1))
+            piece = pieces.setdefault(
+                (tensor.part, tensor.taint if tell else ""), Totals(messages=1)
+            )
             piece.add(Totals(0, 1, tensor.elements, size, 0 if message.digested else size))
             rest -= size
         for (part, taint), piece in pieces.items():
@@ -156,10 +185,20 @@ def _small(folder: Path) -> Iterator[tuple[str, str, str, Totals]]:
                 yield CONTROL, CONTROL, peer, Totals(messages=closed.messages, bytes=closed.bytes)
             case "egress.protocol":
                 sent = parse_record(line, ProtocolMessage)
-                yield sent.job, PROTOCOL, sent.recipient.id, Totals(messages=1, bytes=sent.message.bytes)
+                yield (
+                    sent.job,
+                    PROTOCOL,
+                    sent.recipient.id,
+                    Totals(messages=1, bytes=sent.message.bytes),
+                )
     for record in opened.values():
         cap = record.max_bytes
-        yield CONTROL, CONTROL, record.recipient.id, Totals(messages=record.max_messages, bytes=cap, assumed=cap)
+        yield (
+            CONTROL,
+            CONTROL,
+            record.recipient.id,
+            Totals(messages=record.max_messages, bytes=cap, assumed=cap),
+        )
 
 
 def records(folder: Path) -> Iterator[tuple[VerifiedLine, Record]]:
@@ -174,6 +213,8 @@ def lines(folder: Path) -> Iterator[VerifiedLine]:
     for line in Reading(folder, well_formed):
         record = checked(line)
         if problem := rules.check(record):
-            raise LocalError(f"{folder}: seq {line.seq}: {problem}; run: staddle ledger verify {folder}")
+            raise LocalError(
+                f"{folder}: seq {line.seq}: {problem}; run: staddle ledger verify {folder}"
+            )
         rules.accept(line.seq, record)
         yield line

@@ -1,7 +1,8 @@
-"""What a ledger says, gathered in one walk for those who report on it: messages, sessions, decisions, totals.
+"""What a ledger says, gathered in one walk for those who report on it: messages, sessions,
+decisions, totals.
 
-The view is a pure function of what ``verify`` found and of the records. It adds up as ``ledger_audit.summary`` does,
-in finer rows: by who could read what, and by what became of it.
+The view is a pure function of what ``verify`` found and of the records. It adds up as
+``ledger_audit.summary`` does, in finer rows: by who could read what, and by what became of it.
 """
 
 from collections import Counter
@@ -77,18 +78,22 @@ class LedgerOverview:
     events: list[At[Start] | At[StopRecord] | At[RecoveryRecord] | At[KeyRotate]] = field(
         default_factory=list
     )  # starts among them
-    policies: list[At[Start] | At[PolicyChange]] = field(default_factory=list)  # what names a policy in force
+    # what names a policy in force
+    policies: list[At[Start] | At[PolicyChange]] = field(default_factory=list)
     decisions: list[At[JobAccept] | At[JobDecline]] = field(default_factory=list)
     denials: list[At[Deny]] = field(default_factory=list)
     messages: list[LedgerMessage] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     protocol: list[At[ProtocolMessage]] = field(default_factory=list)
-    sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)  # how attempts at secure sums ended
-    received: dict[str, Counter[int]] = field(default_factory=dict)  # by job: bytes delivered to the silo, by round
+    # how attempts at secure sums ended
+    sums: list[At[SumEnd] | At[SumOpened]] = field(default_factory=list)
+    # by job: bytes delivered to the silo, by round
+    received: dict[str, Counter[int]] = field(default_factory=dict)
     witnesses: dict[str, At[WitnessRecord]] = field(
         default_factory=dict
     )  # by member: the last head that it said to hold
-    budgets: list[At[PrivacyHead]] = field(default_factory=list)  # heads of privacy budgets, of all jobs together
+    # heads of privacy budgets, of all jobs together
+    budgets: list[At[PrivacyHead]] = field(default_factory=list)
 
     @property
     def silo(self) -> str:
@@ -106,7 +111,10 @@ class LedgerOverview:
         return tuple(dict.fromkeys([*said, *gave, *summed, *self.received]))
 
     def of(self, job: str) -> "LedgerOverview":
-        """What the records say of one job; starts, sessions and budgets are of all jobs, and stay."""
+        """What the records say of one job.
+
+        Starts, sessions and budgets are of all jobs, and stay.
+        """
         messages = [message for message in self.messages if message.intent.job == job]
         return replace(
             self,
@@ -120,7 +128,10 @@ class LedgerOverview:
 
 
 def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) -> LedgerOverview:
-    """What the records say up to the head that was verified; LocalError unless they are just those."""
+    """What the records say up to the head that was verified.
+
+    LocalError unless they are just those.
+    """
     found = LedgerOverview(verified)
     messages: dict[int, LedgerMessage] = {}
     sessions: dict[int, Session] = {}
@@ -136,7 +147,8 @@ def view(verified: AuditResult, records: Iterable[tuple[VerifiedLine, Record]]) 
     return found
 
 
-_LISTS: Mapping[type[Record], tuple[str, ...]] = {  # records that stand for themselves, and in which lists of a view
+# records that stand for themselves, and in which lists of a view
+_LISTS: Mapping[type[Record], tuple[str, ...]] = {
     Start: ("starts", "policies", "events"),
     StopRecord: ("events",),
     KeyRotate: ("events",),
@@ -177,14 +189,18 @@ def _take(
 
 
 def _follow(
-    messages: dict[int, LedgerMessage], sessions: dict[int, Session], record: Digest | OutcomeRecord | ControlClose
+    messages: dict[int, LedgerMessage],
+    sessions: dict[int, Session],
+    record: Digest | OutcomeRecord | ControlClose,
 ) -> None:
     """What became of a message or a session."""
     match record:
         case Digest():
             messages[record.ref] = replace(messages[record.ref], digested=True)
         case OutcomeRecord():
-            messages[record.ref] = replace(messages[record.ref], status=record.status, receipt=record.receipt)
+            messages[record.ref] = replace(
+                messages[record.ref], status=record.status, receipt=record.receipt
+            )
         case ControlClose():
             sessions[record.ref] = replace(sessions[record.ref], closed=record)
 
@@ -194,7 +210,9 @@ def _follow(
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Bytes of one part and kind to one recipient, which the same readers can open, with the same end."""
+    """Bytes of one part and kind to one recipient, which the same readers can open, with the same
+    end.
+    """
 
     job: str
     part: str
@@ -211,7 +229,9 @@ def flows(view: LedgerOverview) -> dict[Flow, Totals]:
     for message in view.messages:
         intent = message.intent
         for (part, kind, readers), totals in _pieces(message):
-            flow = Flow(intent.job, part, kind, intent.recipient.id, readers, intent.form, message.status)
+            flow = Flow(
+                intent.job, part, kind, intent.recipient.id, readers, intent.form, message.status
+            )
             found.setdefault(flow, Totals()).add(totals)
     for sent in view.protocol:
         record = sent.record
@@ -220,7 +240,9 @@ def flows(view: LedgerOverview) -> dict[Flow, Totals]:
         found.setdefault(flow, Totals()).add(Totals(messages=1, bytes=record.message.bytes))
     for session in view.sessions:
         peer = session.opened.recipient.id
-        flow = Flow(CONTROL, CONTROL, "", peer, (peer,), "plain", "sent" if session.closed else "no outcome")
+        flow = Flow(
+            CONTROL, CONTROL, "", peer, (peer,), "plain", "sent" if session.closed else "no outcome"
+        )
         found.setdefault(flow, Totals()).add(session.totals)
     return found
 
@@ -230,7 +252,9 @@ def _pieces(message: LedgerMessage) -> Iterator[tuple[tuple[str, str, tuple[str,
     pieces: dict[tuple[str, str, tuple[str, ...]], Totals] = {}
     whole = message.intent.readers
     for tensor, size in message.intent.leaving:
-        piece = pieces.setdefault((tensor.part, tensor.kind, tensor.readers or whole), Totals(messages=1))
+        piece = pieces.setdefault(
+            (tensor.part, tensor.kind, tensor.readers or whole), Totals(messages=1)
+        )
         piece.add(Totals(0, 1, tensor.elements, size))
     rest = message.intent.message.bytes - sum(piece.bytes for piece in pieces.values())
     if rest or not message.intent.tensors:

@@ -1,13 +1,15 @@
-"""What the coordinator signs when it has taken an upload: these bytes reached me, from this place of your ledger.
+"""What the coordinator signs when it has taken an upload: these bytes reached me, from this place
+of your ledger.
 
 The signature (label RECEIPT) is over canonical JSON, here broken::
 
     {"federation":"lung","job":"5c1f…","ledger_leaf":"9a0b…","ledger_root":"4b2f…","ledger_seq":412,
      "roster":"9f86…","round":17,"sha256":"e3b0…","silo":"hospital-a","size":248200}
 
-``ledger_root`` is the root of the silo's ledger up to that place, for which the coordinator holds a checkpoint that the
-silo signed, and a proof that it extends the one before (rule 30). The receipt proves that the coordinator received
-bytes with this digest; it says nothing about what the tensors mean.
+``ledger_root`` is the root of the silo's ledger up to that place, for which the coordinator holds a
+checkpoint that the silo signed, and a proof that it extends the one before (rule 30). The receipt
+proves that the coordinator received bytes with this digest; it says nothing about what the tensors
+mean.
 """
 
 from dataclasses import asdict, dataclass
@@ -42,6 +44,6 @@ class Receipt:
         if not coordinator.has_signed(RECEIPT, canonical_json(asdict(self)), signature):
             raise PeerError(
                 coordinator.id,
-                f"its receipt for round {self.round} does not fit what we sent (ledger record {self.ledger_seq}); "
-                "keep the ledger and ask its operator",
+                f"its receipt for round {self.round} does not fit what we sent (ledger record"
+                f" {self.ledger_seq}); keep the ledger and ask its operator",
             )

@@ -1,7 +1,7 @@
 """Whether the receipts in a ledger are what the coordinator signs for just these messages.
 
-A receipt is under one roster: the one that the last ``start`` before its ``egress.outcome`` names. Who vouches for a
-roster is the caller's to ask (``roster.vouchers``).
+A receipt is under one roster: the one that the last ``start`` before its ``egress.outcome`` names.
+Who vouches for a roster is the caller's to ask (``roster.vouchers``).
 """
 
 import re
@@ -31,16 +31,24 @@ class Receipts:
     @property
     def told(self) -> str:
         """The counts in words."""
-        other = f"; {self.unchecked} are under rosters that were not given" if self.unchecked else ""
-        return f"{len(self.good)} receipts hold; {self.without} messages that were sent have none{other}"
+        other = (
+            f"; {self.unchecked} are under rosters that were not given" if self.unchecked else ""
+        )
+        return (
+            f"{len(self.good)} receipts hold; {self.without} messages that were sent have"
+            f" none{other}"
+        )
 
 
 def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
-    """Check the receipts in lines that hold (``ledger_view.lines``) against the coordinators of these rosters."""
+    """Check the receipts in lines that hold (``ledger_view.lines``) against the coordinators of
+    these rosters.
+    """
     known = {rosters.digest(roster): roster for roster in given}
     found, current = Receipts(), ""
     intents: dict[int, Mapping[str, Any]] = {}
-    digests: dict[int, tuple[VerifiedLine, str]] = {}  # by seq of the intent: the record, root of the ledger up to it
+    # by seq of the intent: the record, root of the ledger up to it
+    digests: dict[int, tuple[VerifiedLine, str]] = {}
     tree = Tree()
     for line in lines:
         tree.append(line.hash)
@@ -66,7 +74,12 @@ def check(lines: Iterable[VerifiedLine], given: Iterable[Roster]) -> Receipts:
     return found
 
 
-def _fault(roster: Roster, intent: Mapping[str, Any], digested: tuple[VerifiedLine, str] | None, receipt: str) -> str:
+def _fault(
+    roster: Roster,
+    intent: Mapping[str, Any],
+    digested: tuple[VerifiedLine, str] | None,
+    receipt: str,
+) -> str:
     """What is wrong with a receipt; empty if the coordinator signed it for this message."""
     coordinator, recipient = roster.coordinator, intent["recipient"]
     # (1) Somebody can have received all of the message.
@@ -75,7 +88,9 @@ def _fault(roster: Roster, intent: Mapping[str, Any], digested: tuple[VerifiedLi
     digest, root = digested
     # (2) The message went to the coordinator, who showed its TLS key.
     if (recipient["id"], recipient["spki"]) != (coordinator.id, coordinator.spki_sha256):
-        return f"is for a message to {recipient['id']!r}, who is not the coordinator with its TLS key"
+        return (
+            f"is for a message to {recipient['id']!r}, who is not the coordinator with its TLS key"
+        )
     # (3) The coordinator signed it, for just these bytes from this place of the ledger.
     try:
         Receipt(

@@ -1,26 +1,35 @@
-"""Do a silo's ledger and the coordinator's say the same? Read from both folders, beside whoever writes them.
+"""Do a silo's ledger and the coordinator's say the same? Read from both folders, beside whoever
+writes them.
 
-Uploads are joined by the place of their DIGEST record, deliveries by what they were. A *difference* is what no crash
-and no lost connection explains: one of the two was altered, or does not record. A *gap* is what they do explain:
+Uploads are joined by the place of their DIGEST record, deliveries by what they were. A *difference*
+is what no crash and no lost connection explains: one of the two was altered, or does not record. A
+*gap* is what they do explain:
 
-===================================================  ==========  ==========================================
+===================================================  ==========  ===================================
 found                                                is a        because
-===================================================  ==========  ==========================================
+===================================================  ==========  ===================================
 received, and the silo has no such record            difference  DIGEST is durable before END leaves
 received, and the silo has other bytes or job there  difference
 received under a head that is not of this ledger     difference  the silo signed it
-a receipt in the silo's ledger, nothing received     difference  the record is durable before the receipt
+a receipt in the silo's ledger, nothing received     difference  the record is durable before the
+                                                                 receipt
 two receipts that differ, or one that does not hold  difference
-one record of the silo's received twice              difference  each attempt has a record of its own
-a refused head that is not of this ledger            difference  it was rolled back or forked, or nobody signed it
+one record of the silo's received twice              difference  each attempt has a record of its
+                                                                 own
+a refused head that is not of this ledger            difference  it was rolled back or forked, or
+                                                                 nobody signed it
 the coordinator's ledger lacks what a silo holds     difference  it signed that head
-a refused head that is of this ledger                gap         the proof was from another head than the one held
-received from a ledger under another log key         gap         the silo began anew, under a roster with a new key
+a refused head that is of this ledger                gap         the proof was from another head
+                                                                 than the one held
+received from a ledger under another log key         gap         the silo began anew, under a roster
+                                                                 with a new key
 received, and the silo has no receipt                gap         the connection broke before it came
-digested, and not received                           gap         refused, or the connection broke before END
+digested, and not received                           gap         refused, or the connection broke
+                                                                 before END
 intended, and not digested                           gap         cut short
-delivered, and not noted by the silo, or reversed    gap         killed or cut between the bytes and the record
-===================================================  ==========  ==========================================
+delivered, and not noted by the silo, or reversed    gap         killed or cut between the bytes and
+                                                                 the record
+===================================================  ==========  ===================================
 
 What a silo's ledger and the coordinator's say of each other, read for ``reconcile``.
 """
@@ -95,12 +104,16 @@ class SiloSide:
                 case KeyRotate():
                     self.past.append(VerifierKey.parse(record.old))
                 case Ingress():
-                    self.deliveries[record.job, record.round, record.message.bytes, record.message.sha256] += 1
+                    self.deliveries[
+                        record.job, record.round, record.message.bytes, record.message.sha256
+                    ] += 1
 
     def has_receipt(self, seq: int) -> bool:
         """Whether the upload with this DIGEST record has one."""
         upload = self.uploads.get(seq)
-        return upload is not None and upload.outcome is not None and upload.outcome.receipt is not None
+        return (
+            upload is not None and upload.outcome is not None and upload.outcome.receipt is not None
+        )
 
     def keys(self, roster: Roster) -> dict[bytes, VerifierKey]:
         """By key id, the log keys that have signed this ledger."""
@@ -127,7 +140,9 @@ class CoordinatorSide:
                 case HeadRefused() if record.silo == silo:
                     self.refused.append((line.seq, record))
                 case DeliveredRecord() if record.silo == silo:
-                    self.deliveries[record.job, record.round, record.message.bytes, record.message.sha256] += 1
+                    self.deliveries[
+                        record.job, record.round, record.message.bytes, record.message.sha256
+                    ] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +159,39 @@ class Reconciled:
     differences: tuple[str, ...]
 
 
-def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[TreeHead] = ()) -> Reconciled:
+def reconcile(
+    silo: Path, coordinator: Path, roster: Roster | None = None, held: Sequence[TreeHead] = ()
+) -> Reconciled:
     """Compare two ledgers' folders; with a roster receipts and heads are checked as well.
 
-    ``held`` are heads of the coordinator's ledger that the silo keeps. LocalError for a ledger that does not hold
-    (``staddle ledger verify``), or is not what it is said to be.
+    ``held`` are heads of the coordinator's ledger that the silo keeps. LocalError for a ledger that
+    does not hold (``staddle ledger verify``), or is not what it is said to be.
     """
-    # Both may grow meanwhile: who has a receipt now was received by then, what was received by then has a digest later.
+    # Both may grow meanwhile: who has a receipt now was received by then, what was received by then
+    # has a digest later.
     before = SiloSide(silo)
     if not before.name:
         raise LocalError(f"{silo}: names no silo; is it a silo's ledger, and has its agent run?")
     theirs, ours = CoordinatorSide(coordinator, before.name), SiloSide(silo)
     if not theirs.name:
-        raise LocalError(f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's state")
+        raise LocalError(
+            f"{coordinator}: is not a coordinator's ledger; name the folder of the coordinator's"
+            " state"
+        )
     earlier = _earlier(ours, theirs, roster)
-    both = [(seq, record, ours.uploads[record.ledger_seq]) for seq, record in theirs.received if _same(ours, record)]
+    both = [
+        (seq, record, ours.uploads[record.ledger_seq])
+        for seq, record in theirs.received
+        if _same(ours, record)
+    ]
     matched = {record.ledger_seq for _, record, _ in both}
     differences = [
         *_strange(ours, theirs, earlier),
         *_refused(ours, theirs, coordinator, roster, earlier),
         *_altered(ours, both, roster),
         *(
-            f"record {seq}: the silo has a receipt, and the coordinator received no such upload ({_of(upload)})"
+            f"record {seq}: the silo has a receipt, and the coordinator received no such upload"
+            f" ({_of(upload)})"
             for seq, upload in ours.uploads.items()
             if seq not in matched and before.has_receipt(seq)
         ),
@@ -181,7 +207,9 @@ def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None, held:
         uploads=len(matched),
         bytes=sum(ours.uploads[seq].message.bytes for seq in matched),
         deliveries=sum((ours.deliveries & theirs.deliveries).values()),
-        unchecked=sum(roster is not None and upload.roster != rosters.digest(roster) for _, _, upload in both),
+        unchecked=sum(
+            roster is not None and upload.roster != rosters.digest(roster) for _, _, upload in both
+        ),
         gaps=tuple(_gaps(ours, theirs, both, earlier, roster)),
         differences=tuple(differences),
     )
@@ -190,7 +218,12 @@ def reconcile(silo: Path, coordinator: Path, roster: Roster | None = None, held:
 def _same(ours: SiloSide, record: Received) -> bool:
     """Whether the silo's ledger has this upload in the place that it was received under."""
     upload = ours.uploads.get(record.ledger_seq)
-    return upload is not None and (upload.leaf, upload.intent.job_digest, upload.intent.round, upload.message) == (
+    return upload is not None and (
+        upload.leaf,
+        upload.intent.job_digest,
+        upload.intent.round,
+        upload.message,
+    ) == (
         record.ledger_leaf,
         record.job_digest,
         record.round,
@@ -202,7 +235,9 @@ def _earlier(ours: SiloSide, theirs: CoordinatorSide, roster: Roster | None) -> 
     """Records of the coordinator's that are of a ledger under a log key that this one never had."""
     if roster is None:
         return set()
-    strange = [(seq, record.checkpoint) for seq, record in theirs.received if not _same(ours, record)]
+    strange = [
+        (seq, record.checkpoint) for seq, record in theirs.received if not _same(ours, record)
+    ]
     refused = [(seq, record.checkpoint) for seq, record in theirs.refused]
     return {seq for seq, text in strange + refused if _under_another_key(ours, text, roster)}
 
@@ -225,12 +260,16 @@ def _strange(ours: SiloSide, theirs: CoordinatorSide, earlier: set[int]) -> Iter
             here = f"has there {_of(at)}" if at else "has no such record"
             what = f"{record.message.bytes} bytes of job {record.job!r}, round {record.round}"
             yield (
-                f"the coordinator received {what}, from record {record.ledger_seq} of the silo's ledger (its own "
-                f"record {seq}), which {here}"
+                f"the coordinator received {what}, from record {record.ledger_seq} of the silo's"
+                f" ledger (its own record {seq}), which {here}"
             )
-    for at_ours, times in Counter(record.ledger_seq for _, record in theirs.received if _same(ours, record)).items():
+    for at_ours, times in Counter(
+        record.ledger_seq for _, record in theirs.received if _same(ours, record)
+    ).items():
         if times > 1:
-            yield f"record {at_ours}: the coordinator's ledger has {times} times that it received it"
+            yield (
+                f"record {at_ours}: the coordinator's ledger has {times} times that it received it"
+            )
 
 
 def _refused(
@@ -241,7 +280,9 @@ def _refused(
             yield f"{why}, in record {seq} of {folder}: {refused.why}"
 
 
-def _not_of(ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None) -> str:
+def _not_of(
+    ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roster: Roster | None
+) -> str:
     """What a refused head shows; nothing where it is of this ledger."""
     try:
         head = _head(ours, refused.checkpoint, roster)
@@ -252,7 +293,9 @@ def _not_of(ours: SiloSide, theirs: CoordinatorSide, refused: HeadRefused, roste
     return ""
 
 
-def _altered(ours: SiloSide, both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None) -> Iterator[str]:
+def _altered(
+    ours: SiloSide, both: list[tuple[int, Received, LedgerUpload]], roster: Roster | None
+) -> Iterator[str]:
     for _, record, upload in both:
         where = f"record {record.ledger_seq}"
         root = ours.tree.root(record.ledger_seq + 1)
@@ -260,8 +303,13 @@ def _altered(ours: SiloSide, both: list[tuple[int, Received, LedgerUpload]], ros
             yield f"{where}: {fault}"
         receipt = upload.outcome.receipt if upload.outcome else None
         if receipt not in (None, record.receipt):
-            yield f"{where}: the receipt in the silo's ledger is not the one that the coordinator recorded"
-        if roster is not None and (fault := _receipt_fault(ours.name, record, upload, root, roster)):
+            yield (
+                f"{where}: the receipt in the silo's ledger is not the one that the coordinator"
+                " recorded"
+            )
+        if roster is not None and (
+            fault := _receipt_fault(ours.name, record, upload, root, roster)
+        ):
             yield f"{where}: {fault}"
 
 
@@ -271,7 +319,10 @@ def _head_fault(ours: SiloSide, record: Received, root: bytes, roster: Roster | 
     except ProofError as error:
         return f"the head that the coordinator holds is not the silo's: {error}"
     if (head.size, head.root) != (record.ledger_seq + 1, root):
-        return "the silo signed another head for the coordinator than its ledger has up to there: it was written anew"
+        return (
+            "the silo signed another head for the coordinator than its ledger has up to there: it"
+            " was written anew"
+        )
     return ""
 
 
@@ -285,7 +336,9 @@ def _head(ours: SiloSide, text: str, roster: Roster | None) -> TreeHead:
     return TreeHead.parse(note.text)
 
 
-def _receipt_fault(silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster) -> str:
+def _receipt_fault(
+    silo: str, record: Received, upload: LedgerUpload, root: bytes, roster: Roster
+) -> str:
     if upload.roster != rosters.digest(roster):
         return ""  # of another version: give that one
     receipt = Receipt(
@@ -315,7 +368,10 @@ def _gaps(
     roster: Roster | None,
 ) -> Iterator[str]:
     if earlier:
-        yield f"{len(earlier)} records of the coordinator are of a ledger under another log key; compare that one too"
+        yield (
+            f"{len(earlier)} records of the coordinator are of a ledger under another log key;"
+            " compare that one too"
+        )
     matched = {record.ledger_seq: upload for _, record, upload in both}
     for seq, refused in theirs.refused:
         if seq not in earlier and not _not_of(ours, theirs, refused, roster):
@@ -329,9 +385,15 @@ def _gaps(
     for seq, intent in ours.undigested.items():
         yield f"record {seq}: cut short, counts as left ({_place(intent)})"
     for (job, round_, size, _), count in (theirs.deliveries - ours.deliveries).items():
-        yield f"{count} × {size} bytes of job {job!r}, round {round_}: delivered, and the silo has not noted it"
+        yield (
+            f"{count} × {size} bytes of job {job!r}, round {round_}: delivered, and the silo has"
+            " not noted it"
+        )
     for (job, round_, size, _), count in (ours.deliveries - theirs.deliveries).items():
-        yield f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the coordinator"
+        yield (
+            f"{count} × {size} bytes of job {job!r}, round {round_}: noted by the silo, not by the"
+            " coordinator"
+        )
 
 
 def _of(upload: LedgerUpload) -> str:

@@ -1,14 +1,15 @@
 """The records of a silo's egress ledger, each with a literal example.
 
-The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each (security/log/chain.py); ``ref`` is
-the ``seq`` of an earlier record. Those of secure sums are in records.py, how any is read in fast_decoder.py, and
-what may follow what in rules.py.
+The log adds ``v``, ``seq``, ``prev``, ``nonce``, ``time`` and ``mono_us`` to each
+(security/log/chain.py); ``ref`` is the ``seq`` of an earlier record. Those of secure sums are in
+records.py, how any is read in fast_decoder.py, and what may follow what in rules.py.
 
-The records of secure sums and mixes beside the uploads themselves (records.py), each with an example.
+The records of secure sums and mixes beside the uploads themselves (records.py), each with an
+example.
 
-``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of security/secagg/spec.py. That
-of a contribution is of its epoch (security/blind/group_key.py), that of the word on a padded upload of its version
-(security/blind/mix_context.py).
+``ctx`` names the attempt, and with it job, round, cohort and groups: it is the digest of
+security/secagg/spec.py. That of a contribution is of its epoch (security/blind/group_key.py), that
+of the word on a padded upload of its version (security/blind/mix_context.py).
 """
 
 from math import prod
@@ -36,7 +37,8 @@ class Peer(Strict):
 class Tensor(Strict):
     """One tensor that leaves; ``bytes`` are those on the wire.
 
-    ``readers`` are those who can open it, where they are not all who can open something of its message.
+    ``readers`` are those who can open it, where they are not all who can open something of its
+    message.
 
     ``{"bytes":1800,"dtype":"float32","kind":"backbone","name":"features.0.weight","part":"backbone","readers":[],
     "shape":[6,3,5,5],"taint":"private"}``
@@ -58,7 +60,9 @@ class Tensor(Strict):
 
 
 class TensorDigest(Strict):
-    """``{"name":"features.0.weight","part":"backbone","sha256":"2c26…"}``: over the bytes on the wire."""
+    """``{"name":"features.0.weight","part":"backbone","sha256":"2c26…"}``: over the bytes on the
+    wire.
+    """
 
     part: Text
     name: Text
@@ -78,7 +82,9 @@ class Payload(Size):
 
 
 class Applied(Strict):
-    """``{"decision":"allow","file":"e3b0…","rule":"round-update"}``: the policy file's digest and its rule."""
+    """``{"decision":"allow","file":"e3b0…","rule":"round-update"}``: the policy file's digest and
+    its rule.
+    """
 
     file: Hex32
     rule: Text
@@ -86,7 +92,8 @@ class Applied(Strict):
 
 
 class Secagg(Strict):
-    """What a masked message is a part of: one attempt at a secure sum, as the silo knew it when it masked.
+    """What a masked message is a part of: one attempt at a secure sum, as the silo knew it when it
+    masked.
 
     ``{"attempt":0,"clipped":0,"colluders":1,"ctx":"5c1f…","members":["hospital-a","hospital-b",…],"threshold":3}``
     """
@@ -102,8 +109,8 @@ class Secagg(Strict):
 class HiddenBinding(Strict):
     """What a padded or rotated message is bound to: ``{"ctx":"5c1f…","number":4}``.
 
-    ``ctx`` is of the version of a padded one (security/blind/mix_context.py), ``number`` counts these; of the use of a
-    rotated one (security/blind/rotation.py), and its number is 0.
+    ``ctx`` is of the version of a padded one (security/blind/mix_context.py), ``number`` counts
+    these; of the use of a rotated one (security/blind/rotation.py), and its number is 0.
     """
 
     ctx: Hex32
@@ -111,9 +118,11 @@ class HiddenBinding(Strict):
 
 
 class Paid(Strict):
-    """What paid for the tensors of a message that are ``dp``: ``{"dataset":"cxr-2024","ids":[12,19]}``.
+    """What paid for the tensors of a message that are ``dp``:
+    ``{"dataset":"cxr-2024","ids":[12,19]}``.
 
-    ``ids`` are reservations of the data set's privacy budget, by their seq in its log (security/dp/budget.py).
+    ``ids`` are reservations of the data set's privacy budget, by their seq in its log
+    (security/dp/budget.py).
     """
 
     dataset: Text
@@ -121,7 +130,9 @@ class Paid(Strict):
 
 
 class Start(Strict):
-    """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle 0.1.0","type":"start"}``."""
+    """``{"policy":"e3b0…","roster":"9f86…","silo":"hospital-a","software":"staddle
+    0.1.0","type":"start"}``.
+    """
 
     type: Literal["start"] = "start"
     silo: Text
@@ -138,7 +149,9 @@ class StopRecord(Strict):
 
 
 class RecoveryRecord(Strict):
-    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put aside."""
+    """``{"dropped_bytes":117,"last_good_seq":41,"type":"recovery"}``: a torn last line was put
+    aside.
+    """
 
     type: Literal["recovery"] = "recovery"
     dropped_bytes: Annotated[int, Field(strict=True, ge=1, le=MAX_SAFE_INTEGER)]
@@ -146,7 +159,8 @@ class RecoveryRecord(Strict):
 
 
 class KeyRotate(Strict):
-    """``{"new":"staddle.example/…+1f0c…","old":"staddle.example/…+34b4…","type":"key.rotate"}``: who signs from now on.
+    """``{"new":"staddle.example/…+1f0c…","old":"staddle.example/…+34b4…","type":"key.rotate"}``:
+    who signs from now on.
 
     The old key signs one more checkpoint, which has this record.
     """
@@ -176,9 +190,12 @@ class JobDecline(Strict):
 
 
 class PolicyChange(Strict):
-    """Durable before anything leaves under the policy; ``before`` is null where the ledger has none before it.
+    """Durable before anything leaves under the policy.
 
-    ``{"after":"e3b0…","before":null,"text":"version = 1 …","type":"policy.change"}``: digests and text of the file.
+    ``before`` is null where the ledger has none before it.
+
+    ``{"after":"e3b0…","before":null,"text":"version = 1 …","type":"policy.change"}``: digests and
+    text of the file.
     """
 
     type: Literal["policy.change"] = "policy.change"
@@ -188,12 +205,15 @@ class PolicyChange(Strict):
 
 
 class Intent(Strict):
-    """Durable before byte 1 leaves; without an ``egress.digest`` all of it counts as left (rule 27).
+    """Durable before byte 1 leaves.
 
-    ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first ``offset`` bytes, which
-    the recipient has from an attempt whose connection broke (0: everything goes). Of a masked message ``tensors`` are
-    those that are summed, in words on the wire, and the rest are canaries among them (security/secagg/masked_sum.py). A
-    padded or rotated one is of one part, whose tensors are all of it.
+    Without an ``egress.digest`` all of it counts as left (rule 27).
+
+    ``tensors`` are the whole payload, ``message`` is what goes of it now: all behind its first
+    ``offset`` bytes, which the recipient has from an attempt whose connection broke (0: everything
+    goes). Of a masked message ``tensors`` are those that are summed, in words on the wire, and the
+    rest are canaries among them (security/secagg/masked_sum.py). A padded or rotated one is of one
+    part, whose tensors are all of it.
 
     ``{"attempt":0,"cohort":["hospital-a","hospital-b"],"dp":null,"form":"plain","hidden":null,"job":"lung-3",
     "job_digest":"ab12…","message":{"bytes":1800},"method":"fedavg","offset":0,"policy":{"decision":"allow",
@@ -218,10 +238,13 @@ class Intent(Strict):
     tensors: tuple[Tensor, ...]
     message: Size
     offset: Count = 0
-    cohort: tuple[Text, ...] = ()  # silos of the round, sorted, as the recipient told it; older records have none
+    # silos of the round, sorted, as the recipient told it; older records have none
+    cohort: tuple[Text, ...] = ()
     secagg: Secagg | None = None  # of a masked message, and of no other; older records have none
-    hidden: HiddenBinding | None = None  # of a padded or rotated message, and of no other; older records have none
-    dp: Paid | None = None  # of a message with tensors that are dp, and of no other; older records have none
+    # of a padded or rotated message, and of no other; older records have none
+    hidden: HiddenBinding | None = None
+    # of a message with tensors that are dp, and of no other; older records have none
+    dp: Paid | None = None
 
     @property
     def part(self) -> str:
@@ -232,7 +255,8 @@ class Intent(Strict):
     def leaving(self) -> tuple[tuple[Tensor, int], ...]:
         """The tensors of which something goes now, and how many bytes of each.
 
-        Where canaries lie among them is not recorded: they count as the first bytes, and so the tensors in full.
+        Where canaries lie among them is not recorded: they count as the first bytes, and so the
+        tensors in full.
         """
         whole = self.offset + self.message.bytes
         found, end = [], whole - sum(tensor.bytes for tensor in self.tensors) if self.secagg else 0
@@ -245,10 +269,12 @@ class Intent(Strict):
 
 
 class Digest(Strict):
-    """Durable before the END frame: ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
+    """Durable before the END frame:
+    ``{"message":{…},"ref":412,"tensors":[{…}],"type":"egress.digest"}``.
 
-    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a masked, padded or
-    rotated message no tensor has a hash: with the hash of a plain tensor guesses could be compared.
+    Hashes and size are of the whole payload, bytes before the intent's offset included. Of a
+    masked, padded or rotated message no tensor has a hash: with the hash of a plain tensor guesses
+    could be compared.
     """
 
     type: Literal["egress.digest"] = "egress.digest"
@@ -260,7 +286,8 @@ class Digest(Strict):
 class OutcomeRecord(Strict):
     """``{"bytes_sent":1800,"receipt":"5c1f…","ref":412,"status":"sent","type":"egress.outcome"}``.
 
-    ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient signed, in hex.
+    ``bytes_sent`` counts payload bytes handed to the transport; a receipt is what the recipient
+    signed, in hex.
     """
 
     type: Literal["egress.outcome"] = "egress.outcome"
@@ -295,8 +322,9 @@ class ControlClose(Strict):
 class PrivacyHead(Strict):
     """Head of a data set's privacy budget, durable before anything is done with its records.
 
-    ``size`` and ``root`` are of the budget's own log; who puts an older copy of it back is found by them. ``epsilon``
-    is what was spent and reserved until then at ``delta``, rounded up, and ``limit`` what its owner lets be spent.
+    ``size`` and ``root`` are of the budget's own log; who puts an older copy of it back is found by
+    them. ``epsilon`` is what was spent and reserved until then at ``delta``, rounded up, and
+    ``limit`` what its owner lets be spent.
 
     ``{"dataset":"cxr-2024","delta":"0.00001","epsilon":"3.4120","limit":"8","root":"4b2f…","size":13,
     "type":"privacy.head"}``
@@ -312,9 +340,11 @@ class PrivacyHead(Strict):
 
 
 class WitnessRecord(Strict):
-    """Another member holds this head of this ledger: ``{"by":"b","root":"4b2f…","size":413,"type":"witness"}``.
+    """Another member holds this head of this ledger:
+    ``{"by":"b","root":"4b2f…","size":413,"type":"witness"}``.
 
-    The coordinator says so at each greeting; a silo signs it (rule 30). The ledger has grown from there.
+    The coordinator says so at each greeting; a silo signs it (rule 30). The ledger has grown from
+    there.
     """
 
     type: Literal["witness"] = "witness"
@@ -350,7 +380,9 @@ class Deny(Strict):
 
 
 class Serving(Strict):
-    """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it has started."""
+    """``{"coordinator":"c-1","roster":"9f86…","software":"staddle 0.1.0","type":"serving"}``: it
+    has started.
+    """
 
     type: Literal["serving"] = "serving"
     coordinator: Text
@@ -359,7 +391,9 @@ class Serving(Strict):
 
 
 class Received(Strict):
-    """Durable before its receipt leaves; ``checkpoint`` is what the silo signed of its own ledger (rule 30).
+    """Durable before its receipt leaves.
+
+    ``checkpoint`` is what the silo signed of its own ledger (rule 30).
 
     ``{"checkpoint":"staddle.example/…","job":"lung-3","job_digest":"ab12…","ledger_leaf":"9a0b…","ledger_seq":412,
     "message":{…},"receipt":"5c1f…","round":17,"silo":"hospital-a","type":"received"}``
@@ -389,7 +423,8 @@ class DeliveredRecord(Strict):
 
 
 class HeadRefused(Strict):
-    """A silo signed a head that does not extend the one that the coordinator holds: evidence, kept whole.
+    """A silo signed a head that does not extend the one that the coordinator holds: evidence, kept
+    whole.
 
     ``{"checkpoint":"staddle.example/…","silo":"hospital-a","type":"head.refused","why":"…"}``
     """
@@ -403,15 +438,27 @@ class HeadRefused(Strict):
 MOST_WHY = 500  # characters
 
 ProtocolKind: TypeAlias = Literal[
-    "keys", "shares", "complaint", "header", "survival", "reveal", "abandon", "end", "contribution", "padded"
+    "keys",
+    "shares",
+    "complaint",
+    "header",
+    "survival",
+    "reveal",
+    "abandon",
+    "end",
+    "contribution",
+    "padded",
 ]
 
 
 class ProtocolMessage(Strict):
-    """A message of the protocol itself, durable before it leaves; it counts as left, and no outcome follows.
+    """A message of the protocol itself, durable before it leaves.
+
+    It counts as left, and no outcome follows.
 
     ``{"ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","kind":"shares","message":{…},"recipient":{…},"round":17,
-    "rpc":"/staddle.v1.Federation/Secure","type":"egress.protocol"}``: size and SHA-256 of the message on the wire.
+    "rpc":"/staddle.v1.Federation/Secure","type":"egress.protocol"}``: size and SHA-256 of the
+    message on the wire.
     """
 
     type: Literal["egress.protocol"] = "egress.protocol"
@@ -426,10 +473,12 @@ class ProtocolMessage(Strict):
 
 
 class SumEnd(Strict):
-    """An attempt ended without a sum; ``blame`` says what is known, and is empty where nobody is at fault.
+    """An attempt ended without a sum.
 
-    A silo by its id, ``coordinator``, or ``coordinator or a silo of the cohort`` where none can tell
-    (security/faults.py).
+    ``blame`` says what is known, and is empty where nobody is at fault.
+
+    A silo by its id, ``coordinator``, or ``coordinator or a silo of the cohort`` where none can
+    tell (security/faults.py).
 
     ``{"blame":"coordinator","code":"SURVIVORS","ctx":"5c1f…","job":"lung-3","job_digest":"ab12…","round":17,
     "type":"secagg.end","why":"…"}``
@@ -448,8 +497,9 @@ class SumEnd(Strict):
 class SumSigned(Strict):
     """Durable before this silo signs the survivors of a sum: from here on the sum may be open.
 
-    Written once per job, set and membership of the federation; sum_history.py judges later sets by it. ``values`` are
-    fixed where something in the sum is the same in every job, such as counts of records.
+    Written once per job, set and membership of the federation; sum_history.py judges later sets by
+    it. ``values`` are fixed where something in the sum is the same in every job, such as counts of
+    records.
 
     ``{"absent":["hospital-e"],"ctx":"5c1f…","dataset":"cxr-2024","job":"lung-3","job_digest":"ab12…","round":0,
     "survivors":["hospital-a",…],"type":"secagg.signed","values":"fixed"}``
@@ -464,7 +514,8 @@ class SumSigned(Strict):
     survivors: tuple[Text, ...]  # U3, sorted
     absent: tuple[Text, ...]  # the other silos of the roster, sorted
     values: Literal["fixed", "varying"]
-    batches: tuple[Text, ...] = ()  # of a job that has several, each its silos, joined by commas: any may be summed
+    # of a job that has several, each its silos, joined by commas: any may be summed
+    batches: tuple[Text, ...] = ()
 
 
 class SumOpened(Strict):

@@ -5,41 +5,51 @@ Pure functions of records as they are stored; records.py has their form.
 ====================  ==========================================================================
 record                may come
 ====================  ==========================================================================
-``policy.change``     any time; its text has its digest, and it goes from the policy that is in force
+``policy.change``     any time; its text has its digest, and it goes from the policy that is in
+                      force
 ``policy.deny``       any time, by the policy in force
-``egress.intent``     any time, by the policy in force; its tensors fit into its message and the bytes before its
-                      offset, and these were declared by an earlier intent of that round, or of that attempt at
-                      a sum, version or use; a tensor's readers, where it names some, are among its own; its
-                      cohort, if it has one, is sorted and has this silo; it is what its form asks for
-                      (rules.py), and a padded one a version of its part that is newer than all before, or
-                      the last once more; with tensors that are dp it names what paid for them, reservations that
-                      the last head of that data set's budget covers, and without it names none
-``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the whole payload; of a
+``egress.intent``     any time, by the policy in force; its tensors fit into its message and the
+                      bytes before its
+                      offset, and these were declared by an earlier intent of that round, or of that
+                      attempt at a sum, version or use; a tensor's readers, where it names some, are
+                      among its own; its cohort, if it has one, is sorted and has this silo; it is
+                      what its form asks for (rules.py), and a padded one a version of its part that
+                      is newer than all before, or the last once more; with tensors that are dp it
+                      names what paid for them, reservations that the last head of that data set's
+                      budget covers, and without it names none
+``egress.digest``     once for an intent without outcome, with its tensors and the bytes of the
+                      whole payload; of a
                       masked, padded or rotated one without any tensor
 ``egress.outcome``    once for an intent; ``sent`` only after its digest and with all its bytes
-``control.open``      when no control session is open; a ``start`` abandons one that a crash left open
+``control.open``      when no control session is open; a ``start`` abandons one that a crash left
+                      open
 ``control.close``     for the open session, within its caps
 ``secagg.sum``        any time; its survivors are sorted and have this silo
 ``secagg.signed``     the same; and none of those absent, sorted too, survived
-``privacy.head``      any time; of a data set's budget that has not shrunk since the last one, and of as many records
+``privacy.head``      any time; of a data set's budget that has not shrunk since the last one, and
+                      of as many records
                       is the same
 all others            any time
 ====================  ==========================================================================
 
-A ledger from before policies were recorded has none in force until the first ``policy.change``; any may decide there.
+A ledger from before policies were recorded has none in force until the first ``policy.change``; any
+may decide there.
 
 What the form of an intent asks of the rest of it. Pure functions of records as they are stored.
 
-===========  ========================  =================================================================================
-form         names                     and
-===========  ========================  =================================================================================
-``masked``   an attempt at a sum       its members are some of the cohort, sorted, this silo and at least as many as its
-                                       threshold; its tensors are words, and what they leave of the bytes are canaries
-``padded``   a version of its part     its tensors are the one part's, words of 8 bytes that fill all its bytes
-``rotated``  a use of a rotation,      its tensors are the one part's, vectors that fill all its bytes
-             whose number is 0
+===========  ======================================  ===============================================
+form         names                                   and
+===========  ======================================  ===============================================
+``masked``   an attempt at a sum                     its members are some of the cohort, sorted,
+                                                     this silo and at least as many as its
+                                                     threshold; its tensors are words, and what they
+                                                     leave of the bytes are canaries
+``padded``   a version of its part                   its tensors are the one part's, words of 8
+                                                     bytes that fill all its bytes
+``rotated``  a use of a rotation, whose number is 0  its tensors are the one part's, vectors that
+                                                     fill all its bytes
 any other    none of them
-===========  ========================  =================================================================================
+===========  ======================================  ===============================================
 """
 
 from collections import defaultdict
@@ -51,10 +61,12 @@ from typing import Any, NamedTuple
 
 from ..policy.release import ITEM_BYTES, MASKED, PADDED, ROTATED
 
-UNHASHED = (MASKED, PADDED, ROTATED)  # forms of which no tensor has a hash: with it guesses could be compared
+# forms of which no tensor has a hash: with it guesses could be compared
+UNHASHED = (MASKED, PADDED, ROTATED)
 ASTRAY = "which is not sorted, has a silo twice, or lacks this one"
 _WORDS = ("uint32", "uint64")  # dtypes of what is masked
-_HIDDEN = {PADDED: ("uint64",), ROTATED: ("float32", "float64")}  # dtypes of what is a message of its own
+# dtypes of what is a message of its own
+_HIDDEN = {PADDED: ("uint64",), ROTATED: ("float32", "float64")}
 
 
 def form_fault(record: Mapping[str, Any]) -> str:
@@ -63,7 +75,9 @@ def form_fault(record: Mapping[str, Any]) -> str:
 
 
 def stream(record: Mapping[str, Any]) -> int | str:
-    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt, a version or a use."""
+    """Of what an intent's offset counts bytes: the one payload of a round, or of an attempt, a
+    version or a use.
+    """
     bound = record.get("secagg") or record.get("hidden")
     return bound["ctx"] if bound else record["round"]  # type: ignore[no-any-return]
 
@@ -74,40 +88,58 @@ def astray(silos: Sequence[str], silo: str) -> bool:
 
 
 def strays(absent: Sequence[str], survivors: Sequence[str]) -> bool:
-    """Whether these are not some silos in order, each once, and none of the survivors among them."""
+    """Whether these are not some silos in order, each once, and none of the survivors among
+    them.
+    """
     return absent != sorted(set(absent) - set(survivors))
 
 
 def _masked_fault(record: Mapping[str, Any]) -> str:
     secagg, form, cohort = record.get("secagg"), record["form"], record.get("cohort")
     if (secagg is not None) != (form == MASKED):
-        return f"intent has form {form!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
+        return (
+            f"intent has form {form!r} and names {'an' if secagg else 'no'} attempt at a secure sum"
+        )
     if secagg is None:
         return ""
     members, threshold = secagg["members"], secagg["threshold"]
     if astray(members, record["silo"]):
         return f"intent is masked with members {', '.join(members)}, {ASTRAY}"
     if cohort and not set(members) <= set(cohort):
-        return f"intent is masked with members {', '.join(members)}, and its cohort is {', '.join(cohort)}"
+        return (
+            f"intent is masked with members {', '.join(members)}, and its cohort is"
+            f" {', '.join(cohort)}"
+        )
     if threshold > len(members):
-        return f"intent is masked with {len(members)} members, fewer than its threshold of {threshold}"
+        return (
+            f"intent is masked with {len(members)} members, fewer than its threshold of {threshold}"
+        )
     return _size_fault(record, _WORDS)
 
 
 def _hidden_fault(record: Mapping[str, Any]) -> str:
     hidden, form = record.get("hidden"), record["form"]
     if (hidden is not None) != (form in _HIDDEN):
-        return f"intent has form {form!r} and names {'a' if hidden else 'no'} version of a part or use of a rotation"
+        return (
+            f"intent has form {form!r} and names {'a' if hidden else 'no'} version of a part or use"
+            " of a rotation"
+        )
     if hidden is None:
         return ""
     if len(parts := dict.fromkeys(tensor["part"] for tensor in record["tensors"])) != 1:
-        return f"intent is {form} and of part {', '.join(parts) or 'none'}; each part is a message of its own"
+        return (
+            f"intent is {form} and of part {', '.join(parts) or 'none'}; each part is a message of"
+            " its own"
+        )
     whole = record.get("offset", 0) + record["message"]["bytes"]
     inside = sum(tensor["bytes"] for tensor in record["tensors"])
     if whole != inside:
         return f"intent is {form} and of {whole} bytes, and its tensors are {inside}"
     if form == ROTATED and hidden["number"]:
-        return f"intent is rotated and has number {hidden['number']}; only versions of a padded part are counted"
+        return (
+            f"intent is rotated and has number {hidden['number']}; only versions of a padded part"
+            " are counted"
+        )
     return _size_fault(record, _HIDDEN[form])
 
 
@@ -141,17 +173,24 @@ class _Read(NamedTuple):
 
 
 class Rules:
-    """Follows a ledger record by record; ``check`` before ``accept``. Both take records whose form is right."""
+    """Follows a ledger record by record; ``check`` before ``accept``.
+
+    Both take records whose form is right.
+    """
 
     def __init__(self, silo: str = "") -> None:
         self.silo = silo  # whose ledger it is; by default as its records say
         self.intents: dict[int, OpenIntent] = {}
         self.control: tuple[int, Mapping[str, Any]] | None = None
-        self.policy: str | None = None  # digest of the policy in force; None in a ledger from before they were recorded
-        # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so far.
+        # digest of the policy in force; None in a ledger from before they were recorded
+        self.policy: str | None = None
+        # Job digest → round, or ctx of an attempt at a sum, of a version or of a use → bytes so
+        # far.
         self.declared: defaultdict[str, dict[int | str, int]] = defaultdict(dict)
-        self.versions: dict[tuple[str, str], tuple[int, str]] = {}  # (job digest, padded part) → number and ctx
-        self.heads: dict[str, Mapping[str, Any]] = {}  # data set → the last head of its privacy budget
+        # (job digest, padded part) → number and ctx
+        self.versions: dict[tuple[str, str], tuple[int, str]] = {}
+        # data set → the last head of its privacy budget
+        self.heads: dict[str, Mapping[str, Any]] = {}
         self._tensors: tuple[object, _Read] = (None, _Read([], "", 0, set(), False))
 
     def check(self, record: Mapping[str, Any]) -> str:
@@ -168,7 +207,10 @@ class Rules:
             case "egress.outcome":
                 return self._check_outcome(record)
             case "control.open" if self.control:
-                return f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is still open"
+                return (
+                    f"control session {self.control[1]['session']!r} (seq {self.control[0]}) is"
+                    " still open"
+                )
             case "control.close":
                 return self._check_close(record)
             case "privacy.head":
@@ -176,7 +218,10 @@ class Rules:
             case "secagg.sum" | "secagg.signed" if astray(record["survivors"], self.silo):
                 return f"sum has survivors {', '.join(record['survivors'])}, {ASTRAY}"
             case "secagg.signed" if strays(record["absent"], record["survivors"]):
-                return f"sum has absent {', '.join(record['absent'])}, which is not sorted, or has a survivor"
+                return (
+                    f"sum has absent {', '.join(record['absent'])}, which is not sorted, or has a"
+                    " survivor"
+                )
         return ""
 
     def accept(self, seq: int, record: Mapping[str, Any]) -> None:
@@ -189,7 +234,9 @@ class Rules:
                 self.policy = record["after"]
             case "egress.intent":
                 offset, size = record.get("offset", 0), record["message"]["bytes"]
-                named = self._read(record["tensors"]).names if record["form"] not in UNHASHED else []
+                named = (
+                    self._read(record["tensors"]).names if record["form"] not in UNHASHED else []
+                )
                 self.intents[seq] = OpenIntent(named, size, offset)
                 declared, own = self.declared[record["job_digest"]], stream(record)
                 declared[own] = max(offset + size, declared.get(own, 0))
@@ -209,7 +256,10 @@ class Rules:
 
     def _check_change(self, record: Mapping[str, Any]) -> str:
         if record["before"] != self.policy:
-            return f"policy.change goes from policy {record['before'] or 'none'}, in force is {self.policy or 'none'}"
+            return (
+                f"policy.change goes from policy {record['before'] or 'none'}, in force is"
+                f" {self.policy or 'none'}"
+            )
         if record["after"] != (digest := sha256(record["text"].encode()).hexdigest()):
             return f"policy.change has a text of digest {digest}, and names {record['after']}"
         return ""
@@ -228,18 +278,31 @@ class Rules:
         offset, size = record.get("offset", 0), record["message"]["bytes"]
         if read.bytes > offset + size:
             behind = f" behind {offset}" if offset else ""
-            return f"tensors of {read.bytes} bytes do not fit into the intent's message of {size} bytes{behind}"
+            return (
+                f"tensors of {read.bytes} bytes do not fit into the intent's message of {size}"
+                f" bytes{behind}"
+            )
         if not record["readers"]:
             return "intent names no reader; name at least its recipient"
         if strange := sorted(read.readers - set(record["readers"])):
-            return f"intent has readers {', '.join(record['readers'])}, and a tensor of it also {', '.join(strange)}"
+            return (
+                f"intent has readers {', '.join(record['readers'])}, and a tensor of it also"
+                f" {', '.join(strange)}"
+            )
         if (cohort := record.get("cohort")) and astray(cohort, record["silo"]):
             return f"intent has cohort {', '.join(cohort)}, {ASTRAY}"
-        if why := form_fault(record) or self._check_version(record) or self._check_paid(record, read.dp):
+        if (
+            why := form_fault(record)
+            or self._check_version(record)
+            or self._check_paid(record, read.dp)
+        ):
             return why
         before = self.declared[record["job_digest"]].get(stream(record), 0)
         if offset > before:
-            return f"intent goes on at byte {offset}, of which earlier intents of its round declared {before}"
+            return (
+                f"intent goes on at byte {offset}, of which earlier intents of its round declared"
+                f" {before}"
+            )
         return ""
 
     def _check_version(self, record: Mapping[str, Any]) -> str:
@@ -251,22 +314,35 @@ class Rules:
         if (number > last and ctx != before) or (number, ctx) == (last, before):
             return ""
         part = _part(record)[1]
-        return f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with {before}"
+        return (
+            f"intent is version {number} of part {part!r} with ctx {ctx}, after version {last} with"
+            f" {before}"
+        )
 
     def _check_paid(self, record: Mapping[str, Any], dp: bool) -> str:
-        """What is differentially private was paid for before, out of a budget whose head stands here."""
+        """What is differentially private was paid for before, out of a budget whose head stands
+        here.
+        """
         paid = record.get("dp")
         if (paid is not None) != dp:
             named = "what" if paid else "nothing that"
-            return f"intent has {'a' if dp else 'no'} tensor that is dp, and names {named} paid for it"
+            return (
+                f"intent has {'a' if dp else 'no'} tensor that is dp, and names {named} paid for it"
+            )
         if paid is None:
             return ""
         ids, head = paid["ids"], self.heads.get(paid["dataset"])
         if not ids or ids != sorted(set(ids)):
-            return f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in order, each once"
+            return (
+                f"intent has tensors that are dp, paid by {ids or 'no reservation'}; name some, in"
+                " order, each once"
+            )
         size = head["size"] if head else 0
         if ids[-1] >= size:
-            return f"intent is paid by {ids[-1]} of data set {paid['dataset']!r}, whose last head has {size} records"
+            return (
+                f"intent is paid by {ids[-1]} of data set {paid['dataset']!r}, whose last head has"
+                f" {size} records"
+            )
         return ""
 
     def _check_head(self, record: Mapping[str, Any]) -> str:
@@ -276,8 +352,8 @@ class Rules:
         if (record["size"], record["root"]) == (last["size"], last["root"]):
             return ""
         return (
-            f"budget of data set {record['dataset']!r} has head {record['size']} {record['root']}, after "
-            f"{last['size']} {last['root']}: it was rolled back or rewritten"
+            f"budget of data set {record['dataset']!r} has head {record['size']} {record['root']},"
+            f" after {last['size']} {last['root']}: it was rolled back or rewritten"
         )
 
     def _read(self, tensors: Sequence[Mapping[str, Any]]) -> "_Read":
@@ -287,7 +363,10 @@ class Rules:
             twice = _listed(names) if len(set(names)) != len(names) else ""
             readers = {reader for tensor in tensors for reader in tensor.get("readers", ())}
             dp = any(tensor["taint"] == "dp" for tensor in tensors)
-            self._tensors = (tensors, _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, dp))
+            self._tensors = (
+                tensors,
+                _Read(names, twice, sum(tensor["bytes"] for tensor in tensors), readers, dp),
+            )
         return self._tensors[1]
 
     def _check_digest(self, record: Mapping[str, Any]) -> str:
@@ -299,7 +378,10 @@ class Rules:
             return f"second digest for intent {ref}"
         names = _named(record["tensors"])
         if names != intent.tensors:
-            return f"digest of intent {ref} has tensors {_listed(names)}, the intent {_listed(intent.tensors)}"
+            return (
+                f"digest of intent {ref} has tensors {_listed(names)}, the intent"
+                f" {_listed(intent.tensors)}"
+            )
         whole = intent.offset + intent.bytes
         if size != whole:
             return f"digest of intent {ref} has {size} bytes, the intent {whole}"
@@ -320,12 +402,14 @@ class Rules:
 
     def _check_close(self, record: Mapping[str, Any]) -> str:
         if self.control is None or self.control[0] != record["ref"]:
-            return f"control.close refers to seq {record['ref']}, which is not an open control session"
+            return (
+                f"control.close refers to seq {record['ref']}, which is not an open control session"
+            )
         cap = self.control[1]
         if record["messages"] > cap["max_messages"] or record["bytes"] > cap["max_bytes"]:
             return (
-                f"control session {cap['session']!r} closed with {record['messages']} messages and {record['bytes']} "
-                f"bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
+                f"control session {cap['session']!r} closed with {record['messages']} messages and"
+                f" {record['bytes']} bytes, its cap is {cap['max_messages']} and {cap['max_bytes']}"
             )
         return ""
 

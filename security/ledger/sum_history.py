@@ -1,20 +1,23 @@
-"""What the sums that were opened of one data set tell together, over all jobs: SECURITY.md rules 33 and 35.
+"""What the sums that were opened of one data set tell together, over all jobs: SECURITY.md rules 33
+and 35.
 
-A silo has the same number of records, and of the same classes, in every job. So the sums over {a, b, c, d, e} and over
-{a, b, d, e} tell those of c exactly. Several sums may do so where no two of them do: a set of silos is a row of ones
-and zeros, and the sums tell every linear combination of their rows. The silos of a combination are those at which it
-is not zero.
+A silo has the same number of records, and of the same classes, in every job. So the sums over {a,
+b, c, d, e} and over {a, b, d, e} tell those of c exactly. Several sums may do so where no two of
+them do: a set of silos is a row of ones and zeros, and the sums tell every linear combination of
+their rows. The silos of a combination are those at which it is not zero.
 
-A silo signs no sum that adds a combination of fewer silos than its policy asks. Two kinds are excepted. The first is a
-combination that was told before. The second is one of silos that left the federation, or that are new to it: founders
-sign that, and neither a coordinator nor an operator brings it about. A silo that is proven to have broken the rules of
-the job counts as one that left (security/secagg/evidence.py).
+A silo signs no sum that adds a combination of fewer silos than its policy asks. Two kinds are
+excepted. The first is a combination that was told before. The second is one of silos that left the
+federation, or that are new to it: founders sign that, and neither a coordinator nor an operator
+brings it about. A silo that is proven to have broken the rules of the job counts as one that left
+(security/secagg/evidence.py).
 
-Where a job has several batches, each may be summed without the others, and its silos sign that while those of the
-others hear nothing of it: all of them count as told.
+Where a job has several batches, each may be summed without the others, and its silos sign that
+while those of the others hear nothing of it: all of them count as told.
 
-A silo remembers the sets that it signed, open or not. To open a sum takes the signatures of t of its n silos. So a
-later sum either has one of these silos, which refuses, or leaves out all of those that are honest, t - c or more.
+A silo remembers the sets that it signed, open or not. To open a sum takes the signatures of t of
+its n silos. So a later sum either has one of these silos, which refuses, or leaves out all of those
+that are honest, t - c or more.
 
 Pure: sets in, a finding out. The sets are folded from the ledger (records.py), which is signed and
 append-only.
@@ -28,13 +31,16 @@ from math import comb
 
 from .records import SumSigned
 
-Row = Mapping[str, Fraction]  # silo, or several that are in the same sets, by one of them; zeros left out
+# silo, or several that are in the same sets, by one of them; zeros left out
+Row = Mapping[str, Fraction]
 Basis = Mapping[str, Row]  # by pivot, which is 1 in its row and 0 in all others
 
 
 @dataclass(frozen=True)
 class SignedSet:
-    """The silos of a sum that this silo signed, of which job, and who was in the federation then."""
+    """The silos of a sum that this silo signed, of which job, and who was in the federation
+    then.
+    """
 
     job: str
     silos: frozenset[str]
@@ -50,7 +56,9 @@ class ImpliedSum:
 
 
 def signed_sets(records: Iterable[SumSigned], dataset: str) -> tuple[SignedSet, ...]:
-    """The sets of sums over a data set in which something stands that is the same in every job, oldest first."""
+    """The sets of sums over a data set in which something stands that is the same in every job,
+    oldest first.
+    """
     found = []
     for record in records:
         if record.dataset == dataset and record.values == "fixed":
@@ -70,10 +78,12 @@ def choices(history: Sequence[SignedSet], silos: Collection[str], least: int) ->
 def told(
     history: Sequence[SignedSet], silos: Collection[str], members: Collection[str], least: int
 ) -> ImpliedSum | None:
-    """The smallest combination of fewer than ``least`` silos that a sum over ``silos`` would add; None for none.
+    """The smallest combination of fewer than ``least`` silos that a sum over ``silos`` would add.
 
-    ``members`` are the silos of the federation now. The work grows with the number of ways to choose fewer than
-    ``least`` silos among those that some set tells apart.
+    None for none.
+
+    ``members`` are the silos of the federation now. The work grows with the number of ways to
+    choose fewer than ``least`` silos among those that some set tells apart.
     """
     new, before = frozenset(silos), list(dict.fromkeys(each.silos for each in history))
     if new in before or not before:
@@ -94,7 +104,10 @@ def told(
 
 
 def _by(
-    history: Sequence[SignedSet], new: frozenset[str], chosen: Collection[str], groups: Mapping[str, Sequence[str]]
+    history: Sequence[SignedSet],
+    new: frozenset[str],
+    chosen: Collection[str],
+    groups: Mapping[str, Sequence[str]],
 ) -> tuple[SignedSet, ...]:
     """Sums without which the new one would not tell it, the newest where several would do."""
     needed = list({each.silos: each for each in history}.values())
@@ -106,7 +119,10 @@ def _by(
 
 
 def _alike(sets: Sequence[frozenset[str]]) -> Mapping[str, tuple[str, ...]]:
-    """Silos that are in the same sets, and so in no combination without one another; by the first of them."""
+    """Silos that are in the same sets, and so in no combination without one another.
+
+    By the first of them.
+    """
     found: dict[tuple[bool, ...], list[str]] = {}
     for silo in sorted(frozenset().union(*sets)):
         found.setdefault(tuple(silo in each for each in sets), []).append(silo)
@@ -156,5 +172,7 @@ def _without(row: Row, other: Row, pivot: str) -> Row:
     if not factor:
         return row
     names = dict.fromkeys((*row, *other))
-    found = {name: row.get(name, Fraction(0)) - factor * other.get(name, Fraction(0)) for name in names}
+    found = {
+        name: row.get(name, Fraction(0)) - factor * other.get(name, Fraction(0)) for name in names
+    }
     return {name: value for name, value in found.items() if value}

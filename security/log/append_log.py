@@ -1,13 +1,13 @@
 """The one writer of a ledger's folder (segments.py): the only writing of ``security``.
 
-A crash may leave a last line without newline. It was promised to nobody: opening moves it to ``seg-….torn``, says so
-in a record, and signs a checkpoint that covers that record::
+A crash may leave a last line without newline. It was promised to nobody: opening moves it to
+``seg-….torn``, says so in a record, and signs a checkpoint that covers that record::
 
     {"dropped_bytes":117,"last_good_seq":41,"mono_us":83123,…,"type":"recovery","v":1}
 
-Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says (head.py), and
-records behind it that were not written with the log key. A failed write or sync closes the log for good: nothing may
-leave a silo that cannot be recorded.
+Any other fault in the folder is refused, and so are fewer or other records than its checkpoint says
+(head.py), and records behind it that were not written with the log key. A failed write or sync
+closes the log for good: nothing may leave a silo that cannot be recorded.
 """
 
 import datetime as dt
@@ -46,7 +46,9 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class SignedRecord:
-    """A record and the head of the log that ends with it, signed: who holds it can tell if the record is altered."""
+    """A record and the head of the log that ends with it, signed: who holds it can tell if the
+    record is altered.
+    """
 
     place: Appended
     checkpoint: Note
@@ -60,8 +62,8 @@ class SignedRecord:
 class AppendLog:
     """The one writer of a log; safe to share between threads.
 
-    Open it with ``AppendLog.open``. ``append`` returns once the record is on the disk, or raises LocalError, and
-    then every later call does.
+    Open it with ``AppendLog.open``. ``append`` returns once the record is on the disk, or raises
+    LocalError, and then every later call does.
     """
 
     def __init__(self, folder: Path, signer: Signer, lock: int) -> None:
@@ -71,19 +73,27 @@ class AppendLog:
         self._lock = lock
         self._mutex = threading.Lock()
         self._failed = ""
-        self._file, self._number, self._size, self._day = -1, 0, 0, ""  # the last segment; its first record's day
+        # the last segment; its first record's day
+        self._file, self._number, self._size, self._day = -1, 0, 0, ""
         self._head = FIRST_PREV
         self._tree = Tree()
         self._signed: tuple[int, Note] | None = None  # the checkpoint on the disk
 
     @classmethod
     def open(
-        cls, folder: Path, signer: Signer, visit: Callable[[VerifiedLine], None] | None = None, form: Form | None = None
+        cls,
+        folder: Path,
+        signer: Signer,
+        visit: Callable[[VerifiedLine], None] | None = None,
+        form: Form | None = None,
     ) -> Self:
-        """Lock the log, check all of it, and repair a torn tail; an empty or new folder starts an empty log.
+        """Lock the log, check all of it, and repair a torn tail.
 
-        ``visit`` sees every verified line in order, so that a view can rebuild its state. LocalError if another
-        writer holds the log, if anything but its tail is broken, or if it is behind its checkpoint.
+        An empty or new folder starts an empty log.
+
+        ``visit`` sees every verified line in order, so that a view can rebuild its state.
+        LocalError if another writer holds the log, if anything but its tail is broken, or if it is
+        behind its checkpoint.
         """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,20 +113,30 @@ class AppendLog:
         return Appended(len(self._tree) - 1, self._head) if len(self._tree) else None
 
     def append(self, record: Mapping[str, Any], *, durable: bool = True) -> Appended:
-        """Add a record of any ``type``; without ``durable`` it reaches the disk with the next durable one."""
+        """Add a record of any ``type``.
+
+        Without ``durable`` it reaches the disk with the next durable one.
+        """
         with self._mutex:
             return self._append(record, durable=durable)
 
     def seal(self, record: Mapping[str, Any]) -> SignedRecord:
-        """Add a durable record, and sign the head for others to hold; the checkpoint in the folder may be older."""
+        """Add a durable record, and sign the head for others to hold.
+
+        The checkpoint in the folder may be older.
+        """
         with self._mutex:
             appended = self._append(record, durable=True)
             return SignedRecord(appended, self.signer.sign(len(self._tree), self._tree.root()))
 
     def growth(self, held: int, to: Note) -> Consistency:
-        """Proof for who holds the head of ``held`` records, 0 for none, that the log only grew until ``to``."""
+        """Proof for who holds the head of ``held`` records, 0 for none, that the log only grew
+        until ``to``.
+        """
         with self._mutex:
-            return Consistency(held, self._tree.consistency_proof(held, TreeHead.parse(to.text).size), to)
+            return Consistency(
+                held, self._tree.consistency_proof(held, TreeHead.parse(to.text).size), to
+            )
 
     def inclusion(self, seq: int, size: int) -> Hashes:
         """RFC 6962 section 2.1.1: that record ``seq`` is in the log of ``size`` records."""
@@ -129,7 +149,10 @@ class AppendLog:
             return self._tree.root(size)
 
     def disagreement(self, held: HeldHead) -> str:
-        """Why this log is not the one that somebody's checkpoint was signed for; empty if it is, or grew from it."""
+        """Why this log is not the one that somebody's checkpoint was signed for.
+
+        Empty if it is, or grew from it.
+        """
         with self._mutex:
             return disagreement(self._tree, held)
 
@@ -148,7 +171,10 @@ class AppendLog:
             return self._checkpoint()
 
     def close(self) -> None:
-        """Make all records durable under a last checkpoint and let the lock go; a closed log takes nothing more."""
+        """Make all records durable under a last checkpoint and let the lock go.
+
+        A closed log takes nothing more.
+        """
         with self._mutex:
             try:
                 if self._lock >= 0 and not self._failed:
@@ -159,7 +185,12 @@ class AppendLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _append(self, record: Mapping[str, Any], *, durable: bool) -> Appended:
@@ -198,20 +229,27 @@ class AppendLog:
 
     def _framed(self, record: Mapping[str, Any], now: str) -> bytes:
         if reserved := sorted(set(record) & set(FRAME)):
-            raise LocalError(f"{self.folder}: a record must not bring {', '.join(reserved)}; the log adds them")
+            raise LocalError(
+                f"{self.folder}: a record must not bring {', '.join(reserved)}; the log adds them"
+            )
         if not isinstance(record.get("type"), str):
-            raise LocalError(f"{self.folder}: a record needs a type, this one has {record.get('type')!r}")
+            raise LocalError(
+                f"{self.folder}: a record needs a type, this one has {record.get('type')!r}"
+            )
         framed = {
             **record,
             "v": 1,
             "seq": len(self._tree),
             "prev": self._head,
             "time": now,
-            "mono_us": time.monotonic_ns() // 1000,  # nanoseconds of 104 days are no integer of JSON
+            # nanoseconds of 104 days are no integer of JSON
+            "mono_us": time.monotonic_ns() // 1000,
         }
         line = canonical_json({**framed, "nonce": nonce_of(self._key, framed)}) + b"\n"
         if len(line) > MAX_LINE:
-            raise LocalError(f"{self.folder}: a record of {len(line)} bytes is over {MAX_LINE}; split it")
+            raise LocalError(
+                f"{self.folder}: a record of {len(line)} bytes is over {MAX_LINE}; split it"
+            )
         return line
 
     def _write(self, line: bytes, *, durable: bool) -> None:
@@ -223,7 +261,8 @@ class AppendLog:
             os.fdatasync(self._file)
 
     def _rotate(self) -> None:
-        """Go on in a new segment; the old one is durable first, so that nothing is ever missing before what is there.
+        """Go on in a new segment; the old one is durable first, so that nothing is ever missing
+        before what is there.
 
         A crash after this leaves an empty last segment, which the next writer goes on with.
         """
@@ -232,14 +271,18 @@ class AppendLog:
         if self._file >= 0:
             os.fdatasync(self._file)
         path = segment(self.folder, self._number + 1)
-        following = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        following = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         if self._file >= 0:
             os.close(self._file)
         self._file, self._number, self._size, self._day = following, self._number + 1, 0, ""
         sync_directory(self.folder)
 
     def _checkpoint(self) -> Note:
-        """Records first: a checkpoint on the disk of records that are not would look like a rollback."""
+        """Records first: a checkpoint on the disk of records that are not would look like a
+        rollback.
+        """
         size = len(self._tree)
         if self._signed and self._signed[0] == size:
             return self._signed[1]
@@ -258,8 +301,9 @@ class AppendLog:
     def _recover(self, visit: Callable[[VerifiedLine], None], form: Form | None) -> None:
         """Check chain and checkpoint, then put a torn tail aside.
 
-        The order survives a crash after each step: the tail is copied before it is cut, and what lies in the torn
-        files beyond the recovery records was cut without one, so it is recorded now.
+        The order survives a crash after each step: the tail is copied before it is cut, and what
+        lies in the torn files beyond the recovery records was cut without one, so it is recorded
+        now.
         """
         for left in self.folder.glob(f".{CHECKPOINT}.*.tmp"):  # of a writer that died
             left.unlink()
@@ -274,8 +318,13 @@ class AppendLog:
         for line in reading:
             agreement.append(line.hash)
             if line.seq >= signed and line.record["nonce"] != nonce_of(self._key, line.record):
-                strange = strange or f"seq {line.seq}, behind its checkpoint, was not written with this log key"
-            if line.record["type"] == RECOVERY and isinstance(line.record.get("dropped_bytes"), int):
+                strange = (
+                    strange
+                    or f"seq {line.seq}, behind its checkpoint, was not written with this log key"
+                )
+            if line.record["type"] == RECOVERY and isinstance(
+                line.record.get("dropped_bytes"), int
+            ):
                 recorded += line.record["dropped_bytes"]
             visit(line)
         # (3) They are those of the checkpoint.
@@ -283,11 +332,17 @@ class AppendLog:
         if strange:
             problems.append(strange)
         if before is None and (reading.count or reading.torn):
-            problems = [f"it has {reading.count} records and no {CHECKPOINT}, which is signed before the first"]
+            problems = [
+                (
+                    f"it has {reading.count} records and no {CHECKPOINT}, which is signed before"
+                    " the first"
+                )
+            ]
         if problems:
             raise LocalError(
-                f"{self.folder}: was rolled back or altered: {problems[0]}; restore the newest copy of the whole "
-                "folder, or keep this one as evidence, move it away and begin a new one"
+                f"{self.folder}: was rolled back or altered: {problems[0]}; restore the newest copy"
+                " of the whole folder, or keep this one as evidence, move it away and begin a"
+                " new one"
             )
         self._tree, self._head = agreement.tree, reading.head
         if before is None:
@@ -297,18 +352,29 @@ class AppendLog:
         put_aside = sum(path.stat().st_size for path in self.folder.glob("seg-*.torn"))
         dropped = max(len(reading.torn), put_aside - recorded)
         if dropped > 0:
-            record = {"type": RECOVERY, "dropped_bytes": dropped, "last_good_seq": reading.count - 1}
+            record = {
+                "type": RECOVERY,
+                "dropped_bytes": dropped,
+                "last_good_seq": reading.count - 1,
+            }
             done = self.append(record)
             visit(VerifiedLine(done.seq, bytes.fromhex(done.leaf), record))
             self.checkpoint()
 
     def _take_up(self, reading: Reading) -> None:
-        """Open the last segment for writing, or make the first; its torn tail goes into a file of its own."""
+        """Open the last segment for writing, or make the first.
+
+        Its torn tail goes into a file of its own.
+        """
         if reading.last is None:
             self._rotate()
             return
         self._file = os.open(reading.last, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        self._number, self._size, self._day = int(reading.last.stem[4:]), reading.size, reading.began[:10]
+        self._number, self._size, self._day = (
+            int(reading.last.stem[4:]),
+            reading.size,
+            reading.began[:10],
+        )
         if reading.torn:
             _append_file(torn(reading.last), reading.torn)
             os.ftruncate(self._file, reading.size)

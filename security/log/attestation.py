@@ -1,8 +1,8 @@
 r"""What one silo says, signed, that it holds of another one's ledger (rule 30).
 
-A silo asks with a challenge that is new for each session, the leaf hash of its ``control.open`` record; the coordinator
-passes it on. It can keep answers back; it
-can neither invent one nor show an old one again. The signature (label HEAD) is over canonical JSON, here broken::
+A silo asks with a challenge that is new for each session, the leaf hash of its ``control.open``
+record; the coordinator passes it on. It can keep answers back; it can neither invent one nor show
+an old one again. The signature (label HEAD) is over canonical JSON, here broken::
 
     {"by":"hospital-b","challenge":"7f3a…","federation":"lung","head":"staddle.example/lung/hospital-a/egress\n413…",
      "roster":"9f86…","silo":"hospital-a"}
@@ -20,7 +20,10 @@ CHALLENGE_BYTES = 32
 
 @dataclass(frozen=True)
 class Attestation:
-    """``by`` holds ``head``, a checkpoint of the ledger of ``silo``; digests and challenge are hex."""
+    """``by`` holds ``head``, a checkpoint of the ledger of ``silo``.
+
+    Digests and challenge are hex.
+    """
 
     federation: str
     roster: str  # digest
@@ -36,4 +39,6 @@ class Attestation:
     def verify(self, by: RosterEntry, signature: bytes) -> None:
         """PeerError unless ``by`` signed exactly these fields."""
         if not by.has_signed(HEAD, canonical_json(asdict(self)), signature):
-            raise PeerError(by.id, f"did not sign what it is said to hold of the ledger of {self.silo!r}")
+            raise PeerError(
+                by.id, f"did not sign what it is said to hold of the ledger of {self.silo!r}"
+            )

@@ -5,9 +5,9 @@ One record a line; each names the hash of the line before::
     {"mono_us":83123,"nonce":"5f0c…","prev":"0000…","seq":0,"time":"2026-11-20T21:30:05.123456Z","type":"start","v":1}
     {"mono_us":91007,"nonce":"c2aa…","prev":"e3b0…","seq":1,"time":"2026-11-20T21:30:05.131340Z","type":"stop","v":1}
 
-The hash of a line is RFC 6962's leaf hash, SHA-256(0x00 || line without its newline), over the stored bytes;
-``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed, and shows whoever has the log key
-that the record was written with it::
+The hash of a line is RFC 6962's leaf hash, SHA-256(0x00 || line without its newline), over the
+stored bytes; ``seq`` is the leaf's index. The nonce keeps a published leaf hash from being guessed,
+and shows whoever has the log key that the record was written with it::
 
     nonce = first 16 bytes of HMAC-SHA256(HKDF(log key), the line with a nonce of 32 zeros)
 """
@@ -34,14 +34,18 @@ FRAME = {  # what the log itself adds to a record, and how it is written
     "time": r'"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"',
     "mono_us": "[0-9]+",
 }
-_FRAME = re.compile(rf"\[{', '.join(FRAME.values())}\]")  # all of it at once, since a ledger has many lines
+# all of it at once, since a ledger has many lines
+_FRAME = re.compile(rf"\[{', '.join(FRAME.values())}\]")
 
 Form = Callable[[bytes], dict[str, Any] | None]  # record_form.well_formed, or nothing
 
 
 @dataclass(slots=True)
 class VerifiedLine:
-    """One verified record as read; ``typed`` where its form has been checked as well (ledger/fast_decoder.py)."""
+    """One verified record as read.
+
+    ``typed`` where its form has been checked as well (ledger/fast_decoder.py).
+    """
 
     seq: int
     hash: bytes
@@ -60,7 +64,10 @@ def leaf_hash(line: bytes) -> str:
 
 
 def nonce_of(key: bytes, record: Mapping[str, Any]) -> str:
-    """The nonce of a framed record, hex; ``key`` is that of the log (head.py). What nonce it has is not looked at."""
+    """The nonce of a framed record, hex; ``key`` is that of the log (head.py).
+
+    What nonce it has is not looked at.
+    """
     line = canonical_json({**record, "nonce": "0" * 32})
     return hmac.digest(key, line, "sha256")[:16].hex()
 
@@ -74,8 +81,12 @@ class Chain:
         self._form = form
 
     def follow(self, line: bytes) -> VerifiedLine:
-        """Check the next line, without its newline, and take it in; LocalError says what is wrong with it."""
-        # (1) It is JSON, an object, in the one canonical spelling, with a type; (2) it has all fields of the frame.
+        """Check the next line, without its newline, and take it in.
+
+        LocalError says what is wrong with it.
+        """
+        # (1) It is JSON, an object, in the one canonical spelling, with a type; (2) it has all
+        # fields of the frame.
         record = self._form(line) if self._form else None
         typed = record is not None
         if record is None:
@@ -85,7 +96,9 @@ class Chain:
             raise LocalError(f"has seq {record['seq']}, not {self.count}")
         # (4) It follows the line before.
         if record["prev"] != self.head:
-            raise LocalError("does not follow the line before: one of the two was changed, removed or inserted")
+            raise LocalError(
+                "does not follow the line before: one of the two was changed, removed or inserted"
+            )
         digest = hashlib.sha256(LEAF + line).digest()
         self.head = digest.hex()
         self.count += 1
@@ -93,9 +106,16 @@ class Chain:
 
 
 def _framed_object(line: bytes) -> dict[str, Any]:
-    """Checks (1) and (2) of any line at all; records of known types have a faster way (ledger/fast_decoder.py)."""
+    """Checks (1) and (2) of any line at all.
+
+    Records of known types have a faster way (ledger/fast_decoder.py).
+    """
     record = parse_json(line, "line")
-    if not isinstance(record, dict) or canonical_json(record) != line or not isinstance(record.get("type"), str):
+    if (
+        not isinstance(record, dict)
+        or canonical_json(record) != line
+        or not isinstance(record.get("type"), str)
+    ):
         raise LocalError("is not a canonical JSON object with a type")
     if not _FRAME.fullmatch(json.dumps([record.get(name) for name in FRAME])):
         raise LocalError(f"lacks a well-formed frame of {', '.join(FRAME)}")

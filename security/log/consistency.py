@@ -1,7 +1,8 @@
 """Proof that a ledger only grew from one checkpoint to another, in one text file.
 
-It is the body of ``add-checkpoint`` in c2sp.org/tlog-witness, so that any witness can take it as it is: the old size,
-the hashes of RFC 6962's consistency proof, an empty line, and the new checkpoint as it was signed::
+It is the body of ``add-checkpoint`` in c2sp.org/tlog-witness, so that any witness can take it as it
+is: the old size, the hashes of RFC 6962's consistency proof, an empty line, and the new checkpoint
+as it was signed::
 
     old 2
     +sVCA+fMaWzw38tCySodnbr3CtnmIfS9jZhmLwDjwSU=
@@ -10,7 +11,8 @@ the hashes of RFC 6962's consistency proof, an empty line, and the new checkpoin
     4
     037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc=
 
-    — staddle.example/lung/hospital-a/egress NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
+    — staddle.example/lung/hospital-a/egress
+        NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
 
 Who holds the old checkpoint checks it with the log's public key alone.
 """
@@ -44,7 +46,10 @@ class Consistency:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read a proof file; ``bytes`` of the result are ``data``. ProofError names the line that is wrong."""
+        """Read a proof file; ``bytes`` of the result are ``data``.
+
+        ProofError names the line that is wrong.
+        """
         if len(data) > MAX_FILE:
             raise ProofError(f"consistency proof has {len(data)} bytes, more than {MAX_FILE}")
         head, _, note = data.partition(b"\n\n")
@@ -57,7 +62,10 @@ class Consistency:
         except ValueError as error:
             raise ProofError(f"consistency proof: {error}; is this the right file?") from None
         if len(hashes) > MAX_HASHES or any(len(value) != HASH_BYTES for value in hashes):
-            raise ProofError(f"consistency proof has a hash that is not {HASH_BYTES} bytes long, or over {MAX_HASHES}")
+            raise ProofError(
+                f"consistency proof has a hash that is not {HASH_BYTES} bytes long, or over"
+                f" {MAX_HASHES}"
+            )
         return cls(old_size, hashes, notes.parse(note))
 
 
@@ -68,17 +76,21 @@ def prove(tree: Tree, old: Note, new: Note) -> Consistency:
         head = TreeHead.parse(note.text)
         if head.size > len(tree) or tree.root(head.size) != head.root:
             raise LocalError(
-                f"the {name} checkpoint, of {head.size} records, is not of this ledger, which has {len(tree)}; "
-                "compare the ledger with its backups"
+                f"the {name} checkpoint, of {head.size} records, is not of this ledger, which has"
+                f" {len(tree)}; compare the ledger with its backups"
             )
         sizes.append(head.size)
     if sizes[0] > sizes[1]:
-        raise LocalError(f"the old checkpoint has {sizes[0]} records, the new one {sizes[1]}; name them in order")
+        raise LocalError(
+            f"the old checkpoint has {sizes[0]} records, the new one {sizes[1]}; name them in order"
+        )
     return Consistency(sizes[0], tree.consistency_proof(*sizes), new)
 
 
 def verify(proof: Consistency, old: Note, log: VerifierKey) -> TreeHead:
-    """The new checkpoint; ProofError unless the log signed both and the new one begins with all that the old has."""
+    """The new checkpoint; ProofError unless the log signed both and the new one begins with all
+    that the old has.
+    """
     return verify_from(checkpoints.verify(old, log).checkpoint, proof, log)
 
 
@@ -87,6 +99,9 @@ def verify_from(held: TreeHead | None, proof: Consistency, log: VerifierKey) -> 
     after = checkpoints.verify(proof.checkpoint, log).checkpoint
     before = held or TreeHead(after.origin, 0, EMPTY_ROOT)
     if proof.old_size != before.size:
-        raise ProofError(f"consistency proof is from {proof.old_size} records, the old checkpoint has {before.size}")
+        raise ProofError(
+            f"consistency proof is from {proof.old_size} records, the old checkpoint has"
+            f" {before.size}"
+        )
     verify_growth(before, after, proof.hashes)
     return after

@@ -1,10 +1,12 @@
-"""The signed head of a ledger: who signs it, and whether records agree with heads that were signed earlier.
+"""The signed head of a ledger: who signs it, and whether records agree with heads that were signed
+earlier.
 
-``<ledger>/checkpoint`` is a checkpoint (tree_head.py) of all records, or of all but the last few: the log signs one of
-no records before it takes the first, then one every 64 records and whenever it is asked to. So records without a
-checkpoint, and fewer records than the checkpoint has, are never what a crash leaves: somebody put them there, or put
-an old copy back. Records behind the checkpoint, which a crash does leave, show by their nonces that the log key wrote
-them (chain.py); who has it not can cut them off at most.
+``<ledger>/checkpoint`` is a checkpoint (tree_head.py) of all records, or of all but the last few:
+the log signs one of no records before it takes the first, then one every 64 records and whenever it
+is asked to. So records without a checkpoint, and fewer records than the checkpoint has, are never
+what a crash leaves: somebody put them there, or put an old copy back. Records behind the
+checkpoint, which a crash does leave, show by their nonces that the log key wrote them (chain.py);
+who has it not can cut them off at most.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,11 +46,15 @@ class Signer:
     @property
     def public(self) -> VerifierKey:
         """What others check the signatures with."""
-        return VerifierKey(self.origin, SignatureKind.ED25519, self.key.public_key().public_bytes_raw())
+        return VerifierKey(
+            self.origin, SignatureKind.ED25519, self.key.public_key().public_bytes_raw()
+        )
 
     def record_key(self) -> bytes:
         """Key of the nonces of records (chain.py): who lacks the log key can write none."""
-        return derive(self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode()))
+        return derive(
+            self.key.private_bytes_raw(), b"", framed(LEDGER_RECORD, self.origin.encode())
+        )
 
     def sign(self, size: int, root: bytes) -> Note:
         """The head of our own log."""
@@ -57,14 +63,20 @@ class Signer:
 
 def log_key(federation: str, silo: str, public: str) -> VerifierKey:
     """Key of a silo's egress ledger, from the ``log_key`` of its roster entry."""
-    return VerifierKey(checkpoints.origin(federation, silo), SignatureKind.ED25519, bytes.fromhex(public))
+    return VerifierKey(
+        checkpoints.origin(federation, silo), SignatureKind.ED25519, bytes.fromhex(public)
+    )
 
 
 def roster_log_key(note: Note, roster: Roster) -> VerifierKey:
-    """The key that a checkpoint of one of the roster's silos must be signed with, by the origin that it claims."""
+    """The key that a checkpoint of one of the roster's silos must be signed with, by the origin
+    that it claims.
+    """
     federation, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
     if federation != roster.federation:
-        raise ProofError(f"checkpoint is of federation {federation!r}, the roster of {roster.federation!r}")
+        raise ProofError(
+            f"checkpoint is of federation {federation!r}, the roster of {roster.federation!r}"
+        )
     return log_key(federation, silo, roster[silo].log_key)
 
 
@@ -82,11 +94,16 @@ def stored(folder: Path) -> Note | None:
     try:
         return notes.parse(read_bytes(path))
     except ProofError as error:
-        raise LocalError(f"{path}: {error}; restore it from the newest copy of the folder") from error
+        raise LocalError(
+            f"{path}: {error}; restore it from the newest copy of the folder"
+        ) from error
 
 
 def stored_by(folder: Path, key: VerifierKey) -> TreeHead | None:
-    """The checkpoint of a folder; LocalError unless this key signed it, and nothing but origin, size and root."""
+    """The checkpoint of a folder.
+
+    LocalError unless this key signed it, and nothing but origin, size and root.
+    """
     note = stored(folder)
     if note is None:
         return None
@@ -94,22 +111,31 @@ def stored_by(folder: Path, key: VerifierKey) -> TreeHead | None:
     try:
         found = checkpoints.verify(note, key).checkpoint
     except ProofError as error:
-        raise LocalError(f"{path}: {error}; use the keys that it was signed with, or restore it") from error
+        raise LocalError(
+            f"{path}: {error}; use the keys that it was signed with, or restore it"
+        ) from error
     if found.extensions or len(note.signatures) != 1:
-        raise LocalError(f"{path}: holds more than a log writes there; restore it from the newest copy of the folder")
+        raise LocalError(
+            f"{path}: holds more than a log writes there; restore it from the newest copy of the"
+            " folder"
+        )
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class HeldHead:
-    """A checkpoint that the log signed once, and who holds it: ``the coordinator``, ``the folder itself``."""
+    """A checkpoint that the log signed once, and who holds it: ``the coordinator``, ``the folder
+    itself``.
+    """
 
     holder: str
     checkpoint: TreeHead
 
 
 class Agreement:
-    """Compares a ledger with heads that were signed earlier, while its records are read one after another."""
+    """Compares a ledger with heads that were signed earlier, while its records are read one after
+    another.
+    """
 
     def __init__(self, held: Sequence[HeldHead]) -> None:
         self.tree = Tree()
@@ -127,13 +153,19 @@ class Agreement:
 
 
 def disagreement(tree: Tree, held: HeldHead) -> str:
-    """Why a ledger with these leaves did not grow from the one that a checkpoint was signed for; empty if it did."""
+    """Why a ledger with these leaves did not grow from the one that a checkpoint was signed for.
+
+    Empty if it did.
+    """
     size, count = held.checkpoint.size, len(tree)
     if size > count:
-        return f"records were cut off: there are {count}, and {held.holder} holds a signed checkpoint of {size}"
+        return (
+            f"records were cut off: there are {count}, and {held.holder} holds a signed checkpoint"
+            f" of {size}"
+        )
     if tree.root(size) != held.checkpoint.root:
         return (
-            f"records were rewritten: {held.holder} holds a signed checkpoint of {size}, to which the first "
-            f"{size} of these {count} records do not lead"
+            f"records were rewritten: {held.holder} holds a signed checkpoint of {size}, to which"
+            f" the first {size} of these {count} records do not lead"
         )
     return ""

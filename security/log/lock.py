@@ -36,7 +36,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def hold(path: Path) -> int:
-    """Descriptor that holds this lock until it is closed, or its process dies; LocalError where another holds it."""
+    """Descriptor that holds this lock until it is closed, or its process dies.
+
+    LocalError where another holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if _taken(descriptor, fcntl.LOCK_EX):
@@ -45,17 +48,24 @@ def hold(path: Path) -> int:
         os.close(descriptor)
         raise
     os.close(descriptor)
-    raise LocalError(f"{path}: another process writes this ledger; stop it, then start this one again")
+    raise LocalError(
+        f"{path}: another process writes this ledger; stop it, then start this one again"
+    )
 
 
 def held(folder: Path) -> bool:
-    """Whether a process holds ``<folder>/LOCK`` now; who asks never keeps a process from taking it."""
+    """Whether a process holds ``<folder>/LOCK`` now.
+
+    Who asks never keeps a process from taking it.
+    """
     try:
         descriptor = os.open(folder / "LOCK", os.O_RDONLY)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise LocalError(f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner") from error
+        raise LocalError(
+            f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner"
+        ) from error
     try:
         return not _taken(descriptor, fcntl.LOCK_SH)
     finally:

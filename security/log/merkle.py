@@ -1,4 +1,5 @@
-r"""The Merkle tree over a ledger's records, and proofs about it: RFC 6962 section 2.1, RFC 9162 section 2.1.
+r"""The Merkle tree over a ledger's records, and proofs about it: RFC 6962 section 2.1, RFC 9162
+section 2.1.
 
 Five records, a to e; the subtree on the left of a node is always complete::
 
@@ -10,8 +11,9 @@ Five records, a to e; the subtree on the left of a node is always complete::
     / \   / \
     a b   c d
 
-A proof is a tuple of hashes, 32 bytes each; a leaf here is a leaf's hash. The verifiers know nothing of trees: they
-take sizes and roots that somebody signed, and raise ProofError with the reason.
+A proof is a tuple of hashes, 32 bytes each; a leaf here is a leaf's hash. The verifiers know
+nothing of trees: they take sizes and roots that somebody signed, and raise ProofError with the
+reason.
 """
 
 import hashlib
@@ -37,14 +39,17 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Tree:
-    """A growing tree that proves statements about each size it has had; not safe to share between threads.
+    """A growing tree that proves statements about each size it has had.
 
-    It keeps the hash of every complete subtree, 64 bytes a leaf, computed when something is asked; a proof about n
-    leaves then costs O(log² n).
+    Not safe to share between threads.
+
+    It keeps the hash of every complete subtree, 64 bytes a leaf, computed when something is asked;
+    a proof about n leaves then costs O(log² n).
     """
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:
-        self._levels: list[bytearray] = [bytearray()]  # [k]: hashes of the complete subtrees of 2^k leaves, in order
+        # [k]: hashes of the complete subtrees of 2^k leaves, in order
+        self._levels: list[bytearray] = [bytearray()]
         self._hashed = 0  # leaves of which all complete subtrees are there
         for leaf in leaves:
             self.append(leaf)
@@ -55,7 +60,9 @@ class Tree:
     def append(self, leaf: bytes) -> None:
         """Add a leaf's hash at the end."""
         if len(leaf) != HASH_BYTES:
-            raise LocalError(f"a leaf hash has {HASH_BYTES} bytes, this one {len(leaf)}; hash the record first")
+            raise LocalError(
+                f"a leaf hash has {HASH_BYTES} bytes, this one {len(leaf)}; hash the record first"
+            )
         self._levels[0].extend(leaf)
 
     def root(self, size: int | None = None) -> bytes:
@@ -77,7 +84,8 @@ class Tree:
             raise LocalError(f"a tree of {size} leaves never had {old}; name an earlier size")
         if old in (0, size):
             return ()
-        # The largest complete subtree at the right end of the old tree; the verifier knows it if it is the old root.
+        # The largest complete subtree at the right end of the old tree; the verifier knows it if it
+        # is the old root.
         level = (old & -old).bit_length() - 1
         index = (old >> level) - 1
         known = () if index == 0 else (self._node(level, index, size),)
@@ -88,7 +96,10 @@ class Tree:
         if size is None:
             return len(self)
         if not 0 <= size <= len(self):
-            raise LocalError(f"the tree has {len(self)} leaves, not {size}; wait for more, or name a size that it had")
+            raise LocalError(
+                f"the tree has {len(self)} leaves, not {size}; wait for more, or name a size that"
+                " it had"
+            )
         return size
 
     def _grow(self) -> None:
@@ -106,7 +117,10 @@ class Tree:
                 above.extend(sha256(NODE + new[at : at + pair]).digest())
 
     def _path(self, level: int, index: int, size: int) -> Hashes:
-        """Siblings on the way from a node up to the root of ``size`` leaves; a node without one moves up as it is."""
+        """Siblings on the way from a node up to the root of ``size`` leaves.
+
+        A node without one moves up as it is.
+        """
         path = []
         last = (size - 1) >> level  # index of the last node of this level
         while last:
@@ -116,7 +130,9 @@ class Tree:
         return tuple(path)
 
     def _node(self, level: int, index: int, size: int) -> bytes:
-        """Hash of the leaves from index · 2^level on, 2^level of them or as many as the tree of ``size`` has."""
+        """Hash of the leaves from index · 2^level on, 2^level of them or as many as the tree of
+        ``size`` has.
+        """
         if (index + 1) << level <= size:
             return bytes(self._levels[level][index * HASH_BYTES : (index + 1) * HASH_BYTES])
         left = self._node(level - 1, 2 * index, size)
@@ -125,8 +141,12 @@ class Tree:
         return node_hash(left, self._node(level - 1, 2 * index + 1, size))
 
 
-def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]) -> None:
-    """RFC 9162 section 2.1.3.2; ProofError unless ``proof`` shows that leaf ``index`` of ``size`` is under ``root``."""
+def verify_inclusion(
+    leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """RFC 9162 section 2.1.3.2; ProofError unless ``proof`` shows that leaf ``index`` of ``size``
+    is under ``root``.
+    """
     what = f"inclusion proof of leaf {index} in {size}"
     # (1) The leaf can be in the tree, and all hashes are hashes.
     if not 0 <= index < size:
@@ -141,8 +161,11 @@ def verify_inclusion(leaf: bytes, index: int, size: int, root: bytes, proof: Seq
         raise ProofError(f"{what} leads to {computed.hex()}, the root is {root.hex()}")
 
 
-def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]) -> None:
-    """RFC 9162 section 2.1.4.2; ProofError unless ``proof`` shows that the tree under ``root`` extends the old one.
+def verify_consistency(
+    old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
+) -> None:
+    """RFC 9162 section 2.1.4.2; ProofError unless ``proof`` shows that the tree under ``root``
+    extends the old one.
 
     An old size of 0 or of ``size`` takes an empty proof.
     """
@@ -155,18 +178,22 @@ def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, p
     if old_size == 0 and old_root != EMPTY_ROOT:
         raise ProofError(f"root {old_root.hex()} is not that of an empty tree")
     if old_size == size and old_root != root:
-        raise ProofError(f"two roots of one size, {size}: {old_root.hex()} and {root.hex()}; the log was forked")
+        raise ProofError(
+            f"two roots of one size, {size}: {old_root.hex()} and {root.hex()}; the log was forked"
+        )
     if old_size in (0, size):
         if proof:
             raise ProofError(f"{what} is too long: {len(proof)} hashes, none are needed")
         return
-    # (3) The way starts at the last complete subtree of the old tree: the old root itself, or the proof's first hash.
+    # (3) The way starts at the last complete subtree of the old tree: the old root itself, or the
+    # proof's first hash.
     level = (old_size & -old_size).bit_length() - 1
     at, last = (old_size >> level) - 1, (size - 1) >> level
     if at and not proof:
         raise ProofError(f"{what} is too short: 0 hashes")
     start, path = (proof[0], proof[1:]) if at else (old_root, proof)
-    # (4) The way up has as many siblings as the proof; those on the left are in the old tree as well.
+    # (4) The way up has as many siblings as the proof; those on the left are in the old tree as
+    # well.
     old_computed = computed = start
     for on_left, sibling in _siblings(at, last, path, what):
         if on_left:
@@ -180,7 +207,10 @@ def verify_consistency(old_size: int, old_root: bytes, size: int, root: bytes, p
 
 
 def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[tuple[bool, bytes]]:
-    """Each sibling from node ``at`` up, and whether it is on the left; ``last`` is the last node of the same level."""
+    """Each sibling from node ``at`` up, and whether it is on the left.
+
+    ``last`` is the last node of the same level.
+    """
     for sibling in path:
         if not last:
             raise ProofError(f"{what} is too long: its last hashes lead nowhere")
@@ -196,4 +226,6 @@ def _siblings(at: int, last: int, path: Sequence[bytes], what: str) -> Iterator[
 def _check_hashes(*hashes: bytes) -> None:
     for value in hashes:
         if len(value) != HASH_BYTES:
-            raise ProofError(f"a hash has {HASH_BYTES} bytes, this one {len(value)}: {value.hex()[:64]}")
+            raise ProofError(
+                f"a hash has {HASH_BYTES} bytes, this one {len(value)}: {value.hex()[:64]}"
+            )

@@ -1,4 +1,5 @@
-"""Text with signatures below it, for people and programs alike: c2sp.org/signed-note and c2sp.org/tlog-cosignature.
+"""Text with signatures below it, for people and programs alike: c2sp.org/signed-note and
+c2sp.org/tlog-cosignature.
 
 The text ends with a newline, a blank line follows, then a line for each signature::
 
@@ -6,18 +7,21 @@ The text ends with a newline, a blank line follows, then a line for each signatu
     4
     037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc=
 
-    — staddle.example/lung/hospital-a/egress NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
-    — staddle.example/lung/coordinator 1LZPYAAAAABrAfhA9Ok2labajXqKzxhYwPtaSabOPLajM0BF6Hdicbh0wXQ75H+cG9sGdWG3f2rU…
+    — staddle.example/lung/hospital-a/egress
+        NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
+    — staddle.example/lung/coordinator
+        1LZPYAAAAABrAfhA9Ok2labajXqKzxhYwPtaSabOPLajM0BF6Hdicbh0wXQ75H+cG9sGdWG3f2rU…
 
-The base64 is 4 bytes of key id and the signature. Two kinds are known: plain Ed25519 over the text, and a cosignature,
-8 bytes of time and an Ed25519 signature over that time and the text, by which a witness says that the log only grew.
+The base64 is 4 bytes of key id and the signature. Two kinds are known: plain Ed25519 over the text,
+and a cosignature, 8 bytes of time and an Ed25519 signature over that time and the text, by which a
+witness says that the log only grew.
 
 A public key is written ``name+key id+base64 of kind and key``::
 
     staddle.example/lung/coordinator+d4b64f60+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X
 
-Neither kind of signature can be taken for one of security/identity/domains.py: those begin with a zero byte, which no
-note holds.
+Neither kind of signature can be taken for one of security/identity/domains.py: those begin with a
+zero byte, which no note holds.
 """
 
 import base64
@@ -37,9 +41,11 @@ MAX_NOTE = 256 * 1024  # bytes: room for 16 post-quantum signatures, which every
 MAX_SIGNATURES = 64
 MAX_TIME = 2**63 - 1
 DASH = "\N{EM DASH}"
-COSIGNED = "cosignature/v1\n"  # first line of what a witness signs; no text that is signed plainly may begin so
+# first line of what a witness signs; no text that is signed plainly may begin so
+COSIGNED = "cosignature/v1\n"
 KEY_BYTES, TIME_BYTES, ID_BYTES = 32, 8, 4
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]")  # all below U+0020 but newline; and what is no UTF-8
+# all below U+0020 but newline; and what is no UTF-8
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\ud800-\udfff]")
 
 
 class SignatureKind(IntEnum):
@@ -61,11 +67,16 @@ class VerifierKey:
         if fault := _name_fault(self.name):
             raise LocalError(f"key name {self.name!r} {fault}")
         if len(self.public) != KEY_BYTES:
-            raise LocalError(f"key of {self.name!r} has {len(self.public)} bytes, an Ed25519 key has {KEY_BYTES}")
+            raise LocalError(
+                f"key of {self.name!r} has {len(self.public)} bytes, an Ed25519 key has {KEY_BYTES}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The key that ``str`` wrote; LocalError if one character is wrong, since the key id is a checksum."""
+        """The key that ``str`` wrote.
+
+        LocalError if one character is wrong, since the key id is a checksum.
+        """
         name, _, rest = text.partition("+")
         key_id, _, encoded = rest.partition("+")
         try:
@@ -74,10 +85,16 @@ class VerifierKey:
         except ValueError:
             kind = None
         if kind is None:
-            raise LocalError(f"key {text!r} is not name+key id+base64 of an Ed25519 key of kind 1 or 4; copy it again")
+            raise LocalError(
+                f"key {text!r} is not name+key id+base64 of an Ed25519 key of kind 1 or 4; copy it"
+                " again"
+            )
         key = cls(name, kind, decoded[1:])
         if key_id != key.key_id.hex():
-            raise LocalError(f"key {text!r} has key id {key_id!r}, its content gives {key.key_id.hex()}; copy it again")
+            raise LocalError(
+                f"key {text!r} has key id {key_id!r}, its content gives {key.key_id.hex()}; copy it"
+                " again"
+            )
         return key
 
     def __str__(self) -> str:
@@ -86,7 +103,9 @@ class VerifierKey:
     @property
     def key_id(self) -> bytes:
         """4 bytes that tell keys of one name apart; far too short to stand for the key."""
-        return hashlib.sha256(self.name.encode() + b"\n" + bytes([self.kind]) + self.public).digest()[:ID_BYTES]
+        return hashlib.sha256(
+            self.name.encode() + b"\n" + bytes([self.kind]) + self.public
+        ).digest()[:ID_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +122,9 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A text and its signatures, well-formed and nothing more: until ``verify`` says who signed it, nobody did."""
+    """A text and its signatures, well-formed and nothing more: until ``verify`` says who signed it,
+    nobody did.
+    """
 
     text: str
     signatures: tuple[Signature, ...]
@@ -112,19 +133,24 @@ class Note:
         if fault := _text_fault(self.text):
             raise ProofError(f"note: {fault}")
         if not 1 <= len(self.signatures) <= MAX_SIGNATURES:
-            raise ProofError(f"note has {len(self.signatures)} signatures, not 1 to {MAX_SIGNATURES}")
+            raise ProofError(
+                f"note has {len(self.signatures)} signatures, not 1 to {MAX_SIGNATURES}"
+            )
         for signature in self.signatures:
             if fault := _name_fault(signature.name):
                 raise ProofError(f"note: name {signature.name!r} of a signature {fault}")
             if len(signature.key_id) != ID_BYTES or not signature.data:
                 raise ProofError(
-                    f"note: what {signature.name!r} wrote is not a key id of {ID_BYTES} bytes and a signature"
+                    f"note: what {signature.name!r} wrote is not a key id of {ID_BYTES} bytes and a"
+                    " signature"
                 )
         if (size := len(bytes(self))) > MAX_NOTE:
             raise ProofError(f"note has {size} bytes, more than {MAX_NOTE}")
 
     def __bytes__(self) -> bytes:
-        return "".join([self.text, "\n", *(f"{signature}\n" for signature in self.signatures)]).encode()
+        return "".join(
+            [self.text, "\n", *(f"{signature}\n" for signature in self.signatures)]
+        ).encode()
 
     def signed_by(self, *signatures: Signature) -> Self:
         """The note with more signatures below it."""
@@ -133,14 +159,20 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedKey:
-    """A key whose signature holds; ``time`` is that of a cosignature, in seconds since 1970, by the witness's clock."""
+    """A key whose signature holds.
+
+    ``time`` is that of a cosignature, in seconds since 1970, by the witness's clock.
+    """
 
     key: VerifierKey
     time: int | None
 
 
 def parse(data: bytes) -> Note:
-    """Read a note; ``bytes`` of the result are ``data``. ProofError for everything that is not quite a note."""
+    """Read a note; ``bytes`` of the result are ``data``.
+
+    ProofError for everything that is not quite a note.
+    """
     # (1) It is not too long to look at, and UTF-8.
     if len(data) > MAX_NOTE:
         raise ProofError(f"note has {len(data)} bytes, more than {MAX_NOTE}")
@@ -151,7 +183,9 @@ def parse(data: bytes) -> Note:
     # (2) Its signatures stand below the last blank line.
     end = text.rfind("\n\n")
     if end < 0 or not text.endswith("\n"):
-        raise ProofError("note is not a text, a blank line and signature lines, each with its newline")
+        raise ProofError(
+            "note is not a text, a blank line and signature lines, each with its newline"
+        )
     lines = text[end + 2 : -1].split("\n") if text[end + 2 :] else []
     # (3) Each signature, and the text, is well-formed.
     return Note(text[: end + 1], tuple(_parse_signature(line) for line in lines))
@@ -161,23 +195,32 @@ def _parse_signature(line: str) -> Signature:
     dash, _, rest = line.partition(" ")
     name, _, encoded = rest.partition(" ")
     if dash != DASH:
-        raise ProofError(f"note: {line[:64]!r} is not a signature line: it does not begin with an em dash and a space")
+        raise ProofError(
+            f"note: {line[:64]!r} is not a signature line: it does not begin with an em dash and a"
+            " space"
+        )
     try:
         decoded = base64_bytes(encoded)
     except ValueError:
-        raise ProofError(f"note: signature of {name[:64]!r} is not base64: {encoded[:64]!r}") from None
+        raise ProofError(
+            f"note: signature of {name[:64]!r} is not base64: {encoded[:64]!r}"
+        ) from None
     return Signature(name, decoded[:ID_BYTES], decoded[ID_BYTES:])
 
 
 def verify(note: Note, keys: Iterable[VerifierKey]) -> tuple[VerifiedKey, ...]:
-    """Who of ``keys`` signed the note, each once; at least one did, and no signature of theirs fails.
+    """Who of ``keys`` signed the note, each once.
+
+    At least one did, and no signature of theirs fails.
 
     Signatures of other keys are ignored, as the format wants it. ProofError otherwise.
     """
     known: dict[tuple[str, bytes], VerifierKey] = {}
     for key in keys:
         if known.setdefault((key.name, key.key_id), key) != key:
-            raise LocalError(f"two keys are {key.name}+{key.key_id.hex()}; remove one, or rename its owner")
+            raise LocalError(
+                f"two keys are {key.name}+{key.key_id.hex()}; remove one, or rename its owner"
+            )
     found: dict[VerifierKey, VerifiedKey] = {}
     for signature in note.signatures:
         signer = known.get((signature.name, signature.key_id))
@@ -199,28 +242,38 @@ def _check(key: VerifierKey, text: str, data: bytes) -> int | None:
             raise InvalidSignature
         Ed25519PublicKey.from_public_bytes(key.public).verify(signature, _message(text, time))
     except InvalidSignature:
-        raise ProofError(f"signature of {key.name}+{key.key_id.hex()} does not fit the note; one was changed") from None
+        raise ProofError(
+            f"signature of {key.name}+{key.key_id.hex()} does not fit the note; one was changed"
+        ) from None
     return time
 
 
 def sign(text: str, name: str, key: Ed25519PrivateKey) -> Signature:
     """Plain Ed25519 signature, kind 1, over a text that ends with a newline."""
     if text.startswith(COSIGNED):
-        raise LocalError(f"a text that begins with {COSIGNED!r} would pass for a cosignature; begin it otherwise")
+        raise LocalError(
+            f"a text that begins with {COSIGNED!r} would pass for a cosignature; begin it otherwise"
+        )
     return _signed(name, SignatureKind.ED25519, key, _message(text))
 
 
 def cosign(text: str, name: str, key: Ed25519PrivateKey, time: int) -> Signature:
-    """Cosignature, kind 4: of all trees of this log that we saw, at ``time`` this is the largest, and they agree.
+    """Cosignature, kind 4: of all trees of this log that we saw, at ``time`` this is the largest,
+    and they agree.
 
-    ``time`` is in seconds since 1970. Check it first (checkpoint.verify_growth); one key cosigns under one name.
+    ``time`` is in seconds since 1970. Check it first (checkpoint.verify_growth); one key cosigns
+    under one name.
     """
     if not 0 <= time <= MAX_TIME:
         raise LocalError(f"time {time} of a cosignature is not 0 to 2^63 - 1 seconds")
-    return _signed(name, SignatureKind.COSIGNATURE, key, _message(text, time), time.to_bytes(TIME_BYTES))
+    return _signed(
+        name, SignatureKind.COSIGNATURE, key, _message(text, time), time.to_bytes(TIME_BYTES)
+    )
 
 
-def _signed(name: str, kind: SignatureKind, key: Ed25519PrivateKey, message: bytes, before: bytes = b"") -> Signature:
+def _signed(
+    name: str, kind: SignatureKind, key: Ed25519PrivateKey, message: bytes, before: bytes = b""
+) -> Signature:
     verifier = VerifierKey(name, kind, key.public_key().public_bytes_raw())
     return Signature(name, verifier.key_id, before + key.sign(message))
 

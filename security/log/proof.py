@@ -1,6 +1,8 @@
-"""Proof that one record stands in a ledger, in one text file: c2sp.org/tlog-proof, suffix ``.tlog-proof``.
+"""Proof that one record stands in a ledger, in one text file: c2sp.org/tlog-proof, suffix
+``.tlog-proof``.
 
-The index of the record, the siblings from its leaf to the root, an empty line, and the checkpoint as it was signed::
+The index of the record, the siblings from its leaf to the root, an empty line, and the checkpoint
+as it was signed::
 
     c2sp.org/tlog-proof@v1
     index 3
@@ -11,10 +13,12 @@ The index of the record, the siblings from its leaf to the root, an empty line, 
     4
     037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc=
 
-    — staddle.example/lung/hospital-a/egress NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
+    — staddle.example/lung/hospital-a/egress
+        NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
 
-It needs no network and no trust in who hands it over: only the record, or its leaf hash, and the log's public key. A
-line ``extra`` and base64 may stand before the index. Nobody signs it; we write none.
+It needs no network and no trust in who hands it over: only the record, or its leaf hash, and the
+log's public key. A line ``extra`` and base64 may stand before the index. Nobody signs it; we write
+none.
 """
 
 from collections.abc import Sequence
@@ -46,11 +50,16 @@ class Proof:
     def __bytes__(self) -> bytes:
         extra = [_EXTRA + base64_text(self.extra)] if self.extra else []
         hashes = [base64_text(value) for value in self.hashes]
-        return "\n".join([HEADER, *extra, f"{_INDEX}{self.index}", *hashes, "", ""]).encode() + bytes(self.checkpoint)
+        return "\n".join(
+            [HEADER, *extra, f"{_INDEX}{self.index}", *hashes, "", ""]
+        ).encode() + bytes(self.checkpoint)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read a proof file; ``bytes`` of the result are ``data``. ProofError names the line that is wrong."""
+        """Read a proof file; ``bytes`` of the result are ``data``.
+
+        ProofError names the line that is wrong.
+        """
         # (1) It is not too long to look at, and the part above the checkpoint is text.
         if len(data) > MAX_PROOF:
             raise ProofError(f"proof has {len(data)} bytes, more than {MAX_PROOF}")
@@ -61,14 +70,18 @@ class Proof:
             raise ProofError(f"proof: byte {error.start} is not ASCII") from None
         # (2) Header, extra data if any, index, hashes.
         if lines.pop(0) != HEADER:
-            raise ProofError(f"proof does not begin with the line {HEADER}; is this the right file?")
+            raise ProofError(
+                f"proof does not begin with the line {HEADER}; is this the right file?"
+            )
         extra = b""
         if lines and lines[0].startswith(_EXTRA):
             extra = _decoded(lines.pop(0).removeprefix(_EXTRA), "extra data")
             if not extra:
                 raise ProofError("proof: its extra line is empty")
         if not lines or not lines[0].startswith(_INDEX):
-            raise ProofError(f"proof has no line {_INDEX!r} with the number of the record where it should stand")
+            raise ProofError(
+                f"proof has no line {_INDEX!r} with the number of the record where it should stand"
+            )
         try:
             index = decimal(lines.pop(0).removeprefix(_INDEX))
         except ValueError as error:
@@ -76,7 +89,8 @@ class Proof:
         hashes = tuple(_decoded(line, f"hash {number}") for number, line in enumerate(lines, 1))
         if len(hashes) > MAX_HASHES or any(len(value) != HASH_BYTES for value in hashes):
             raise ProofError(
-                f"proof has hashes that are not {HASH_BYTES} bytes long, or more than {MAX_HASHES} of them"
+                f"proof has hashes that are not {HASH_BYTES} bytes long, or more than {MAX_HASHES}"
+                " of them"
             )
         # (3) The rest is a note.
         return cls(index, hashes, notes.parse(note), extra)
@@ -90,20 +104,28 @@ def _decoded(text: str, what: str) -> bytes:
 
 
 def prove(tree: Tree, index: int, signed: Note) -> Proof:
-    """Proof of record ``index`` under a checkpoint of our own log, of this size or an earlier one."""
+    """Proof of record ``index`` under a checkpoint of our own log, of this size or an
+    earlier one.
+    """
     checkpoint = TreeHead.parse(signed.text)
     if checkpoint.size > len(tree) or tree.root(checkpoint.size) != checkpoint.root:
         raise LocalError(
-            f"the checkpoint of {checkpoint.size} records is not of this ledger, which has {len(tree)}; "
-            "compare the ledger with its backups"
+            f"the checkpoint of {checkpoint.size} records is not of this ledger, which has"
+            f" {len(tree)}; compare the ledger with its backups"
         )
     return Proof(index, tree.inclusion_proof(index, checkpoint.size), signed)
 
 
 def verify(
-    proof: Proof, leaf: bytes, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0
+    proof: Proof,
+    leaf: bytes,
+    log: VerifierKey,
+    witnesses: Sequence[VerifierKey] = (),
+    required: int = 0,
 ) -> WitnessedHead:
-    """Check that the record with this leaf hash stands at ``proof.index`` of the log; the checkpoint that says so.
+    """Check that the record with this leaf hash stands at ``proof.index`` of the log.
+
+    The checkpoint that says so.
 
     ProofError as of ``checkpoint.verify``, or if the record is another or stands elsewhere.
     """

@@ -9,8 +9,8 @@
       checkpoint              0600  the signed head that was written last (head.py)
       LOCK                    0600  held by the one writer
 
-Only the last segment may be empty or end in the middle of a line. Whoever has all of them verifies with ``cat`` and
-a SHA-256; nothing else in the folder is needed to read.
+Only the last segment may be empty or end in the middle of a line. Whoever has all of them verifies
+with ``cat`` and a SHA-256; nothing else in the folder is needed to read.
 """
 
 import json
@@ -28,7 +28,10 @@ _SEGMENT = re.compile(r"seg-([0-9]{8})\.jsonl")
 _TORN = re.compile(r"seg-[0-9]{8}\.torn")
 MAX_SEGMENTS = 99_999_999
 BUFFER_BYTES = 1 << 20  # read at a time
-EVIDENCE = "keep the folder as evidence, and compare it with your backup and with the checkpoints that others hold"
+EVIDENCE = (
+    "keep the folder as evidence, and compare it with your backup and with the checkpoints that"
+    " others hold"
+)
 
 
 def segment(folder: Path, number: int) -> Path:
@@ -42,15 +45,18 @@ def torn(path: Path) -> Path:
 
 
 def segments(folder: Path) -> list[Path]:
-    """All segments in order, none in a new folder; LocalError if one is missing, or for what looks like another."""
+    """All segments in order, none in a new folder.
+
+    LocalError if one is missing, or for what looks like another.
+    """
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise LocalError(f"{folder}: cannot read it: {error.strerror or error}") from error
     if SINGLE in names:
         raise LocalError(
-            f"{folder / SINGLE}: a ledger in one file, of a version before 0.1.0; move the folder away, keep it, and "
-            "start the agent: it begins a new one"
+            f"{folder / SINGLE}: a ledger in one file, of a version before 0.1.0; move the folder"
+            " away, keep it, and start the agent: it begins a new one"
         )
     found = []
     for name in names:
@@ -61,16 +67,19 @@ def segments(folder: Path) -> list[Path]:
             raise LocalError(f"{folder / name}: is not a segment of a ledger; {EVIDENCE}")
     for number, there in enumerate(found, 1):
         if number != there:
-            raise LocalError(f"{segment(folder, number)}: is missing, while {found[-1]} is there; {EVIDENCE}")
+            raise LocalError(
+                f"{segment(folder, number)}: is missing, while {found[-1]} is there; {EVIDENCE}"
+            )
     return [segment(folder, number) for number in found]
 
 
 class Reading:
-    """Iterates, once, over the verified lines of a ledger's folder: without a lock, while it may be written.
+    """Iterates, once, over the verified lines of a ledger's folder: without a lock, while it may be
+    written.
 
-    Whole lines only, of the segments that were there when it began. Afterwards ``count`` and ``head`` are those of the
-    chain, ``torn`` holds what follows the last newline, ``size`` the bytes before it in ``last``, the last segment,
-    whose first record has the time ``began``.
+    Whole lines only, of the segments that were there when it began. Afterwards ``count`` and
+    ``head`` are those of the chain, ``torn`` holds what follows the last newline, ``size`` the
+    bytes before it in ``last``, the last segment, whose first record has the time ``began``.
     """
 
     def __init__(self, folder: Path, form: Form | None = None) -> None:
@@ -111,9 +120,12 @@ class Reading:
             if not data.endswith(b"\n"):
                 if len(data) == MAX_LINE:
                     raise self._broken(f"is longer than {MAX_LINE} bytes")
-                # A crash cuts a record or leaves zeros behind it; any other byte in a newline's place is damage.
+                # A crash cuts a record or leaves zeros behind it; any other byte in a newline's
+                # place is damage.
                 if _is_whole(data[:-1]) and data[-1:] != b"\0":
-                    raise self._broken(f"ends with {data[-1:]!r} and not with a newline: the disk changed it")
+                    raise self._broken(
+                        f"ends with {data[-1:]!r} and not with a newline: the disk changed it"
+                    )
                 self.torn = data
                 return
             try:
@@ -127,7 +139,8 @@ class Reading:
 
     def _broken(self, why: str) -> LocalError:
         return LocalError(
-            f"{self.last}: line {self.count - self._before + 1} (seq {self.count}, byte {self.size}) {why}; {EVIDENCE}"
+            f"{self.last}: line {self.count - self._before + 1} (seq {self.count}, byte"
+            f" {self.size}) {why}; {EVIDENCE}"
         )
 
 

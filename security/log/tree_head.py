@@ -6,10 +6,12 @@ A note (note.py) of origin, size and root::
     4
     037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc=
 
-    — staddle.example/lung/hospital-a/egress NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
+    — staddle.example/lung/hospital-a/egress
+        NTLrx/l9vRr3UCZ37rojt5iPmfieDf67mR5Fu6XOZksxlfYTTzsVojtXxtMNuVgK9YdT…
 
-The origin names the log and is the name of its key. Whoever holds a checkpoint can tell each later one that does not
-extend it. Extension lines may follow the root; we write none, since nobody audits them.
+The origin names the log and is the name of its key. Whoever holds a checkpoint can tell each later
+one that does not extend it. Extension lines may follow the root; we write none, since nobody audits
+them.
 """
 
 import re
@@ -37,7 +39,10 @@ def origin(federation: str, silo: str) -> str:
 
 
 def owner(text: str) -> tuple[str, str]:
-    """Federation and silo that an origin names; ProofError for the origin of another kind of log."""
+    """Federation and silo that an origin names.
+
+    ProofError for the origin of another kind of log.
+    """
     match = _ORIGIN.fullmatch(text)
     if match is None:
         raise ProofError(f"checkpoint is of {text[:200]!r}, which is not a silo's egress ledger")
@@ -46,7 +51,9 @@ def owner(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TreeHead:
-    """What a log's key says: the first ``size`` records of ``origin`` hash to ``root``, 32 bytes."""
+    """What a log's key says: the first ``size`` records of ``origin`` hash to ``root``, 32
+    bytes.
+    """
 
     origin: str
     size: int
@@ -55,29 +62,44 @@ class TreeHead:
 
     def __post_init__(self) -> None:
         if any(not line or "\n" in line for line in (self.origin, *self.extensions)):
-            raise ProofError("checkpoint: an empty or broken line stands for its origin or an extension")
+            raise ProofError(
+                "checkpoint: an empty or broken line stands for its origin or an extension"
+            )
         if not 0 <= self.size <= MAX_SIZE:
-            raise ProofError(f"checkpoint of {self.origin!r}: size {self.size} is not 0 to 2^63 - 1")
+            raise ProofError(
+                f"checkpoint of {self.origin!r}: size {self.size} is not 0 to 2^63 - 1"
+            )
         if len(self.root) != HASH_BYTES:
-            raise ProofError(f"checkpoint of {self.origin!r}: root has {len(self.root)} bytes, not {HASH_BYTES}")
+            raise ProofError(
+                f"checkpoint of {self.origin!r}: root has {len(self.root)} bytes, not {HASH_BYTES}"
+            )
         if not self.size and self.root != EMPTY_ROOT:
-            raise ProofError(f"checkpoint of {self.origin!r}: root {self.root.hex()} is not that of an empty tree")
+            raise ProofError(
+                f"checkpoint of {self.origin!r}: root {self.root.hex()} is not that of an empty"
+                " tree"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read the text of a note, signed by whomever; ``text`` of the result is this text."""
         lines = text.split("\n")
         if len(lines) < 4 or lines.pop():
-            raise ProofError("checkpoint has not the lines origin, size and root, each with its newline")
+            raise ProofError(
+                "checkpoint has not the lines origin, size and root, each with its newline"
+            )
         try:
             return cls(lines[0], decimal(lines[1]), base64_bytes(lines[2]), tuple(lines[3:]))
         except ValueError as error:
-            raise ProofError(f"checkpoint of {lines[0]!r}: size or root is malformed: {error}") from None
+            raise ProofError(
+                f"checkpoint of {lines[0]!r}: size or root is malformed: {error}"
+            ) from None
 
     @property
     def text(self) -> str:
         """What is signed."""
-        return "\n".join([self.origin, str(self.size), base64_text(self.root), *self.extensions, ""])
+        return "\n".join(
+            [self.origin, str(self.size), base64_text(self.root), *self.extensions, ""]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +111,22 @@ class WitnessedHead:
 
 
 def issue(checkpoint: TreeHead, key: Ed25519PrivateKey) -> Note:
-    """Sign the head of our own log. Never sign one that does not extend all that were signed before."""
+    """Sign the head of our own log.
+
+    Never sign one that does not extend all that were signed before.
+    """
     return Note(checkpoint.text, (notes.sign(checkpoint.text, checkpoint.origin, key),))
 
 
-def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0) -> WitnessedHead:
-    """Check who signed a checkpoint, in order; ``log`` is named as the origin, ``required`` counts cosignatures.
+def verify(
+    signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = (), required: int = 0
+) -> WitnessedHead:
+    """Check who signed a checkpoint, in order.
 
-    ProofError if the log did not sign it, if a signature of a key given here fails, or if too few witnesses cosigned.
+    ``log`` is named as the origin, ``required`` counts cosignatures.
+
+    ProofError if the log did not sign it, if a signature of a key given here fails, or if too few
+    witnesses cosigned.
     """
     # (1) These keys can make such signatures, and each witness counts once.
     publics = {key.public for key in (log, *witnesses)}
@@ -105,10 +135,13 @@ def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = ()
     ):
         raise LocalError("a log's key is of kind 1 and a witness's of kind 4; these are others")
     if len(publics) != 1 + len(witnesses):
-        raise LocalError("the keys of the log and its witnesses are not all different; name each once")
+        raise LocalError(
+            "the keys of the log and its witnesses are not all different; name each once"
+        )
     if required > len(witnesses):
         raise LocalError(
-            f"{required} witnesses are required and {len(witnesses)} are known; name more, or require less"
+            f"{required} witnesses are required and {len(witnesses)} are known; name more, or"
+            " require less"
         )
     # (2) The log signed it, and no signature of these keys fails.
     verified = notes.verify(signed, (log, *witnesses))
@@ -122,12 +155,16 @@ def verify(signed: Note, log: VerifierKey, witnesses: Sequence[VerifierKey] = ()
     cosigned = tuple(each for each in verified if each.key != log)
     if len(cosigned) < required:
         names = ", ".join(each.key.name for each in cosigned) or "nobody"
-        raise ProofError(f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must")
+        raise ProofError(
+            f"checkpoint of {log.name} is cosigned by {names}; {required} of {len(witnesses)} must"
+        )
     return WitnessedHead(checkpoint, cosigned)
 
 
 def verify_growth(old: TreeHead, new: TreeHead, proof: Sequence[bytes]) -> None:
-    """ProofError unless ``new`` is of the same log and the proof shows that it begins with all that ``old`` has."""
+    """ProofError unless ``new`` is of the same log and the proof shows that it begins with all that
+    ``old`` has.
+    """
     if old.origin != new.origin:
         raise ProofError(f"checkpoints are of different logs: {old.origin!r} and {new.origin!r}")
     verify_consistency(old.size, old.root, new.size, new.root, proof)
@@ -136,5 +173,7 @@ def verify_growth(old: TreeHead, new: TreeHead, proof: Sequence[bytes]) -> None:
 def decimal(text: str) -> int:
     """A number from 0 to 2^63 - 1 in its one ASCII spelling; ValueError for any other text."""
     if not _DECIMAL.fullmatch(text) or int(text) > MAX_SIZE:
-        raise ValueError(f"{text[:32]!r} is not a decimal number from 0 to 2^63 - 1 without leading zeros")
+        raise ValueError(
+            f"{text[:32]!r} is not a decimal number from 0 to 2^63 - 1 without leading zeros"
+        )
     return int(text)

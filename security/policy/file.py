@@ -6,10 +6,13 @@
 
     [limits]
     max_bytes_per_round = "512MiB"
-    max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those that broke off
-    max_step = 3.0                  # how far what comes down may move a part of the model, in the longest step of this
+    max_attempts_per_round = 100    # uploads of one message of a round that are begun, with those
+                                    that broke off
+    max_step = 3.0                  # how far what comes down may move a part of the model, in the
+                                    longest step of this
                                     # silo's own training; left out: any
-    max_parallel = 2                # rows of a layer that comes down that may be multiples of others; left out: any
+    max_parallel = 2                # rows of a layer that comes down that may be multiples of
+                                    others; left out: any
 
     [control]                       # polls and heartbeats, per session
     max_messages = 100_000
@@ -29,27 +32,35 @@
     readers = ["coordinator"]
     forms = ["plain"]
 
-    [secure_aggregation]            # left out: these
-    required = false                # true: nothing leaves in the form "plain"
-    min_cohort = 3                  # silos of a blind sum at least
-    min_honest = 2                  # of those behind an opened sum, so many are in league with nobody
-    assumed_colluders = 1           # silos that a job must take to be in league with the coordinator, at least
-    min_holders = 3                 # silos that hold a class before its rows are summed; left out: min_cohort
-    min_difference = 3              # fewest silos of which the sums of all jobs over this data set may tell how many
-                                    # records they have; 1: any. Left out: min_honest + assumed_colluders
-    dropouts = "batches"            # "any": sums may be over whichever silos are left, which over many rounds tells
-                                    # what single ones gave
-    public_counts = false           # true: how many records this silo has, by class too, may stand in a job
-    trust = "none"                  # "non-colluding-coordinator": jobs may rely on a key of their silos, which holds
-                                    # only while the coordinator is in league with no silo of the job
+    [secure_aggregation]   # left out: these
+    required = false       # true: nothing leaves in the form "plain"
+    min_cohort = 3         # silos of a blind sum at least
+    min_honest = 2         # of those behind an opened sum, so many are in league with nobody
+    assumed_colluders = 1  # silos that a job must take to be in league with the coordinator, at
+                           least
+    min_holders = 3        # silos that hold a class before its rows are summed; left out:
+                           min_cohort
+    min_difference = 3     # fewest silos of which the sums of all jobs over this data set may tell
+                           how many
+                           # records they have; 1: any. Left out: min_honest + assumed_colluders
+    dropouts = "batches"   # "any": sums may be over whichever silos are left, which over many
+                           rounds tells
+                           # what single ones gave
+    public_counts = false  # true: how many records this silo has, by class too, may stand in a job
+    trust = "none"         # "non-colluding-coordinator": jobs may rely on a key of their silos,
+                           which holds
+                           # only while the coordinator is in league with no silo of the job
 
-    [dataset.cxr-2024]              # what jobs may cost a data set, all of them together; its name: the silo's
-    unit = "record"                 # configuration has dataset = "cxr-2024"
+    [dataset.cxr-2024]      # what jobs may cost a data set, all of them together; its name: the
+                            silo's
+    unit = "record"         # configuration has dataset = "cxr-2024"
     epsilon = 8.0
     delta = 1e-5
-    required = true                 # nothing leaves that is computed from its records without noise; left out: false
-    min_sigma = 0.5                 # least noise of a job's steps, in clips; left out: what its epsilon asks
-    records_per_person = 1          # at most; for the report of what a person's records cost together
+    required = true         # nothing leaves that is computed from its records without noise; left
+                            out: false
+    min_sigma = 0.5         # least noise of a job's steps, in clips; left out: what its epsilon
+                            asks
+    records_per_person = 1  # at most; for the report of what a person's records cost together
 
 Globs are those of globs.py: ``*`` within one dotted segment, ``**`` for any number of segments.
 """
@@ -64,7 +75,8 @@ from ...files.documents import Strict
 from .globs import check_glob, matches
 from .release import Release
 
-MOST_DIFFERENCE = 8  # to look for so few silos among many takes seconds; for more it would take hours
+# to look for so few silos among many takes seconds; for more it would take hours
+MOST_DIFFERENCE = 8
 UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
 Dtype = Literal["float32", "float64", "int64", "uint32", "uint64"]
@@ -94,7 +106,9 @@ def _bytes(value: object) -> object:
         number = value.removesuffix(unit).strip()
         if value.endswith(unit) and number.isascii() and number.isdecimal():
             return int(number) * factor
-    raise ValueError("is not a size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB")
+    raise ValueError(
+        "is not a size; write bytes as an integer, or a whole number with B, KiB, MiB, GiB or TiB"
+    )
 
 
 def _decimal(value: object) -> object:
@@ -148,7 +162,9 @@ class SecureAggregation(Strict):
 
 
 class BudgetTable(Strict):
-    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether each must spend."""
+    """``[dataset.NAME]``: the privacy budget of a data set, which all jobs on it share, and whether
+    each must spend.
+    """
 
     unit: Literal["record"]
     epsilon: Annotated[Real, Field(gt=0, le=1000)]
@@ -185,7 +201,10 @@ class AllowRule(Strict):
         yield from _outside("dtypes", (release.dtype,), self.dtypes)
         yield from _outside("forms", (release.form,), self.forms)
         if release.elements > self.max_elements:
-            yield f"{release.elements} elements are over max_elements = {self.max_elements}; raise it if they may leave"
+            yield (
+                f"{release.elements} elements are over max_elements = {self.max_elements}; raise it"
+                " if they may leave"
+            )
         yield from _outside("recipients", (recipient,), self.recipients)
         yield from _outside("readers", readers, self.readers)
         if not readers:
@@ -206,7 +225,9 @@ class PolicyFile(Strict):
     def _unique(self) -> Self:
         names = [rule.name for rule in self.allow]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one")
+            raise ValueError(
+                f"rules share the name {twice[0]!r}; the ledger tells rules by name, so rename one"
+            )
         return self
 
 

@@ -1,7 +1,7 @@
 """Globs over dotted tensor names.
 
-A glob is matched against the whole name, segment by segment: ``*`` stands for any characters within one segment, ``**``
-for any number of segments::
+A glob is matched against the whole name, segment by segment: ``*`` stands for any characters within
+one segment, ``**`` for any number of segments::
 
     features.*     features.0               not features.0.weight
     features.**    features, features.0.weight
@@ -13,12 +13,17 @@ def check_glob(glob: str) -> str:
     """The glob itself; ValueError if it is none."""
     for segment in glob.split("."):
         if not segment or ("**" in segment and segment != "**"):
-            raise ValueError("is not a glob: '**' stands alone between dots, and no segment is empty")
+            raise ValueError(
+                "is not a glob: '**' stands alone between dots, and no segment is empty"
+            )
     return glob
 
 
 def matches(glob: str, name: str) -> bool:
-    """Whether a glob matches a whole dotted name; time grows with the product of their lengths at most."""
+    """Whether a glob matches a whole dotted name.
+
+    Time grows with the product of their lengths at most.
+    """
     segments = name.split(".")
     eaten = {0}  # how many segments of the name the glob so far can stand for
     for wanted in glob.split("."):

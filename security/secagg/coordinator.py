@@ -1,31 +1,39 @@
-"""The coordinator of a secure sum as a pure state machine: ``advance(state, event) -> (state, effects)``.
+"""The coordinator of a secure sum as a pure state machine: ``advance(state, event) -> (state,
+effects)``.
 
-It passes messages on, closes each stage once all have answered or time is up, and computes which masks are left on the
-sum. No tensor, file or clock here; uploads are spooled and folded by the shell.
+It passes messages on, closes each stage once all have answered or time is up, and computes which
+masks are left on the sum. No tensor, file or clock here; uploads are spooled and folded by the
+shell.
 
 ::
 
     stage      leaves when                                             goes to
-    keys       all of the cohort gave keys or failed, or the deadline  shares   (U1 is large enough), else ended
+    keys       all of the cohort gave keys or failed, or the deadline  shares   (U1 is large
+                                                                       enough), else ended
     shares     all of U1 dealt or failed, or the deadline              masked   (U2 is), else ended
     masked     all of U2 uploaded or failed, or the deadline           survivors (U3 is), else ended
-    masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer is named
-    survivors  t survivors signed                                      reveal;  ended at the deadline
-    reveal     t survivors revealed shares that join                   opening; ended at the deadline
-    opening    the sum is open                                         done;    ended if it is no sum of values
+    masked     a complaint about a dealer holds (evidence.py)          ended, and the dealer is
+                                                                       named
+    survivors  t survivors signed                                      reveal;  ended at the
+                                                                       deadline
+    reveal     t survivors revealed shares that join                   opening; ended at the
+                                                                       deadline
+    opening    the sum is open                                         done;    ended if it is no
+                                                                       sum of values
 
-A message that does not hold is refused, and its sender drops out; a late one, or a second one, is refused and changes
-nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends after that asks for abandon notes, and
-another may follow when ``notes_missing`` is 0.
+A message that does not hold is refused, and its sender drops out; a late one, or a second one, is
+refused and changes nothing. Once U2 is told, masked bytes may be on their way: an attempt that ends
+after that asks for abandon notes, and another may follow when ``notes_missing`` is 0.
 
-A share that is none of its dealer's polynomial fits its commitment all the same. Where the first t shares do not join
-to what the dealer committed to, the other survivors' are awaited and other t of them are tried: one wrong share ends no
-sum while t + 1 survivors reveal. Either way the dealer is named, for any t shares of an honest one join. Where no t
-that were tried join, they are evidence (evidence.py), with which silos repeat the sum over the same survivors without
-it.
+A share that is none of its dealer's polynomial fits its commitment all the same. Where the first t
+shares do not join to what the dealer committed to, the other survivors' are awaited and other t of
+them are tried: one wrong share ends no sum while t + 1 survivors reveal. Either way the dealer is
+named, for any t shares of an honest one join. Where no t that were tried join, they are evidence
+(evidence.py), with which silos repeat the sum over the same survivors without it.
 
-Shares of inner products (gram_pieces.py) are opened with the sum. Where they lie on no polynomial, other survivors' are
-awaited, too; who gave a wrong one is named where enough reveal, else the attempt ends.
+Shares of inner products (gram_pieces.py) are opened with the sum. Where they lie on no polynomial,
+other survivors' are awaited, too; who gave a wrong one is named where enough reveal, else the
+attempt ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,11 +87,14 @@ from .shared_gram import OpenedGram
 from .shared_gram import opened as opened_gram
 from .spec import RoundSpec, Terms, check_cohort, check_survivors
 
-Stage: TypeAlias = Literal["keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"]
+Stage: TypeAlias = Literal[
+    "keys", "shares", "masked", "survivors", "reveal", "opening", "done", "ended"
+]
 
 MOST_SUBSETS = 300  # of t shares, tried for one dealer: half a second among 100 silos
 NOBODY: Mapping[str, str] = MappingProxyType({})
-WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")  # a deadline closes them
+# a deadline closes them
+WATCHED: tuple[Stage, ...] = ("keys", "shares", "masked", "survivors", "reveal")
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,8 @@ class CoordinatorState:
     reveals: Mapping[str, Reveal] = field(default_factory=dict)
     notes: Mapping[str, Abandon] = field(default_factory=dict)
     proofs: Mapping[str, Misdealing] = field(default_factory=dict)  # by dealer, of all who misdealt
-    evidence: Misdealing | None = None  # that of them why nothing could be opened, though survivors signed
+    # that of them why nothing could be opened, though survivors signed
+    evidence: Misdealing | None = None
     spoiled: bool = False  # what was opened is no sum of values
     u1: tuple[str, ...] = ()
     u2: tuple[str, ...] = ()
@@ -119,7 +131,10 @@ class CoordinatorState:
 
     @property
     def notes_needed(self) -> int:
-        """Abandon notes after which nobody finds t signatures any more; 0 where no masked bytes may have left."""
+        """Abandon notes after which nobody finds t signatures any more.
+
+        0 where no masked bytes may have left.
+        """
         return len(self.u1) - self.spec.threshold + self.spec.colluders + 1 if self.told else 0
 
     @property
@@ -131,7 +146,9 @@ class CoordinatorState:
 Step: TypeAlias = tuple[CoordinatorState, tuple[Effect, ...]]
 
 
-def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign, out: Mapping[str, str] = NOBODY) -> Step:
+def begin(
+    spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign, out: Mapping[str, str] = NOBODY
+) -> Step:
     """Ask the cohort; RefusedError for one that silos with these terms would not join.
 
     ``out`` are members that cannot take part in this attempt, and why: they are not asked.
@@ -139,7 +156,10 @@ def begin(spec: RoundSpec, signers: Signers, terms: Terms, sign: Sign, out: Mapp
     check_cohort(spec, terms)
     state = CoordinatorState(spec, spec.context(), signers, terms, failed=out)
     asked = tuple(silo for silo in spec.cohort if silo not in out)
-    return state, (Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())), StartTimer("keys"))
+    return state, (
+        Ask(asked, spec.payload(), sign(SECAGG_SPEC, spec.payload())),
+        StartTimer("keys"),
+    )
 
 
 def advance(state: CoordinatorState, event: Event) -> Step:
@@ -157,7 +177,9 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return _given(state, "survivors", survival.silo, state.u3, event)
         case RevealUploaded(reveal):
             return _given(state, "reveal", reveal.silo, tuple(state.survivals), event)
-        case AbandonUploaded(note) if note.silo in state.u1 and note.holds(state.ctx, state.signers):
+        case AbandonUploaded(note) if note.silo in state.u1 and note.holds(
+            state.ctx, state.signers
+        ):
             return _abandoned(state, note)
         case SiloDropped(silo, code) if silo in state.spec.cohort and silo not in state.failed:
             return _close_if_complete(replace(state, failed={**state.failed, silo: code}))
@@ -171,14 +193,19 @@ def advance(state: CoordinatorState, event: Event) -> Step:
             return state, ()
 
 
-def _given(state: CoordinatorState, stage: Stage, silo: str, expected: Sequence[str], event: Event) -> Step:
+def _given(
+    state: CoordinatorState, stage: Stage, silo: str, expected: Sequence[str], event: Event
+) -> Step:
     """Take a message in, or refuse it."""
-    late_survival = stage == "survivors" and state.stage == "reveal"  # still welcome: it may reveal in another's place
+    # still welcome: it may reveal in another's place
+    late_survival = stage == "survivors" and state.stage == "reveal"
     if stage != state.stage and not late_survival:
         why = f"sent a message of stage {stage!r} in stage {state.stage!r}"
         return state, (Refuse(silo, Code.ORDER, why),)
     if silo not in expected or silo in state.failed or silo in _answered(state, stage):
-        return state, (Refuse(silo, Code.ORDER, f"is not awaited in stage {stage!r}, or has answered"),)
+        return state, (
+            Refuse(silo, Code.ORDER, f"is not awaited in stage {stage!r}, or has answered"),
+        )
     try:
         taken, effects = _take(state, event)
     except RefusedError as error:
@@ -204,11 +231,18 @@ def _take(state: CoordinatorState, event: Event) -> Step:
             check_portions(dealing, portions, state.u1)
             _check_sealed(state, dealing.dealer, portions)
             dealings = {**state.dealings, dealing.dealer: dealing}
-            return replace(state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}), ()
+            return (
+                replace(
+                    state, dealings=dealings, portions={**state.portions, dealing.dealer: portions}
+                ),
+                (),
+            )
         case WordsUploaded(header, length, sha256):
             header.check(ctx, state.h_u2, state.spec, signers)
             same = (length, sha256) == (header.length, header.sha256)
-            check(same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed")
+            check(
+                same, header.silo, Code.UPLOAD, "its upload is not the one whose digest it signed"
+            )
             return replace(state, headers={**state.headers, header.silo: header}), ()
         case SurvivalUploaded(survival):
             survival.check(ctx, Sets(state.h_u1, state.h_u2, state.h_u3), signers)
@@ -234,7 +268,10 @@ def _check_sealed(state: CoordinatorState, dealer: str, portions: Sequence[Porti
             given = state.keys[holder][place - (holder < dealer)]
             right = portion.key == given.public
             check(
-                right, dealer, Code.SHARES, f"says that it sealed to {holder!r} under a key which that silo never gave"
+                right,
+                dealer,
+                Code.SHARES,
+                f"says that it sealed to {holder!r} under a key which that silo never gave",
             )
 
 
@@ -245,7 +282,9 @@ def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
     """
     silo, dealer = complaint.silo, complaint.dealer
     if state.stage != "masked" or silo not in state.u2 or silo in state.headers:
-        return state, (Refuse(silo, Code.ORDER, f"complains in stage {state.stage!r}, or after its upload"),)
+        return state, (
+            Refuse(silo, Code.ORDER, f"complains in stage {state.stage!r}, or after its upload"),
+        )
     try:
         dealt = dealer in state.u2 and dealer != silo
         check(dealt, silo, Code.COMPLAINT, f"complains of {dealer[:64]!r}, who dealt nothing to it")
@@ -254,16 +293,28 @@ def _complained(state: CoordinatorState, complaint: Complaint) -> Step:
     except RefusedError as error:
         state, more = _close_if_complete(replace(state, failed={**state.failed, silo: error.code}))
         return state, (Refuse(silo, Code.COMPLAINT, error.why), *more)
-    complaints, failed = {**state.complaints, silo: complaint}, {**state.failed, dealer: Code.MISDEALT.value}
+    complaints, failed = (
+        {**state.complaints, silo: complaint},
+        {**state.failed, dealer: Code.MISDEALT.value},
+    )
     why = f"{dealer!r} sealed to {silo!r} what does not open or fit, as {silo!r} showed"
     proofs = {**state.proofs, dealer: _misdealing(state, dealer, Unopened(silo, complaint.key))}
-    return _end(replace(state, complaints=complaints, failed=failed, proofs=proofs), Code.MISDEALT, dealer, why)
+    return _end(
+        replace(state, complaints=complaints, failed=failed, proofs=proofs),
+        Code.MISDEALT,
+        dealer,
+        why,
+    )
 
 
 def _misdealing(state: CoordinatorState, dealer: str, fault: Fault) -> Misdealing:
     """What proves to anyone that a dealer broke the rules."""
     return Misdealing(
-        state.spec.payload(), state.bundles[dealer], state.dealings[dealer], state.portions[dealer], fault
+        state.spec.payload(),
+        state.bundles[dealer],
+        state.dealings[dealer],
+        state.portions[dealer],
+        fault,
     )
 
 
@@ -303,17 +354,23 @@ def _close_if_complete(state: CoordinatorState) -> Step:
 
 
 def hopeless(state: CoordinatorState) -> bool:
-    """Whether too few can answer in this stage, so that it need not wait for others: ``AttemptDeadline`` ends it."""
+    """Whether too few can answer in this stage, so that it need not wait for others:
+    ``AttemptDeadline`` ends it.
+    """
     expected = _expected(state)
     if expected is None:
         return False
     answered = _answered(state, state.stage)
-    members, least = _counting(state, [silo for silo in expected if silo in answered or silo not in state.failed])
+    members, least = _counting(
+        state, [silo for silo in expected if silo in answered or silo not in state.failed]
+    )
     return len(members) < least
 
 
 def _counting(state: CoordinatorState, silos: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Those of ``silos`` with whom the stage can close, whose batch is whole, and how many it takes at the least."""
+    """Those of ``silos`` with whom the stage can close, whose batch is whole, and how many it takes
+    at the least.
+    """
     members, least = tuple(silos), state.spec.threshold
     if state.stage in ("keys", "shares"):  # who is lost after its upload stays in the sum
         members = tuple(silo for silo in members if silo not in state.failed)
@@ -324,7 +381,10 @@ def _counting(state: CoordinatorState, silos: Sequence[str]) -> tuple[tuple[str,
 
 
 def _close(state: CoordinatorState) -> Step:
-    """Close a stage with those who answered and whose batch is whole; end the attempt if they are too few."""
+    """Close a stage with those who answered and whose batch is whole.
+
+    End the attempt if they are too few.
+    """
     answered = _answered(state, state.stage)
     members, least = _counting(state, [silo for silo in state.spec.cohort if silo in answered])
     if len(members) < least:
@@ -339,7 +399,10 @@ def _close(state: CoordinatorState) -> Step:
         case "masked":
             return _close_masked(state, members)
         case "survivors":
-            return replace(state, stage="reveal"), (DeliverNotes(members, _enough(state)), StartTimer("reveal"))
+            return replace(state, stage="reveal"), (
+                DeliverNotes(members, _enough(state)),
+                StartTimer("reveal"),
+            )
         case "reveal":
             return _open(state, awaited=False)
         case _:
@@ -351,7 +414,8 @@ def _close_keys(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     given = {silo: deliver_keys(silo, state.keys[silo]) for silo in members}
     told = tuple(
-        DeliverKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo)) for silo in members
+        DeliverKeys(silo, bundles, tuple(given[other][silo] for other in members if other != silo))
+        for silo in members
     )
     state = replace(state, stage="shares", u1=members, h_u1=h_u1)
     return _opened_stage(state, (*told, StartTimer("shares")))
@@ -362,7 +426,10 @@ def _close_shares(state: CoordinatorState, members: tuple[str, ...]) -> Step:
     h_u2 = set_digest(b"U2", state.ctx, encoded)
     portions = {silo: state.portions[silo] for silo in members}
     deliveries = [deliver(state.dealings[dealer], portions[dealer]) for dealer in members]
-    told = tuple(DeliverShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries)) for silo in members)
+    told = tuple(
+        DeliverShares(silo, tuple(each[state.u1.index(silo)] for each in deliveries))
+        for silo in members
+    )
     state = replace(state, stage="masked", told=True, u2=members, h_u2=h_u2, portions=portions)
     return _opened_stage(state, (*told, StartTimer("masked")))
 
@@ -390,7 +457,9 @@ def _enough(state: CoordinatorState) -> tuple[Survival, ...]:
 
 
 def _open(state: CoordinatorState, awaited: bool) -> Step:
-    """Join t shares of each member of U2; where none of them join, wait while more reveals are ``awaited``, else end.
+    """Join t shares of each member of U2.
+
+    Where none of them join, wait while more reveals are ``awaited``, else end.
 
     Who dealt shares that do not join is named, and proven, whether the sum opens or not.
 
@@ -415,12 +484,19 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
             continue
         for survivor in state.u3:
             shared = agree(joined.secret, state.bundles[survivor].mask, survivor)
-            terms.append(pair_term(survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)))
+            terms.append(
+                pair_term(
+                    survivor, dealer, pair_key(shared, ctx, survivor, dealer, spec.prg, state.h_u2)
+                )
+            )
     compared = _compared(state) if spec.compared else OpenedGram(np.empty(0, np.int64))
     if compared is None and awaited:
         return state, ()
     if compared is None:
-        why = "what survivors revealed of inner products does not fit together; too few revealed to say whose is wrong"
+        why = (
+            "what survivors revealed of inner products does not fit together; too few revealed to"
+            " say whose is wrong"
+        )
         return _end(replace(state, failed=failed, proofs=proofs), Code.SUM, "", why)
     failed |= {spec.cohort[number - 1]: Code.REVEAL.value for number in compared.wrong}
     tags = _tags(state, terms)
@@ -429,7 +505,10 @@ def _open(state: CoordinatorState, awaited: bool) -> Step:
 
 
 def _compared(state: CoordinatorState) -> OpenedGram | None:
-    """Inner products of the survivors' vectors, of what was revealed; None where too much of it is wrong."""
+    """Inner products of the survivors' vectors, of what was revealed.
+
+    None where too much of it is wrong.
+    """
     spec, found = state.spec, {}
     for silo, reveal in state.reveals.items():
         products = read_revealed(spec, silo, len(state.u3), reveal.products)
@@ -449,7 +528,10 @@ class _Joined:
 def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
     """The secret that a dealer committed to, of t revealed shares that join to it."""
     shares = {
-        holder: each.held for holder in state.reveals for each in state.reveals[holder].shares if each.dealer == dealer
+        holder: each.held
+        for holder in state.reveals
+        for each in state.reveals[holder].shares
+        if each.dealer == dealer
     }
     wrong: tuple[ShownShare, ...] = ()
     for holders in islice(_subsets(sorted(shares), state.spec.threshold), MOST_SUBSETS):
@@ -462,14 +544,19 @@ def _joined(state: CoordinatorState, dealer: str, kind: bytes) -> _Joined:
 
 
 def _subsets(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """First those that stand side by side, around the end: of more than ``size`` holders each is left out of one."""
+    """First those that stand side by side, around the end: of more than ``size`` holders each is
+    left out of one.
+    """
     around = [*holders, *holders]
     windows = dict.fromkeys(tuple(sorted(around[at : at + size])) for at in range(len(holders)))
     return chain(windows, combinations(holders, size))
 
 
 def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
-    """The survivors' tags together, which go down with the result; ``terms`` are the masks that are still on."""
+    """The survivors' tags together, which go down with the result.
+
+    ``terms`` are the masks that are still on.
+    """
     if not state.spec.tagged:
         return b""
     tags = {silo: state.headers[silo].tags for silo in state.u3}
@@ -479,7 +566,11 @@ def _tags(state: CoordinatorState, terms: Sequence[Term]) -> bytes:
 def _abandoned(state: CoordinatorState, note: Abandon) -> Step:
     """Keep the note; its signer drops out of an attempt that still goes on."""
     state = replace(state, notes={**state.notes, note.silo: note})
-    return (state, ()) if state.stage in ("done", "ended") else advance(state, SiloDropped(note.silo, Code.ABANDON))
+    return (
+        (state, ())
+        if state.stage in ("done", "ended")
+        else advance(state, SiloDropped(note.silo, Code.ABANDON))
+    )
 
 
 def _end(state: CoordinatorState, code: Code, blame: str, why: str) -> Step:

@@ -88,7 +88,10 @@ class SumPublished:
 
 @dataclass(frozen=True)
 class OpenFailed:
-    """The masks came off, and what was left is no sum of values: ``spoiled``; or it could not be opened at all."""
+    """The masks came off, and what was left is no sum of values: ``spoiled``.
+
+    Or it could not be opened at all.
+    """
 
     why: str
     spoiled: bool = False
@@ -195,17 +198,24 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Open:
-    """Fold the survivors' uploads in this order, take these masks off, check canaries; then Opened or OpenFailed."""
+    """Fold the survivors' uploads in this order, take these masks off, check canaries.
+
+    Then Opened or OpenFailed.
+    """
 
     terms: tuple[Term, ...]
     survivors: tuple[str, ...]
     tags: bytes = b""  # of all survivors together, where there are some
-    products: bytes = b""  # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
+    # inner products of the survivors' quantised vectors, 8 bytes each, where they are compared
+    products: bytes = b""
 
 
 @dataclass(frozen=True)
 class EndAttempt:
-    """The attempt is over without a sum; ``blame`` is a silo, or empty where nobody broke a rule."""
+    """The attempt is over without a sum.
+
+    ``blame`` is a silo, or empty where nobody broke a rule.
+    """
 
     code: Code
     blame: str

@@ -1,11 +1,13 @@
-"""The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to all others.
+"""The first half of a secure sum: fresh keys of each silo, and shares of its two secrets, dealt to
+all others.
 
-A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key that it agrees on masks
-with, of the mask that it has to itself, of all that it draws while dealing, and of the keys that others seal to
-(receiving_keys.py); and a sixth for vectors that are compared by shares (gram_pieces.py). It deals shares of the second
-and third, because the coordinator needs the one if the silo is lost and the other if it is not. Its signature is over a
-Merkle root (security/log/merkle.py) of one leaf a holder, so that all see one word of the dealer, and each holder its
-own portion alone.
+A silo draws five seeds of 32 bytes an attempt: of the key that it seals shares with, of the key
+that it agrees on masks with, of the mask that it has to itself, of all that it draws while dealing,
+and of the keys that others seal to (receiving_keys.py); and a sixth for vectors that are compared
+by shares (gram_pieces.py). It deals shares of the second and third, because the coordinator needs
+the one if the silo is lost and the other if it is not. Its signature is over a Merkle root
+(security/log/merkle.py) of one leaf a holder, so that all see one word of the dealer, and each
+holder its own portion alone.
 """
 
 import hashlib
@@ -22,7 +24,8 @@ from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES, Hashes, Tree, leaf_hash, verify_inclusion
 from .receiving_keys import PROBE, KeyDelivery
 
-SELF, PAIR = b"self", b"pair"  # kinds of shares: of the self-mask seed, and of the seed of the pairwise masks' key
+# kinds of shares: of the self-mask seed, and of the seed of the pairwise masks' key
+SELF, PAIR = b"self", b"pair"
 SEALED_BYTES = 2 * (SHARE_BYTES + SALT_BYTES) + TAG_BYTES
 
 
@@ -38,7 +41,9 @@ class Seeds:
     comparing: bytes = field(default=b"", repr=False)
 
     def drawing(self) -> Draw:
-        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py): the same ones in a replay."""
+        """Coefficients and salts, from the stream of ``dealing`` (arithmetic/masks.py): the same
+        ones in a replay.
+        """
         stream = Keystream(self.dealing, 0)
 
         def draw(n: int) -> bytes:
@@ -51,7 +56,8 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class KeyBundle:
-    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask`` for masks.
+    """A silo's public keys of this attempt, 32 bytes each: ``seal`` to seal shares with, ``mask``
+    for masks.
 
     ``receiving`` is the Merkle root over the keys to which others seal.
     """
@@ -78,7 +84,9 @@ class KeyBundle:
             agree(PROBE, key, self.silo)
 
 
-def make_bundle(ctx: bytes, silo: str, seal_seed: bytes, mask_seed: bytes, receiving: bytes, sign: Sign) -> KeyBundle:
+def make_bundle(
+    ctx: bytes, silo: str, seal_seed: bytes, mask_seed: bytes, receiving: bytes, sign: Sign
+) -> KeyBundle:
     """The signed bundle of two 32-byte seeds and the root over the keys to which others seal."""
     bundle = KeyBundle(silo, public_key(seal_seed), public_key(mask_seed), receiving)
     return replace(bundle, signature=sign(SECAGG_KEYS, bundle.payload(ctx)))
@@ -96,7 +104,10 @@ def distinct_keys(bundles: Sequence[KeyBundle]) -> KeyBundle | None:
 
 @dataclass(frozen=True, slots=True)
 class HeldShare:
-    """A share of one dealer and its salt, as its holder keeps and reveals it; printing it shows no secret."""
+    """A share of one dealer and its salt, as its holder keeps and reveals it.
+
+    Printing it shows no secret.
+    """
 
     share: bytes = field(repr=False)
     salt: bytes = field(repr=False)
@@ -121,11 +132,12 @@ class HeldShares:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a dealer deals to one holder: both shares and salts sealed, 146 bytes, and the commitments to them.
+    """What a dealer deals to one holder: both shares and salts sealed, 146 bytes, and the
+    commitments to them.
 
-    ``key`` is the holder's receiving key to which they are sealed. The dealer signs it with the rest, so that whoever
-    shows the private key shows what the dealer sealed (evidence.py). A dealer's portion to itself holds commitments
-    only.
+    ``key`` is the holder's receiving key to which they are sealed. The dealer signs it with the
+    rest, so that whoever shows the private key shows what the dealer sealed (evidence.py). A
+    dealer's portion to itself holds commitments only.
     """
 
     holder: str
@@ -164,8 +176,18 @@ class Dealing:
     def check(self, ctx: bytes, h_u1: bytes, signers: Signers) -> None:
         """RefusedError unless the dealer signed this for the same U1 as ours."""
         signed = signers.by_silo(self.dealer, SECAGG_DEALING, self.payload(ctx), self.signature)
-        check(signed, self.dealer, Code.SHARES, "the signature over what it deals does not fit this attempt")
-        check(self.h_u1 == h_u1, self.dealer, Code.SHARES, "dealt among another set of silos than ours")
+        check(
+            signed,
+            self.dealer,
+            Code.SHARES,
+            "the signature over what it deals does not fit this attempt",
+        )
+        check(
+            self.h_u1 == h_u1,
+            self.dealer,
+            Code.SHARES,
+            "dealt among another set of silos than ours",
+        )
 
 
 def deal(
@@ -189,9 +211,12 @@ def deal(
     portions = []
     for silo in members:
         number = holders[silo]
-        held = HeldShares(HeldShare(own[number], draw(SALT_BYTES)), HeldShare(pair[number], draw(SALT_BYTES)))
+        held = HeldShares(
+            HeldShare(own[number], draw(SALT_BYTES)), HeldShare(pair[number], draw(SALT_BYTES))
+        )
         commitments = [
-            commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share) for kind in (SELF, PAIR)
+            commitment(ctx, dealer, silo, kind, held.of(kind).salt, held.of(kind).share)
+            for kind in (SELF, PAIR)
         ]
         if silo == dealer:
             kept, sealed = held, b""
@@ -207,7 +232,9 @@ def deal(
 
 
 def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Sequence[str]) -> None:
-    """RefusedError unless these are all that the dealing covers: one for each of U1, of the right size."""
+    """RefusedError unless these are all that the dealing covers: one for each of U1, of the right
+    size.
+    """
     check(
         [portion.holder for portion in portions] == list(members),
         dealing.dealer,
@@ -216,10 +243,22 @@ def check_portions(dealing: Dealing, portions: Sequence[Portion], members: Seque
     )
     for portion in portions:
         sizes = (0, 0) if portion.holder == dealing.dealer else (KEY_BYTES, SEALED_BYTES)
-        sized = (len(portion.key), len(portion.sealed)) == sizes and len(portion.own) == len(portion.pair) == HASH_BYTES
-        check(sized, dealing.dealer, Code.SHARES, f"its portion for {portion.holder!r} has the wrong size")
+        sized = (len(portion.key), len(portion.sealed)) == sizes and len(portion.own) == len(
+            portion.pair
+        ) == HASH_BYTES
+        check(
+            sized,
+            dealing.dealer,
+            Code.SHARES,
+            f"its portion for {portion.holder!r} has the wrong size",
+        )
     root = Tree(portion.leaf() for portion in portions).root()
-    check(root == dealing.root, dealing.dealer, Code.SHARES, "its portions do not lead to the root that it signed")
+    check(
+        root == dealing.root,
+        dealing.dealer,
+        Code.SHARES,
+        "its portions do not lead to the root that it signed",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,27 +273,49 @@ class PortionDelivery:
 def deliver(dealing: Dealing, portions: Sequence[Portion]) -> tuple[PortionDelivery, ...]:
     """What the coordinator passes on to each holder, in order of U1."""
     tree = Tree(portion.leaf() for portion in portions)
-    return tuple(PortionDelivery(dealing, portion, tree.inclusion_proof(i)) for i, portion in enumerate(portions))
+    return tuple(
+        PortionDelivery(dealing, portion, tree.inclusion_proof(i))
+        for i, portion in enumerate(portions)
+    )
 
 
-def check_delivery(delivery: PortionDelivery, members: Sequence[str], holder: str, key: bytes) -> None:
-    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one of U1.
+def check_delivery(
+    delivery: PortionDelivery, members: Sequence[str], holder: str, key: bytes
+) -> None:
+    """RefusedError, for the coordinator, unless the dealer signed this portion for ``holder``, one
+    of U1.
 
-    ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is empty.
+    ``key`` is the receiving key that the holder gave for this dealer; of its own dealing it is
+    empty.
     """
     portion, dealing = delivery.portion, delivery.dealing
-    check(portion.holder == holder, COORDINATOR, Code.SHARES, f"brought {holder!r} a portion for {portion.holder!r}")
-    why = f"brought {holder!r} a portion of {dealing.dealer!r} that is sealed to a key which it never gave"
+    check(
+        portion.holder == holder,
+        COORDINATOR,
+        Code.SHARES,
+        f"brought {holder!r} a portion for {portion.holder!r}",
+    )
+    why = (
+        f"brought {holder!r} a portion of {dealing.dealer!r} that is sealed to a key which it never"
+        " gave"
+    )
     check(portion.key == key, COORDINATOR, Code.SHARES, why)
     try:
-        verify_inclusion(portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof)
+        verify_inclusion(
+            portion.leaf(), members.index(holder), len(members), dealing.root, delivery.proof
+        )
     except ProofError as error:
-        why = f"brought a portion for {holder!r} that is not what {dealing.dealer!r} signed: {error}"
+        why = (
+            f"brought a portion for {holder!r} that is not what {dealing.dealer!r} signed: {error}"
+        )
         raise RefusedError(COORDINATOR, Code.SHARES, why) from None
 
 
 def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: bytes) -> HeldShares:
-    """Open what a silo dealt; ``receiving`` is the holder's private key for it. RefusedError names the dealer."""
+    """Open what a silo dealt; ``receiving`` is the holder's private key for it.
+
+    RefusedError names the dealer.
+    """
     holder = portion.holder
     # (1) It opens.
     key = seal_key(agree(receiving, dealer.seal, dealer.silo), ctx, dealer.silo, holder)
@@ -265,7 +326,12 @@ def open_portion(portion: Portion, ctx: bytes, dealer: KeyBundle, receiving: byt
     held = HeldShares(*shares)
     for kind in (SELF, PAIR):
         fits = held.of(kind).fits(ctx, dealer.silo, holder, kind, portion.committed(kind))
-        check(fits, dealer.silo, Code.SHARES, f"its share for {holder!r} does not fit the commitment to it")
+        check(
+            fits,
+            dealer.silo,
+            Code.SHARES,
+            f"its share for {holder!r} does not fit the commitment to it",
+        )
     return held
 
 

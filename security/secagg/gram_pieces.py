@@ -1,20 +1,26 @@
-"""Shares of compared vectors on their way: sealed by each dealer to each holder, behind its masked upload.
+"""Shares of compared vectors on their way: sealed by each dealer to each holder, behind its masked
+upload.
 
-The machines of a secure sum carry ``Gram`` by secret sharing (shared_gram.py) along. A round compares one part::
+The machines of a secure sum carry ``Gram`` by secret sharing (shared_gram.py) along. A round
+compares one part::
 
-    upload      masked words ‖ a sealed share for each other member of the cohort, in order; zeros for one not in U2
-    survivors   the coordinator passes each survivor the shares that the others sealed to it, with the headers of U3
-    reveal      beside its shares of the masks a survivor gives its shares of all inner products over U3
+    upload     masked words ‖ a sealed share for each other member of the cohort, in order; zeros
+               for one not in U2
+    survivors  the coordinator passes each survivor the shares that the others sealed to it, with
+               the headers of U3
+    reveal     beside its shares of the masks a survivor gives its shares of all inner products over
+               U3
 
-So the silos whose vectors are compared are the survivors that t silos signed, a share is bound to the attempt by its
-key, and who is lost drops out of the comparison as out of the sum. From the keys of the attempt, c of the dealer and r
-of the holder (security/identity/pairwise_keys.py), with e the holder's number::
+So the silos whose vectors are compared are the survivors that t silos signed, a share is bound to
+the attempt by its key, and who is lost drops out of the comparison as out of the sum. From the keys
+of the attempt, c of the dealer and r of the holder (security/identity/pairwise_keys.py), with e the
+holder's number::
 
     key         HKDF(X25519(c, r), salt = ctx, info = framed("staddle/gram/seal/1", dealer, holder))
     sealed      ChaCha20-Poly1305(key, nonce 0, share, AAD = framed(label, ctx, dealer, holder))
 
-Nonce 0 is safe: a silo seals once an attempt to each, and after a lost connection the same bytes. Both private keys
-are in memory alone, and dropped with the attempt.
+Nonce 0 is safe: a silo seals once an attempt to each, and after a lost connection the same bytes.
+Both private keys are in memory alone, and dropped with the attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +37,24 @@ from ..faults import COORDINATOR, COORDINATOR_OR_SILO, Code, check
 from ..identity.domains import GRAM_SEAL, framed
 from ..identity.pairwise_keys import NONCE, TAG_BYTES, derive
 from .masked_sum import upload_bytes
-from .shared_gram import Compared, GramShare, deal, dumped, loaded, multiply, products_dumped, products_loaded
+from .shared_gram import (
+    Compared,
+    GramShare,
+    deal,
+    dumped,
+    loaded,
+    multiply,
+    products_dumped,
+    products_loaded,
+)
 from .spec import RoundSpec
 
 
 @dataclass(frozen=True, slots=True)
 class GramKeys:
-    """What hides a silo's compared vectors in one attempt: a fresh seed, and a key for each other member of U2."""
+    """What hides a silo's compared vectors in one attempt: a fresh seed, and a key for each other
+    member of U2.
+    """
 
     seed: bytes = field(repr=False)
     keys: Mapping[str, bytes] = field(repr=False)
@@ -54,12 +71,18 @@ class SealedShare:
 def compared(spec: RoundSpec) -> Compared:
     """What a round compares; LocalError where it compares nothing by shares."""
     if spec.compared is None:
-        raise LocalError(f"round {spec.round} of job {spec.job!r} compares nothing by shares; this is a bug in Staddle")
+        raise LocalError(
+            f"round {spec.round} of job {spec.job!r} compares nothing by shares; this is a bug in"
+            " Staddle"
+        )
     return spec.compared
 
 
 def share_key(agreed: bytes, ctx: bytes, dealer: str, holder: str) -> bytes:
-    """For the one share that a dealer seals to a holder; ``agreed`` as their keys of the attempt give it."""
+    """For the one share that a dealer seals to a holder.
+
+    ``agreed`` as their keys of the attempt give it.
+    """
     return derive(agreed, ctx, framed(GRAM_SEAL, dealer.encode(), holder.encode()))
 
 
@@ -80,8 +103,11 @@ def place_of(spec: RoundSpec, dealer: str, holder: str) -> int:
     return upload_bytes(spec) + others.index(holder) * sealed_bytes(spec)
 
 
-def deal_sealed(spec: RoundSpec, dealer: str, quantised: Integers, hiding: GramKeys) -> tuple[list[bytes], bytes]:
-    """What stands behind a dealer's masked words, holder by holder, and the share that it keeps for itself.
+def deal_sealed(
+    spec: RoundSpec, dealer: str, quantised: Integers, hiding: GramKeys
+) -> tuple[list[bytes], bytes]:
+    """What stands behind a dealer's masked words, holder by holder, and the share that it keeps for
+    itself.
 
     The same bytes for the same vectors and keys.
     """
@@ -94,7 +120,11 @@ def deal_sealed(spec: RoundSpec, dealer: str, quantised: Integers, hiding: GramK
             continue
         key = hiding.keys.get(holder)
         aad = _associated(ctx, dealer, holder)
-        sealed = ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad) if key else bytes(sealed_bytes(spec))
+        sealed = (
+            ChaCha20Poly1305(key).encrypt(NONCE, dumped(share), aad)
+            if key
+            else bytes(sealed_bytes(spec))
+        )
         pieces.append(sealed)
     return pieces, kept
 
@@ -105,7 +135,9 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
     Who altered bytes that do not open cannot be told: nobody signed them one by one.
     """
     try:
-        plain = ChaCha20Poly1305(key).decrypt(NONCE, sealed, _associated(spec.context(), dealer, holder))
+        plain = ChaCha20Poly1305(key).decrypt(
+            NONCE, sealed, _associated(spec.context(), dealer, holder)
+        )
     except InvalidTag:
         why = f"the share of the compared vectors of {dealer!r} for {holder!r} does not open"
         raise RefusedError(COORDINATOR_OR_SILO, Code.SHARES, why) from None
@@ -117,25 +149,42 @@ def open_share(spec: RoundSpec, key: bytes, dealer: str, holder: str, sealed: by
 
 
 def check_dealers(shares: Sequence[SealedShare], others: Sequence[str]) -> None:
-    """RefusedError, for the coordinator, unless there is one share of each of ``others``, in their order."""
+    """RefusedError, for the coordinator, unless there is one share of each of ``others``, in their
+    order.
+    """
     named = [share.dealer for share in shares]
     why = f"brings shares of compared vectors of {named}, not of the other survivors {list(others)}"
     check(named == list(others), COORDINATOR, Code.SHARES, why)
 
 
 def revealed(spec: RoundSpec, shares: Mapping[str, GramShare]) -> bytes:
-    """What a holder reveals of the inner products of all survivors, whose shares it holds, by dealer."""
-    return products_dumped(multiply({spec.holder(dealer): share for dealer, share in shares.items()}))
+    """What a holder reveals of the inner products of all survivors, whose shares it holds, by
+    dealer.
+    """
+    return products_dumped(
+        multiply({spec.holder(dealer): share for dealer, share in shares.items()})
+    )
 
 
 def read_revealed(spec: RoundSpec, silo: str, survivors: int, data: bytes) -> Words | None:
-    """Shares of inner products as a survivor revealed them, None where nothing is compared; RefusedError blames it."""
+    """Shares of inner products as a survivor revealed them, None where nothing is compared.
+
+    RefusedError blames it.
+    """
     if spec.compared is None:
-        check(not data, silo, Code.REVEAL, "reveals inner products in a round that compares nothing by shares")
+        check(
+            not data,
+            silo,
+            Code.REVEAL,
+            "reveals inner products in a round that compares nothing by shares",
+        )
         return None
     products = products_loaded(spec.compared, survivors, data)
     if products is None:
-        why = f"reveals inner products of {len(data)} bytes that are not those of {survivors} survivors"
+        why = (
+            f"reveals inner products of {len(data)} bytes that are not those of {survivors}"
+            " survivors"
+        )
         raise RefusedError(silo, Code.REVEAL, why)
     return products
 

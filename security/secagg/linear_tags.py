@@ -1,32 +1,37 @@
-"""Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing added to it.
+"""Linear tags: silos see that the coordinator hands down the sum of what they sent, and nothing
+added to it.
 
-Over the field of p = 2^64 - 59, for each group of tensors, with coefficients from the key that all silos share and the
-coordinator lacks (SECURITY.md rule 8). Number k stands in row r = ⌊k / 512⌋ and column c = k mod 512 of a table::
+Over the field of p = 2^64 - 59, for each group of tensors, with coefficients from the key that all
+silos share and the coordinator lacks (SECURITY.md rule 8). Number k stands in row r = ⌊k / 512⌋ and
+column c = k mod 512 of a table::
 
     H(q)                 Σ_r β_r Σ_c α_c q_rc         mod p       linear in q
     silo j sends         T_j = H(q_j) + pad_j         mod p       with its upload
     coordinator          T   = Σ_j T_j                mod p       over the survivors
     silos compare        T - Σ_j pad_j = H(Q)         mod p       with the integers Q that came down
 
-A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j a_j pad_j. Its
-vectors may be of several rounds, so α and β have the context that they share, and each pad that of its own upload.
+A row of a Mix is Σ_j a_j q_j with public integers a_j: then T = Σ_j a_j T_j, and silos take off Σ_j
+a_j pad_j. Its vectors may be of several rounds, so α and β have the context that they share, and
+each pad that of its own upload.
 
-A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2 / p, about 2^-63, whatever is
-added to T: the shift has a row that is not 0, whose sum under α is 0 with 1 / p; if it is not, one β_r in p fits. So
-the bounds of two families of hash functions add up where they are composed (Stinson, "Universal hashing and
-authentication codes", Designs, Codes and Cryptography, 1994). With a coefficient of its own for each number it would be
-1 / p, and their stream twice as long as words of 32 bits. No shift is a multiple of p: an honest |Q| is below
-2^63 - 59, so it differs from every signed word by less than p (with ring 64 and a smaller p, such as 2^61 - 1, words
-shifted by p would pass).
+A sum that was shifted in any word, or that wrapped around 2^b, passes with probability 2 / p, about
+2^-63, whatever is added to T: the shift has a row that is not 0, whose sum under α is 0 with 1 / p;
+if it is not, one β_r in p fits. So the bounds of two families of hash functions add up where they
+are composed (Stinson, "Universal hashing and authentication codes", Designs, Codes and
+Cryptography, 1994). With a coefficient of its own for each number it would be 1 / p, and their
+stream twice as long as words of 32 bits. No shift is a multiple of p: an honest |Q| is below 2^63 -
+59, so it differs from every signed word by less than p (with ring 64 and a smaller p, such as 2^61
+- 1, words shifted by p would pass).
 
-The pads hide from the coordinator what T would tell of α. It can take them off together with one silo, and can forge
-tags then. So the tags of a secure sum are under its masks as well, modulo p: streams of the very keys that mask the
-words, which come off the sum over all survivors and off nothing less. Without them T_j would tell the two what q_j is
-where there are few numbers to choose from: the test counts of silo j, or whether it holds a class. The tag of an upload
-that is mixed has pads alone: whoever takes them off can take off those of the words, too.
+The pads hide from the coordinator what T would tell of α. It can take them off together with one
+silo, and can forge tags then. So the tags of a secure sum are under its masks as well, modulo p:
+streams of the very keys that mask the words, which come off the sum over all survivors and off
+nothing less. Without them T_j would tell the two what q_j is where there are few numbers to choose
+from: the test counts of silo j, or whether it holds a class. The tag of an upload that is mixed has
+pads alone: whoever takes them off can take off those of the words, too.
 
-A silo that sends a false tag spoils the sum for all, and what they see is the same as if the coordinator had altered a
-word: nobody can tell which.
+A silo that sends a false tag spoils the sum for all, and what they see is the same as if the
+coordinator had altered a word: nobody can tell which.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,13 +68,21 @@ class Tagger:
     @property
     def sums(self) -> list[int]:
         """H of what each group has so far."""
-        return [self._table.value() if at == self._group else value for at, value in enumerate(self._done)]
+        return [
+            self._table.value() if at == self._group else value
+            for at, value in enumerate(self._done)
+        ]
 
     def add(self, group: int, words: Words) -> None:
-        """The next words of a group, mod 2^32 or 2^64, taken as signed integers; LocalError for a group before it."""
+        """The next words of a group, mod 2^32 or 2^64, taken as signed integers.
+
+        LocalError for a group before it.
+        """
         if group != self._group:
             if group < self._group:
-                raise LocalError(f"tags group {group} after group {self._group}; this is a bug in Staddle")
+                raise LocalError(
+                    f"tags group {group} after group {self._group}; this is a bug in Staddle"
+                )
             self._done = self.sums
             self._group, self._table = group, _Table(Keystream(self._key, group))
         self._table.add(words.view(SIGNED[8 * words.itemsize]), self._scratch)
@@ -82,51 +95,84 @@ class Tagger:
         own: Mapping[int, bytes] | None = None,
         terms: Sequence[Term] = (),
     ) -> bytes:
-        """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``; 8 bytes a group.
+        """What a silo sends: its sums under its pads and, in a secure sum, the masks of ``terms``.
 
-        ``own``, by group, are keys of pads that one other silo has, in place of the one that all have.
+        8 bytes a group.
+
+        ``own``, by group, are keys of pads that one other silo has, in place of the one that all
+        have.
         """
         pads = self._pads(group_key, ctx, silo)
         for index, key in (own or {}).items():
             pads[index] = self._pads(key, ctx, silo)[index]
         return _masked([value + pad for value, pad in zip(self.sums, pads, strict=True)], terms)
 
-    def check(self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]) -> None:
+    def check(
+        self, combined: bytes, group_key: bytes, ctx: bytes, survivors: Sequence[str]
+    ) -> None:
         """RefusedError unless this vector is the sum of what the survivors tagged."""
         self.check_weighted(combined, group_key, [TagPads(silo, ctx) for silo in survivors])
 
-    def check_weighted(self, combined: bytes, group_key: bytes, summed: Sequence["TagPads"]) -> None:
+    def check_weighted(
+        self, combined: bytes, group_key: bytes, summed: Sequence["TagPads"]
+    ) -> None:
         """RefusedError unless this vector is the weighted sum of these tagged ones."""
         tags = decoded(combined, len(self._done))
-        check(tags is not None, COORDINATOR, Code.SUM, f"brings tags of {len(combined)} bytes that are none")
+        check(
+            tags is not None,
+            COORDINATOR,
+            Code.SUM,
+            f"brings tags of {len(combined)} bytes that are none",
+        )
         pads = [(self._pads(group_key, each.ctx, each.silo), each.weight) for each in summed]
         for index, tag in enumerate(tags or ()):
             self._compare(index, tag, [(pad[index], weight) for pad, weight in pads])
 
     def check_group(
-        self, group: int, tag: bytes, keys: Mapping[str, bytes], ctx: bytes, survivors: Sequence[str]
+        self,
+        group: int,
+        tag: bytes,
+        keys: Mapping[str, bytes],
+        ctx: bytes,
+        survivors: Sequence[str],
     ) -> None:
-        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors tagged.
+        """RefusedError unless one group, which alone was taken in, is the sum of what the survivors
+        tagged.
 
         ``keys``, by survivor, are those of their pads.
         """
         tags = decoded(tag, 1)
-        check(tags is not None, COORDINATOR, Code.SUM, f"brings a tag of {len(tag)} bytes that is none")
-        self._compare(group, (tags or [0])[0], [(self._pads(keys[silo], ctx, silo)[group], 1) for silo in survivors])
+        check(
+            tags is not None,
+            COORDINATOR,
+            Code.SUM,
+            f"brings a tag of {len(tag)} bytes that is none",
+        )
+        self._compare(
+            group,
+            (tags or [0])[0],
+            [(self._pads(keys[silo], ctx, silo)[group], 1) for silo in survivors],
+        )
 
     def _compare(self, group: int, tag: int, pads: Sequence[tuple[int, int]]) -> None:
         found = (tag - sum(pad * weight for pad, weight in pads)) % PRIME
-        why = f"brings a sum of group {group} that was altered, or of which a silo falsified its tag"
+        why = (
+            f"brings a sum of group {group} that was altered, or of which a silo falsified its tag"
+        )
         check(found == self.sums[group], COORDINATOR_OR_SILO, Code.SUM, why)
 
     def _pads(self, group_key: bytes, ctx: bytes, silo: str) -> list[int]:
         """Uniform mod p but for 2^-64, one a group."""
-        return _uniform(derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self._done))
+        return _uniform(
+            derive(group_key, ctx, framed(SECAGG_PAD, silo.encode())), 0, len(self._done)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TagPads:
-    """Whose pads are on a combined tag, made for which context, and how often: the integer weight of its vector."""
+    """Whose pads are on a combined tag, made for which context, and how often: the integer weight
+    of its vector.
+    """
 
     silo: str
     ctx: bytes
@@ -134,20 +180,29 @@ class TagPads:
 
 
 def combine(
-    tags: Mapping[str, bytes], groups: int, weights: Mapping[str, int] | None = None, terms: Sequence[Term] = ()
+    tags: Mapping[str, bytes],
+    groups: int,
+    weights: Mapping[str, int] | None = None,
+    terms: Sequence[Term] = (),
 ) -> bytes:
     """At the coordinator: the sum of the survivors' tags; RefusedError names a silo that sent none.
 
-    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none. ``terms`` are the
-    masks that are still on a secure sum.
+    ``weights`` are the integers that it adds the vectors with, by silo; each 1 if there are none.
+    ``terms`` are the masks that are still on a secure sum.
     """
     totals = [0] * groups
     for silo, sent in tags.items():
         weight = 1 if weights is None else weights[silo]
         values = decoded(sent, groups)
         if values is None:
-            raise RefusedError(silo, Code.UPLOAD, f"its tags, {len(sent)} bytes, are not {groups} numbers of the field")
-        totals = [(total + weight * value) % PRIME for total, value in zip(totals, values, strict=True)]
+            raise RefusedError(
+                silo,
+                Code.UPLOAD,
+                f"its tags, {len(sent)} bytes, are not {groups} numbers of the field",
+            )
+        totals = [
+            (total + weight * value) % PRIME for total, value in zip(totals, values, strict=True)
+        ]
     return _masked(totals, negated(terms))
 
 
@@ -164,7 +219,10 @@ def _masked(values: Sequence[int], terms: Iterable[Term]) -> bytes:
     sums = list(values)
     for term in terms:
         times = -term.times if term.negative else term.times
-        sums = [value + times * mask for value, mask in zip(sums, _uniform(term.key, _MASKS, len(sums)), strict=True)]
+        sums = [
+            value + times * mask
+            for value, mask in zip(sums, _uniform(term.key, _MASKS, len(sums)), strict=True)
+        ]
     return _encoded(value % PRIME for value in sums)
 
 
@@ -181,9 +239,10 @@ def _encoded(values: Iterable[int]) -> bytes:
 class _Table:
     """H of one group, whose numbers come in order, cut anywhere.
 
-    All is exact. A product of matrices adds up ``SIDE`` = 2^9 products of an integer of at most 2^31 in magnitude and a
-    digit below 2^13, so every partial sum is an integer below 2^53, whatever the order: float64 has it as it is. Larger
-    integers are taken in halves, low + 2^32 high.
+    All is exact. A product of matrices adds up ``SIDE`` = 2^9 products of an integer of at most
+    2^31 in magnitude and a digit below 2^13, so every partial sum is an integer below 2^53,
+    whatever the order: float64 has it as it is. Larger integers are taken in halves, low + 2^32
+    high.
     """
 
     def __init__(self, stream: Keystream) -> None:
@@ -193,7 +252,8 @@ class _Table:
 
     def _begin(self) -> None:
         self._rows = _digits(_field(self._stream, SIDE))
-        self._page = np.zeros((2, SIDE, _DIGITS))  # Σ_c α_c q_rc of its rows, by the half of q and the digit of α
+        # Σ_c α_c q_rc of its rows, by the half of q and the digit of α
+        self._page = np.zeros((2, SIDE, _DIGITS))
 
     def add(self, numbers: Words, scratch: Reals) -> None:
         """The next signed integers; ``scratch`` is [rows, SIDE] float64."""
@@ -243,7 +303,9 @@ def _halves(numbers: Words) -> Iterator[Words]:
 
 
 def _field(stream: Keystream, count: int) -> Words:
-    """The next numbers below 2^64, uniform mod p but for 2^-32 of each probability: 96 bits h 2^64 + l ≡ 59 h + l."""
+    """The next numbers below 2^64, uniform mod p but for 2^-32 of each probability: 96 bits h 2^64
+    + l ≡ 59 h + l.
+    """
     low, high = np.empty(count, "<u8"), np.empty(count, "<u4")
     for made in (low, high):
         stream.fill(made.data.cast("B"))

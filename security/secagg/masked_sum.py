@@ -1,15 +1,18 @@
-"""The numbers of a secure sum: chunks of masked words at a silo, one accumulator at the coordinator.
+"""The numbers of a secure sum: chunks of masked words at a silo, one accumulator at the
+coordinator.
 
-A group's words are its elements, row by row, then its private weights. They cross in chunks of ``chunk_bytes``, each
-with canaries at its end: one, and four in the last chunk of a group::
+A group's words are its elements, row by row, then its private weights. They cross in chunks of
+``chunk_bytes``, each with canaries at its end: one, and four in the last chunk of a group::
 
     chunk_bytes = 64, ring 32, 20 elements    15 words, 1 canary | 5 words, 4 canaries
 
-Canaries are the first words of SHA-256(framed(CANARY, ctx, group, chunk)); opened, each must be as many times that as
-there are survivors. They show masks that did not come off, by accident; they are no proof against a coordinator.
+Canaries are the first words of SHA-256(framed(CANARY, ctx, group, chunk)); opened, each must be as
+many times that as there are survivors. They show masks that did not come off, by accident; they are
+no proof against a coordinator.
 
-An opened sum is no larger than its survivors' values can make it (``check_bounds``). One that is has words that a silo
-made of no value within the clip; within it a silo may still give what it likes.
+An opened sum is no larger than its survivors' values can make it (``check_bounds``). One that is
+has words that a silo made of no value within the clip; within it a silo may still give what it
+likes.
 """
 
 import hashlib
@@ -49,7 +52,9 @@ LAST_CANARIES = 4
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:
-    """What a silo gives for one group: values [elements], and weights [rows] where they are private."""
+    """What a silo gives for one group: values [elements], and weights [rows] where they are
+    private.
+    """
 
     values: Flat
     weights: Reals | None = None
@@ -57,7 +62,10 @@ class GroupValues:
 
 @dataclass(frozen=True, slots=True)
 class GroupChunk:
-    """A piece of one group: ``body`` of its numbers from ``start`` on, then canaries; ``first`` counts all words."""
+    """A piece of one group: ``body`` of its numbers from ``start`` on, then canaries.
+
+    ``first`` counts all words.
+    """
 
     group: int
     number: int
@@ -74,10 +82,12 @@ class GroupChunk:
 
 @dataclass(frozen=True)
 class OpenedGroup:
-    """The sum of one group over the survivors, still as words; its numbers are made when they are asked for.
+    """The sum of one group over the survivors, still as words.
 
-    ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones what the silos gave, equal
-    ones 1.
+    Its numbers are made when they are asked for.
+
+    ``weight`` is Σ w, [rows] float64. Public weights w are the declared counts, private ones what
+    the silos gave, equal ones 1.
     """
 
     elements: int
@@ -92,17 +102,28 @@ class OpenedGroup:
         """Σ w x, [elements] float64."""
         made = np.empty(self.elements)
         for start, words in self.pieces:
-            made[start : start + words.size] = dequantise(words, self.ring, self.exponent) * self.unit
+            made[start : start + words.size] = (
+                dequantise(words, self.ring, self.exponent) * self.unit
+            )
         return made
 
     def mean(self, dtype: npt.DTypeLike = np.float32, memory: Words | None = None) -> Floats:
-        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros. No temporary of that size.
+        """Σ w x / Σ w, [elements], row by row; rows without weight are zeros.
 
-        ``memory``, of the words in one piece, is that of the result where numbers are as wide; the words are lost then.
+        No temporary of that size.
+
+        ``memory``, of the words in one piece, is that of the result where numbers are as wide; the
+        words are lost then.
         """
         fits = memory is not None and memory.itemsize == np.dtype(dtype).itemsize
-        made = np.empty(self.elements, dtype) if memory is None or not fits else memory[: self.elements].view(dtype)
-        factor = np.divide(self.unit, self.weight, out=np.zeros_like(self.weight), where=self.weight > 0)
+        made = (
+            np.empty(self.elements, dtype)
+            if memory is None or not fits
+            else memory[: self.elements].view(dtype)
+        )
+        factor = np.divide(
+            self.unit, self.weight, out=np.zeros_like(self.weight), where=self.weight > 0
+        )
         factor *= 2.0**-self.exponent  # exact
         columns, scratch = self.elements // len(factor), np.empty(min(BLOCK, self.elements))
         for first, words in self.pieces:
@@ -110,7 +131,9 @@ class OpenedGroup:
                 block, start = words[at : at + BLOCK].view(SIGNED[self.ring]), first + at
                 numbers, stop = scratch[: block.size], start + block.size
                 numbers[:] = block
-                numbers *= factor[np.arange(start, stop) // columns] if len(factor) > 1 else factor[0]
+                numbers *= (
+                    factor[np.arange(start, stop) // columns] if len(factor) > 1 else factor[0]
+                )
                 made[start:stop] = numbers
         return made
 
@@ -123,7 +146,9 @@ def chunks(spec: RoundSpec) -> Iterator[GroupChunk]:
         while True:
             left = group.body - start
             last = left <= width - LAST_CANARIES
-            chunk = GroupChunk(index, number, first, start, min(left, width - 1), LAST_CANARIES if last else 1)
+            chunk = GroupChunk(
+                index, number, first, start, min(left, width - 1), LAST_CANARIES if last else 1
+            )
             yield chunk
             if last:
                 break
@@ -142,16 +167,28 @@ def canaries(ctx: bytes, chunk: GroupChunk, ring: int) -> Words:
     return np.frombuffer(digest, WORD[ring])[: chunk.canaries]
 
 
-def check_group_values(spec: RoundSpec, given: Sequence[GroupValues], *, saturate: bool = False) -> tuple[int, ...]:
-    """How many values of each group are cut to its clip; LocalError for what cannot be sent, before anything is."""
+def check_group_values(
+    spec: RoundSpec, given: Sequence[GroupValues], *, saturate: bool = False
+) -> tuple[int, ...]:
+    """How many values of each group are cut to its clip.
+
+    LocalError for what cannot be sent, before anything is.
+    """
     if len(given) != len(spec.groups):
-        raise LocalError(f"values for {len(given)} groups, the specification has {len(spec.groups)}")
+        raise LocalError(
+            f"values for {len(given)} groups, the specification has {len(spec.groups)}"
+        )
     for group, each in zip(spec.groups, given, strict=True):
         if (group.weights == "private") != (each.weights is not None):
-            raise LocalError(f"group {group.name!r}: its weights are {group.weights}; give some only if private")
+            raise LocalError(
+                f"group {group.name!r}: its weights are {group.weights}; give some only if private"
+            )
         if each.weights is not None:
             check_weights(group, each.weights)
-    return tuple(check_values(g, each.values, saturate=saturate) for g, each in zip(spec.groups, given, strict=True))
+    return tuple(
+        check_values(g, each.values, saturate=saturate)
+        for g, each in zip(spec.groups, given, strict=True)
+    )
 
 
 def masked_chunks(
@@ -166,14 +203,16 @@ def masked_chunks(
 
     ``given`` has passed ``check_group_values``.
 
-    ``tagger`` takes in the numbers before they are masked. ``pads``, by group, hide the numbers of groups that the
-    coordinator is not to read from the open sum too; canaries have none. LocalError unless each such group has one.
-    Holds one chunk and one piece of a stream, whatever the size of the upload.
+    ``tagger`` takes in the numbers before they are masked. ``pads``, by group, hide the numbers of
+    groups that the coordinator is not to read from the open sum too; canaries have none. LocalError
+    unless each such group has one. Holds one chunk and one piece of a stream, whatever the size of
+    the upload.
     """
     ctx = spec.context()
     masks = [Mask(terms, index, group.ring) for index, group in enumerate(spec.groups)]
     padding = _padding(spec, pads or {})
-    buffer = np.empty(min(spec.chunk_bytes, -(-upload_bytes(spec) // 8) * 8), np.uint8)  # whole words of either ring
+    # whole words of either ring
+    buffer = np.empty(min(spec.chunk_bytes, -(-upload_bytes(spec) // 8) * 8), np.uint8)
     for chunk in chunks(spec):
         group = spec.groups[chunk.group]
         words = buffer.view(WORD[group.ring])[: chunk.words]
@@ -191,31 +230,51 @@ def masked_chunks(
 def _padding(spec: RoundSpec, pads: Mapping[int, Term]) -> dict[int, Mask]:
     wanted = [index for index, group in enumerate(spec.groups) if group.reader != COORDINATOR_READS]
     if sorted(pads) != wanted:
-        raise LocalError(f"pads of groups {sorted(pads)}, and {wanted} are not for the coordinator's eyes")
+        raise LocalError(
+            f"pads of groups {sorted(pads)}, and {wanted} are not for the coordinator's eyes"
+        )
     return {index: Mask([pads[index]], index, spec.groups[index].ring) for index in wanted}
 
 
 def unpad(group: int, words: Words, pads: Sequence[Term]) -> None:
-    """Take the pads of all survivors off the opened words of a group, in place: its numbers in order, no canaries."""
+    """Take the pads of all survivors off the opened words of a group, in place: its numbers in
+    order, no canaries.
+    """
     add_whole(negated(pads), group, words)
 
 
-def _write_body(spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words) -> None:
-    """Quantise numbers ``start`` to ``start + body`` of a group: its elements, then its private weights."""
+def _write_body(
+    spec: RoundSpec, silo: str, group: Group, given: GroupValues, chunk: GroupChunk, into: Words
+) -> None:
+    """Quantise numbers ``start`` to ``start + body`` of a group: its elements, then its private
+    weights.
+    """
     split = min(max(group.elements - chunk.start, 0), chunk.body)
     stop = chunk.start + split
     values, elements = cut(given.values, chunk.start, stop), into[:split]
     if given.weights is None:
-        quantise(group, values, spec.share_of(silo, group) if group.weights == "public" else 1.0, elements)
+        quantise(
+            group,
+            values,
+            spec.share_of(silo, group) if group.weights == "public" else 1.0,
+            elements,
+        )
         return
     parts = given.weights / group.weight_most
     if group.rows == 1:
         quantise(group, values, float(parts[0]), elements)
     else:
-        quantise(group, values, parts[np.arange(chunk.start, stop) // (group.elements // group.rows)], elements)
+        quantise(
+            group,
+            values,
+            parts[np.arange(chunk.start, stop) // (group.elements // group.rows)],
+            elements,
+        )
     if split < chunk.body:
         at = chunk.start + split - group.elements
-        quantise_weights(group, given.weights[at : at + chunk.body - split], len(spec.cohort), into[split:])
+        quantise_weights(
+            group, given.weights[at : at + chunk.body - split], len(spec.cohort), into[split:]
+        )
 
 
 class Accumulator:
@@ -228,22 +287,30 @@ class Accumulator:
         self._words = [np.zeros(ends[i], WORD[group.ring]) for i, group in enumerate(spec.groups)]
 
     def add(self, upload: Iterable[bytes | memoryview]) -> None:
-        """Add one silo's whole upload, which was checked against its header: chunks as they crossed."""
+        """Add one silo's whole upload, which was checked against its header: chunks as they
+        crossed.
+        """
         pieces = iter(upload)
         for chunk in self._chunks:
             here = self._words[chunk.group][chunk.first : chunk.first + chunk.words]
             piece = np.frombuffer(next(pieces, b""), here.dtype)
             if piece.size != here.size:
-                raise LocalError(f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not {here.size}")
+                raise LocalError(
+                    f"chunk {chunk.number} of group {chunk.group} has {piece.size} words, not"
+                    f" {here.size}"
+                )
             here += piece
         if next(pieces, None) is not None:
-            raise LocalError("an upload has more chunks than its specification; check it before it is added")
+            raise LocalError(
+                "an upload has more chunks than its specification; check it before it is added"
+            )
 
     def open(self, terms: Sequence[Term], survivors: Sequence[str]) -> tuple[OpenedGroup, ...]:
-        """Take off the masks that did not cancel, once, and give each group's sum over the survivors.
+        """Take off the masks that did not cancel, once, and give each group's sum over the
+        survivors.
 
-        ``terms`` are those that are still on; pads stay, and of a padded group what is given means nothing.
-        RefusedError (SUM) if canaries do not come out: then nothing is given.
+        ``terms`` are those that are still on; pads stay, and of a padded group what is given means
+        nothing. RefusedError (SUM) if canaries do not come out: then nothing is given.
         """
         for index in range(len(self.spec.groups)):
             add_whole(negated(terms), index, self._words[index])
@@ -252,10 +319,14 @@ class Accumulator:
             group = self.spec.groups[chunk.group]
             found = self._words[chunk.group][chunk.first + chunk.body : chunk.first + chunk.words]
             if (found != canaries(ctx, chunk, group.ring) * found.dtype.type(len(survivors))).any():
-                why = f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the sum is discarded"
+                why = (
+                    f"canaries of chunk {chunk.number} of group {group.name!r} do not come out; the"
+                    " sum is discarded"
+                )
                 raise RefusedError(COORDINATOR, Code.SUM, why)
         opened = tuple(
-            opened_group(self.spec, index, survivors, self._bodies(index)) for index in range(len(self.spec.groups))
+            opened_group(self.spec, index, survivors, self._bodies(index))
+            for index in range(len(self.spec.groups))
         )
         for group, each in zip(self.spec.groups, opened, strict=True):
             if group.reader == COORDINATOR_READS:  # of others the words are noise
@@ -263,7 +334,10 @@ class Accumulator:
         return opened
 
     def numbers(self) -> Iterator[tuple[int, Words]]:
-        """Once open: the integers of the sum by group, piece by piece; what silos check tags against."""
+        """Once open: the integers of the sum by group, piece by piece.
+
+        What silos check tags against.
+        """
         for chunk in self._chunks:
             yield chunk.group, self._words[chunk.group][chunk.first : chunk.first + chunk.body]
 
@@ -275,18 +349,27 @@ class Accumulator:
 
 
 def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) -> None:
-    """RefusedError (SUM) where no values within the clip, by weights within theirs, add up to these numbers.
+    """RefusedError (SUM) where no values within the clip, by weights within theirs, add up to these
+    numbers.
 
-    |Σ q| ≤ 2^e C Σ w + m/2 over m survivors of a cohort of ``silos`` (security/arithmetic/fixedpoint.py). A private Σ w
-    is known to m/2 of its own steps, and lies between m times the bounds of one weight; a row may be missing at a silo.
+    |Σ q| ≤ 2^e C Σ w + m/2 over m survivors of a cohort of ``silos``
+    (security/arithmetic/fixedpoint.py). A private Σ w is known to m/2 of its own steps, and lies
+    between m times the bounds of one weight; a row may be missing at a silo.
     """
     slack, weight = 0.0, opened.weight
     if group.weights == "private":
         slack = survivors * group.weight_most * 2.0 ** -weight_exponent(group.ring, silos)
         least = survivors * group.weight_least if group.rows == 1 else 0
-        sound = (weight >= least - slack).all() and (weight <= survivors * group.weight_most + slack).all()
-        _bounded(bool(sound), group, survivors, f"weights from {weight.min():g} to {weight.max():g}")
-    limits = np.ldexp(group.clip * (weight + slack) / opened.unit, group.scale_exponent) * (1 + 2.0**-40) + survivors
+        sound = (weight >= least - slack).all() and (
+            weight <= survivors * group.weight_most + slack
+        ).all()
+        _bounded(
+            bool(sound), group, survivors, f"weights from {weight.min():g} to {weight.max():g}"
+        )
+    limits = (
+        np.ldexp(group.clip * (weight + slack) / opened.unit, group.scale_exponent) * (1 + 2.0**-40)
+        + survivors
+    )
     columns = opened.elements // len(limits)
     for first, words in opened.pieces:
         for at in range(0, words.size, BLOCK):
@@ -300,14 +383,19 @@ def check_bounds(group: Group, silos: int, survivors: int, opened: OpenedGroup) 
 
 
 def _bounded(fits: bool, group: Group, survivors: int, what: str) -> None:
-    why = f"group {group.name!r} has {what} that {survivors} silos within its clip cannot give; one of them gave others"
+    why = (
+        f"group {group.name!r} has {what} that {survivors} silos within its clip cannot give; one"
+        " of them gave others"
+    )
     check(fits, COORDINATOR_OR_SILO, Code.SUM, why)
 
 
 def opened_group(
     spec: RoundSpec, index: int, survivors: Sequence[str], bodies: Iterable[tuple[int, Words]]
 ) -> OpenedGroup:
-    """The sum of a group over the survivors, of its integers in order: pieces, each with the place of its first one."""
+    """The sum of a group over the survivors, of its integers in order: pieces, each with the place
+    of its first one.
+    """
     group = spec.groups[index]
     pieces, weights = [], np.empty(group.body - group.elements)
     for start, body in bodies:
@@ -324,4 +412,6 @@ def opened_group(
         counts = spec.counts_of(group)
         counted = sum(counts[spec.cohort.index(silo)] for silo in survivors)
         unit, weight = float(sum(counts)), np.array([counted], np.float64)
-    return OpenedGroup(group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces))
+    return OpenedGroup(
+        group.elements, group.ring, group.scale_exponent, unit, weight, tuple(pieces)
+    )

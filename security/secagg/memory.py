@@ -1,39 +1,45 @@
-"""What a silo remembers of one secure sum across rounds, attempts and restarts: SECURITY.md rules 17, 18, 33 and 34.
+"""What a silo remembers of one secure sum across rounds, attempts and restarts: SECURITY.md rules
+17, 18, 33 and 34.
 
-Kept by instance (``Frame.instance``) and durable before the message that it is about leaves; canonical JSON, here cut::
+Kept by instance (``Frame.instance``) and durable before the message that it is about leaves;
+canonical JSON, here cut::
 
     {"abandoned":false,"attempt":1,"ctx":"5c1f…","pending":[{"colluders":1,"ctx":"5c1f…","members":["a","b","c","d"],
      "model":"e3b0…","round":17,"start":17,"threshold":3}],"round":17,"signed_attempt":0,"signed_ctx":"77ab…",
      "signed_models":["9a0b…"],"signed_round":16,"signed_survivors":["a","b","c","d"],"start":17}
 
-The secrets of an attempt are not in it: a process that starts again is a dropout in the attempt that it was in.
+The secrets of an attempt are not in it: a process that starts again is a dropout in the attempt
+that it was in.
 
-A silo trains from one of its own states: ``start`` is how many rounds are behind that state. Values from one state
-enter one opened sum, whatever the coordinator says of earlier rounds and whatever it delivers in between (rule 34).
-Otherwise a coordinator that sets a silo back to the same state, round after round, opens sums over other sets of silos
-and solves them for each silo.
+A silo trains from one of its own states: ``start`` is how many rounds are behind that state. Values
+from one state enter one opened sum, whatever the coordinator says of earlier rounds and whatever it
+delivers in between (rule 34). Otherwise a coordinator that sets a silo back to the same state,
+round after round, opens sums over other sets of silos and solves them for each silo.
 
-One signed sum may be made again: where evidence shows that a dealer dealt shares which do not join (evidence.py), so
-that nobody could open it. It is made over the very survivors that were signed, without that dealer. Should the dealer
-have told the coordinator its secret, and so opened the first sum, both sums show the same honest silos together, and
-no difference of them shows one. Evidence names no honest dealer, and no two sets of survivors have t signatures.
+One signed sum may be made again: where evidence shows that a dealer dealt shares which do not join
+(evidence.py), so that nobody could open it. It is made over the very survivors that were signed,
+without that dealer. Should the dealer have told the coordinator its secret, and so opened the first
+sum, both sums show the same honest silos together, and no difference of them shows one. Evidence
+names no honest dealer, and no two sets of survivors have t signatures.
 
-Where silos are summed in whole batches alone, values of one round may be in further sums over whole batches. When a
-sum is none of values, the round goes on without the batch of whoever gave others; when silos die before it is open, the
-round is summed again. All sums of a round are over unions of batches then, and tell single batches' sums at most
-(algorithms/job/batches.py): of one batch, the same sum again. That takes no word of the coordinator, so it may ask for
-them at any time.
+Where silos are summed in whole batches alone, values of one round may be in further sums over whole
+batches. When a sum is none of values, the round goes on without the batch of whoever gave others;
+when silos die before it is open, the round is summed again. All sums of a round are over unions of
+batches then, and tell single batches' sums at most (algorithms/job/batches.py): of one batch, the
+same sum again. That takes no word of the coordinator, so it may ask for them at any time.
 
-This holds within one round only. In a later round the silos of a batch that signed before begin from later states, and
-one that was not asked to sign could be kept at the state before. Of nine silos in three batches, seven sign; so two
-of a batch could be kept, and the difference of that batch's two sums would be what one round changed in the third silo.
-So attempts stay pending when the next one of their round is entered, until this silo signs one of that round, and what
-may be open of an earlier round is settled first, by one of:
+This holds within one round only. In a later round the silos of a batch that signed before begin
+from later states, and one that was not asked to sign could be kept at the state before. Of nine
+silos in three batches, seven sign; so two of a batch could be kept, and the difference of that
+batch's two sums would be what one round changed in the third silo. So attempts stay pending when
+the next one of their round is entered, until this silo signs one of that round, and what may be
+open of an earlier round is settled first, by one of:
 
-- abandon notes of so many of its members that nobody finds t signatures any more (``Pending.check_abandoned``);
+- abandon notes of so many of its members that nobody finds t signatures any more
+  (``Pending.check_abandoned``);
 - t signatures over its survivors, of whom this silo is none (``SurvivorsShown``);
-- a delivered sum of that attempt, which the silos' tags prove, without these values; in a round that is summed once,
-  of any attempt (``Memory.settled``).
+- a delivered sum of that attempt, which the silos' tags prove, without these values; in a round
+  that is summed once, of any attempt (``Memory.settled``).
 """
 
 from collections.abc import Sequence
@@ -56,7 +62,9 @@ NO_STATE = -1  # the start of a round that sums nothing of a model
 
 
 class Pending(Strict):
-    """An attempt for which masked bytes may have left, and whose survivors this silo has not signed."""
+    """An attempt for which masked bytes may have left, and whose survivors this silo has not
+    signed.
+    """
 
     round: Number
     start: Number
@@ -68,34 +76,45 @@ class Pending(Strict):
 
     @property
     def notes_needed(self) -> int:
-        """Abandon notes after which no t members of U1 are left to sign, whatever c colluders do."""
+        """Abandon notes after which no t members of U1 are left to sign, whatever c
+        colluders do.
+        """
         return len(self.members) - self.threshold + self.colluders + 1
 
     def check_abandoned(self, notes: Sequence[Abandon], signers: Signers) -> None:
-        """RefusedError unless enough members of U1 gave their word; notes of other attempts do not count."""
+        """RefusedError unless enough members of U1 gave their word.
+
+        Notes of other attempts do not count.
+        """
         ctx, held = bytes.fromhex(self.ctx), set()
         for note in notes:
             if note.silo in self.members and note.holds(ctx, signers):
                 held.add(note.silo)
         why = (
-            f"asks for values that an earlier attempt of round {self.round} may still show, and brings abandon notes "
-            f"of {len(held)} silos, not {self.notes_needed}, nor {self.threshold} signatures over survivors without "
-            "this silo; the coordinator may not have them, and nobody is to blame"
+            f"asks for values that an earlier attempt of round {self.round} may still show, and"
+            f" brings abandon notes of {len(held)} silos, not {self.notes_needed}, nor"
+            f" {self.threshold} signatures over survivors without this silo; the coordinator may"
+            " not have them, and nobody is to blame"
         )
         check(len(held) >= self.notes_needed, NOBODY, Code.ABANDON, why)
 
     def is_without(self, shown: SurvivorsShown, silo: str, signers: Signers) -> bool:
-        """Whether t members of U1 signed survivors of this attempt of whom ``silo``, this one, is none.
+        """Whether t members of U1 signed survivors of this attempt of whom ``silo``, this one, is
+        none.
 
-        Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo would be in both sets,
-        and it signs one an attempt.
+        Then nobody finds t signatures over others: with fewer than n/3 colluders an honest silo
+        would be in both sets, and it signs one an attempt.
         """
-        without = shown.ctx.hex() == self.ctx and silo not in {header.silo for header in shown.headers}
+        without = shown.ctx.hex() == self.ctx and silo not in {
+            header.silo for header in shown.headers
+        }
         return without and len(shown.signers(self.members, signers)) >= self.threshold
 
 
 class Memory(Strict):
-    """The newest attempt that was entered, what was signed, and what may still be opened without this silo."""
+    """The newest attempt that was entered, what was signed, and what may still be opened without
+    this silo.
+    """
 
     round: Number = -1
     attempt: Number = -1
@@ -112,39 +131,62 @@ class Memory(Strict):
     def starting(self, start: int) -> Self:
         """Memory of training from the state that ``start`` rounds of this silo led to.
 
-        RefusedError for a state whose values a signed sum holds already: the coordinator sets this silo back.
+        RefusedError for a state whose values a signed sum holds already: the coordinator sets this
+        silo back.
         """
         why = (
-            f"says that this silo's rounds count up to round {start - 1}, and this silo signed the survivors of round "
-            f"{self.signed_round}, whose sum may be open; no second sum is made from an earlier state"
+            f"says that this silo's rounds count up to round {start - 1}, and this silo signed the"
+            f" survivors of round {self.signed_round}, whose sum may be open; no second sum is made"
+            " from an earlier state"
         )
         check(start == NO_STATE or start > self.signed_round, COORDINATOR, Code.ATTEMPT, why)
         return self._with(start=start)
 
-    def settled(self, round_: int, ctx: str, survivors: Sequence[str], silo: str, *, alone: bool) -> Self:
+    def settled(
+        self, round_: int, ctx: str, survivors: Sequence[str], silo: str, *, alone: bool
+    ) -> Self:
         """Memory of which sum was opened in a round, as all survivors' tags prove.
 
-        ``alone``: no other of that round ever is. Where a round may be summed again, others may be open beside it.
-        ``silo`` is this one. Where its values are in that sum it was told so by ``start``.
+        ``alone``: no other of that round ever is. Where a round may be summed again, others may be
+        open beside it. ``silo`` is this one. Where its values are in that sum it was told so by
+        ``start``.
         """
         without = silo not in survivors
         resolved = [
-            p for p in self.pending if p.round == round_ and ((alone and p.ctx != ctx) or (p.ctx == ctx and without))
+            p
+            for p in self.pending
+            if p.round == round_ and ((alone and p.ctx != ctx) or (p.ctx == ctx and without))
         ]
-        return self._with(pending=tuple(p for p in self.pending if p not in resolved)) if resolved else self
+        return (
+            self._with(pending=tuple(p for p in self.pending if p not in resolved))
+            if resolved
+            else self
+        )
 
     def shown(self, survivors: Sequence[SurvivorsShown], silo: str, signers: Signers) -> Self:
-        """Memory without the attempts that are shown to have been signed without ``silo``, this one."""
-        kept = tuple(p for p in self.pending if not any(p.is_without(each, silo, signers) for each in survivors))
+        """Memory without the attempts that are shown to have been signed without ``silo``, this
+        one.
+        """
+        kept = tuple(
+            p
+            for p in self.pending
+            if not any(p.is_without(each, silo, signers) for each in survivors)
+        )
         return self if kept == self.pending else self._with(pending=kept)
 
     def repeated(
-        self, spec: RoundSpec, evidence: Misdealing | None, signers: Signers, terms: Terms = ANY_SILOS
+        self,
+        spec: RoundSpec,
+        evidence: Misdealing | None,
+        signers: Signers,
+        terms: Terms = ANY_SILOS,
     ) -> tuple[str, ...]:
-        """The one set of survivors over which a round that was signed may be summed again; empty for any other round.
+        """The one set of survivors over which a round that was signed may be summed again.
 
-        The cohort, where other whole batches may be summed. RefusedError where it is a round that was signed, and
-        nothing shows that its sum could not be opened.
+        Empty for any other round.
+
+        The cohort, where other whole batches may be summed. RefusedError where it is a round that
+        was signed, and nothing shows that its sum could not be opened.
         """
         if spec.round != self.signed_round:
             return ()
@@ -160,7 +202,12 @@ class Memory(Strict):
         check(same, COORDINATOR, Code.ATTEMPT, f"{why}, and specifies another sum than was signed")
         # (2) A dealer of the attempt that was signed dealt shares which do not join.
         proven = evidence.proves(signed, signers)
-        check(proven, COORDINATOR, Code.ATTEMPT, f"{why}, and what it brings proves nothing of {evidence.dealer!r}")
+        check(
+            proven,
+            COORDINATOR,
+            Code.ATTEMPT,
+            f"{why}, and what it brings proves nothing of {evidence.dealer!r}",
+        )
         return tuple(silo for silo in self.signed_survivors if silo != evidence.dealer)
 
     def is_signed(self, ctx: bytes) -> bool:
@@ -168,7 +215,9 @@ class Memory(Strict):
         return self.signed_ctx == ctx.hex()
 
     def may_be_opened(self, round_: int, ctx: bytes) -> bool:
-        """Whether a sum that was opened in a round can be of this attempt: the one signed, or one that repeats it."""
+        """Whether a sum that was opened in a round can be of this attempt: the one signed, or one
+        that repeats it.
+        """
         repeats = any(p.round == round_ and p.ctx == ctx.hex() for p in self.pending)
         return round_ != self.signed_round or self.is_signed(ctx) or repeats
 
@@ -180,23 +229,35 @@ class Memory(Strict):
         evidence: Misdealing | None = None,
         terms: Terms = ANY_SILOS,
     ) -> Self:
-        """Memory of entering an attempt; the steps run in order, RefusedError says why it may not be entered."""
+        """Memory of entering an attempt.
+
+        The steps run in order, RefusedError says why it may not be entered.
+        """
         here = f"round {spec.round}, attempt {spec.attempt}"
         # (1) It is later than all that was entered.
         newer = (spec.round, spec.attempt) > (self.round, self.attempt)
-        check(newer, COORDINATOR, Code.ATTEMPT, f"asks for {here} after round {self.round}, attempt {self.attempt}")
+        check(
+            newer,
+            COORDINATOR,
+            Code.ATTEMPT,
+            f"asks for {here} after round {self.round}, attempt {self.attempt}",
+        )
         # (2) No survivors were signed in this round, or of this model; or that round is repeated.
         if not self.repeated(spec, evidence, signers, terms):
             fresh = spec.model_digest not in self.signed_models
             why = f"asks for {here} from model {spec.model_digest[:12]}…, summed before"
             check(fresh, COORDINATOR, Code.ATTEMPT, why)
-        # (3) What may have left of the same values, or of others from the same state, can never be opened any more.
+        # (3) What may have left of the same values, or of others from the same state, can never be
+        # opened any more.
         same = [
             p
             for p in self.pending
-            if p.round == spec.round or p.model == spec.model_digest or p.start == self.start != NO_STATE
+            if p.round == spec.round
+            or p.model == spec.model_digest
+            or p.start == self.start != NO_STATE
         ]
-        if terms.regroups(spec):  # attempts of this round are of whole batches, as this one is; they may be open still
+        # attempts of this round are of whole batches, as this one is; they may be open still
+        if terms.regroups(spec):
             same = [p for p in same if p.round != spec.round]
         for attempt in same:
             attempt.check_abandoned(notes, signers)
@@ -224,20 +285,26 @@ class Memory(Strict):
     def signed(self, spec: RoundSpec, survivors: Sequence[str]) -> Self:
         """Memory of signing survivors, before the signature leaves."""
         if self.abandoned:
-            raise LocalError("survivors of an abandoned attempt are never signed; this is a bug in Staddle")
+            raise LocalError(
+                "survivors of an abandoned attempt are never signed; this is a bug in Staddle"
+            )
         return self._with(
             signed_round=spec.round,
             signed_ctx=spec.context().hex(),
             signed_attempt=spec.attempt,
             signed_survivors=tuple(survivors),
             signed_models=tuple(dict.fromkeys((*self.signed_models, spec.model_digest))),
-            pending=tuple(p for p in self.pending if p.round != spec.round),  # its next state is behind this round
+            # its next state is behind this round
+            pending=tuple(p for p in self.pending if p.round != spec.round),
         )
 
     def given_up(self) -> Self:
         """Memory of an abandon note for the newest attempt, before the note leaves."""
         if self.signed_ctx == self.ctx:
-            raise LocalError("an attempt whose survivors were signed is never abandoned; this is a bug in Staddle")
+            raise LocalError(
+                "an attempt whose survivors were signed is never abandoned; this is a bug in"
+                " Staddle"
+            )
         return self._with(abandoned=True)
 
     def _with(self, **fields: object) -> Self:

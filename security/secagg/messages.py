@@ -1,22 +1,30 @@
-"""The messages of a secure sum, in the order in which they cross: who makes each, what it signs, how it is checked.
+"""The messages of a secure sum, in the order in which they cross: who makes each, what it signs,
+how it is checked.
 
-==============  ====================  ==================================================================================
-message         from, to              signed, behind its label: framed(ctx, silo, ...)
-==============  ====================  ==================================================================================
-``KeyBundle``   silo, to all          its two X25519 keys of this attempt, the Merkle root over its receiving keys
-``KeyDelivery`` silo, to one dealer   nothing itself: ``KeyBundle.receiving`` covers it; travels with its proof
-``Dealing``     silo, to all          H(U1), the commitment to its self-mask seed, the Merkle root over what it deals
-``Portion``     silo, to one holder   nothing itself: ``Dealing.root`` covers it; travels as ``Delivery`` with its proof
-``Complaint``   silo, to coordinator  H(U2), the private key that opens what one dealer sealed to it (evidence.py)
-``Header``      silo, to all          H(U2), the length, SHA-256 and tags of its upload
-``Survival``    silo, to all          H(U1), H(U2), H(U3): the one set of survivors that it will help to unmask
-``Reveal``      silo, to coordinator  H(U3), one share of each member of U2, shares of inner products (gram_pieces.py)
-``Abandon``     silo, to all          that it never signs or unmasks this attempt
-==============  ====================  ==================================================================================
+===============  ====================  =============================================================
+message          from, to              signed, behind its label: framed(ctx, silo, ...)
+===============  ====================  =============================================================
+``KeyBundle``    silo, to all          its two X25519 keys of this attempt, the Merkle root over its
+                                       receiving keys
+``KeyDelivery``  silo, to one dealer   nothing itself: ``KeyBundle.receiving`` covers it; travels
+                                       with its proof
+``Dealing``      silo, to all          H(U1), the commitment to its self-mask seed, the Merkle root
+                                       over what it deals
+``Portion``      silo, to one holder   nothing itself: ``Dealing.root`` covers it; travels as
+                                       ``Delivery`` with its proof
+``Complaint``    silo, to coordinator  H(U2), the private key that opens what one dealer sealed to
+                                       it (evidence.py)
+``Header``       silo, to all          H(U2), the length, SHA-256 and tags of its upload
+``Survival``     silo, to all          H(U1), H(U2), H(U3): the one set of survivors that it will
+                                       help to unmask
+``Reveal``       silo, to coordinator  H(U3), one share of each member of U2, shares of inner
+                                       products (gram_pieces.py)
+``Abandon``      silo, to all          that it never signs or unmasks this attempt
+===============  ====================  =============================================================
 
-H(U) is the SHA-256 of the signed messages themselves, in the order of the silos' ids: bundles (U1), dealings (U2),
-headers (U3). So whoever signs a later set has agreed on all that came before. The first four are in dealing.py and
-receiving_keys.py.
+H(U) is the SHA-256 of the signed messages themselves, in the order of the silos' ids: bundles (U1),
+dealings (U2), headers (U3). So whoever signs a later set has agreed on all that came before. The
+first four are in dealing.py and receiving_keys.py.
 """
 
 import hashlib
@@ -24,7 +32,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..faults import Code, check
-from ..identity.domains import SECAGG_ABANDON, SECAGG_REVEAL, SECAGG_SET, SECAGG_SURVIVORS, SECAGG_UPLOAD, framed
+from ..identity.domains import (
+    SECAGG_ABANDON,
+    SECAGG_REVEAL,
+    SECAGG_SET,
+    SECAGG_SURVIVORS,
+    SECAGG_UPLOAD,
+    framed,
+)
 from ..identity.signers import Sign, Signers
 from ..log.merkle import HASH_BYTES
 from .dealing import PAIR, SELF, HeldShare, HeldShares, Portion
@@ -46,25 +61,43 @@ class Header:
 
     def payload(self, ctx: bytes) -> bytes:
         """What the silo signs, behind UPLOAD."""
-        return framed(ctx, self.silo.encode(), self.h_u2, self.length.to_bytes(8), self.sha256, self.tags)
+        return framed(
+            ctx, self.silo.encode(), self.h_u2, self.length.to_bytes(8), self.sha256, self.tags
+        )
 
     def encoded(self, ctx: bytes) -> bytes:
         """All of it, for H(U3)."""
         return framed(self.payload(ctx), self.signature)
 
     def check(self, ctx: bytes, h_u2: bytes, spec: RoundSpec, signers: Signers) -> None:
-        """RefusedError unless the silo signed an upload of the right length and tags, for the same U2 as ours."""
+        """RefusedError unless the silo signed an upload of the right length and tags, for the same
+        U2 as ours.
+        """
         due, groups = payload_bytes(spec), len(spec.groups) if spec.tagged else 0
         right = self.length == due and len(self.sha256) == HASH_BYTES
         check(right, self.silo, Code.UPLOAD, f"its upload has {self.length} bytes, not {due}")
         tags = decoded(self.tags, groups)
-        check(tags is not None, self.silo, Code.UPLOAD, f"its tags, {len(self.tags)} bytes, are not {groups} numbers")
+        check(
+            tags is not None,
+            self.silo,
+            Code.UPLOAD,
+            f"its tags, {len(self.tags)} bytes, are not {groups} numbers",
+        )
         signed = signers.by_silo(self.silo, SECAGG_UPLOAD, self.payload(ctx), self.signature)
-        check(signed, self.silo, Code.UPLOAD, "the signature over its upload does not fit this attempt")
-        check(self.h_u2 == h_u2, self.silo, Code.UPLOAD, "masked for another set of silos than ours")
+        check(
+            signed,
+            self.silo,
+            Code.UPLOAD,
+            "the signature over its upload does not fit this attempt",
+        )
+        check(
+            self.h_u2 == h_u2, self.silo, Code.UPLOAD, "masked for another set of silos than ours"
+        )
 
 
-def make_header(ctx: bytes, silo: str, h_u2: bytes, length: int, sha256: bytes, tags: bytes, sign: Sign) -> Header:
+def make_header(
+    ctx: bytes, silo: str, h_u2: bytes, length: int, sha256: bytes, tags: bytes, sign: Sign
+) -> Header:
     """The signed header of an upload that has been streamed."""
     header = Header(silo, h_u2, length, sha256, tags)
     return Header(silo, h_u2, length, sha256, tags, sign(SECAGG_UPLOAD, header.payload(ctx)))
@@ -79,11 +112,15 @@ class Survival:
 
     def check(self, ctx: bytes, sets: "Sets", signers: Signers) -> None:
         """RefusedError unless the silo signed exactly these sets."""
-        check(self.holds(ctx, sets, signers), self.silo, Code.NOTES, "signed no such set of survivors")
+        check(
+            self.holds(ctx, sets, signers), self.silo, Code.NOTES, "signed no such set of survivors"
+        )
 
     def holds(self, ctx: bytes, sets: "Sets", signers: Signers) -> bool:
         """Whether the silo signed exactly these sets."""
-        return signers.by_silo(self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature)
+        return signers.by_silo(
+            self.silo, SECAGG_SURVIVORS, sets.payload(ctx, self.silo), self.signature
+        )
 
 
 def make_survival(ctx: bytes, silo: str, sets: "Sets", sign: Sign) -> Survival:
@@ -106,7 +143,9 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorsShown:
-    """Who survived in an attempt, for a silo that was away since: U3, ascending by silo, and signatures over it."""
+    """Who survived in an attempt, for a silo that was away since: U3, ascending by silo, and
+    signatures over it.
+    """
 
     ctx: bytes
     h_u1: bytes
@@ -136,9 +175,11 @@ class Revealed:
 
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """What a survivor gives to take the masks off: of each member of U2 one share, in order of their ids.
+    """What a survivor gives to take the masks off: of each member of U2 one share, in order of
+    their ids.
 
-    ``products`` are its shares of the inner products of all survivors, where vectors are compared by shares.
+    ``products`` are its shares of the inner products of all survivors, where vectors are compared
+    by shares.
     """
 
     silo: str
@@ -148,8 +189,12 @@ class Reveal:
 
     def payload(self, ctx: bytes, h_u3: bytes) -> bytes:
         """What the survivor signs, behind REVEAL."""
-        pieces = [p for r in self.shares for p in (r.dealer.encode(), r.kind, r.held.share, r.held.salt)]
-        return framed(ctx, self.silo.encode(), h_u3, *pieces, *([self.products] if self.products else []))
+        pieces = [
+            p for r in self.shares for p in (r.dealer.encode(), r.kind, r.held.share, r.held.salt)
+        ]
+        return framed(
+            ctx, self.silo.encode(), h_u3, *pieces, *([self.products] if self.products else [])
+        )
 
     def check(
         self,
@@ -159,15 +204,27 @@ class Reveal:
         portions: Mapping[str, Portion],
         signers: Signers,
     ) -> None:
-        """RefusedError unless these are the shares of ``kinds``, each as its dealer committed to in ``portions``."""
+        """RefusedError unless these are the shares of ``kinds``, each as its dealer committed to in
+        ``portions``.
+        """
         signed = signers.by_silo(self.silo, SECAGG_REVEAL, self.payload(ctx, h_u3), self.signature)
         check(signed, self.silo, Code.REVEAL, "the signature over what it reveals does not fit")
         found = [(revealed.dealer, revealed.kind) for revealed in self.shares]
-        check(found == sorted(kinds.items()), self.silo, Code.REVEAL, "revealed other shares than the survivors imply")
+        check(
+            found == sorted(kinds.items()),
+            self.silo,
+            Code.REVEAL,
+            "revealed other shares than the survivors imply",
+        )
         for each in self.shares:
             committed = portions[each.dealer].committed(each.kind)
             fits = each.held.fits(ctx, each.dealer, self.silo, each.kind, committed)
-            check(fits, self.silo, Code.REVEAL, f"its share of {each.dealer!r} is not the one that it was dealt")
+            check(
+                fits,
+                self.silo,
+                Code.REVEAL,
+                f"its share of {each.dealer!r} is not the one that it was dealt",
+            )
 
 
 def make_reveal(
@@ -179,14 +236,21 @@ def make_reveal(
     sign: Sign,
     products: bytes = b"",
 ) -> Reveal:
-    """The shares that ``kinds`` asks for; the silo worked it out itself, nobody names shares to it."""
-    shares = tuple(Revealed(dealer, kind, held[dealer].of(kind)) for dealer, kind in sorted(kinds.items()))
+    """The shares that ``kinds`` asks for.
+
+    The silo worked it out itself, nobody names shares to it.
+    """
+    shares = tuple(
+        Revealed(dealer, kind, held[dealer].of(kind)) for dealer, kind in sorted(kinds.items())
+    )
     reveal = Reveal(silo, shares, products=products)
     return replace(reveal, signature=sign(SECAGG_REVEAL, reveal.payload(ctx, h_u3)))
 
 
 def kinds_to_reveal(dealers: Sequence[str], survivors: Sequence[str]) -> dict[str, bytes]:
-    """For each member of U2 the one kind of share that opens the sum: of a survivor SELF, of a lost silo PAIR."""
+    """For each member of U2 the one kind of share that opens the sum: of a survivor SELF, of a lost
+    silo PAIR.
+    """
     alive = set(survivors)
     return {dealer: SELF if dealer in alive else PAIR for dealer in dealers}
 
@@ -200,7 +264,9 @@ class Abandon:
 
     def holds(self, ctx: bytes, signers: Signers) -> bool:
         """Whether the silo signed it for that attempt."""
-        return signers.by_silo(self.silo, SECAGG_ABANDON, framed(ctx, self.silo.encode()), self.signature)
+        return signers.by_silo(
+            self.silo, SECAGG_ABANDON, framed(ctx, self.silo.encode()), self.signature
+        )
 
 
 def make_abandon(ctx: bytes, silo: str, sign: Sign) -> Abandon:

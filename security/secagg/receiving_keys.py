@@ -1,14 +1,17 @@
-"""The keys that shares are sealed to: a silo has one for each dealer, so that it can show what one dealer sealed.
+"""The keys that shares are sealed to: a silo has one for each dealer, so that it can show what one
+dealer sealed.
 
 A silo draws one seed an attempt and derives an X25519 key for each other member of the cohort::
 
-    private key of holder v for dealer u   HKDF(seed of v, salt = ctx, info = framed(RECEIVING, v, u))
-    leaf                                   framed(u, public key)
+    private key of holder v for dealer u  HKDF(seed of v, salt = ctx, info = framed(RECEIVING, v,
+                                          u))
+    leaf                                  framed(u, public key)
 
-It signs the Merkle root (security/log/merkle.py) over one leaf a dealer, in the order of the cohort, as a part of its
-``KeyBundle``. The coordinator checks all keys, and passes each dealer the one that is for it, with its proof. A dealer
-u seals to v with its own key c_u: X25519(c_u, r_vu). So the private key r_vu opens what u sealed to v and nothing else,
-and v can give it away as evidence (evidence.py) without showing the shares of any other dealer, or its own.
+It signs the Merkle root (security/log/merkle.py) over one leaf a dealer, in the order of the
+cohort, as a part of its ``KeyBundle``. The coordinator checks all keys, and passes each dealer the
+one that is for it, with its proof. A dealer u seals to v with its own key c_u: X25519(c_u, r_vu).
+So the private key r_vu opens what u sealed to v and nothing else, and v can give it away as
+evidence (evidence.py) without showing the shares of any other dealer, or its own.
 """
 
 from collections.abc import Sequence
@@ -25,7 +28,9 @@ PROBE = bytes(32)  # any seed shows a point of low order
 
 @dataclass(frozen=True, slots=True)
 class ReceivingKey:
-    """The X25519 public key, 32 bytes, to which ``dealer`` seals what it deals to the silo that gave it."""
+    """The X25519 public key, 32 bytes, to which ``dealer`` seals what it deals to the silo that
+    gave it.
+    """
 
     dealer: str
     public: bytes
@@ -37,7 +42,9 @@ class ReceivingKey:
 
 @dataclass(frozen=True, slots=True)
 class KeyDelivery:
-    """The key that ``silo`` gave for one dealer, with its proof under the root in the silo's bundle."""
+    """The key that ``silo`` gave for one dealer, with its proof under the root in the silo's
+    bundle.
+    """
 
     silo: str
     key: ReceivingKey
@@ -49,10 +56,15 @@ def receiving_seed(seed: bytes, ctx: bytes, silo: str, dealer: str) -> bytes:
     return derive(seed, ctx, framed(SECAGG_RECEIVING, silo.encode(), dealer.encode()))
 
 
-def receiving_keys(seed: bytes, ctx: bytes, silo: str, cohort: Sequence[str]) -> tuple[ReceivingKey, ...]:
+def receiving_keys(
+    seed: bytes, ctx: bytes, silo: str, cohort: Sequence[str]
+) -> tuple[ReceivingKey, ...]:
     """The public keys of ``silo``, one for each other member of the cohort, in its order."""
     others = (dealer for dealer in cohort if dealer != silo)
-    return tuple(ReceivingKey(dealer, public_key(receiving_seed(seed, ctx, silo, dealer))) for dealer in others)
+    return tuple(
+        ReceivingKey(dealer, public_key(receiving_seed(seed, ctx, silo, dealer)))
+        for dealer in others
+    )
 
 
 def key_root(keys: Sequence[ReceivingKey]) -> bytes:
@@ -61,28 +73,55 @@ def key_root(keys: Sequence[ReceivingKey]) -> bytes:
 
 
 def check_keys(silo: str, root: bytes, keys: Sequence[ReceivingKey], cohort: Sequence[str]) -> None:
-    """At the coordinator: RefusedError unless these are usable keys under the root, one for each other member."""
+    """At the coordinator: RefusedError unless these are usable keys under the root, one for each
+    other member.
+    """
     others = [dealer for dealer in cohort if dealer != silo]
     whole = [key.dealer for key in keys] == others
-    check(whole, silo, Code.KEYS, f"gave {len(keys)} receiving keys, not one for each of the {len(others)} others")
+    check(
+        whole,
+        silo,
+        Code.KEYS,
+        f"gave {len(keys)} receiving keys, not one for each of the {len(others)} others",
+    )
     for key in keys:
         agree(PROBE, key.public, silo)
-    check(key_root(keys) == root, silo, Code.KEYS, "its receiving keys do not lead to the root that it signed")
+    check(
+        key_root(keys) == root,
+        silo,
+        Code.KEYS,
+        "its receiving keys do not lead to the root that it signed",
+    )
 
 
 def deliver_keys(silo: str, keys: Sequence[ReceivingKey]) -> dict[str, KeyDelivery]:
     """At the coordinator: what each dealer gets of a silo's keys."""
     tree = Tree(key.leaf() for key in keys)
-    return {key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)}
+    return {
+        key.dealer: KeyDelivery(silo, key, tree.inclusion_proof(i)) for i, key in enumerate(keys)
+    }
 
 
-def check_key_delivery(delivery: KeyDelivery, root: bytes, cohort: Sequence[str], dealer: str) -> None:
-    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key for ``dealer``."""
+def check_key_delivery(
+    delivery: KeyDelivery, root: bytes, cohort: Sequence[str], dealer: str
+) -> None:
+    """At a dealer: RefusedError, for the coordinator, unless the silo signed this usable key for
+    ``dealer``.
+    """
     others = [member for member in cohort if member != delivery.silo]
     for_us = delivery.key.dealer == dealer and len(delivery.key.public) == KEY_BYTES
-    check(for_us, COORDINATOR, Code.KEYS, f"brings {dealer!r} a receiving key for {delivery.key.dealer!r}")
+    check(
+        for_us,
+        COORDINATOR,
+        Code.KEYS,
+        f"brings {dealer!r} a receiving key for {delivery.key.dealer!r}",
+    )
     try:
-        verify_inclusion(delivery.key.leaf(), others.index(dealer), len(others), root, delivery.proof)
+        verify_inclusion(
+            delivery.key.leaf(), others.index(dealer), len(others), root, delivery.proof
+        )
     except ProofError as error:
-        why = f"brings {dealer!r} a receiving key that is not what {delivery.silo!r} signed: {error}"
+        why = (
+            f"brings {dealer!r} a receiving key that is not what {delivery.silo!r} signed: {error}"
+        )
         raise RefusedError(COORDINATOR, Code.KEYS, why) from None

@@ -1,29 +1,32 @@
-"""``Gram`` by secret sharing: inner products of the silos' vectors, which no coordinator with c silos reads otherwise.
+"""``Gram`` by secret sharing: inner products of the silos' vectors, which no coordinator with c
+silos reads otherwise.
 
-No key is shared. Each silo i deals Shamir shares of its vector to all others, and the coordinator gets from each silo k
-a share of each inner product. Over the field of security/arithmetic/field.py, with k the number of a holder and d =
-max(c, 1)::
+No key is shared. Each silo i deals Shamir shares of its vector to all others, and the coordinator
+gets from each silo k a share of each inner product. Over the field of security/arithmetic/field.py,
+with k the number of a holder and d = max(c, 1)::
 
-    dealt       f_i(x) = q_i + a_1 x + … + a_d x^d          a uniform vectors; k gets f_i(k)
-                z_ij(x) = b_1 x + … + b_2d x^2d             b uniform numbers, for each silo j; k gets z_ij(k)
-    revealed    m_ij(k) = ⟨f_i(k), f_j(k)⟩ + z_ij(k) + z_ji(k)          z_ii once
-    opened      m_ij(0) = ⟨q_i, q_j⟩, from 2d + 1 values of a polynomial of degree 2d
+    dealt     f_i(x) = q_i + a_1 x + … + a_d x^d          a uniform vectors; k gets f_i(k)
+              z_ij(x) = b_1 x + … + b_2d x^2d             b uniform numbers, for each silo j; k gets
+              z_ij(k)
+    revealed  m_ij(k) = ⟨f_i(k), f_j(k)⟩ + z_ij(k) + z_ji(k)          z_ii once
+    opened    m_ij(0) = ⟨q_i, q_j⟩, from 2d + 1 values of a polynomial of degree 2d
 
-c silos hold c values of f_i, which fit every q_i equally well (Shamir, "How to share a secret", 1979). The product of
-two shares is a share of the product on a polynomial of twice the degree (Ben-Or, Goldwasser, Wigderson, "Completeness
-theorems for non-cryptographic fault-tolerant distributed computation", 1988). That polynomial alone would tell more
-than its constant term; with z it is uniform among all of degree 2d that have this term, whoever of i and j is honest.
-It takes 2d + 1 silos to reveal, and more of them show whether any value is wrong (Gennaro, Rabin, Rabin, "Simplified
-VSS and fast-track multiparty computations", 1998, use the same two steps): ``opened`` corrects up to half as many as
-there are too many, and says whose they are.
+c silos hold c values of f_i, which fit every q_i equally well (Shamir, "How to share a secret",
+1979). The product of two shares is a share of the product on a polynomial of twice the degree
+(Ben-Or, Goldwasser, Wigderson, "Completeness theorems for non-cryptographic fault-tolerant
+distributed computation", 1988). That polynomial alone would tell more than its constant term; with
+z it is uniform among all of degree 2d that have this term, whoever of i and j is honest. It takes
+2d + 1 silos to reveal, and more of them show whether any value is wrong (Gennaro, Rabin, Rabin,
+"Simplified VSS and fast-track multiparty computations", 1998, use the same two steps): ``opened``
+corrects up to half as many as there are too many, and says whose they are.
 
-What it does not hold off: a silo in league with the coordinator may deal vectors of its choice and so has, as by any
-``Gram``, one inner product with each other silo's vector a round. If its shares lie on no polynomial of degree d, it
-has up to n - 2d of them.
+What it does not hold off: a silo in league with the coordinator may deal vectors of its choice and
+so has, as by any ``Gram``, one inner product with each other silo's vector a round. If its shares
+lie on no polynomial of degree d, it has up to n - 2d of them.
 
-Fixed point: q = rint(v 2^e), e = 29 - clip_exponent, for vectors no longer than 2^clip_exponent. Then
-‖q‖ ≤ 2^29 + √w / 2 for w ≤ 2^16 numbers, and |⟨q_i, q_j⟩| < 2^59, below p / 2: nothing wraps. ``deviation`` is the
-bound of what rounding does.
+Fixed point: q = rint(v 2^e), e = 29 - clip_exponent, for vectors no longer than 2^clip_exponent.
+Then ‖q‖ ≤ 2^29 + √w / 2 for w ≤ 2^16 numbers, and |⟨q_i, q_j⟩| < 2^59, below p / 2: nothing wraps.
+``deviation`` is the bound of what rounding does.
 """
 
 import hashlib
@@ -62,7 +65,8 @@ Exponent = Annotated[int, Field(strict=True, ge=-64, le=62)]
 
 
 class Compared(Strict):
-    """What is compared in a round: ``groups`` vectors of ``width`` numbers a silo, no longer than 2^clip_exponent.
+    """What is compared in a round: ``groups`` vectors of ``width`` numbers a silo, no longer than
+    2^clip_exponent.
 
     ``{"clip_exponent":3,"groups":1,"name":"rows","width":640}``
     """
@@ -78,7 +82,9 @@ class Compared(Strict):
         return self.groups * self.width
 
     def numbers(self, cohort: int) -> int:
-        """Numbers that a dealer deals to each holder, in a cohort of so many silos: its vectors', and zero's."""
+        """Numbers that a dealer deals to each holder, in a cohort of so many silos: its vectors',
+        and zero's.
+        """
         return self.elements + self.groups * cohort
 
     def products(self, silos: int) -> int:
@@ -93,7 +99,10 @@ def compared_of(part: Part, clip_exponent: int) -> Compared:
 
 
 def degree(colluders: int) -> int:
-    """d: that of what hides a vector. At least 1, or each silo would read the vectors of all others."""
+    """d: that of what hides a vector.
+
+    At least 1, or each silo would read the vectors of all others.
+    """
     return max(colluders, 1)
 
 
@@ -103,12 +112,16 @@ def needed(colluders: int) -> int:
 
 
 def quantise(own: Compared, vectors: Reals) -> Integers:
-    """Integers q [groups, width] of vectors, float64; LocalError for one that is longer than the job declares."""
+    """Integers q [groups, width] of vectors, float64.
+
+    LocalError for one that is longer than the job declares.
+    """
     longest = float(np.sqrt((vectors * vectors).sum(axis=1)).max())
     if not longest <= 2.0**own.clip_exponent:  # NaN too
         raise LocalError(
-            f"part {own.name!r}: a vector has length {longest:.6g}, above the bound 2^{own.clip_exponent} of the job; "
-            "have it signed with a higher security.clip_exponent, or look why training went so far"
+            f"part {own.name!r}: a vector has length {longest:.6g}, above the bound"
+            f" 2^{own.clip_exponent} of the job; have it signed with a higher"
+            " security.clip_exponent, or look why training went so far"
         )
     return np.rint(vectors * 2.0 ** (NORM_BITS - own.clip_exponent)).astype(np.int64)
 
@@ -125,8 +138,11 @@ def deviation(own: Compared, one: float, other: float) -> float:
 
 
 def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
-    """The opened inner products [groups, n, n] of n silos' vectors, as all of them compute together: the same bits."""
-    numbers = np.stack([from_signed(quantise(own, each)) for each in vectors], axis=1)  # [groups, n, width]
+    """The opened inner products [groups, n, n] of n silos' vectors, as all of them compute
+    together: the same bits.
+    """
+    # [groups, n, width]
+    numbers = np.stack([from_signed(quantise(own, each)) for each in vectors], axis=1)
     return dequantise(own, np.stack([signed(product(each, each.T)) for each in numbers]))
 
 
@@ -134,8 +150,8 @@ def gram(own: Compared, vectors: Sequence[Reals]) -> Reals:
 class GramShare:
     """What one dealer dealt to one holder; printing it shows nothing.
 
-    ``vectors`` [groups, width] are the values of f at the holder's number, ``zeros`` [cohort, groups] those of z, for
-    each silo of the cohort.
+    ``vectors`` [groups, width] are the values of f at the holder's number, ``zeros`` [cohort,
+    groups] those of z, for each silo of the cohort.
     """
 
     vectors: Words
@@ -145,15 +161,23 @@ class GramShare:
         return f"GramShare(vectors {list(self.vectors.shape)}, zeros {list(self.zeros.shape)})"
 
 
-def deal(own: Compared, quantised: Integers, cohort: int, colluders: int, source: Source) -> tuple[GramShare, ...]:
-    """Shares of a silo's vectors for the holders 1 to ``cohort``, its own among them; ``source`` is a fresh stream."""
+def deal(
+    own: Compared, quantised: Integers, cohort: int, colluders: int, source: Source
+) -> tuple[GramShare, ...]:
+    """Shares of a silo's vectors for the holders 1 to ``cohort``, its own among them.
+
+    ``source`` is a fresh stream.
+    """
     d, holders = degree(colluders), range(1, cohort + 1)
     hiding = uniform(source, (d, own.elements))
     coefficients = np.concatenate([from_signed(quantised).reshape(1, -1), hiding])
     values = product(powers(holders, 0, d), coefficients)  # [holders, elements]
     nothing = product(powers(holders, 1, 2 * d), uniform(source, (2 * d, cohort * own.groups)))
     shares = zip(values, nothing, strict=True)
-    return tuple(GramShare(f.reshape(own.groups, own.width), z.reshape(cohort, own.groups)) for f, z in shares)
+    return tuple(
+        GramShare(f.reshape(own.groups, own.width), z.reshape(cohort, own.groups))
+        for f, z in shares
+    )
 
 
 def dumped(share: GramShare) -> bytes:
@@ -169,17 +193,21 @@ def loaded(own: Compared, cohort: int, data: bytes) -> GramShare | None:
     if numbers is None:
         return None
     at = own.elements
-    return GramShare(numbers[:at].reshape(own.groups, own.width), numbers[at:].reshape(cohort, own.groups))
+    return GramShare(
+        numbers[:at].reshape(own.groups, own.width), numbers[at:].reshape(cohort, own.groups)
+    )
 
 
 def multiply(shares: Mapping[int, GramShare]) -> Words:
-    """One holder's shares of all inner products, [pairs, groups]: pairs (i, j) with i ≤ j, by the dealers' numbers.
+    """One holder's shares of all inner products, [pairs, groups]: pairs (i, j) with i ≤ j, by the
+    dealers' numbers.
 
     ``shares`` are what it holds, by dealer's number in the cohort, 1 and up.
     """
     dealers = sorted(shares)
     first, second = np.triu_indices(len(dealers))
-    zeros = np.stack([shares[i].zeros for i in dealers])[:, [j - 1 for j in dealers]]  # [i, j, groups]
+    # [i, j, groups]
+    zeros = np.stack([shares[i].zeros for i in dealers])[:, [j - 1 for j in dealers]]
     vectors = np.stack([shares[i].vectors for i in dealers], axis=1)  # [groups, i, width]
     found = np.stack([product(each, each.T) for each in vectors], axis=2)[first, second]
     both = np.where((first != second)[:, None], zeros[second, first], np.uint64(0))
@@ -188,17 +216,21 @@ def multiply(shares: Mapping[int, GramShare]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class OpenedGram:
-    """Inner products of the quantised vectors [pairs, groups], and the holders whose shares of them were wrong."""
+    """Inner products of the quantised vectors [pairs, groups], and the holders whose shares of them
+    were wrong.
+    """
 
     products: Integers
     wrong: tuple[int, ...] = ()
 
 
 def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
-    """Open inner products from their shares [pairs, groups] by holder's number; None where too many are wrong.
+    """Open inner products from their shares [pairs, groups] by holder's number.
 
-    Of 2d + 1 + r shares r are checked against the others, and up to r / 2 wrong ones are found and left out. LocalError
-    for fewer than 2d + 1.
+    None where too many are wrong.
+
+    Of 2d + 1 + r shares r are checked against the others, and up to r / 2 wrong ones are found and
+    left out. LocalError for fewer than 2d + 1.
     """
     holders, least = sorted(revealed), needed(colluders)
     if len(holders) < least:
@@ -208,19 +240,28 @@ def opened(revealed: Mapping[int, Words], colluders: int) -> OpenedGram | None:
     if products is None and (found := wrong_points(holders, _combined(values), least - 1)):
         kept = [at for at, holder in enumerate(holders) if holder not in found]
         products, wrong = _joined([holders[at] for at in kept], values[kept], least), found
-    return None if products is None else OpenedGram(signed(products).reshape(revealed[holders[0]].shape), wrong)
+    return (
+        None
+        if products is None
+        else OpenedGram(signed(products).reshape(revealed[holders[0]].shape), wrong)
+    )
 
 
 def _joined(holders: Sequence[int], values: Words, least: int) -> Words | None:
-    """The numbers that the first ``least`` values give; None where the other ones are not of the same polynomials."""
+    """The numbers that the first ``least`` values give.
+
+    None where the other ones are not of the same polynomials.
+    """
     found = product(interpolation(holders[:least], [0, *holders[least:]]), values[:least])
     return found[0] if np.array_equal(found[1:], values[least:]) else None
 
 
 def _combined(values: Words) -> list[int]:
-    """A number for each holder: its values [holders, elements], each times one that follows from all of them.
+    """A number for each holder: its values [holders, elements], each times one that follows from
+    all of them.
 
-    A wrong value of a holder shows in it but for 1 in p; nobody knows the factors before all values are there.
+    A wrong value of a holder shows in it but for 1 in p; nobody knows the factors before all values
+    are there.
     """
     stream = Keystream(hashlib.sha256(values.astype("<u8").tobytes()).digest(), 0)
     combined: list[int] = product(values, uniform(stream, (values.shape[1], 1)))[:, 0].tolist()
@@ -233,7 +274,10 @@ def products_dumped(products: Words) -> bytes:
 
 
 def products_loaded(own: Compared, silos: int, data: bytes) -> Words | None:
-    """The shares [pairs, groups] of these bytes, which may be anything, for so many silos; None where they are none."""
+    """The shares [pairs, groups] of these bytes, which may be anything, for so many silos.
+
+    None where they are none.
+    """
     if len(data) != NUMBER_BYTES * own.products(silos):
         return None
     numbers = _numbers(data)

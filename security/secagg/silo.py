@@ -1,7 +1,7 @@
 """A silo in a secure sum as a pure state machine: ``advance(state, event) -> (state, effects)``.
 
-No socket, clock, file or tensor here. The shell runs the effects in order (what is to be remembered is durable before
-what follows it leaves) and brings back what came of them.
+No socket, clock, file or tensor here. The shell runs the effects in order (what is to be remembered
+is durable before what follows it leaves) and brings back what came of them.
 
 ::
 
@@ -18,11 +18,13 @@ what follows it leaves) and brings back what came of them.
     up to uploaded    AbandonAsked        ended      Remember, SendAbandon, End
     any        a check fails, or Stopped  ended      End(code, blame, why)
 
-Where the round compares vectors by shares (gram_pieces.py), ``UploadWords`` brings the keys to deal them under,
-``SurvivorsReceived`` what the other survivors dealt to us, and ``SendReveal`` has our shares of their inner products.
+Where the round compares vectors by shares (gram_pieces.py), ``UploadWords`` brings the keys to deal
+them under, ``SurvivorsReceived`` what the other survivors dealt to us, and ``SendReveal`` has our
+shares of their inner products.
 
-The same message again changes nothing; a message that comes too early, or differs from the first, ends the attempt.
-An ended attempt reveals nothing; while its survivors are not signed, it can still be abandoned.
+The same message again changes nothing; a message that comes too early, or differs from the first,
+ends the attempt. An ended attempt reveals nothing; while its survivors are not signed, it can still
+be abandoned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +65,13 @@ from .messages import (
     make_survival,
     set_digest,
 )
-from .receiving_keys import KeyDelivery, check_key_delivery, key_root, receiving_keys, receiving_seed
+from .receiving_keys import (
+    KeyDelivery,
+    check_key_delivery,
+    key_root,
+    receiving_keys,
+    receiving_seed,
+)
 from .shared_gram import GramShare, loaded
 from .silo_events import (
     AbandonAsked,
@@ -90,7 +98,9 @@ from .silo_events import (
 )
 from .spec import Frame, RoundSpec, Terms, check_survivors, receive
 
-Stage: TypeAlias = Literal["keys", "shares", "uploading", "uploaded", "signed", "revealed", "done", "ended"]
+Stage: TypeAlias = Literal[
+    "keys", "shares", "uploading", "uploaded", "signed", "revealed", "done", "ended"
+]
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,8 @@ class Participant:
     terms: Terms
     sign: Sign = field(repr=False)
     draw: Draw = field(repr=False)
-    others: Signers | None = None  # all who may have signed notes on earlier rounds; None: ``signers``
+    # all who may have signed notes on earlier rounds; None: ``signers``
+    others: Signers | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,8 @@ class SiloAttempt:
     dealing: Dealing | None = None  # our own
     keys: tuple[KeyDelivery, ...] = ()  # to which we seal, of the others of U1
     held: Mapping[str, HeldShares] = field(default_factory=dict)  # dealer -> its shares for us
-    vectors: Mapping[str, GramShare] = field(default_factory=dict)  # survivor -> its share of compared vectors for us
+    # survivor -> its share of compared vectors for us
+    vectors: Mapping[str, GramShare] = field(default_factory=dict)
     dealings: tuple[Dealing, ...] = ()  # U2
     header: Header | None = None  # our own
     headers: tuple[Header, ...] = ()  # U3
@@ -148,14 +160,19 @@ def begin(
     evidence: Misdealing | None = None,
     shown: Sequence[SurvivorsShown] = (),
 ) -> Step:
-    """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or sent."""
+    """Enter an attempt; RefusedError says why this silo does not, and then nothing is remembered or
+    sent.
+    """
     spec = receive(document, signature, frame, party.terms, party.signers, party.silo)
     others = party.others or party.signers
     memory = memory.shown(shown, party.silo, others)
     signed = memory.repeated(spec, evidence, others, party.terms)
     only = tuple(silo for silo in signed if silo not in party.terms.excused)
     memory = memory.entered(spec, notes, others, evidence, party.terms)
-    ctx, seeds = spec.context(), Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5)))
+    ctx, seeds = (
+        spec.context(),
+        Seeds(*(party.draw(KEY_BYTES) for _ in range(6 if spec.compared else 5))),
+    )
     keys = receiving_keys(seeds.receiving, ctx, party.silo, spec.cohort)
     bundle = make_bundle(ctx, party.silo, seeds.seal, seeds.mask, key_root(keys), party.sign)
     state = SiloAttempt("keys", party, spec, ctx, memory, seeds, bundle, only)
@@ -177,7 +194,11 @@ def advance(state: SiloAttempt, event: Event) -> Step:
 def _advance(state: SiloAttempt, event: Event) -> Step:
     match event:
         case KeysReceived(bundles, keys):
-            return _deal(state, bundles, keys) if state.stage == "keys" else _again(state, state.bundles, bundles)
+            return (
+                _deal(state, bundles, keys)
+                if state.stage == "keys"
+                else _again(state, state.bundles, bundles)
+            )
         case SharesReceived(deliveries) if state.stage == "shares":
             return _open_shares(state, deliveries)
         case SharesReceived(deliveries):
@@ -198,16 +219,30 @@ def _advance(state: SiloAttempt, event: Event) -> Step:
         case AttemptStopped(why, code):
             return _end(state, code, "", why)
         case _:
-            raise RefusedError(COORDINATOR, Code.ORDER, f"brings {type(event).__name__} in stage {state.stage!r}")
+            raise RefusedError(
+                COORDINATOR, Code.ORDER, f"brings {type(event).__name__} in stage {state.stage!r}"
+            )
 
 
 def _again(state: SiloAttempt, first: tuple[object, ...], now: tuple[object, ...]) -> Step:
-    check(bool(first), COORDINATOR, Code.ORDER, f"brings a message too early, in stage {state.stage!r}")
-    check(first == now, COORDINATOR, Code.EQUIVOCATION, "brings another message in the place of its first")
+    check(
+        bool(first),
+        COORDINATOR,
+        Code.ORDER,
+        f"brings a message too early, in stage {state.stage!r}",
+    )
+    check(
+        first == now,
+        COORDINATOR,
+        Code.EQUIVOCATION,
+        "brings another message in the place of its first",
+    )
     return state, ()
 
 
-def _deal(state: SiloAttempt, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]) -> Step:
+def _deal(
+    state: SiloAttempt, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDelivery, ...]
+) -> Step:
     """U1 is known: split our secrets among it."""
     silo, spec, party, seeds = state.silo, state.spec, state.party, _seeds(state)
     members = [bundle.silo for bundle in bundles]
@@ -218,23 +253,48 @@ def _deal(state: SiloAttempt, bundles: tuple[KeyBundle, ...], keys: tuple[KeyDel
         for bundle in bundles:
             bundle.check(state.ctx, party.signers)
     # (3) Ours are those that we sent.
-    check(state.bundle in bundles, COORDINATOR, Code.KEYS, f"does not pass on the keys that {silo!r} gave")
+    check(
+        state.bundle in bundles,
+        COORDINATOR,
+        Code.KEYS,
+        f"does not pass on the keys that {silo!r} gave",
+    )
     # (4) No two keys are the same.
     twin = distinct_keys(bundles)
-    check(twin is None, COORDINATOR, Code.KEYS, f"passes on a key twice, the second time of {twin and twin.silo!r}")
+    check(
+        twin is None,
+        COORDINATOR,
+        Code.KEYS,
+        f"passes on a key twice, the second time of {twin and twin.silo!r}",
+    )
     # (5) Enough are left.
     _check_size(state, members, "U1", Code.KEYS)
     # (6) Each other member gave us a key to seal to, and signed it.
     others = [bundle for bundle in bundles if bundle.silo != silo]
     each = [delivery.silo for delivery in keys] == [bundle.silo for bundle in others]
-    check(each, COORDINATOR, Code.KEYS, f"brings {len(keys)} receiving keys, not one of each of {len(others)} others")
+    check(
+        each,
+        COORDINATOR,
+        Code.KEYS,
+        f"brings {len(keys)} receiving keys, not one of each of {len(others)} others",
+    )
     for bundle, delivery in zip(others, keys, strict=True):
         check_key_delivery(delivery, bundle.receiving, spec.cohort, silo)
     h_u1 = set_digest(b"U1", state.ctx, [bundle.encoded(state.ctx) for bundle in bundles])
     holders = {member: spec.holder(member) for member in members}
     with passed_on():  # a key of low order
-        dealing, portions, kept = deal(state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, party.sign)
-    state = replace(state, stage="shares", bundles=bundles, h_u1=h_u1, keys=keys, dealing=dealing, held={silo: kept})
+        dealing, portions, kept = deal(
+            state.ctx, h_u1, keys, silo, seeds, spec.threshold, holders, party.sign
+        )
+    state = replace(
+        state,
+        stage="shares",
+        bundles=bundles,
+        h_u1=h_u1,
+        keys=keys,
+        dealing=dealing,
+        held={silo: kept},
+    )
     return state, (SendShares(dealing, portions),)
 
 
@@ -250,13 +310,18 @@ def _open_shares(state: SiloAttempt, deliveries: tuple[PortionDelivery, ...]) ->
         for dealing in dealings:
             dealing.check(ctx, state.h_u1, party.signers)
     # (3) Ours is the one that we sent.
-    check(state.dealing in dealings, COORDINATOR, Code.SHARES, f"does not pass on what {silo!r} dealt")
+    check(
+        state.dealing in dealings, COORDINATOR, Code.SHARES, f"does not pass on what {silo!r} dealt"
+    )
     # (4) Enough are left.
     _check_size(state, dealers, "U2", Code.SHARES)
     # (5) All portions are those that their dealers signed for us.
     for delivery in deliveries:
         check_delivery(
-            delivery, [bundle.silo for bundle in state.bundles], silo, _given_to(state, delivery.dealing.dealer)
+            delivery,
+            [bundle.silo for bundle in state.bundles],
+            silo,
+            _given_to(state, delivery.dealing.dealer),
         )
     h_u2 = set_digest(b"U2", ctx, [dealing.encoded(ctx) for dealing in dealings])
     # (6) They open, and fit what their dealers committed to; else we show what was dealt to us.
@@ -280,7 +345,9 @@ def _open_shares(state: SiloAttempt, deliveries: tuple[PortionDelivery, ...]) ->
         terms.append(pair_term(silo, other, pair_key(shared, ctx, silo, other, spec.prg, h_u2)))
     memory = state.memory.uploading(spec, [bundle.silo for bundle in state.bundles])
     held = {**state.held, **opened}
-    state = replace(state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory)
+    state = replace(
+        state, stage="uploading", dealings=dealings, h_u2=h_u2, held=held, memory=memory
+    )
     return state, (Remember(memory), UploadWords(tuple(terms), _hiding(state)))
 
 
@@ -292,39 +359,62 @@ def _given_to(state: SiloAttempt, dealer: str) -> bytes:
 
 
 def _hiding(state: SiloAttempt) -> GramKeys | None:
-    """Under what we deal our vectors to the others of U2; None where none are compared by shares."""
+    """Under what we deal our vectors to the others of U2.
+
+    None where none are compared by shares.
+    """
     if state.spec.compared is None:
         return None
     silo, seeds, ctx = state.silo, _seeds(state), state.ctx
     dealers = {dealing.dealer for dealing in state.dealings}
     others = [delivery for delivery in state.keys if delivery.silo in dealers]
     agreed = {each.silo: agree(seeds.seal, each.key.public, each.silo) for each in others}
-    return GramKeys(seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()})
+    return GramKeys(
+        seeds.comparing, {other: share_key(key, ctx, silo, other) for other, key in agreed.items()}
+    )
 
 
 def _finish_upload(state: SiloAttempt, streamed: Streamed) -> Step:
-    """All chunks are made: sign what they were. Masks hide one payload, so a second one ends the attempt."""
+    """All chunks are made: sign what they were.
+
+    Masks hide one payload, so a second one ends the attempt.
+    """
     early = state.stage in ("keys", "shares")
     check(not early, state.silo, Code.ORDER, f"streamed an upload in stage {state.stage!r}")
     header = make_header(
-        state.ctx, state.silo, state.h_u2, streamed.length, streamed.sha256, streamed.tags, state.party.sign
+        state.ctx,
+        state.silo,
+        state.h_u2,
+        streamed.length,
+        streamed.sha256,
+        streamed.tags,
+        state.party.sign,
     )
     header.check(state.ctx, state.h_u2, state.spec, state.party.signers)
     if state.header is not None:
-        check(header == state.header, state.silo, Code.UPLOAD, "streamed two different payloads under one mask")
+        check(
+            header == state.header,
+            state.silo,
+            Code.UPLOAD,
+            "streamed two different payloads under one mask",
+        )
         return state, ((SendHeader(header),) if state.stage == "uploaded" else ())
     vectors = {}
     if state.spec.compared is not None:
         own = loaded(state.spec.compared, len(state.spec.cohort), streamed.kept)
         if own is None:
             raise RefusedError(
-                state.silo, Code.UPLOAD, f"kept {len(streamed.kept)} bytes that are not a share of its own"
+                state.silo,
+                Code.UPLOAD,
+                f"kept {len(streamed.kept)} bytes that are not a share of its own",
             )
         vectors[state.silo] = own
     return replace(state, stage="uploaded", header=header, vectors=vectors), (SendHeader(header),)
 
 
-def _sign_survivors(state: SiloAttempt, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]) -> Step:
+def _sign_survivors(
+    state: SiloAttempt, headers: tuple[Header, ...], shares: tuple[SealedShare, ...]
+) -> Step:
     """U3 is known: sign it, once."""
     spec, party, ctx = state.spec, state.party, state.ctx
     survivors = [header.silo for header in headers]
@@ -335,18 +425,30 @@ def _sign_survivors(state: SiloAttempt, headers: tuple[Header, ...], shares: tup
         for header in headers:
             header.check(ctx, state.h_u2, spec, party.signers)
     # (3) Ours is the one that we sent.
-    check(state.header in headers, COORDINATOR, Code.SURVIVORS, f"does not name the upload of {state.silo!r}")
+    check(
+        state.header in headers,
+        COORDINATOR,
+        Code.SURVIVORS,
+        f"does not name the upload of {state.silo!r}",
+    )
     # (4) The sum over them may be opened.
     check_survivors(spec, party.terms, survivors)
     # (5) Where the round is repeated, they are those of before without the dealers at fault.
     same = not state.only or survivors == list(state.only)
-    check(same, COORDINATOR, Code.SURVIVORS, f"repeats a sum over {list(state.only)} with survivors {survivors}")
+    check(
+        same,
+        COORDINATOR,
+        Code.SURVIVORS,
+        f"repeats a sum over {list(state.only)} with survivors {survivors}",
+    )
     # (6) What they dealt to us of their vectors opens.
     vectors = {**state.vectors, **_opened_vectors(state, survivors, shares)}
     h_u3 = set_digest(b"U3", ctx, [header.encoded(ctx) for header in headers])
     memory = state.memory.signed(spec, survivors)
     survival = make_survival(ctx, state.silo, Sets(state.h_u1, state.h_u2, h_u3), party.sign)
-    state = replace(state, stage="signed", headers=headers, h_u3=h_u3, memory=memory, vectors=vectors)
+    state = replace(
+        state, stage="signed", headers=headers, h_u3=h_u3, memory=memory, vectors=vectors
+    )
     return state, (Remember(memory), SendSurvival(survival))
 
 
@@ -359,21 +461,37 @@ def _opened_vectors(
     seals, found = {bundle.silo: bundle.seal for bundle in state.bundles}, {}
     for share in shares:
         dealer = share.dealer
-        agreed = agree(receiving_seed(seeds.receiving, state.ctx, silo, dealer), seals[dealer], dealer)
-        found[dealer] = open_share(spec, share_key(agreed, state.ctx, dealer, silo), dealer, silo, share.sealed)
+        agreed = agree(
+            receiving_seed(seeds.receiving, state.ctx, silo, dealer), seals[dealer], dealer
+        )
+        found[dealer] = open_share(
+            spec, share_key(agreed, state.ctx, dealer, silo), dealer, silo, share.sealed
+        )
     return found
 
 
 def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
-    """Enough survivors signed the same sets: give one share of each member of U2, by our own map."""
+    """Enough survivors signed the same sets: give one share of each member of U2, by our
+    own map.
+    """
     survivors = [header.silo for header in state.headers]
     signed = [survival.silo for survival in survivals]
     # (1) Survivors alone signed, each once.
     known = set(signed) <= set(survivors) and len(set(signed)) == len(signed)
-    check(known, COORDINATOR, Code.NOTES, f"brings signatures of {signed}, which are not survivors, each once")
+    check(
+        known,
+        COORDINATOR,
+        Code.NOTES,
+        f"brings signatures of {signed}, which are not survivors, each once",
+    )
     # (2) They are enough.
     enough = len(signed) >= state.spec.threshold
-    check(enough, COORDINATOR, Code.NOTES, f"brings {len(signed)} signatures, not {state.spec.threshold}")
+    check(
+        enough,
+        COORDINATOR,
+        Code.NOTES,
+        f"brings {len(signed)} signatures, not {state.spec.threshold}",
+    )
     # (3) Each is over the sets that we signed.
     sets = Sets(state.h_u1, state.h_u2, state.h_u3)
     with passed_on():
@@ -381,7 +499,9 @@ def _reveal(state: SiloAttempt, survivals: tuple[Survival, ...]) -> Step:
             survival.check(state.ctx, sets, state.party.signers)
     kinds = kinds_to_reveal([dealing.dealer for dealing in state.dealings], survivors)
     products = revealed(state.spec, state.vectors) if state.spec.compared else b""
-    reveal = make_reveal(state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign, products)
+    reveal = make_reveal(
+        state.ctx, state.silo, state.h_u3, kinds, state.held, state.party.sign, products
+    )
     return _without_secrets(state, "revealed"), (SendReveal(reveal),)
 
 
@@ -400,23 +520,46 @@ def _abandon(state: SiloAttempt) -> Step:
 
 
 def abandon_remembered(party: Participant, memory: Memory, ctx: bytes) -> tuple[Memory, Abandon]:
-    """The note of a silo that was restarted since; RefusedError unless it is for its newest attempt, not signed."""
+    """The note of a silo that was restarted since.
+
+    RefusedError unless it is for its newest attempt, not signed.
+    """
     newest = memory.ctx == ctx.hex()
-    check(newest, COORDINATOR, Code.ABANDON, "asks to abandon an attempt that is not the newest one of this silo")
+    check(
+        newest,
+        COORDINATOR,
+        Code.ABANDON,
+        "asks to abandon an attempt that is not the newest one of this silo",
+    )
     open_ = not memory.is_signed(ctx)
-    check(open_, COORDINATOR, Code.ABANDON, "asks to abandon an attempt whose survivors this silo has signed")
+    check(
+        open_,
+        COORDINATOR,
+        Code.ABANDON,
+        "asks to abandon an attempt whose survivors this silo has signed",
+    )
     return memory.given_up(), make_abandon(ctx, party.silo, party.sign)
 
 
 def _check_members(members: Sequence[str], known: Sequence[str], code: Code) -> None:
     listed = list(members) == sorted(set(members)) and set(members) <= set(known)
-    check(listed, COORDINATOR, code, f"names {list(members)}, which are not some of {list(known)}, each once, in order")
+    check(
+        listed,
+        COORDINATOR,
+        code,
+        f"names {list(members)}, which are not some of {list(known)}, each once, in order",
+    )
 
 
 def _check_size(state: SiloAttempt, members: Sequence[str], name: str, code: Code) -> None:
     spec, terms = state.spec, state.party.terms
     least = max(spec.threshold, spec.min_cohort, terms.min_cohort)
-    check(len(members) >= least, COORDINATOR, code, f"{name} has {len(members)} members, fewer than {least}")
+    check(
+        len(members) >= least,
+        COORDINATOR,
+        code,
+        f"{name} has {len(members)} members, fewer than {least}",
+    )
 
 
 def _seeds(state: SiloAttempt) -> Seeds:
@@ -426,7 +569,10 @@ def _seeds(state: SiloAttempt) -> Seeds:
 
 
 def _without_secrets(state: SiloAttempt, stage: Stage) -> SiloAttempt:
-    """The state once no secret is needed any more. They are dropped, not overwritten: Python cannot."""
+    """The state once no secret is needed any more.
+
+    They are dropped, not overwritten: Python cannot.
+    """
     return replace(state, stage=stage, seeds=None, held={}, vectors={})
 
 

@@ -1,4 +1,6 @@
-"""What happens to a silo in a secure sum, and what it has to do: events into ``secagg_silo.advance``, effects out."""
+"""What happens to a silo in a secure sum, and what it has to do: events into
+``secagg_silo.advance``, effects out.
+"""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -15,7 +17,9 @@ from .receiving_keys import KeyDelivery, ReceivingKey
 
 @dataclass(frozen=True)
 class KeysReceived:
-    """The coordinator passed on the keys of U1, and those to which we seal, one of each other member."""
+    """The coordinator passed on the keys of U1, and those to which we seal, one of each other
+    member.
+    """
 
     bundles: tuple[KeyBundle, ...]
     keys: tuple[KeyDelivery, ...]
@@ -30,9 +34,11 @@ class SharesReceived:
 
 @dataclass(frozen=True)
 class Streamed:
-    """The whole upload was made: its length and SHA-256, and the linear tags, padded, where there are some.
+    """The whole upload was made: its length and SHA-256, and the linear tags, padded, where there
+    are some.
 
-    ``kept`` is the share of its own compared vectors that this silo keeps, where it dealt some (gram_pieces.py).
+    ``kept`` is the share of its own compared vectors that this silo keeps, where it dealt some
+    (gram_pieces.py).
     """
 
     length: int
@@ -43,7 +49,9 @@ class Streamed:
 
 @dataclass(frozen=True)
 class SurvivorsReceived:
-    """The coordinator passed on the headers of U3, and what the others of it sealed to us of compared vectors."""
+    """The coordinator passed on the headers of U3, and what the others of it sealed to us of
+    compared vectors.
+    """
 
     headers: tuple[Header, ...]
     shares: tuple[SealedShare, ...] = ()
@@ -58,7 +66,9 @@ class NotesReceived:
 
 @dataclass(frozen=True)
 class ResultReceived:
-    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are some."""
+    """The sum is open; SHA-256 of what came down, and the survivors' tags together, where there are
+    some.
+    """
 
     sha256: bytes
     tags: bytes = b""
@@ -71,7 +81,9 @@ class AbandonAsked:
 
 @dataclass(frozen=True)
 class AttemptStopped:
-    """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo holds it back."""
+    """The coordinator ended the attempt, this process is asked to stop, or with POLICY: this silo
+    holds it back.
+    """
 
     why: str
     code: Code = Code.STOPPED
@@ -124,7 +136,10 @@ class SendComplaint:
 
 @dataclass(frozen=True)
 class UploadWords:
-    """Quantise, mask with these terms and stream the values; deal vectors under ``hiding``; then Streamed."""
+    """Quantise, mask with these terms and stream the values; deal vectors under ``hiding``.
+
+    Then Streamed.
+    """
 
     terms: tuple[Term, ...]
     hiding: GramKeys | None = None
@@ -160,7 +175,9 @@ class SendAbandon:
 
 @dataclass(frozen=True)
 class Finish:
-    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and survivors the integers."""
+    """The sum is open: the ledger takes the digest, and ``Tagger.check`` of these tags and
+    survivors the integers.
+    """
 
     sha256: bytes
     tags: bytes

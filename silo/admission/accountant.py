@@ -1,14 +1,17 @@
-"""What one private job spends of this silo's data set (algorithms/training/accountant.py), from the budget on disk.
+"""What one private job spends of this silo's data set (algorithms/training/accountant.py), from the
+budget on disk.
 
 ::
 
-    reserve        in the budget's log, then its head in the silo's ledger: both durable before the first step
-    keep_counts    <directory>/jobs/<job>/counts.json: the noisy counts, drawn once; sent again for nothing
-    commit         once what came of the steps is durable in the job's folder
+    reserve      in the budget's log, then its head in the silo's ledger: both durable before the
+                 first step
+    keep_counts  <directory>/jobs/<job>/counts.json: the noisy counts, drawn once; sent again for
+                 nothing
+    commit       once what came of the steps is durable in the job's folder
 
-A process that dies between any two of them leaves a reservation open, and that is spent for ever. What a round gave is
-in the outbox then, or the round is trained anew out of another reservation. Where training was stopped in the middle,
-the steps that it had taken are spent.
+A process that dies between any two of them leaves a reservation open, and that is spent for ever.
+What a round gave is in the outbox then, or the round is trained anew out of another reservation.
+Where training was stopped in the middle, the steps that it had taken are spent.
 """
 
 from collections.abc import Sequence
@@ -31,7 +34,9 @@ COUNTS = "counts.json"
 
 
 class KeptCounts(Strict):
-    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``, with its digest (files/checked_file.py)."""
+    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``, with its digest
+    (files/checked_file.py).
+    """
 
     counts: tuple[Count, ...]
     reservation: Count
@@ -52,7 +57,9 @@ class OpenSpending:
     def take(self, purpose: str) -> None:
         """One step for this purpose."""
         if purpose not in self.purposes:
-            raise LocalError(f"reservation {self.id} has no step for {purpose!r}; this is a bug in Staddle")
+            raise LocalError(
+                f"reservation {self.id} has no step for {purpose!r}; this is a bug in Staddle"
+            )
         self.steppers.take(self.purposes.index(purpose))
 
 
@@ -70,8 +77,13 @@ class JobAccount:
         if not self._path.exists():
             return None
         kept = checked_file.read_json(self._path, KeptCounts)
-        if len(kept.counts) != self._job.model.classes or not self._budget.paid(kept.reservation, self._job.digest):
-            raise LocalError(f"{self._path}: not the counts that this job released here; restore it from a backup")
+        if len(kept.counts) != self._job.model.classes or not self._budget.paid(
+            kept.reservation, self._job.digest
+        ):
+            raise LocalError(
+                f"{self._path}: not the counts that this job released here; restore it from a"
+                " backup"
+            )
         return Counts(torch.tensor(kept.counts, dtype=torch.int64), kept.reservation)
 
     def keep_counts(self, counts: Counts) -> None:
@@ -80,7 +92,9 @@ class JobAccount:
         checked_file.write_json(self._path, kept)
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
-        """Set steps aside; ExhaustedError where the job's target or what is left of the budget does not cover them."""
+        """Set steps aside; ExhaustedError where the job's target or what is left of the budget does
+        not cover them.
+        """
         steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
         return OpenSpending(steppers, [spend.purpose for spend in spends])
 

@@ -1,9 +1,10 @@
 """The privacy budget of this silo's data set, while its agent runs (security/dp/budget.py).
 
-``<directory>/privacy/<data set>/`` beside the silo's ledger, which has a ``privacy.head`` of it for each reservation.
-The agent opens it at its start, where the policy has a table for the data set: the head in the ledger says whether the
-folder was lost or an older copy of it put back, and others hold the head of the ledger (silo/egress/witness.py). What
-the policy lets be spent is set then, too; a policy that says something else is a record.
+``<directory>/privacy/<data set>/`` beside the silo's ledger, which has a ``privacy.head`` of it for
+each reservation. The agent opens it at its start, where the policy has a table for the data set:
+the head in the ledger says whether the folder was lost or an older copy of it put back, and others
+hold the head of the ledger (silo/egress/witness.py). What the policy lets be spent is set then,
+too; a policy that says something else is a record.
 
 What jobs have cost this silo's data sets, read beside a running agent or without one.
 """
@@ -48,13 +49,20 @@ class DatasetBudget:
         self._mutex = threading.Lock()  # heads come into the ledger in their order
 
     def check_room(self, job: Job, planned: Sequence[Spend]) -> None:
-        """ExhaustedError, with the numbers, where what is left does not cover all that a job is to spend."""
-        self._budget.check_room(job.name, job.digest, [Event(each.sigma, each.q, each.steps) for each in planned])
+        """ExhaustedError, with the numbers, where what is left does not cover all that a job is to
+        spend.
+        """
+        self._budget.check_room(
+            job.name, job.digest, [Event(each.sigma, each.q, each.steps) for each in planned]
+        )
 
     def reserve(self, job: Job, round_: int, spends: Sequence[Spend], ceiling: Ceiling) -> Steppers:
-        """Set steps aside, durably in the budget and then in the ledger; ExhaustedError where they are not covered.
+        """Set steps aside, durably in the budget and then in the ledger.
 
-        A try of the job that this process began before is over: what it had not taken is free again.
+        ExhaustedError where they are not covered.
+
+        A try of the job that this process began before is over: what it had not taken is free
+        again.
         """
         events = [MechanismSteps(sigma=each.sigma, q=each.q, steps=each.steps) for each in spends]
         purpose, budget = ", ".join(each.purpose for each in spends), self._budget
@@ -73,7 +81,10 @@ class DatasetBudget:
         with self._mutex:
             steppers = self._open.get(job.digest)
             if steppers is None or steppers.reservation.seq != reservation:
-                raise LocalError(f"commit of reservation {reservation}, which is not open; this is a bug in Staddle")
+                raise LocalError(
+                    f"commit of reservation {reservation}, which is not open; this is a bug in"
+                    " Staddle"
+                )
             self._let_go(job.digest)
 
     def close(self) -> None:
@@ -88,15 +99,20 @@ class DatasetBudget:
             self._budget.commit(steppers.reservation, steppers.end())
 
     def paid(self, reservation: int, job_digest: str) -> bool:
-        """Whether there is such a reservation, and it is of this job: the gate asks before anything leaves."""
+        """Whether there is such a reservation, and it is of this job: the gate asks before anything
+        leaves.
+        """
         return self._budget.paid(reservation, job_digest)
 
 
 @contextlib.contextmanager
-def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, keys: Keys) -> Iterator[DatasetBudget]:
+def opened(
+    directory: Path, policy: Policy, ledger: Ledger, federation: str, keys: Keys
+) -> Iterator[DatasetBudget]:
     """The budget of the policy's data set, closed at the end.
 
-    LocalError where it is not the one that the ledger last had a head of: gone, rolled back, altered.
+    LocalError where it is not the one that the ledger last had a head of: gone, rolled back,
+    altered.
     """
     asked, dataset, silo = policy.budget, policy.dataset, keys.entry.id
     if asked is None:
@@ -106,7 +122,9 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
     with Budget.open(folder, dataset, federation, silo, keys.log, known=head is not None) as budget:
         if head is not None:
             origin = ORIGIN.format(federation=federation, silo=silo, dataset=dataset)
-            budget.check_held(HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root))))
+            budget.check_held(
+                HeldHead("the silo's ledger", TreeHead(origin, head.size, bytes.fromhex(head.root)))
+            )
         budget.set_limit(format(asked.epsilon, "f"), format(asked.delta, "f"), policy.digest)
         ours = DatasetBudget(budget, ledger)
         yield ours
@@ -115,9 +133,11 @@ def opened(directory: Path, policy: Policy, ledger: Ledger, federation: str, key
 
 @dataclass(frozen=True)
 class BudgetReport:
-    """One data set: what the policy says of it now, None for nothing, and its budget, None before anything was spent.
+    """One data set: what the policy says of it now, None for nothing, and its budget, None before
+    anything was spent.
 
-    The budget has the limit that was in force when the agent ran last. ``lost`` says that there was one, which is gone.
+    The budget has the limit that was in force when the agent ran last. ``lost`` says that there was
+    one, which is gone.
     """
 
     dataset: str
@@ -133,26 +153,39 @@ def read(config: SiloConfig) -> tuple[BudgetReport, ...]:
     """
     policy = policies.load(config.policy, config.dataset)
     entry = load_entry(config.keys / ENTRY_FILE)
-    heads = _heads(config)  # read first: what is spent meanwhile is in the budget before it is in the ledger
+    # read first: what is spent meanwhile is in the budget before it is in the ledger
+    heads = _heads(config)
     folder = config.directory / FOLDER
-    there = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set[str]()
+    there = (
+        {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set[str]()
+    )
     found = []
     for dataset in sorted({*policy.file.dataset, *heads, *there}):
         head, asked = heads.get(dataset), policy.file.dataset.get(dataset)
         if (path := folder / dataset).is_dir() and segments(path):
             found.append(BudgetReport(dataset, asked, _budget(path, config, entry, dataset, head)))
         else:
-            found.append(BudgetReport(dataset, asked, None, _lost(path, dataset, head) if head else ""))
+            found.append(
+                BudgetReport(dataset, asked, None, _lost(path, dataset, head) if head else "")
+            )
     return tuple(found)
 
 
 def check_room(job: Job, policy: Policy, config: SiloConfig) -> None:
-    """ExhaustedError where what the policy lets be spent does not cover all of a job that would be offered now."""
+    """ExhaustedError where what the policy lets be spent does not cover all of a job that would be
+    offered now.
+    """
     asked = policy.budget
-    if job.privacy is None or asked is None:  # which costs nothing, or is declined for another reason
+    # which costs nothing, or is declined for another reason
+    if job.privacy is None or asked is None:
         return
     budget = next((found.budget for found in read(config) if found.dataset == policy.dataset), None)
-    others = [event for one in (budget.jobs if budget else ()) if one.job_digest != job.digest for event in one.events]
+    others = [
+        event
+        for one in (budget.jobs if budget else ())
+        if one.job_digest != job.digest
+        for event in one.events
+    ]
     planned = [Event(one.sigma, one.q, one.steps) for one in job_spends(job, signed_sigma(job))]
     most = Ceiling(format(asked.epsilon, "f"), format(asked.delta, "f"))
     check_covered(policy.dataset, f"all of job {job.name!r}", most, others, planned)
@@ -169,12 +202,14 @@ def _heads(config: SiloConfig) -> Mapping[str, PrivacyHead]:
 
 def _lost(folder: Path, dataset: str, head: PrivacyHead) -> str:
     return (
-        f"{folder}: gone, and with it what was spent on data set {dataset!r}, epsilon {head.epsilon} of {head.limit} "
-        "by the ledger; restore it from the newest backup"
+        f"{folder}: gone, and with it what was spent on data set {dataset!r}, epsilon"
+        f" {head.epsilon} of {head.limit} by the ledger; restore it from the newest backup"
     )
 
 
-def _budget(folder: Path, config: SiloConfig, entry: RosterEntry, dataset: str, head: PrivacyHead | None) -> BudgetView:
+def _budget(
+    folder: Path, config: SiloConfig, entry: RosterEntry, dataset: str, head: PrivacyHead | None
+) -> BudgetView:
     key = budget_view.key_of(config.trust.federation, entry.id, dataset, entry.log_key)
     known = TreeHead(key.name, head.size, bytes.fromhex(head.root)) if head else None
     return budget_view.read(folder, dataset, key, known)

@@ -1,4 +1,6 @@
-"""May this job run here? Numbered checks in running order, before anything trains and before anything is told."""
+"""May this job run here? Numbered checks in running order, before anything trains and before
+anything is told.
+"""
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +44,8 @@ class Admitted:
     test: Dataset
     weights: Mapping[str, Tensors]  # by part
     digests: Mapping[str, str]  # of their files, SHA-256 in hex
-    public: frozenset[str] = frozenset()  # parts whose weights were trained on none of this silo's records
+    # parts whose weights were trained on none of this silo's records
+    public: frozenset[str] = frozenset()
 
     @property
     def job(self) -> Job:
@@ -74,7 +77,8 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
         document = verify_document(envelope, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
-    # (2) Our code gives the same schema: same method, model and versions; and what it spends is what it says.
+    # (2) Our code gives the same schema: same method, model and versions; and what it spends is
+    # what it says.
     try:
         job = Job.from_document(document, origin)
         check_signed(job)
@@ -86,11 +90,17 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
 def check_member(job: Job, silo: str, roster: Roster) -> None:
     """Check (3) of ``admit``: we are one of the job's silos."""
     if silo not in job.silos:
-        raise RefusedError(roster.coordinator.id, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}")
+        raise RefusedError(
+            roster.coordinator.id, "JOB_INVALID", f"job {job.name!r} is not for silo {silo!r}"
+        )
 
 
-def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, roster: Roster) -> tuple[str, ...]:
-    """The silos of a round, sorted; PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36).
+def checked_cohort(
+    cohort: Sequence[str], job: Job, round_: int, silo: str, roster: Roster
+) -> tuple[str, ...]:
+    """The silos of a round, sorted.
+
+    PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36).
 
     Some of those drawn may be missing, because they left the roster or declined the job.
     """
@@ -101,18 +111,24 @@ def checked_cohort(cohort: Sequence[str], job: Job, round_: int, silo: str, rost
         if member not in drawn:
             raise PeerError(
                 roster.coordinator.id,
-                f"{where} that names {member[:64]!r}; the job draws {', '.join(sorted(drawn))} for this round",
+                f"{where} that names {member[:64]!r}; the job draws {', '.join(sorted(drawn))} for"
+                " this round",
             )
     # (2) None comes twice. (3) We are among them.
     if len(set(cohort)) != len(cohort):
         raise PeerError(roster.coordinator.id, f"{where} that has a silo twice")
     if silo not in cohort:
-        raise PeerError(roster.coordinator.id, f"{where} of {len(cohort)} silos that lacks {silo!r}, this one")
+        raise PeerError(
+            roster.coordinator.id, f"{where} of {len(cohort)} silos that lacks {silo!r}, this one"
+        )
     return tuple(sorted(cohort))
 
 
 def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
-    """What the policy says to all that the job's rounds give; rounds in a row that give the same are one."""
+    """What the policy says to all that the job's rounds give.
+
+    Rounds in a row that give the same are one.
+    """
     found: dict[int, tuple[Release, ...]] = {}
     job = plan.job
     for phase in plan.phases:
@@ -121,12 +137,19 @@ def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
             found[phase.round] = releases
     return [
         Outflow(first, following - 1, *_decided(job, roster, policy, releases))
-        for (first, releases), following in zip(found.items(), (*list(found)[1:], job.length), strict=True)
+        for (first, releases), following in zip(
+            found.items(), (*list(found)[1:], job.length), strict=True
+        )
     ]
 
 
-def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Release]) -> tuple[tuple[str, ...], Decision]:
-    """What the policy says to a round's messages, one of each form; those who can open one cannot open another."""
+def _decided(
+    job: Job, roster: Roster, policy: Policy, releases: Sequence[Release]
+) -> tuple[tuple[str, ...], Decision]:
+    """What the policy says to a round's messages, one of each form.
+
+    Those who can open one cannot open another.
+    """
     readers, sent = dict[str, None](), 0
     verdicts: list[Verdict] = []
     whole = dict[str, None]()
@@ -142,7 +165,9 @@ def _decided(job: Job, roster: Roster, policy: Policy, releases: Sequence[Releas
 
 
 def asked_of_rows(made: Terms, policy: Policy) -> Terms:
-    """What this silo asks of each row that it opens: of the job, as ``made``, and of its policy, what is stricter."""
+    """What this silo asks of each row that it opens: of the job, as ``made``, and of its policy,
+    what is stricter.
+    """
     terms = policy.terms
     return Terms(
         max(made.min_cohort, terms.min_cohort),
@@ -152,10 +177,16 @@ def asked_of_rows(made: Terms, policy: Policy) -> Terms:
 
 
 def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, ...]:
-    """All that the policy has against a blind job, each with its fix; it asks the same of every cohort."""
+    """All that the policy has against a blind job, each with its fix.
+
+    It asks the same of every cohort.
+    """
     if not plan.job.security.required:
         return ()
-    return (*_objections(plan, policy), *(_keyed_objections(plan, policy, roster) if plan.job.keyed else ()))
+    return (
+        *_objections(plan, policy),
+        *(_keyed_objections(plan, policy, roster) if plan.job.keyed else ()),
+    )
 
 
 def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
@@ -163,16 +194,22 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     # (1) The job takes as many silos to be in league with the coordinator as the policy does.
     if security.colluders < terms.colluders:
         yield (
-            f"the job has colluders = {security.colluders}, this silo's policy {terms.colluders}; have it signed "
-            "with a higher security.colluders, or lower secure_aggregation.assumed_colluders"
+            f"the job has colluders = {security.colluders}, this silo's policy {terms.colluders};"
+            " have it signed with a higher security.colluders, or lower"
+            " secure_aggregation.assumed_colluders"
         )
-    # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with nobody.
+    # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with
+    # nobody.
     smallest = min(map(len, job.batches), default=job.cohort_size)
-    fix = "have it signed with a higher min_cohort" if smallest < len(job.silos) else "it takes more silos"
+    fix = (
+        "have it signed with a higher min_cohort"
+        if smallest < len(job.silos)
+        else "it takes more silos"
+    )
     if smallest < terms.min_cohort:
         yield (
-            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort = {terms.min_cohort}; {fix}, or "
-            "lower that of the policy"
+            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort ="
+            f" {terms.min_cohort}; {fix}, or lower that of the policy"
         )
     if (honest := smallest - security.colluders) < terms.min_honest:
         yield (
@@ -182,18 +219,20 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     # (3) Its sums are not over changing silos, which tell single ones over many rounds.
     if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
         yield (
-            'the job sums whichever silos are left (security.dropouts = "any"), which over many rounds tells what '
-            'single silos gave, secure_aggregation.dropouts = "batches"; have it signed without dropouts, or set that '
-            'of the policy to "any"'
+            'the job sums whichever silos are left (security.dropouts = "any"), which over many'
+            ' rounds tells what single silos gave, secure_aggregation.dropouts = "batches"; have it'
+            ' signed without dropouts, or set that of the policy to "any"'
         )
     # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
     if security.weights == "public":
         if not policy.file.secure_aggregation.public_counts:
             known = ", in all and of each class, is" if security.class_counts else " is"
-            instead = "" if _mixes(job) else ', or have the job signed with security.weights = "private"'
+            instead = (
+                "" if _mixes(job) else ', or have the job signed with security.weights = "private"'
+            )
             yield (
-                "the job's weights are public, secure_aggregation.public_counts = false; set it to true if the number "
-                f"of this silo's records{known} no secret{instead}"
+                "the job's weights are public, secure_aggregation.public_counts = false; set it to"
+                f" true if the number of this silo's records{known} no secret{instead}"
             )
         fewest = max(job.min_cohort, terms.min_cohort)
         if fault := weights_fault(job.weighing, job.summed_sets(), fewest):
@@ -205,9 +244,10 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
     if job.counted and job.min_holders < asked:
         of = "" if policy.file.secure_aggregation.min_holders else " (left out: its min_cohort)"
         yield (
-            f"rows of a class that {job.min_holders} silos hold may be summed, secure_aggregation.min_holders = {asked}"
-            f"{of}; have the job signed with a higher security.min_holders, or lower that of the policy (the "
-            f"{security.colluders} that may collude are counted besides)"
+            f"rows of a class that {job.min_holders} silos hold may be summed,"
+            f" secure_aggregation.min_holders = {asked}{of}; have the job signed with a higher"
+            f" security.min_holders, or lower that of the policy (the {security.colluders} that may"
+            " collude are counted besides)"
         )
 
 
@@ -221,21 +261,27 @@ def _rings(plan: JobPlan) -> Iterator[str]:
 
 
 def _mixes(job: Job) -> bool:
-    return any(isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start))
+    return any(
+        isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start)
+    )
 
 
 def trusting(plan: JobPlan) -> bool:
-    """Whether something of a job is hidden, or held, by what the coordinator and any one of its silos have together.
+    """Whether something of a job is hidden, or held, by what the coordinator and any one of its
+    silos have together.
 
-    What is mixed by directed sums is not. Nor is what tags alone are for: who can forge them alters what comes down of
-    a sum, as any coordinator can where there are none, and reads no more than the sum (security/secagg/linear_tags.py).
+    What is mixed by directed sums is not. Nor is what tags alone are for: who can forge them alters
+    what comes down of a sum, as any coordinator can where there are none, and reads no more than
+    the sum (security/secagg/linear_tags.py).
     """
     job = plan.job
     return job.keyed and (bool(job.for_silos) or job.counted or bool(plan.uploads))
 
 
 def _without_key(plan: JobPlan) -> list[str]:
-    """What a job may say instead, for each part that it hides by a key of all its silos and need not."""
+    """What a job may say instead, for each part that it hides by a key of all its silos and need
+    not.
+    """
     parts = plan.uploads.values()
     mixed = [part for part in parts if isinstance(part.exchange, Mix)]
     compared = [part for part in parts if isinstance(part.exchange, Gram) and not part.sketch]
@@ -244,26 +290,35 @@ def _without_key(plan: JobPlan) -> list[str]:
 
 
 def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator[str]:
-    """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules 8, 10 and 12)."""
+    """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules
+    8, 10 and 12).
+    """
     asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
     job, parts = plan.job, plan.uploads
     hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
-    names = " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its counts"
+    names = (
+        " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its counts"
+    )
     opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
     instead = "to have it signed without security.audience"
     if parts:
         instead = SUMS_ALONE
         keys = _without_key(plan)
         if len(keys) == len(parts):
-            instead = f"to have it signed with {' and '.join(sorted(set(keys)))}, by which no such key hides anything"
+            instead = (
+                f"to have it signed with {' and '.join(sorted(set(keys)))}, by which no such key"
+                " hides anything"
+            )
     elif job.counted:
         instead = "for a method that sums nothing class by class"
     rows = _mixes(job)
     # (8) This silo trusts that the coordinator is in league with no silo of the job.
     if trusting(plan) and asked.trust != TRUSTED:
         yield (
-            f"{names} would be hidden from {coordinator.id} by a key that every silo of the job has, "
-            f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that the coordinator is '
+            f"{names} would be hidden from {coordinator.id} by a key that every silo of the job"
+            " has, "
+            f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that'
+            " the coordinator is "
             f"in league with none of them, or ask {instead}"
         )
     # (9) And there is no reason to think that it is: whoever runs it runs no silo.
@@ -271,27 +326,31 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
     both = [entry.id for entry in roster.in_one_hand]
     if trusting(plan) and both:
         yield (
-            f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs {', '.join(both)}, and so can "
-            f"open {opened}, whatever trust says; another organisation must run the one or the other, or "
-            f"ask {instead}"
+            f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs"
+            f" {', '.join(both)}, and so can open {opened}, whatever trust says; another"
+            f" organisation must run the one or the other, or ask {instead}"
         )
     if not rows:
         return
-    # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in league with nobody.
+    # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in
+    # league with nobody.
     if job.min_cohort < terms.min_cohort:
         yield (
-            f"rows of the job may be over min_cohort = {job.min_cohort} other silos, secure_aggregation.min_cohort = "
-            f"{terms.min_cohort}; have it signed with a higher min_cohort, or lower that of the policy"
+            f"rows of the job may be over min_cohort = {job.min_cohort} other silos,"
+            f" secure_aggregation.min_cohort = {terms.min_cohort}; have it signed with a higher"
+            " min_cohort, or lower that of the policy"
         )
     if (honest := job.min_cohort + 1 - job.security.colluders) < terms.min_honest:
         yield (
-            f"of {job.min_cohort + 1} silos in a row of the job {honest} may be in league with nobody, "
-            f"secure_aggregation.min_honest = {terms.min_honest}; have it signed with a higher min_cohort, or lower "
-            "min_honest"
+            f"of {job.min_cohort + 1} silos in a row of the job {honest} may be in league with"
+            f" nobody, secure_aggregation.min_honest = {terms.min_honest}; have it signed with a"
+            " higher min_cohort, or lower min_honest"
         )
 
 
-def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes) -> Admitted:
+def admit(
+    signed: bytes, silo: str, roster: Roster, policy: Policy, config: SiloConfig, key: bytes
+) -> Admitted:
     """The admitted job; RefusedError with the code of the first check that fails."""
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it. (2) Our code gives the same schema.
@@ -299,7 +358,8 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
     plan = JobPlan(job)
     # (3) We are one of its silos.
     check_member(job, silo, roster)
-    # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its rounds gives.
+    # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
+    # rounds gives.
     if objections := (*privacy_objections(job, policy), *sum_objections(plan, policy, roster)):
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(plan, roster, policy):
@@ -315,15 +375,20 @@ def admit(signed: bytes, silo: str, roster: Roster, policy: Policy, config: Silo
         check_training(job, train, silo, where)
         # (6) So do the weights that we bring along.
         own_weights = {
-            own.part: own for own in config.weights if any(fnmatch.fnmatchcase(job.name, each) for each in own.jobs)
+            own.part: own
+            for own in config.weights
+            if any(fnmatch.fnmatchcase(job.name, each) for each in own.jobs)
         }
         loaded = {
-            part: load_weights(own.file, job.method(), silo, part, own.sha256) for part, own in own_weights.items()
+            part: load_weights(own.file, job.method(), silo, part, own.sha256)
+            for part, own in own_weights.items()
         }
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
     weights = {part: tensors for part, (tensors, _) in loaded.items()}
     digests = {part: digest for part, (_, digest) in loaded.items()}
     public = frozenset(part for part, own in own_weights.items() if own.public)
-    declared = Declared.of(parse_json(signed, "the offered job")["document"], RecordCount(len(train), len(test)))
+    declared = Declared.of(
+        parse_json(signed, "the offered job")["document"], RecordCount(len(train), len(test))
+    )
     return Admitted(plan, declared, signer, train, test, weights, digests, public)

@@ -1,8 +1,10 @@
-"""What is particular to private jobs at a silo: what it asks of what one costs its data set, and what pays for it.
+"""What is particular to private jobs at a silo: what it asks of what one costs its data set, and
+what pays for it.
 
-What is asked before the silo takes part is of the job, the policy and the budget alone. No answer depends on a record:
-whether a silo accepts a private job tells nothing of its data but that there are some and that they fit the model. What
-the records would have to say is advice to the silo's own people.
+What is asked before the silo takes part is of the job, the policy and the budget alone. No answer
+depends on a record: whether a silo accepts a private job tells nothing of its data but that there
+are some and that they fit the model. What the records would have to say is advice to the silo's own
+people.
 """
 
 from collections.abc import Iterator
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def check_signed(job: Job) -> None:
-    """LocalError where a private job costs more, with the noise that it was signed with, than it says itself."""
+    """LocalError where a private job costs more, with the noise that it was signed with, than it
+    says itself.
+    """
     if job.privacy is None:
         return
     from ...security.dp.noise_planner import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
@@ -30,7 +34,9 @@ def check_signed(job: Job) -> None:
     )
 
     table = job.privacy
-    if why := overspent(spends_by_sigma(job), signed_sigma(job), decimal(table.epsilon), table.delta):
+    if why := overspent(
+        spends_by_sigma(job), signed_sigma(job), decimal(table.epsilon), table.delta
+    ):
         raise LocalError(f"privacy.{why}")
 
 
@@ -41,34 +47,38 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
     if table is None:
         if asked is not None and asked.required:
             yield (
-                f"the job has no [privacy], and {named} of this silo's policy has required = true; have it signed "
-                "with one, or set that to false"
+                f"the job has no [privacy], and {named} of this silo's policy has required = true;"
+                " have it signed with one, or set that to false"
             )
         return
     # (2) Its owner lets something be spent on the data set.
     if asked is None:
         yield (
-            f"the job spends on data set {policy.dataset!r}, and this silo's policy sets no budget; add to it {named}, "
-            f'unit = "record", epsilon = {decimal(table.epsilon)}, delta = {decimal(table.delta)}: what all jobs '
+            f"the job spends on data set {policy.dataset!r}, and this silo's policy sets no budget;"
+            f" add to it {named}, "
+            f'unit = "record", epsilon = {decimal(table.epsilon)}, delta = {decimal(table.delta)}:'
+            " what all jobs "
             "together may cost, such as this one alone"
         )
         return
     # (3) Its steps have noise enough.
     if asked.min_sigma is not None and Decimal(sigma := signed_sigma(job)) < asked.min_sigma:
         yield (
-            f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the job signed "
-            "with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
+            f"its steps have sigma = {sigma}, min_sigma = {asked.min_sigma} in {named}; have the"
+            " job signed with a lower privacy.epsilon, which plans more noise, or lower min_sigma"
         )
     # (4) It promises its epsilon at no larger a delta.
     if Decimal(decimal(table.delta)) > asked.delta:
         yield (
-            f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in {named}; have the "
-            "job signed with at most that, or raise it"
+            f"it promises its epsilon at delta = {decimal(table.delta)}, delta = {asked.delta:f} in"
+            f" {named}; have the job signed with at most that, or raise it"
         )
 
 
 def check_room(job: Job, budget: "DatasetBudget | None") -> None:
-    """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds included."""
+    """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds
+    included.
+    """
     if job.privacy is not None and budget is not None:
         budget.check_room(job, job_spends(job, signed_sigma(job)))
 
@@ -83,31 +93,39 @@ def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> Privat
     from .accountant import JobAccount  # noqa: PLC0415
 
     if budget is None:  # admission refuses it
-        raise LocalError(f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle")
+        raise LocalError(
+            f"job {job.name!r} spends on a data set without a budget; this is a bug in Staddle"
+        )
     return PrivateSilo(JobAccount(budget, job, folder), Randomness)
 
 
 def advice(job: Job, records: int) -> Iterator[str]:
-    """What this silo's own people should know of a private job on so many training records; for its log alone."""
+    """What this silo's own people should know of a private job on so many training records.
+
+    For its log alone.
+    """
     table = job.privacy
     if table is None:
         return
-    # (1) We know who vouches for the code: it could get around all that follows what it computes (taint.py).
+    # (1) We know who vouches for the code: it could get around all that follows what it computes
+    # (taint.py).
     if package := package_of(job.method_name):
         yield (
-            f"method {job.method_name!r} is code of {package}, which is installed here and is not part of Staddle: its "
-            "taints are followed to find mistakes, not to hold back code that means to leak, so the promise is as good "
-            "as that code; read it, or decline the job (docs/privacy.md)"
+            f"method {job.method_name!r} is code of {package}, which is installed here and is not"
+            " part of Staddle: its taints are followed to find mistakes, not to hold back code"
+            " that means to leak, so the promise is as good as that code; read it, or decline the"
+            " job (docs/privacy.md)"
         )
     # (2) Steps draw records.
     if (expected := table.sample_rate * records) < 1:
         yield (
-            f"a step draws {expected:.2g} of this silo's {records} training records on average, so most are noise "
-            "alone; ask for a job with a higher privacy.sample_rate"
+            f"a step draws {expected:.2g} of this silo's {records} training records on average, so"
+            " most are noise alone; ask for a job with a higher privacy.sample_rate"
         )
     # (3) A chance of delta for each of them is none to count on.
     if table.delta * records >= 1:
         yield (
-            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's training records: with "
-            "such a chance the promise may fail for one of them; ask for a job with a smaller privacy.delta"
+            f"delta = {decimal(table.delta)} is no less than 1 / {records}, one in this silo's"
+            " training records: with such a chance the promise may fail for one of them; ask for a"
+            " job with a smaller privacy.delta"
         )

@@ -1,7 +1,9 @@
-"""Over which silos this silo lets sums be opened, beside all sums that it signed on the same data set before.
+"""Over which silos this silo lets sums be opened, beside all sums that it signed on the same data
+set before.
 
-The memory is the ledger: ``secagg.signed`` is durable before a signature over survivors leaves. What it tells in all is
-asked of security/ledger/sum_history.py, when a job is offered and again of the survivors of each round.
+The memory is the ledger: ``secagg.signed`` is durable before a signature over survivors leaves.
+What it tells in all is asked of security/ledger/sum_history.py, when a job is offered and again of
+the survivors of each round.
 """
 
 import asyncio
@@ -51,11 +53,16 @@ class SignedSets:
         return objection(job, silos, self._ledger.signed, self._roster, self._policy, proven)
 
     def proven(self, job: Job, proofs: Sequence[Misdealing]) -> frozenset[str]:
-        """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
+        """The silos against which there is evidence.
+
+        RefusedError for evidence that shows nothing in this job.
+        """
         signers = Signers.of(self._roster, job.silos)
         return proven(proofs, self._roster.federation, job.digest, signers)
 
-    async def sign(self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()) -> None:
+    async def sign(
+        self, job: Job, attempt: Attempt, survivors: Sequence[str], proven: Collection[str] = ()
+    ) -> None:
         """Record that a sum over these may be open from now on; durable when it returns."""
         record = SumSigned(
             job=job.name,
@@ -72,20 +79,29 @@ class SignedSets:
 
 
 def tells_fixed(job: Job) -> bool:
-    """Whether sums of a job tell of a silo what those of another job tell too: counts of records, or classes.
+    """Whether sums of a job tell of a silo what those of another job tell too: counts of records,
+    or classes.
 
-    Not where all has noise. Nor where a job that declares its counts, and sums nothing by class, has ``dropouts =
-    "any"``: sums over changing silos tell more than test counts, and the policy allows that or does not.
+    Not where all has noise. Nor where a job that declares its counts, and sums nothing by class,
+    has ``dropouts = "any"``: sums over changing silos tell more than test counts, and the policy
+    allows that or does not.
     """
     if not job.security.required or job.privacy is not None:
         return False
-    parts = [part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS]
+    parts = [
+        part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS
+    ]
     means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
     return not (means and job.security.weights == "public" and job.security.dropouts == "any")
 
 
-def objection_to(job: Job, silo: str, signed: Sequence[SumSigned], roster: Roster, policy: Policy) -> str:
-    """What is against the sets of silos that a job draws with this one in each, in turn; empty for nothing."""
+def objection_to(
+    job: Job, silo: str, signed: Sequence[SumSigned], roster: Roster, policy: Policy
+) -> str:
+    """What is against the sets of silos that a job draws with this one in each, in turn.
+
+    Empty for nothing.
+    """
     if not tells_fixed(job):
         return ""
     history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
@@ -105,7 +121,10 @@ def objection(
     policy: Policy,
     proven: Collection[str] = (),
 ) -> str:
-    """What a silo that signed these sums has against one over ``silos``, with what to do; empty for nothing."""
+    """What a silo that signed these sums has against one over ``silos``, with what to do.
+
+    Empty for nothing.
+    """
     if not tells_fixed(job):
         return ""
     history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
@@ -117,19 +136,25 @@ def objection(
 
 
 def _batches(job: Job, proven: Collection[str] = ()) -> Batches:
-    """Those of which each may be summed without the others, and without silos that are proven to have misdealt."""
+    """Those of which each may be summed without the others, and without silos that are proven to
+    have misdealt.
+    """
     return without(job.batches, proven, job.least_batch) if len(job.batches) > 1 else ()
 
 
 def _against(
-    job: Job, silos: Collection[str], history: Sequence[SignedSet], members: Collection[str], policy: Policy
+    job: Job,
+    silos: Collection[str],
+    history: Sequence[SignedSet],
+    members: Collection[str],
+    policy: Policy,
 ) -> str:
     least = policy.file.secure_aggregation.least_difference
     if choices(history, silos, least) > MOST_CHOICES:
         return (
-            f"sums over {_listed(silos)} and {len(history)} other sets on data set {policy.dataset!r} are too many to "
-            f"say what they tell of fewer than {least} silos; lower secure_aggregation.min_difference, or take the "
-            "same silos in all jobs"
+            f"sums over {_listed(silos)} and {len(history)} other sets on data set"
+            f" {policy.dataset!r} are too many to say what they tell of fewer than {least} silos;"
+            " lower secure_aggregation.min_difference, or take the same silos in all jobs"
         )
     found = told(history, silos, members, least)
     return "" if found is None else _said(job, silos, found, policy, least)
@@ -138,14 +163,22 @@ def _against(
 def _said(job: Job, silos: Collection[str], found: ImpliedSum, policy: Policy, least: int) -> str:
     asked = policy.file.secure_aggregation
     of, sums = ", ".join(found.silos), " and ".join(map(_named, found.by))
-    default = "" if asked.min_difference else " (left out: min_honest and assumed_colluders together)"
+    default = (
+        "" if asked.min_difference else " (left out: min_honest and assumed_colluders together)"
+    )
     gone = [silo for silo in found.silos if silo not in silos]
-    left = f"if {', '.join(gone)} left the federation, have its founders sign a roster without; " if gone else ""
+    left = (
+        f"if {', '.join(gone)} left the federation, have its founders sign a roster without; "
+        if gone
+        else ""
+    )
     return (
-        f"sums of job {job.name!r} over {_listed(silos)}, beside those of {sums} on data set {policy.dataset!r}, would "
-        f"tell what {of} {'have together' if len(found.silos) > 1 else 'alone has'}: records, and of which classes; "
-        f"secure_aggregation.min_difference = {least}{default}. Have the job signed for the same silos as then, or for "
-        f"such that more of them differ; {left}or lower min_difference if it is no secret"
+        f"sums of job {job.name!r} over {_listed(silos)}, beside those of {sums} on data set"
+        f" {policy.dataset!r}, would tell what {of}"
+        f" {'have together' if len(found.silos) > 1 else 'alone has'}: records, and of which"
+        f" classes; secure_aggregation.min_difference = {least}{default}. Have the job signed for"
+        f" the same silos as then, or for such that more of them differ; {left}or lower"
+        " min_difference if it is no secret"
     )
 
 
@@ -155,7 +188,9 @@ def _named(each: SignedSet) -> str:
 
 def _listed(silos: Collection[str]) -> str:
     names = sorted(silos)
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return ", ".join(names[:SHOWN]) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )
 
 
 def _members(roster: Roster) -> frozenset[str]:
@@ -165,7 +200,8 @@ def _members(roster: Roster) -> frozenset[str]:
 def check_remembered(jobs: Path, ledger: Ledger) -> None:
     """LocalError where a job's folder has that a sum was signed, and the ledger has nothing of it.
 
-    Whoever puts an older ledger back, or removes it, would make this silo forget over whom its sums were opened.
+    Whoever puts an older ledger back, or removes it, would make this silo forget over whom its sums
+    were opened.
     """
     for path in sorted(jobs.glob("*/secagg-*.json")):
         signed = path.parent / "job.json"
@@ -174,8 +210,9 @@ def check_remembered(jobs: Path, ledger: Ledger) -> None:
         document = parse_json(read_bytes(signed), str(signed))["document"]
         if not ledger.summed(sha256(canonical_json(document)).hexdigest()):
             raise LocalError(
-                f"{path}: this silo signed a sum of job {path.parent.name!r}, of which its ledger knows nothing: the "
-                "ledger was removed, or put back to an older copy, and with it what this silo remembers of the silos "
-                "over which sums were opened. Restore the newest copy of the whole state folder; if there is none, "
-                f"move {path.parent} away, and take part only in jobs for the silos of those before"
+                f"{path}: this silo signed a sum of job {path.parent.name!r}, of which its ledger"
+                " knows nothing: the ledger was removed, or put back to an older copy, and with it"
+                " what this silo remembers of the silos over which sums were opened. Restore the"
+                f" newest copy of the whole state folder; if there is none, move {path.parent}"
+                " away, and take part only in jobs for the silos of those before"
             )

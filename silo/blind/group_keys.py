@@ -1,20 +1,24 @@
-"""A silo's part in the key that all silos of a job share and the coordinator lacks: security/blind/group_key.py.
+"""A silo's part in the key that all silos of a job share and the coordinator lacks:
+security/blind/group_key.py.
 
-Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context of their epoch (job
-and roster), 32 bytes, the first two go on in pieces of 32, and all three end with their digest
-(files/checked_file.py)::
+Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context
+of their epoch (job and roster), 32 bytes, the first two go on in pieces of 32, and all three end
+with their digest (files/checked_file.py)::
 
-    group.secret    what it gave, the ephemeral key under which that was sealed, and the private half of its first
+    group.secret    what it gave, the ephemeral key under which that was sealed, and the private
+                    half of its first
                     prekey; gone once the key is made
-    group.key       the key, what it is made of (``parts_of``), and the first prekeys of the job's other silos, in
+    group.key       the key, what it is made of (``parts_of``), and the first prekeys of the job's
+                    other silos, in
                     order of ids
-    group.prekeys   the private halves of its prekeys, the first and later ones: silo/ingress/keyed_job.py, as
+    group.prekeys   the private halves of its prekeys, the first and later ones:
+                    silo/ingress/keyed_job.py, as
     prekeys.json group.ended     empty: the job has ended here, and the others are gone for good
 
-``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives the very same; the
-prekeys are durable before the key is, and this before ``group.secret`` goes, so one of the two is there until the job
-ends. All go, durably, before the silo confirms the end. To erase is to remove the file: what the disk keeps of it is
-the disk's affair.
+``group.secret`` is durable before anything made of it leaves, so a process that starts anew gives
+the very same; the prekeys are durable before the key is, and this before ``group.secret`` goes, so
+one of the two is there until the job ends. All go, durably, before the silo confirms the end. To
+erase is to remove the file: what the disk keeps of it is the disk's affair.
 """
 
 import asyncio
@@ -27,7 +31,15 @@ from ...algorithms.job.job import Job
 from ...errors import LocalError, UnwritableError
 from ...files import checked_file
 from ...files.documents import remove, sync_directory, unwritable, write_atomic
-from ...security.blind.group_key import Epoch, JobKeys, KeyContribution, Relayed, contribute, make_key, parts_of
+from ...security.blind.group_key import (
+    Epoch,
+    JobKeys,
+    KeyContribution,
+    Relayed,
+    contribute,
+    make_key,
+    parts_of,
+)
 from ...security.blind.prekeys import Known
 from ...security.blind.sealing import SECRET_BYTES, SealedSecret
 from ...security.identity.keys import Keys
@@ -40,7 +52,8 @@ from ..ingress.keyed_job import KNOWN, OWN, PrekeyFiles
 SECRET, KEY, ENDED = "group.secret", "group.key", "group.ended"
 ERASED = (OWN, KEY, SECRET, KNOWN)  # when the job ends
 PAUSE_SECONDS = 0.5  # before asking again: a coordinator does not set our pace
-MOST_ASKED = 20  # times in a row that it lacks contributions; then the agent greets again, and is told what to do
+# times in a row that it lacks contributions; then the agent greets again, and is told what to do
+MOST_ASKED = 20
 PIECE = 32  # bytes
 
 
@@ -82,21 +95,23 @@ class GroupKeys:
         epoch.others(self._silo)
         if self.ended(job.name):
             raise LocalError(
-                f"{self._jobs / job.name}: a job of this name has ended here, and what this silo gave to its key is "
-                "gone; the operator must sign it again under a new name"
+                f"{self._jobs / job.name}: a job of this name has ended here, and what this silo"
+                " gave to its key is gone; the operator must sign it again under a new name"
             )
         if (path := self._jobs / job.name / KEY).exists():
             raise LocalError(
-                f"{path}: the key of a job of this name was made here, and what this silo gave to it is gone; the "
-                "operator must sign it again under a new name"
+                f"{path}: the key of a job of this name was made here, and what this silo gave to"
+                " it is gone; the operator must sign it again under a new name"
             )
         self._kept_secret(job, epoch)
 
     async def contribute(self, job: Job) -> None:
-        """Give this silo's part, before it accepts the job; the very same however often it gives it.
+        """Give this silo's part, before it accepts the job.
 
-        Ed25519 and the seals are deterministic. The job's folder is there. RefusedError where the coordinator does not
-        take it.
+        The very same however often it gives it.
+
+        Ed25519 and the seals are deterministic. The job's folder is there. RefusedError where the
+        coordinator does not take it.
         """
         epoch = self._epoch(job)
         contribution, pieces = await asyncio.to_thread(self._contribution, job, epoch)
@@ -105,7 +120,8 @@ class GroupKeys:
     async def keys(self, job: Job) -> JobKeys:
         """From the folder, or made of what the coordinator brings, which is asked once.
 
-        RefusedError says who brought or gave what is wrong. UnreachableError: some silos' parts are still missing.
+        RefusedError says who brought or gave what is wrong. UnreachableError: some silos' parts are
+        still missing.
         """
         epoch = self._epoch(job)
         kept = await asyncio.to_thread(self._kept_keys, job, epoch)
@@ -119,7 +135,8 @@ class GroupKeys:
         return (self._jobs / job / ENDED).exists()
 
     def end(self, job: str) -> None:
-        """Erase a job's keys, durably: it has ended here, however it did, and nothing of it is opened any more.
+        """Erase a job's keys, durably: it has ended here, however it did, and nothing of it is
+        opened any more.
 
         UnwritableError where the disk does not do it. A job without keys is left as it is.
         """
@@ -142,7 +159,9 @@ class GroupKeys:
 
     # Files, and what is made of them.
 
-    def _contribution(self, job: Job, epoch: Epoch) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
+    def _contribution(
+        self, job: Job, epoch: Epoch
+    ) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             kept = _Secrets(os.urandom(SECRET_BYTES), os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
@@ -150,15 +169,20 @@ class GroupKeys:
             checked_file.write_bytes(self._jobs / job.name / SECRET, b"".join(pieces))
         return self._given(epoch, kept)
 
-    def _given(self, epoch: Epoch, kept: _Secrets) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
-        return contribute(epoch, self._silo, kept.secret, kept.ephemeral, kept.prekey, self._keys.sign)
+    def _given(
+        self, epoch: Epoch, kept: _Secrets
+    ) -> tuple[KeyContribution, tuple[SealedSecret, ...]]:
+        return contribute(
+            epoch, self._silo, kept.secret, kept.ephemeral, kept.prekey, self._keys.sign
+        )
 
     def _made(self, job: Job, epoch: Epoch, relayed: tuple[Relayed, ...]) -> JobKeys:
         kept = self._kept_secret(job, epoch)
         if kept is None:
             raise LocalError(
-                f"{self._jobs / job.name / SECRET}: gone, or of another roster, and with it this silo's part in the "
-                "key of the job; restore it, or have the job signed under a new name"
+                f"{self._jobs / job.name / SECRET}: gone, or of another roster, and with it this"
+                " silo's part in the key of the job; restore it, or have the job signed under a"
+                " new name"
             )
         own, _ = self._given(epoch, kept)
         seed, signers = self._keys.exchange.private_bytes_raw(), Signers.of(self._roster, job.silos)
@@ -168,23 +192,30 @@ class GroupKeys:
         others = {silo: prekeys[silo] for silo in sorted(prekeys)}
         folder = self._jobs / job.name
         PrekeyFiles(folder, epoch.context()).begin(kept.prekey, Known.first(others))
-        checked_file.write_bytes(folder / KEY, b"".join((epoch.context(), key, parts, *others.values())))
+        checked_file.write_bytes(
+            folder / KEY, b"".join((epoch.context(), key, parts, *others.values()))
+        )
         self._erase(folder / SECRET)
         return JobKeys(key, parts, others)
 
     def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
-        """Those that were made; LocalError where that was under another roster, or for another job of this name."""
+        """Those that were made; LocalError where that was under another roster, or for another job
+        of this name.
+        """
         path = self._jobs / job.name / KEY
         if self.ended(job.name):
-            raise LocalError(f"{path}: erased, since job {job.name!r} has ended here; sign it again under a new name")
+            raise LocalError(
+                f"{path}: erased, since job {job.name!r} has ended here; sign it again under a new"
+                " name"
+            )
         if not path.exists():
             return None
         others = sorted(epoch.others(self._silo))
         context, key, parts, *prekeys = _pieces(path, 3 + len(others))
         if context != epoch.context():
             raise LocalError(
-                f"{path}: of another roster or job than {job.name!r} is now, so no other silo has this key; the "
-                "operator must sign the job again under a new name"
+                f"{path}: of another roster or job than {job.name!r} is now, so no other silo has"
+                " this key; the operator must sign the job again under a new name"
             )
         self._erase(self._jobs / job.name / SECRET)  # where the process died between the two
         return JobKeys(key, parts, dict(zip(others, prekeys, strict=True)))
@@ -211,5 +242,8 @@ def _pieces(path: Path, number: int) -> tuple[bytes, ...]:
     """What a file holds; a LocalError tells its length alone."""
     kept = checked_file.read_bytes(path)
     if len(kept) != number * PIECE:
-        raise LocalError(f"{path}: {len(kept)} bytes, not {number * PIECE}; restore the silo's folder from a backup")
+        raise LocalError(
+            f"{path}: {len(kept)} bytes, not {number * PIECE}; restore the silo's folder from a"
+            " backup"
+        )
     return tuple(kept[at : at + PIECE] for at in range(0, len(kept), PIECE))

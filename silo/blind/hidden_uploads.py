@@ -1,16 +1,19 @@
-"""The parts of a blind round that leave one by one, before its secure sum: padded for a Mix, rotated for a Gram.
+"""The parts of a blind round that leave one by one, before its secure sum: padded for a Mix,
+rotated for a Gram.
 
 A padded upload, in order, each step durable before the next::
 
-    begun       VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
-    uploaded    the coordinator has all bytes, as its receipt says
-    signed      our next prekey; the signed word on the upload, with the seed sealed to the job's other silos, and the
-                prekey's public half beside it; VersionMemory: signed
-    given       the coordinator has the word
+    begun     VersionMemory: a version, number + 1, with a fresh seed that is in memory alone
+    uploaded  the coordinator has all bytes, as its receipt says
+    signed    our next prekey; the signed word on the upload, with the seed sealed to the job's
+              other silos, and the
+              prekey's public half beside it; VersionMemory: signed
+    given     the coordinator has the word
 
-A lost connection goes on with the same version, whose bytes are the same. A process that starts anew has lost the seed:
-it begins a new version, unless one was signed in this round, whose word it gives again as it was. A rotated upload is
-the same for the same vectors, and goes on after a restart too.
+A lost connection goes on with the same version, whose bytes are the same. A process that starts
+anew has lost the seed: it begins a new version, unless one was signed in this round, whose word it
+gives again as it was. A rotated upload is the same for the same vectors, and goes on after a
+restart too.
 """
 
 import asyncio
@@ -39,13 +42,23 @@ class HiddenUploadGate(Protocol):
     """What these uploads want of the gate."""
 
     async def upload_padded(
-        self, declared: Declared, round_: int, bundle: Contributions, padding: Padding, cohort: Sequence[str]
+        self,
+        declared: Declared,
+        round_: int,
+        bundle: Contributions,
+        padding: Padding,
+        cohort: Sequence[str],
     ) -> Sent:
         """Give the padded words of a part."""
         ...
 
     async def upload_rotated(
-        self, declared: Declared, round_: int, bundle: Contributions, rotating: Rotating, cohort: Sequence[str]
+        self,
+        declared: Declared,
+        round_: int,
+        bundle: Contributions,
+        rotating: Rotating,
+        cohort: Sequence[str],
     ) -> None:
         """Give the rotated vectors of a part."""
         ...
@@ -71,7 +84,10 @@ class HiddenUploads:
         cohort: Sequence[str],
         accepted: set[bytes],
     ) -> None:
-        """``accepted`` are the contexts of uploads that the coordinator has, as it said; it may grow."""
+        """``accepted`` are the contexts of uploads that the coordinator has, as it said.
+
+        It may grow.
+        """
         self._door = door
         self._sharing = sharing
         self._declared = declared
@@ -91,7 +107,9 @@ class HiddenUploads:
             else:
                 await self._give_rotated(part, bundle)
             self._given.add(part.name)
-            log.event("round.part_given", job=self._sharing.job.name, round=self._round, part=part.name)
+            log.event(
+                "round.part_given", job=self._sharing.job.name, round=self._round, part=part.name
+            )
 
     # Padded.
 
@@ -107,14 +125,18 @@ class HiddenUploads:
         await self._door.padded(version.context(self._sharing.line(part)), message)
 
     def _signed(self, part: Part) -> pb.PaddedWordUpload | None:
-        """The word that was signed in this round, if one was; LocalError where it was and its file is lost."""
+        """The word that was signed in this round, if one was.
+
+        LocalError where it was and its file is lost.
+        """
         memory = self._sharing.memory
         message, versions = memory.signed(part.name), memory.versions(part.name)
         if message is None or message.upload.round != self._round:
             if versions.signed_round == self._round:
                 raise LocalError(
-                    f"{memory.word(part.name)}: gone or an old one, and with it the word that this silo signed in "
-                    f"round {self._round}: restore its folder; no other upload of this round is signed"
+                    f"{memory.word(part.name)}: gone or an old one, and with it the word that this"
+                    f" silo signed in round {self._round}: restore its folder; no other upload of"
+                    " this round is signed"
                 )
             return None
         if versions.signed_round < self._round:  # the process died between the two
@@ -122,7 +144,8 @@ class HiddenUploads:
         return message
 
     def _begin(self, part: Part) -> Padding:
-        """A new version, remembered; RefusedError where one was signed in this round or a later one.
+        """A new version, remembered; RefusedError where one was signed in this round or a later
+        one.
 
         LocalError where the memory of those before is lost.
         """
@@ -137,7 +160,9 @@ class HiddenUploads:
         ctx = padding.version.context(padding.line)
         if ctx in self._accepted:  # its receipt was lost with the connection
             return await asyncio.to_thread(self._sent, part, bundle, padding)
-        sent = await self._door.upload_padded(self._declared, self._round, bundle, padding, self._cohort)
+        sent = await self._door.upload_padded(
+            self._declared, self._round, bundle, padding, self._cohort
+        )
         self._accepted.add(ctx)
         return sent
 
@@ -150,21 +175,27 @@ class HiddenUploads:
         known, ephemeral = sharing.prekeys.known(), sharing.draw(KEY_BYTES)
         sealed = padding.seed, ephemeral, known.keys(), sharing.sign, known.generations()
         upload, pieces = make_upload(line, version, sent.sha256, sent.tag, *sealed)
-        prekey = sharing.prekeys.publish(line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign)
+        prekey = sharing.prekeys.publish(
+            line, version, upload.sealing.root, sharing.draw(KEY_BYTES), sharing.sign
+        )
         digest = bytes.fromhex(sharing.job.digest)
-        message = padded_to_wire(PaddedWord(b"", sharing.job.name, digest, part.name, upload, pieces, prekey))
+        message = padded_to_wire(
+            PaddedWord(b"", sharing.job.name, digest, part.name, upload, pieces, prekey)
+        )
         sharing.memory.save_signed(part.name, message)
         sharing.memory.save_versions(part.name, sharing.memory.versions(part.name).signed())
         return message
 
     def _check_kept(self, part: Part, newest: int) -> None:
-        """LocalError where the ledger has more of a part than its memory, whose newest round is given: it was lost."""
+        """LocalError where the ledger has more of a part than its memory, whose newest round is
+        given: it was lost.
+        """
         if newest < self._round and self._door.has_left(self._declared, self._round, part.name):
             job = self._sharing.job.name
             raise LocalError(
-                f"what this silo remembers of part {part.name!r} of job {job!r} ends with round {newest}, and the "
-                f"ledger has it in round {self._round}: its folder was lost or is an old one; restore the latest, "
-                "or have the job signed under a new name"
+                f"what this silo remembers of part {part.name!r} of job {job!r} ends with round"
+                f" {newest}, and the ledger has it in round {self._round}: its folder was lost or"
+                " is an old one; restore the latest, or have the job signed under a new name"
             )
 
     # Rotated.
@@ -176,7 +207,9 @@ class HiddenUploads:
         if ctx not in self._accepted:
             use = self._sharing.plan.use(part, self._round)
             rotating = Rotating(use, ctx, self._sharing.key)
-            await self._door.upload_rotated(self._declared, self._round, bundle, rotating, self._cohort)
+            await self._door.upload_rotated(
+                self._declared, self._round, bundle, rotating, self._cohort
+            )
         await asyncio.to_thread(self._accept, part, ctx)
 
     def _remember(self, part: Part, bundle: Contributions, ctx: bytes) -> bool:
@@ -187,9 +220,13 @@ class HiddenUploads:
         (spec,) = part.tensors
         kept = self._sharing.memory.rotations(part.name)
         self._check_kept(part, kept.memory.round)
-        memory = kept.memory.used(self._round, 0, digest_of(vectors_of(part, bundle.tensors[part.name][spec.name])))
+        memory = kept.memory.used(
+            self._round, 0, digest_of(vectors_of(part, bundle.tensors[part.name][spec.name]))
+        )
         if memory != kept.memory:
-            self._sharing.memory.save_rotations(part.name, Rotations(memory=memory, given=kept.given))
+            self._sharing.memory.save_rotations(
+                part.name, Rotations(memory=memory, given=kept.given)
+            )
         return kept.given == ctx.hex()
 
     def _accept(self, part: Part, ctx: bytes) -> None:

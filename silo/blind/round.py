@@ -1,11 +1,13 @@
-"""A blind round at this silo: the secure sum beside the training, from the coordinator's messages to the opened sum.
+"""A blind round at this silo: the secure sum beside the training, from the coordinator's messages
+to the opened sum.
 
-Its state machine is security/secagg/silo.py; here its effects are run, one after another, each once. An effect that met
-a lost connection is run again after the next greeting, by the same object: it lives as long as the process, and the
-secrets of an attempt with it. A process that starts anew is a dropout in the attempt that it was in (rule 18).
+Its state machine is security/secagg/silo.py; here its effects are run, one after another, each
+once. An effect that met a lost connection is run again after the next greeting, by the same object:
+it lives as long as the process, and the secrets of an attempt with it. A process that starts anew
+is a dropout in the attempt that it was in (rule 18).
 
-The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives, and until the parts
-that leave one by one were accepted (hidden_uploads.py).
+The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives, and
+until the parts that leave one by one were accepted (hidden_uploads.py).
 """
 
 import asyncio
@@ -52,12 +54,16 @@ from ..parts.contributions import Contributions
 from ..parts.declared import Declared
 
 Pads = Callable[[RoundSpec], Mapping[int, Term]]
-PAUSE_SECONDS = 0.5  # after an answer without a message that came at once: a coordinator does not set our pace
+# after an answer without a message that came at once: a coordinator does not set our pace
+PAUSE_SECONDS = 0.5
 MOST_IDLE = 300  # messages of one round that lead to nothing, at our full pace
-MOST_AGAIN = 8  # that enter another attempt, end one or give one up: silos die, and the next attempt is for us to begin
+# that enter another attempt, end one or give one up: silos die, and the next attempt is for us to
+# begin
+MOST_AGAIN = 8
 LEADING_ON = SendShares | SendComplaint | UploadWords | SendSurvival | SendReveal | Finish
 REFUSED = "SECURE"  # the ErrorCode of a message that the coordinator does not take
-CLOSED = "ROUND_CLOSED"  # and that of an upload that comes too late, for the attempt or for its round
+# and that of an upload that comes too late, for the attempt or for its round
+CLOSED = "ROUND_CLOSED"
 
 
 class RoundGate(Protocol):
@@ -74,7 +80,9 @@ class RoundGate(Protocol):
         """Give a message."""
         ...
 
-    async def upload_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
+    async def upload_masked(
+        self, declared: Declared, round_: int, bundle: Contributions, masking: Masking
+    ) -> Streamed:
         """Give the masked upload."""
         ...
 
@@ -119,10 +127,11 @@ class BlindRound:
     ) -> None:
         """``before`` gives the parts that leave one by one; None where there are none.
 
-        ``start``: how many rounds are behind the state that this silo trains from (security/secagg/memory.py).
+        ``start``: how many rounds are behind the state that this silo trains from
+        (security/secagg/memory.py).
 
-        ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group of an attempt, hide
-        what the coordinator is not to read of its sum.
+        ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group
+        of an attempt, hide what the coordinator is not to read of its sum.
         """
         self.job = job
         self.round = frame.round
@@ -140,10 +149,13 @@ class BlindRound:
         self._had = self._again = self._idle = 0
         self._state: SiloAttempt | None = None
         self._todo: deque[Doing] = deque()
-        self._uploaded = b""  # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
+        # ctx of the attempt whose upload the coordinator has, as it said after a lost connection
+        self._uploaded = b""
 
     async def run(self) -> None:
-        """Until the sum is open; whatever else ends it is raised, and after a lost connection it may be run again."""
+        """Until the sum is open; whatever else ends it is raised, and after a lost connection it
+        may be run again.
+        """
         loop = asyncio.get_running_loop()
         while True:
             while self._todo:
@@ -174,10 +186,14 @@ class BlindRound:
         self._training.cancel()
         await asyncio.wait({self._training})
         if not self._training.cancelled():
-            self._training.exception()  # nobody waits for it any more; asking keeps asyncio from complaining
+            # nobody waits for it any more; asking keeps asyncio from complaining
+            self._training.exception()
 
     def _paced(self) -> bool:
-        """Whether what was told leads on; a coordinator does not set our pace, nor how fast our ledger grows."""
+        """Whether what was told leads on.
+
+        A coordinator does not set our pace, nor how fast our ledger grows.
+        """
         effects = [doing.effect for doing in self._todo]
         if not effects:  # after an interruption, all that the round has had is told again
             self._idle += 1
@@ -192,14 +208,25 @@ class BlindRound:
         self._uploaded = ctx
 
     def _attempt(self, state: SiloAttempt) -> Attempt:
-        return Attempt(self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx)
+        return Attempt(
+            self.job.name, bytes.fromhex(self.job.digest), self.round, state.spec.attempt, state.ctx
+        )
 
     # Messages.
 
     async def _take(self, told: SecaggDelivery) -> None:
         attempt, body = told.attempt, told.body
-        ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (self.job.name, self.job.digest, self.round)
-        check(ours, COORDINATOR, Code.ORDER, f"tells of round {attempt.round} of job {attempt.job!r} in another")
+        ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (
+            self.job.name,
+            self.job.digest,
+            self.round,
+        )
+        check(
+            ours,
+            COORDINATOR,
+            Code.ORDER,
+            f"tells of round {attempt.round} of job {attempt.job!r} in another",
+        )
         state = self._state
         current = state is not None and attempt.ctx == state.ctx
         match body:
@@ -214,21 +241,32 @@ class BlindRound:
             case _ if current and not isinstance(body, Over):
                 self._advance(body)
             case _:  # of an attempt that this process is not in
-                log.event("secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt)
+                log.event(
+                    "secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt
+                )
 
     async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
         if self._state is None and memory.ctx == attempt.ctx.hex():
             why = (
-                "this silo entered the attempt before its process began anew or its round failed; the secrets are gone"
+                "this silo entered the attempt before its process began anew or its round failed;"
+                " the secrets are gone"
             )
-            self._todo += [Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)), Doing(attempt, Over(Code.STOPPED))]
+            self._todo += [
+                Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)),
+                Doing(attempt, Over(Code.STOPPED)),
+            ]
             return
-        if self._state is None and memory.round == attempt.round and memory.attempt > attempt.attempt:
+        if (
+            self._state is None
+            and memory.round == attempt.round
+            and memory.attempt > attempt.attempt
+        ):
             return  # told from the first on, after an interruption
         try:
-            if (self.round, self._start) != (memory.signed_round, memory.start):  # else `begin` asks for evidence
+            # else `begin` asks for evidence
+            if (self.round, self._start) != (memory.signed_round, memory.start):
                 memory = memory.starting(self._start)
             excused = self._door.signed_sets.proven(self.job, told.proofs)
             party = replace(self._party, terms=replace(self._party.terms, excused=excused))
@@ -240,9 +278,15 @@ class BlindRound:
             self._todo.append(Doing(attempt, LeaveAttempt(Code(error.code), error.peer, error.why)))
             return
         members = ",".join(state.spec.cohort)
-        shown = {"proven": ",".join(sorted(excused))} if excused else {}  # to have misdealt: sums may lack them
+        # to have misdealt: sums may lack them
+        shown = {"proven": ",".join(sorted(excused))} if excused else {}
         log.event(
-            "secagg.entered", job=self.job.name, round=self.round, attempt=attempt.attempt, cohort=members, **shown
+            "secagg.entered",
+            job=self.job.name,
+            round=self.round,
+            attempt=attempt.attempt,
+            cohort=members,
+            **shown,
         )
         self._take_step(state, effects)
 
@@ -256,9 +300,12 @@ class BlindRound:
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
-        """What this silo has against a sum over these, beside all that it signed before; empty for nothing.
+        """What this silo has against a sum over these, beside all that it signed before.
 
-        Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for that (_advance).
+        Empty for nothing.
+
+        Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for
+        that (_advance).
         """
         survivors = [header.silo for header in headers]
         if state is None or state.party.terms.whole(state.spec, survivors) != tuple(survivors):
@@ -289,25 +336,43 @@ class BlindRound:
                     self._advance(AttemptStopped(str(error), Code.POLICY))
             case Finish():
                 await self._door.secure_records.summed(attempt, effect)
-                log.event("secagg.summed", job=self.job.name, round=self.round, survivors=",".join(effect.survivors))
+                log.event(
+                    "secagg.summed",
+                    job=self.job.name,
+                    round=self.round,
+                    survivors=",".join(effect.survivors),
+                )
                 self.summed = True
             case LeaveAttempt(code):
                 await self._end(attempt, effect)
                 if code is not Code.STOPPED:
                     await self._give(attempt, Over(code))
-            case SendKeys() | SendShares() | SendComplaint() | SendHeader() | SendSurvival() | SendReveal():
+            case (
+                SendKeys()
+                | SendShares()
+                | SendComplaint()
+                | SendHeader()
+                | SendSurvival()
+                | SendReveal()
+            ):
                 await self._give(attempt, effect)
             case SendAbandon() | Over():
                 await self._give(attempt, effect)
 
     async def _note_signed(self, attempt: Attempt) -> None:
-        """In the ledger before the file that says that it was signed: who removes the ledger is found by the file."""
+        """In the ledger before the file that says that it was signed: who removes the ledger is
+        found by the file.
+        """
         if self._state is not None:
             survivors = [header.silo for header in self._state.headers]
-            await self._door.signed_sets.sign(self.job, attempt, survivors, self._state.party.terms.excused)
+            await self._door.signed_sets.sign(
+                self.job, attempt, survivors, self._state.party.terms.excused
+            )
 
     async def _misled(self, error: RefusedError) -> None:
-        """What was told is no message of this round's sums: the round is over for us, and with it the attempt."""
+        """What was told is no message of this round's sums: the round is over for us, and with it
+        the attempt.
+        """
         state = self._state
         if state is not None and state.stage not in ("done", "ended"):
             code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
@@ -328,18 +393,29 @@ class BlindRound:
     async def _give(self, attempt: Attempt, body: UploadBody) -> None:
         """Give a message; where it is refused, the attempt is over for us.
 
-        One that comes too late for its round is not: t silos open a sum, and who is slow asks what came of it.
+        One that comes too late for its round is not: t silos open a sum, and who is slow asks what
+        came of it.
         """
         try:
             await self._door.secure(attempt, body)
         except RefusedError as error:
             if error.code == CLOSED:
-                log.event("secagg.late", job=self.job.name, round=self.round, attempt=attempt.attempt)
+                log.event(
+                    "secagg.late", job=self.job.name, round=self.round, attempt=attempt.attempt
+                )
                 return
             if error.code != REFUSED:
                 raise
-            if self._state is not None and self._state.ctx == attempt.ctx and not isinstance(body, Over):
-                self._advance(AttemptStopped(f"the coordinator refused our {type(body).__name__}: {error.why}"))
+            if (
+                self._state is not None
+                and self._state.ctx == attempt.ctx
+                and not isinstance(body, Over)
+            ):
+                self._advance(
+                    AttemptStopped(
+                        f"the coordinator refused our {type(body).__name__}: {error.why}"
+                    )
+                )
 
     async def _upload(self, attempt: Attempt, upload: UploadWords) -> None:
         state = self._state
@@ -351,12 +427,18 @@ class BlindRound:
         members = tuple(dealing.dealer for dealing in state.dealings)
         pads = self._pads(state.spec)
         records = self._declared.records.train if self._declared.records else None
-        masking = Masking(state.spec, state.silo, upload.terms, members, records, self._key, pads, upload.hiding)
+        masking = Masking(
+            state.spec, state.silo, upload.terms, members, records, self._key, pads, upload.hiding
+        )
         if self._uploaded == attempt.ctx:
-            streamed = await asyncio.to_thread(streamed_of, self._declared, self.round, bundle, masking)
+            streamed = await asyncio.to_thread(
+                streamed_of, self._declared, self.round, bundle, masking
+            )
         else:
             try:
-                streamed = await self._door.upload_masked(self._declared, self.round, bundle, masking)
+                streamed = await self._door.upload_masked(
+                    self._declared, self.round, bundle, masking
+                )
             except RefusedError as error:
                 if error.code not in (REFUSED, CLOSED):
                     raise

@@ -1,9 +1,11 @@
 """The blind round that this silo is in, kept while its connection is lost and found again.
 
-What this silo remembers of a job's secure sums, in its folder: ``secagg-<exchange>-<purpose>-<recipient>.json``.
+What this silo remembers of a job's secure sums, in its folder:
+``secagg-<exchange>-<purpose>-<recipient>.json``.
 
-Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a second answer
-(security/secagg/memory.py). It carries its digest (files/checked_file.py), and holds no secret.
+Durable before the message that it is about leaves, so that neither a crash nor a restart leads to a
+second answer (security/secagg/memory.py). It carries its digest (files/checked_file.py), and holds
+no secret.
 """
 
 import asyncio
@@ -56,8 +58,8 @@ class MemoryFiles:
         if not path.exists():
             if self._entered():  # without it, an attempt could be entered twice
                 raise LocalError(
-                    f"{path}: gone; the ledger says that this silo took part in the job's secure sums: restore its "
-                    "folder, or have the job signed under a new name"
+                    f"{path}: gone; the ledger says that this silo took part in the job's secure"
+                    " sums: restore its folder, or have the job signed under a new name"
                 )
             return Memory()
         return checked_file.read_json(path, Memory)
@@ -85,7 +87,8 @@ def _reusing(kept: Contributions | None, train: Train) -> Train:
 class OwnValues:
     """What a delivery meets at this silo: its job's folder, and the values that it mixes in itself.
 
-    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last that counts.
+    ``counted`` is what the coordinator says of this silo's earlier rounds: one more than the last
+    that counts.
     """
 
     folder: Path
@@ -96,7 +99,9 @@ class OwnValues:
 class BlindRounds:
     """One at a time."""
 
-    def __init__(self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys) -> None:
+    def __init__(
+        self, roster: Roster, policy: Policy, gate: Gate, keys: Keys, group_keys: GroupKeys
+    ) -> None:
         """``keys`` are the silo's own."""
         self._silo = keys.entry.id
         self._roster = roster
@@ -105,11 +110,18 @@ class BlindRounds:
         self._keys = keys
         self._group_keys = group_keys
         self._now: BlindRound | None = None
-        self._accepted: dict[tuple[str, int], set[bytes]] = {}  # (job, round): contexts of uploads that are there
+        # (job, round): contexts of uploads that are there
+        self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Whether it is in this round already, with its training; what that leaves on disk says nothing then."""
-        return self._now is not None and (self._now.job.digest, self._now.round) == (job_digest, round_)
+        """Whether it is in this round already, with its training.
+
+        What that leaves on disk says nothing then.
+        """
+        return self._now is not None and (self._now.job.digest, self._now.round) == (
+            job_digest,
+            round_,
+        )
 
     async def take_part(
         self,
@@ -142,16 +154,22 @@ class BlindRounds:
                 await self.leave()
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """What comes down for a round of a blind job, the final delivery too; sums are checked, and rows are opened.
+        """What comes down for a round of a blind job, the final delivery too.
 
-        RefusedError for a coordinator that sets this silo back, or that hides a sum which was opened (rule 34).
+        Sums are checked, and rows are opened.
+
+        RefusedError for a coordinator that sets this silo back, or that hides a sum which was
+        opened (rule 34).
         """
         job, folder, own = plan.job, local.folder, local.own
         memory = await self._remembered(plan, local)
         sums = None
         rows: AnyRows | None = None
         if expected_rows(plan):
-            sharing, asked = await self._sharing(plan.whole, folder), asked_of_rows(plan.whole.terms, self._policy)
+            sharing, asked = (
+                await self._sharing(plan.whole, folder),
+                asked_of_rows(plan.whole.terms, self._policy),
+            )
             directed = job.security.mix == "directed"
             counted = DirectedRows(sharing, plan, asked, local.counted) if directed else None
             rows = counted or IncomingRows(sharing, plan, asked, own)
@@ -160,16 +178,27 @@ class BlindRounds:
         delivered = await self._gate.fetch(plan, rows, sums)
         missing = [name for name in plan.summed_before if name not in delivered.tensors]
         if missing:
-            why = f"delivers round {plan.round} without {', '.join(missing)}, of which an earlier round opened a sum"
+            why = (
+                f"delivers round {plan.round} without {', '.join(missing)}, of which an earlier"
+                " round opened a sum"
+            )
             await self._refuse(job, plan.round, RefusedError(COORDINATOR, Code.SUM, why))
         if sums is not None and sums.memory != memory:
-            await asyncio.to_thread(self._keeper(job, folder).save, plan.whole.instance, sums.memory)
+            await asyncio.to_thread(
+                self._keeper(job, folder).save, plan.whole.instance, sums.memory
+            )
         return delivered
 
     async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
-        """What this silo remembers of the job's sums; RefusedError where the coordinator sets it back."""
-        memory = await asyncio.to_thread(self._keeper(plan.job, local.folder).load, plan.whole.instance)
-        if memory.signed_round == plan.round:  # it goes on after an interruption, and no second sum of it is entered
+        """What this silo remembers of the job's sums.
+
+        RefusedError where the coordinator sets it back.
+        """
+        memory = await asyncio.to_thread(
+            self._keeper(plan.job, local.folder).load, plan.whole.instance
+        )
+        # it goes on after an interruption, and no second sum of it is entered
+        if memory.signed_round == plan.round:
             return memory
         try:
             return memory.starting(local.counted)
@@ -179,14 +208,21 @@ class BlindRounds:
     async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
         """Record who is to blame, then refuse."""
         nothing = hashlib.sha256(framed(SECAGG_CONTEXT, b"")).digest()
-        await self._gate.secure_records.refused(job.name, job.digest, Refusal(round_, nothing, error))
+        await self._gate.secure_records.refused(
+            job.name, job.digest, Refusal(round_, nothing, error)
+        )
         raise error
 
     def _keeper(self, job: Job, folder: Path) -> MemoryFiles:
         return MemoryFiles(folder, lambda: self._gate.entered(job))
 
     async def _enter(
-        self, declared: Declared, plan: RoundPlan, cohort: tuple[str, ...], local: OwnValues, train: Train
+        self,
+        declared: Declared,
+        plan: RoundPlan,
+        cohort: tuple[str, ...],
+        local: OwnValues,
+        train: Train,
     ) -> BlindRound:
         job = plan.job
         before, key, parts = None, b"", b""
@@ -219,7 +255,9 @@ class BlindRounds:
         )
 
     async def _sharing(self, plan: JobPlan, folder: Path) -> Sharing:
-        return Sharing.of(plan, self._roster, self._keys, await self._group_keys.keys(plan.job), folder)
+        return Sharing.of(
+            plan, self._roster, self._keys, await self._group_keys.keys(plan.job), folder
+        )
 
     def settled(self, upload: SettledUpload) -> None:
         """Take note of what became of an upload whose connection broke."""
@@ -231,7 +269,10 @@ class BlindRounds:
             now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:
-        """Contexts of the uploads of a round that the coordinator has, which may grow; other rounds are forgotten."""
+        """Contexts of the uploads of a round that the coordinator has, which may grow.
+
+        Other rounds are forgotten.
+        """
         self._accepted = {(job, round_): self._accepted.get((job, round_), set())}
         return self._accepted[job, round_]
 

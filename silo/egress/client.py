@@ -1,4 +1,7 @@
-"""The silo's end of the channel: raw calls, errors in our own words. Only ``gate.py`` may import this module."""
+"""The silo's end of the channel: raw calls, errors in our own words.
+
+Only ``gate.py`` may import this module.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -41,13 +44,20 @@ class Client:
     """One channel to one coordinator, whose certificate is pinned by the roster."""
 
     def __init__(
-        self, address: str, coordinator: str, certificates: tuple[bytes, bytes, bytes], hint: str, silos: int
+        self,
+        address: str,
+        coordinator: str,
+        certificates: tuple[bytes, bytes, bytes],
+        hint: str,
+        silos: int,
     ) -> None:
-        """``certificates``: the coordinator's certificate, our private key, our certificate, all PEM.
+        """``certificates``: the coordinator's certificate, our private key, our certificate, all
+        PEM.
 
         No message is read that is of more than so many ``silos``.
 
-        ``hint`` says who we are (key fingerprint, roster version), for the text of a failed handshake.
+        ``hint`` says who we are (key fingerprint, roster version), for the text of a failed
+        handshake.
         """
         require_tls13()
         root, key, own = certificates
@@ -67,12 +77,18 @@ class Client:
         )
         self._stub = cast("Any", FederationStub)(self._channel)
         # With codecs of their own in place of the stub's.
-        self._fetch: Any = self._channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString, decode)
+        self._fetch: Any = self._channel.unary_stream(
+            FETCH, pb.FetchRequest.SerializeToString, decode
+        )
         self._secure_next: Any = self._channel.unary_unary(
-            SECURE_NEXT, secure_pb2.SecurePoll.SerializeToString, lambda data: read_told(data, silos)
+            SECURE_NEXT,
+            secure_pb2.SecurePoll.SerializeToString,
+            lambda data: read_told(data, silos),
         )
         self._group_key: Any = self._channel.unary_unary(
-            GROUP_KEY, secure_pb2.KeyPoll.SerializeToString, lambda data: group_key.read_told(data, silos)
+            GROUP_KEY,
+            secure_pb2.KeyPoll.SerializeToString,
+            lambda data: group_key.read_told(data, silos),
         )
         self._upload: Any = self._channel.stream_unary(UPLOAD, encode, pb.Receipt.FromString)
 
@@ -82,7 +98,9 @@ class Client:
 
     async def poll(self, request: pb.PollRequest, hold: float) -> pb.Task:
         """Wait for a task, at most about ``hold`` seconds."""
-        return cast("pb.Task", await self._unary(self._stub.Poll, request, hold + HOLD_GRACE_SECONDS))
+        return cast(
+            "pb.Task", await self._unary(self._stub.Poll, request, hold + HOLD_GRACE_SECONDS)
+        )
 
     async def beat(self, request: pb.BeatRequest) -> pb.BeatReply:
         """Say that we are alive."""
@@ -94,7 +112,9 @@ class Client:
 
     async def standing(self, request: pb.StandingRequest) -> pb.StandingReply:
         """Ask what has come of an upload."""
-        return cast("pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS))
+        return cast(
+            "pb.StandingReply", await self._unary(self._stub.Standing, request, CALL_SECONDS)
+        )
 
     async def attest(self, said: pb.Attestation) -> None:
         """Say what we hold of another silo's ledger."""
@@ -104,9 +124,14 @@ class Client:
         """Give a message of a secure sum."""
         await self._unary(self._stub.Secure, given, CALL_SECONDS)
 
-    async def secure_next(self, asked: secure_pb2.SecurePoll, hold: float) -> secure_pb2.SecureDelivery:
+    async def secure_next(
+        self, asked: secure_pb2.SecurePoll, hold: float
+    ) -> secure_pb2.SecureDelivery:
         """Wait for the next message of a round's secure sums, at most about ``hold`` seconds."""
-        return cast("secure_pb2.SecureDelivery", await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS))
+        return cast(
+            "secure_pb2.SecureDelivery",
+            await self._unary(self._secure_next, asked, hold + HOLD_GRACE_SECONDS),
+        )
 
     async def contribute(self, given: secure_pb2.Contributed) -> None:
         """Give what this silo has for the key of a job."""
@@ -129,7 +154,10 @@ class Client:
             raise self._explained(error) from None
 
     async def upload(self, frames: AsyncIterator[Frame], size: int) -> pb.Receipt:
-        """Stream frames up; the receipt. An error raised by ``frames`` ends the call and is raised here."""
+        """Stream frames up; the receipt.
+
+        An error raised by ``frames`` ends the call and is raised here.
+        """
         call = self._upload(timeout=transfer_seconds(size))
         try:
             async for frame in frames:
@@ -138,7 +166,8 @@ class Client:
             return cast("pb.Receipt", self._present(await call))
         except grpc.aio.AioRpcError as error:
             raise self._explained(error) from None
-        except (grpc.aio.BaseError, asyncio.InvalidStateError):  # the call ended before all was written
+        # the call ended before all was written
+        except (grpc.aio.BaseError, asyncio.InvalidStateError):
             raise self._ended(await self._final_status(call)) from None
         finally:
             call.cancel()
@@ -156,7 +185,9 @@ class Client:
     def _present(self, message: Any) -> Any:
         """What arrived; gRPC gives None for bytes that are no such message, or for none at all."""
         if message is None:
-            raise UnreachableError(self._peer, "answered with bytes that are not a message of this protocol")
+            raise UnreachableError(
+                self._peer, "answered with bytes that are not a message of this protocol"
+            )
         return message
 
     async def _final_status(self, call: Any) -> tuple[Any, str, str]:
@@ -175,7 +206,9 @@ class Client:
         if "Connection refused" in details:
             return UnreachableError(self._peer, f"nothing listens on {self._address}; trying again")
         if "Domain name not found" in details or "DNS resolution failed" in details:
-            return UnreachableError(self._peer, f"no host has the name in {self._address}; trying again")
+            return UnreachableError(
+                self._peer, f"no host has the name in {self._address}; trying again"
+            )
         why = f"no answer from {self._address} ({grpc_code.name}: {details}); trying again"
         if grpc_code is grpc.StatusCode.UNAVAILABLE:
             why += f". If it runs, the handshake may have failed: {self._hint}"
@@ -185,7 +218,7 @@ class Client:
 def handshake_hint(fingerprint: str, roster_version: int, coordinator: str) -> str:
     """Likely causes of a failed handshake, which gRPC reports only as UNAVAILABLE."""
     return (
-        f"our key is {fingerprint}, our roster is version {roster_version}. The coordinator accepts us only if its "
-        f"roster has this key and ours has the certificate that {coordinator} uses; compare `staddle roster show` on "
-        "both sides, and the clocks"
+        f"our key is {fingerprint}, our roster is version {roster_version}. The coordinator accepts"
+        f" us only if its roster has this key and ours has the certificate that {coordinator} uses;"
+        " compare `staddle roster show` on both sides, and the clocks"
     )

@@ -1,7 +1,9 @@
-"""The ledger's record of a session's control messages: greetings, polls, heartbeats, fetch requests and answers.
+"""The ledger's record of a session's control messages: greetings, polls, heartbeats, fetch requests
+and answers.
 
-They hold names, numbers and codes of a closed list. Each is counted before it leaves, against the caps of the policy,
-which stand in the record that the session begins with; its totals are written when the session is over.
+They hold names, numbers and codes of a closed list. Each is counted before it leaves, against the
+caps of the policy, which stand in the record that the session begins with; its totals are written
+when the session is over.
 """
 
 import asyncio
@@ -28,22 +30,35 @@ class SessionCounts:
         self.size = 0  # bytes
 
     async def open(self) -> bytes:
-        """A session begins, the one before is over; the leaf hash of its record, which nobody can guess before."""
+        """A session begins, the one before is over.
+
+        The leaf hash of its record, which nobody can guess before.
+        """
         await self.close()
         name = f"{self._ledger.silo}-{(self._ledger.head.seq + 1) if self._ledger.head else 0}"
         opened = await asyncio.to_thread(
-            self._ledger.control_open, name, self._recipient, self._caps.max_messages, self._caps.max_bytes
+            self._ledger.control_open,
+            name,
+            self._recipient,
+            self._caps.max_messages,
+            self._caps.max_bytes,
         )
         self._ref, self.messages, self.size = opened.seq, 0, 0
         return bytes.fromhex(opened.leaf)
 
     def count(self, message: Message) -> str:
-        """Count a message that is about to leave; if it may not, why a new session is wanted first."""
+        """Count a message that is about to leave.
+
+        If it may not, why a new session is wanted first.
+        """
         size = message.ByteSize()
         if self._ref is None:
             return "no session is open; say hello first"
         if size > MAX_CONTROL_BYTES:
-            raise LocalError(f"a control message of {size} bytes, at most {MAX_CONTROL_BYTES} may leave uncounted")
+            raise LocalError(
+                f"a control message of {size} bytes, at most {MAX_CONTROL_BYTES} may leave"
+                " uncounted"
+            )
         if self.messages + 1 > self._caps.max_messages or self.size + size > self._caps.max_bytes:
             return "the session's control record is full; a new one opens"
         self.messages += 1

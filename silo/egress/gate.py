@@ -1,26 +1,30 @@
 """The egress gate: the one door through which anything leaves this silo.
 
-What a round gives passes numbered checks, each of which can stop it, and two records that are durable before the bytes
-that they describe count for anything (SECURITY.md rule 27):
+What a round gives passes numbered checks, each of which can stop it, and two records that are
+durable before the bytes that they describe count for anything (SECURITY.md rule 27):
 
-(1) it is exactly what the signed document declares, and from here on the gate's own copy; (2) every value is finite and
-within its bounds; (3) weights and metrics count no more records than there are, unless the job is private and they are
-noisy; (4) the policy allows every tensor, its readers, what it was computed from, each part's norm, the round's bytes
-and its attempts; (5) all that leaves of a private job was paid for out of the data set's budget, by this very job;
-(6) INTENT is durable; (7) the bytes go, hashed as they go; (8) DIGEST is durable; (9) END makes the message count;
+(1) it is exactly what the signed document declares, and from here on the gate's own copy; (2) every
+value is finite and within its bounds; (3) weights and metrics count no more records than there are,
+unless the job is private and they are noisy; (4) the policy allows every tensor, its readers, what
+it was computed from, each part's norm, the round's bytes and its attempts; (5) all that leaves of a
+private job was paid for out of the data set's budget, by this very job;
+(6) INTENT is durable; (7) the bytes go, hashed as they go; (8) DIGEST is durable; (9) END makes the
+message count;
 (10) OUTCOME.
 
-Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator was asked (outcomes.py).
-The next attempt is an INTENT of its own, over the bytes that the coordinator does not have. So every byte on the wire
-is declared by the intent that it goes under, twice where it goes twice. The policy's limit of a round's bytes is of
-their sum; that of its attempts ends what could go on for ever in pieces of a few bytes.
+Where the connection breaks between (6) and (10), the INTENT stays open until the coordinator was
+asked (outcomes.py). The next attempt is an INTENT of its own, over the bytes that the coordinator
+does not have. So every byte on the wire is declared by the intent that it goes under, twice where
+it goes twice. The policy's limit of a round's bytes is of their sum; that of its attempts ends what
+could go on for ever in pieces of a few bytes.
 
-A round leaves plain, or blind: as the masked words of a secure sum (messages.py), and each part of a Mix or a Gram in a
-message of its own, padded or rotated (hidden_messages.py), all by the same checks. The protocol messages of these, and
-what this silo gives to the key of a job, are recorded one by one before they leave (protocol_records.py). All others
-are control messages, counted against the caps of one record a session (control.py). No method code
-runs after check (1), and the digests are of the bytes that went. What the declared numbers say, the gate does not know:
-a method can write anything into the tensors that it may give (docs/wire.md).
+A round leaves plain, or blind: as the masked words of a secure sum (messages.py), and each part of
+a Mix or a Gram in a message of its own, padded or rotated (hidden_messages.py), all by the same
+checks. The protocol messages of these, and what this silo gives to the key of a job, are recorded
+one by one before they leave (protocol_records.py). All others are control messages, counted against
+the caps of one record a session (control.py). No method code runs after check (1), and the digests
+are of the bytes that went. What the declared numbers say, the gate does not know: a method can
+write anything into the tensors that it may give (docs/wire.md).
 """
 
 import asyncio
@@ -83,11 +87,19 @@ from .protocol_records import SecureRecords
 from .witness import Witness
 
 MAX_SESSION_BYTES = 64
-MOST_WITNESSED = 4  # witness tasks a session for each member of the roster that are dealt with at once
+# witness tasks a session for each member of the roster that are dealt with at once
+MOST_WITNESSED = 4
 PROTOCOL = "protocol"  # the kind, in the log, of a secure sum's messages
 MAX_REASON = 500  # characters of one reason in a record: a coordinator chooses what we refuse
 
-__all__ = ["DeniedError", "Gate", "TurnedAwayError", "UnreachableError", "checked_address", "open_client"]
+__all__ = [
+    "DeniedError",
+    "Gate",
+    "TurnedAwayError",
+    "UnreachableError",
+    "checked_address",
+    "open_client",
+]
 
 
 def open_client(address: str, keys: Keys, roster: rosters.Roster) -> Client:
@@ -123,7 +135,8 @@ class Gate:
         self._paid = paid
         self._session = b""
         self._attended = 0  # witness tasks of this session
-        self._denied: tuple[str, int, tuple[str, ...]] | None = None  # job digest, round and reasons of the last denial
+        # job digest, round and reasons of the last denial
+        self._denied: tuple[str, int, tuple[str, ...]] | None = None
         self._hold = 0.0
         self._control = SessionCounts(ledger, policy.file.control, self._coordinator)
         self._outcomes = Outcomes(ledger, roster)
@@ -140,7 +153,8 @@ class Gate:
     async def hello(self) -> int:
         """Open a session under a fresh control record; the seconds between heartbeats.
 
-        LocalError where the coordinator holds a head of our ledger that this one does not lead to: nothing may leave.
+        LocalError where the coordinator holds a head of our ledger that this one does not lead to:
+        nothing may leave.
         """
         challenge = await self._control.open()
         self._witness.begin(challenge)
@@ -154,7 +168,10 @@ class Gate:
         self._count(request)
         reply = await self._client.hello(request)
         if len(reply.session) > MAX_SESSION_BYTES:
-            raise PeerError(self._roster.coordinator.id, f"opened a session with a name of {len(reply.session)} bytes")
+            raise PeerError(
+                self._roster.coordinator.id,
+                f"opened a session with a name of {len(reply.session)} bytes",
+            )
         await self._witness.greeted(reply.held)
         self._attended = 0
         self._session, self._hold = reply.session, float(min(reply.hold_seconds, 300))
@@ -171,7 +188,8 @@ class Gate:
                 return task
             await self._attend(task.witness)
             self._attended += 1
-            if self._attended > MOST_WITNESSED * len(self._roster.entries):  # a coordinator does not set our pace
+            # a coordinator does not set our pace
+            if self._attended > MOST_WITNESSED * len(self._roster.entries):
                 return pb.Task(nothing=pb.Nothing())
 
     async def _attend(self, witness: pb.Witness) -> None:
@@ -187,7 +205,9 @@ class Gate:
 
     @property
     def witnessed(self) -> bool:
-        """Whether another silo says, in this session, what it holds of our ledger: an older copy of it is known."""
+        """Whether another silo says, in this session, what it holds of our ledger: an older copy of
+        it is known.
+        """
         return self._witness.answered
 
     @property
@@ -203,7 +223,9 @@ class Gate:
         await self._answer_challenges(reply.asked)
         return reply.wanted
 
-    async def answer(self, job: str, digest: str, round_: int, kind: str, code: str = "UNSPECIFIED") -> None:
+    async def answer(
+        self, job: str, digest: str, round_: int, kind: str, code: str = "UNSPECIFIED"
+    ) -> None:
         """Answer a task: a kind and a code, both of closed lists."""
         request = pb.AnswerRequest(
             session=self._session,
@@ -221,7 +243,10 @@ class Gate:
         await self._control.close()
 
     def _count(self, message: Message) -> None:
-        """Count a control message before it leaves; UnreachableError asks for a new session at the cap."""
+        """Count a control message before it leaves.
+
+        UnreachableError asks for a new session at the cap.
+        """
         if why := self._control.count(message):
             raise UnreachableError(self._roster.coordinator.id, why)
 
@@ -230,13 +255,16 @@ class Gate:
     async def fetch(
         self, plan: RoundPlan, rows: AnyRows | None = None, sums: IncomingSums | None = None
     ) -> delivery.ReceivedDelivery:
-        """What the coordinator delivers to us at the start of a round, checked and recorded as ingress.
+        """What the coordinator delivers to us at the start of a round, checked and recorded as
+        ingress.
 
-        ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there may be none. A sum
-        that is refused is recorded as one that ended, with who is to blame.
+        ``rows`` opens those of a Mix, ``sums`` checks open sums; without the one or the other there
+        may be none. A sum that is refused is recorded as one that ended, with who is to blame.
         """
         job, digest = plan.job, bytes.fromhex(plan.job.digest)
-        request = pb.FetchRequest(session=self._session, job=job.name, job_digest=digest, round=plan.round)
+        request = pb.FetchRequest(
+            session=self._session, job=job.name, job_digest=digest, round=plan.round
+        )
         self._count(request)
         frames = self._client.fetch(request, delivery.largest(plan))
         try:
@@ -252,19 +280,30 @@ class Gate:
         """Whether something of a round left, or may have, restarts included."""
         return self._ledger.sent(job.digest, round_) > 0
 
-    async def give(self, declared: Declared, round_: int, bundle: Contributions, cohort: Sequence[str]) -> None:
-        """Let one round's bundle out; DeniedError, LocalError or PeerError say what held it back, or went wrong.
+    async def give(
+        self, declared: Declared, round_: int, bundle: Contributions, cohort: Sequence[str]
+    ) -> None:
+        """Let one round's bundle out.
+
+        DeniedError, LocalError or PeerError say what held it back, or went wrong.
 
         ``cohort`` are the ids of the round's silos, sorted.
         """
         if declared.bounds is not None:
-            raise LocalError(f"job {declared.job!r} wants secure aggregation; nothing of it leaves in the clear")
+            raise LocalError(
+                f"job {declared.job!r} wants secure aggregation; nothing of it leaves in the clear"
+            )
         items, values = await self._checked(declared, round_, bundle)
         outgoing = plain(items, values, readers_of(self._roster))
         await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
-    async def upload_masked(self, declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
-        """Let one round's bundle out as the masked words of a secure sum; what was streamed, for its header."""
+    async def upload_masked(
+        self, declared: Declared, round_: int, bundle: Contributions, masking: Masking
+    ) -> Streamed:
+        """Let one round's bundle out as the masked words of a secure sum.
+
+        What was streamed, for its header.
+        """
         spec = masking.spec
         for group in (each for each in spec.groups if is_row(each) and each.reader in spec.cohort):
             if fault := brought_fault(spec, group, spec.min_cohort):
@@ -272,14 +311,21 @@ class Gate:
         parts, own = declared.groups(round_, masking.readers)
         compared, as_declared = declared.compared(round_)
         items, values = await self._checked(declared, round_, bundle, (*parts, *compared))
-        # (3b) The sum is over what the signed document declares, and so is what is compared beside it.
+        # (3b) The sum is over what the signed document declares, and so is what is compared beside
+        # it.
         if spec.compared != as_declared:
-            raise LocalError(f"compares {spec.compared}, the signed job declares {as_declared}; nothing leaves")
+            raise LocalError(
+                f"compares {spec.compared}, the signed job declares {as_declared}; nothing leaves"
+            )
         if (asked := tuple(map(unscaled, masking.spec.groups))) != own:
-            raise LocalError(f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves")
+            raise LocalError(
+                f"a secure sum of groups {asked}, the signed job declares {own}; nothing leaves"
+            )
         outgoing = await asyncio.to_thread(masked, parts, items, values, masking)
         cohort = masking.spec.cohort
-        digests = await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
+        digests = await self._send(
+            declared, round_, bundle, outgoing, self._norms(items, values), cohort
+        )
         return Streamed(outgoing.size, digests.tensors[0], outgoing.tags(), outgoing.kept)
 
     async def upload_padded(
@@ -290,17 +336,33 @@ class Gate:
         padding: Padding,
         cohort: Sequence[str],
     ) -> Sent:
-        """Let one part of a round's bundle out as the padded words of a Mix; what left, to be signed."""
+        """Let one part of a round's bundle out as the padded words of a Mix.
+
+        What left, to be signed.
+        """
         part = _hidden(declared, round_, padding.line.group.name, Mix)
         items, values = await self._checked(declared, round_, bundle, (part,))
-        # (3b) The line is what the signed document declares, and the version is this silo's, of this round.
+        # (3b) The line is what the signed document declares, and the version is this silo's, of
+        # this round.
         line, version = padding.line, padding.version
         bound = (line.job, line.job_digest, line.group, version.silo, version.round)
-        own = (declared.job, declared.digest, declared.padded_group(part), self._ledger.silo, round_)
+        own = (
+            declared.job,
+            declared.digest,
+            declared.padded_group(part),
+            self._ledger.silo,
+            round_,
+        )
         if bound != own:
-            raise LocalError(f"a padded upload bound to {bound}, the signed job declares {own}; nothing leaves")
+            raise LocalError(
+                f"a padded upload bound to {bound}, the signed job declares {own}; nothing leaves"
+            )
         made = await asyncio.to_thread(PaddedPart, part, values, padding)
-        return made.sent(await self._send(declared, round_, bundle, made.outgoing, self._norms(items, values), cohort))
+        return made.sent(
+            await self._send(
+                declared, round_, bundle, made.outgoing, self._norms(items, values), cohort
+            )
+        )
 
     async def upload_rotated(
         self,
@@ -315,7 +377,9 @@ class Gate:
         items, values = await self._checked(declared, round_, bundle, (part,))
         # (3b) The rotation is one for this part of this job and round.
         if (bound := (rotating.use.job, rotating.use.round)) != (own := (declared.digest, round_)):
-            raise LocalError(f"vectors rotated for {bound}, the signed job declares {own}; nothing leaves")
+            raise LocalError(
+                f"vectors rotated for {bound}, the signed job declares {own}; nothing leaves"
+            )
         outgoing = await asyncio.to_thread(rotated, part, values, rotating)
         await self._send(declared, round_, bundle, outgoing, self._norms(items, values), cohort)
 
@@ -344,7 +408,9 @@ class Gate:
             raise LocalError(f"{why}; the message does not leave")
         return items, values
 
-    def _norms(self, items: tuple[Item, ...], values: list[Tensor]) -> Callable[[], dict[str, float] | None]:
+    def _norms(
+        self, items: tuple[Item, ...], values: list[Tensor]
+    ) -> Callable[[], dict[str, float] | None]:
         return lambda: norms(items, values) if self._policy.bounds_norms else None
 
     async def _send(
@@ -359,15 +425,25 @@ class Gate:
         if declared.private:  # what leaves of any other job is private, whatever is said of it
             outgoing = replace(outgoing, releases=tainted(outgoing.releases, bundle))
         # (4) The policy allows it.
-        offset = self._outcomes.offset(declared.digest, round_, outgoing.size, outgoing.context.hex())
-        applied = await self._decide(declared, round_, outgoing, offset, await asyncio.to_thread(norms_of))
+        offset = self._outcomes.offset(
+            declared.digest, round_, outgoing.size, outgoing.context.hex()
+        )
+        applied = await self._decide(
+            declared, round_, outgoing, offset, await asyncio.to_thread(norms_of)
+        )
         # (5) Of a private job all was paid for, by this job.
-        if declared.private and (reasons := tuple(unpaid(outgoing.releases, declared.digest, self._paid))):
+        if declared.private and (
+            reasons := tuple(unpaid(outgoing.releases, declared.digest, self._paid))
+        ):
             await self._deny(declared.job, declared.digest, round_, reasons)
         # (6) INTENT is durable.
-        intent = await asyncio.to_thread(self._intend, declared, round_, outgoing, offset, applied, cohort)
+        intent = await asyncio.to_thread(
+            self._intend, declared, round_, outgoing, offset, applied, cohort
+        )
         for kind, left in bytes_by_kind(outgoing.releases, offset).items():
-            log.event("leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent)
+            log.event(
+                "leaving", job=declared.job, round=round_, kind=kind, bytes=left, intent=intent
+            )
         # (7) to (9): the bytes, the DIGEST record and the END frame.
         sent = _Sent()
         manifest = tensor.Manifest(
@@ -417,7 +493,8 @@ class Gate:
             outgoing.releases,
             self._roster.coordinator.id,
             outgoing.readers,
-            sent=self._ledger.sent(declared.digest, round_) - offset,  # the policy adds the whole message
+            # the policy adds the whole message
+            sent=self._ledger.sent(declared.digest, round_) - offset,
             attempts=self._ledger.attempts(declared.digest, round_, own_part(outgoing.releases)),
             norms=norms,
         )
@@ -491,7 +568,9 @@ class Gate:
             yield chunk
         sent.digests = digests = digester.digests()
         message = Payload(bytes=at, sha256=digests.total.hex())
-        sealed = await asyncio.to_thread(self._ledger.digest, intent, outgoing.hashes(digests), message)
+        sealed = await asyncio.to_thread(
+            self._ledger.digest, intent, outgoing.hashes(digests), message
+        )
         head, inclusion = self._witness.proof(sealed)
         yield tensor.Frame(
             end=tensor.End(
@@ -508,18 +587,37 @@ class Gate:
     # The messages of a secure sum.
 
     async def secure_next(self, job: Job, round_: int, had: int) -> SecaggDelivery | None:
-        """Wait for the next message of the round's secure sums; None where none came within the hold time."""
-        asked = poll_to_wire(SecaggPoll(self._session, job.name, bytes.fromhex(job.digest), round_, had))
+        """Wait for the next message of the round's secure sums.
+
+        None where none came within the hold time.
+        """
+        asked = poll_to_wire(
+            SecaggPoll(self._session, job.name, bytes.fromhex(job.digest), round_, had)
+        )
         self._count(asked)
         return secagg_delivery_from_wire(await self._client.secure_next(asked, self._hold))
 
     async def secure(self, attempt: Attempt, body: UploadBody) -> None:
-        """Give a message of a secure sum, recorded before it leaves; DeniedError over the policy's bytes of a round."""
+        """Give a message of a secure sum, recorded before it leaves.
+
+        DeniedError over the policy's bytes of a round.
+        """
         given = secagg_upload_to_wire(SecaggUpload(self._session, attempt, body))
-        job, digest, round_, size = attempt.job, attempt.job_digest.hex(), attempt.round, given.ByteSize()
-        total, most = self._ledger.sent(digest, round_) + size, self._policy.file.limits.max_bytes_per_round
+        job, digest, round_, size = (
+            attempt.job,
+            attempt.job_digest.hex(),
+            attempt.round,
+            given.ByteSize(),
+        )
+        total, most = (
+            self._ledger.sent(digest, round_) + size,
+            self._policy.file.limits.max_bytes_per_round,
+        )
         if total > most:
-            reason = f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they may leave"
+            reason = (
+                f"{total} bytes this round are over max_bytes_per_round = {most}; raise it if they"
+                " may leave"
+            )
             await self._deny(job, digest, round_, (reason,))
         await self.secure_records.leaving(attempt, given)
         log.event("leaving", job=job, round=round_, kind=PROTOCOL, bytes=size)
@@ -530,7 +628,10 @@ class Gate:
         return self._ledger.entered(job.digest)
 
     def has_left(self, declared: Declared, round_: int, part: str) -> bool:
-        """Whether anything of a padded or rotated part has left in a round, as the ledger has it; all of it counts."""
+        """Whether anything of a padded or rotated part has left in a round, as the ledger has it.
+
+        All of it counts.
+        """
         return self._ledger.attempts(declared.digest, round_, part) > 0
 
     # The key of a job's silos.
@@ -538,8 +639,13 @@ class Gate:
     async def contribute(
         self, job: Job, ctx: bytes, contribution: KeyContribution, pieces: tuple[SealedSecret, ...]
     ) -> None:
-        """Give what this silo has for the key of a job, recorded before it leaves; ``ctx`` is of its epoch."""
-        given = Contributed(self._session, job.name, bytes.fromhex(job.digest), contribution, pieces)
+        """Give what this silo has for the key of a job, recorded before it leaves.
+
+        ``ctx`` is of its epoch.
+        """
+        given = Contributed(
+            self._session, job.name, bytes.fromhex(job.digest), contribution, pieces
+        )
         message = contributed_to_wire(given)
         await self.secure_records.contributing(ctx, message)
         await self._client.contribute(message)
@@ -549,15 +655,22 @@ class Gate:
         return self._ledger.contributed(job.digest)
 
     async def group_key(self, job: Job) -> tuple[Relayed, ...]:
-        """What the job's other silos gave to its key, as the coordinator brings it; nothing while some are missing."""
+        """What the job's other silos gave to its key, as the coordinator brings it.
+
+        Nothing while some are missing.
+        """
         asked = group_key.poll_to_wire(KeyPoll(self._session, job.name, bytes.fromhex(job.digest)))
         self._count(asked)
-        return group_key.secagg_delivery_from_wire(await self._client.group_key(asked), len(job.silos))
+        return group_key.secagg_delivery_from_wire(
+            await self._client.group_key(asked), len(job.silos)
+        )
 
     # The word on a padded upload.
 
     async def padded(self, ctx: bytes, message: secure_pb2.PaddedWordUpload) -> None:
-        """Give the signed word on an upload that the coordinator has, recorded before it leaves; ctx is its version's.
+        """Give the signed word on an upload that the coordinator has, recorded before it leaves.
+
+        Ctx is its version's.
 
         ``message`` lacks the session, as it is kept on disk.
         """
@@ -570,7 +683,10 @@ class Gate:
     # What became of uploads whose connection broke.
 
     async def settle(self) -> list[SettledUpload]:
-        """Ask how they stand and write their outcomes, oldest first; the session is open, and no upload runs."""
+        """Ask how they stand and write their outcomes, oldest first.
+
+        The session is open, and no upload runs.
+        """
         settled = await self._outcomes.settle(self._standing)
         for upload in settled:
             if upload.digest is not None:  # accepted after the greeting said which head is held
@@ -579,14 +695,20 @@ class Gate:
 
     async def _standing(self, job: str, digest: str, round_: int, part: str) -> pb.StandingReply:
         request = pb.StandingRequest(
-            session=self._session, job=job, job_digest=bytes.fromhex(digest), round=round_, part=part
+            session=self._session,
+            job=job,
+            job_digest=bytes.fromhex(digest),
+            round=round_,
+            part=part,
         )
         self._count(request)
         return await self._client.standing(request)
 
     # Decisions on jobs.
 
-    async def record_decision(self, job: str, digest: str, signer: str, reasons: tuple[str, ...] | None) -> None:
+    async def record_decision(
+        self, job: str, digest: str, signer: str, reasons: tuple[str, ...] | None
+    ) -> None:
         """Record that we take part (None) or do not, before the answer leaves."""
         if reasons is None:
             await asyncio.to_thread(self._ledger.job_accept, job, digest, signer)
@@ -595,7 +717,10 @@ class Gate:
             await asyncio.to_thread(self._ledger.job_decline, job, digest, signer, short)
 
     async def close(self) -> None:
-        """End the session and the channel; a ledger that failed is no reason to keep the channel."""
+        """End the session and the channel.
+
+        A ledger that failed is no reason to keep the channel.
+        """
         with contextlib.suppress(StaddleError):
             await self._witness.flush()
             await self.end_session()
@@ -603,11 +728,16 @@ class Gate:
 
 
 def _hidden(declared: Declared, round_: int, name: str, exchange: type[Mix | Gram]) -> Part:
-    """The part that is to leave hidden; LocalError unless the signed document has it so in this round."""
+    """The part that is to leave hidden.
+
+    LocalError unless the signed document has it so in this round.
+    """
     for part in declared.hidden(round_):
         if part.name == name and isinstance(part.exchange, exchange):
             return part
-    raise LocalError(f"part {name!r} does not cross by a {exchange.__name__} in round {round_}; nothing leaves")
+    raise LocalError(
+        f"part {name!r} does not cross by a {exchange.__name__} in round {round_}; nothing leaves"
+    )
 
 
 @dataclass
@@ -615,4 +745,5 @@ class _Sent:
     """How far an upload came."""
 
     size: int = 0  # payload bytes handed to the transport
-    digests: Digests = field(default_factory=lambda: Digests(()))  # of the whole payload, once all of it was made
+    # of the whole payload, once all of it was made
+    digests: Digests = field(default_factory=lambda: Digests(()))

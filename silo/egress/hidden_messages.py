@@ -1,6 +1,8 @@
-"""A part of a Mix or a Gram as a message of its own: padded words (security/blind/padded_mix.py), or rotated vectors.
+"""A part of a Mix or a Gram as a message of its own: padded words (security/blind/padded_mix.py),
+or rotated vectors.
 
-Both are hidden from the coordinator by a key that it lacks; whoever has that key and these bytes has the values.
+Both are hidden from the coordinator by a key that it lacks; whoever has that key and these bytes
+has the values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +30,9 @@ from .messages import Outgoing
 
 @dataclass(frozen=True)
 class Padding:
-    """What hides a part of a Mix: line and version, a fresh seed, and the key that the job's silos share."""
+    """What hides a part of a Mix: line and version, a fresh seed, and the key that the job's silos
+    share.
+    """
 
     line: MixContext
     version: Version
@@ -40,7 +44,10 @@ class PaddedPart:
     """One part of a Mix as it leaves."""
 
     def __init__(self, part: Part, values: Sequence[Tensor], padding: Padding) -> None:
-        """``values`` are those of the part's tensors; LocalError for one beyond the bounds that the job declares."""
+        """``values`` are those of the part's tensors.
+
+        LocalError for one beyond the bounds that the job declares.
+        """
         self._padding, self._values = padding, flat(values)
         check_values(padding.line.group, self._values)
         ctx = padding.version.context(padding.line)
@@ -66,7 +73,9 @@ class PaddedPart:
         tagger = tagger_of(padding.line, padding.key)
         words = hidden_pieces(padding.line, padding.version, padding.seed, self._values, tagger)
         yield from recut(each.data.cast("B") for each in words)
-        self._tag = tagger.padded(padding.key, padding.version.context(padding.line), padding.version.silo)
+        self._tag = tagger.padded(
+            padding.key, padding.version.context(padding.line), padding.version.silo
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,10 @@ def sent_of(part: Part, values: Sequence[Tensor], padding: Padding) -> Sent:
 
 @dataclass(frozen=True)
 class Rotating:
-    """What hides a part of a Gram: its use and the key that the job's silos share; ``context`` is of the use."""
+    """What hides a part of a Gram: its use and the key that the job's silos share.
+
+    ``context`` is of the use.
+    """
 
     use: Use
     context: bytes
@@ -96,13 +108,21 @@ class Rotating:
 
 
 def rotated(part: Part, values: Sequence[Tensor], rotating: Rotating) -> Outgoing:
-    """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in the wire's dtype."""
+    """The vectors as they are compared: each row, or its sketch, under a rotation of its own, in
+    the wire's dtype.
+    """
     (item,), (value,) = upload_items((part,)), values
     vectors, size = vectors_of(part, value), part.sketch
     keys = [replace(rotating.use, row=row).key(rotating.key) for row in range(len(vectors))]
-    given = torch.from_numpy(hidden_each(vectors, size, keys)).to(DTYPES[item.spec.dtype]).reshape(item.spec.shape)
+    given = (
+        torch.from_numpy(hidden_each(vectors, size, keys))
+        .to(DTYPES[item.spec.dtype])
+        .reshape(item.spec.shape)
+    )
     if not all_finite(given):
-        raise LocalError(f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged")
+        raise LocalError(
+            f"part {part.name!r}: a vector is too long for {item.spec.dtype}; training has diverged"
+        )
     return Outgoing(
         form=ROTATED,
         readers=(GRAM_READER,),

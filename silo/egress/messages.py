@@ -1,16 +1,24 @@
-"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its bytes are made.
+"""One message of the gate's, whatever its form: what policy and ledger are told of it, and how its
+bytes are made.
 
-=======  ===========================================  =====================================  ======================
-form     tensors                                      bytes on the wire                      hashes in the ledger
-=======  ===========================================  =====================================  ======================
-plain    as the job's schema has them                 the tensors, one after another         of each tensor, of all
-masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all: a hash of values
-         with those of all rows of a part as one      canaries, under masks                  could be guessed
+=======  ===========================================  =====================================
+                                                      ======================
+form     tensors                                      bytes on the wire                      hashes
+                                                      in the ledger
+=======  ===========================================  =====================================
+                                                      ======================
+plain    as the job's schema has them                 the tensors, one after another         of each
+                                                      tensor, of all
+masked   words of the ring, under the tensors' names  all groups of a secure sum and their   of all:
+                                                      a hash of values
+         with those of all rows of a part as one      canaries, under masks                  could
+                                                      be guessed
 padded   words of 64 bits, under the tensors' names   those of one part of a Mix, under a    of all
                                                       stream of its own
 rotated  as the job's schema has them                 those of one part of a Gram, each row  of all
                                                       under a secret rotation
-=======  ===========================================  =====================================  ======================
+=======  ===========================================  =====================================
+                                                      ======================
 
 The last two are made in hidden_messages.py.
 """
@@ -85,7 +93,10 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 
     def hashes(digests: Digests) -> tuple[TensorDigest, ...]:
         named = zip(items, digests.tensors, strict=True)
-        return tuple(TensorDigest(part=item.part, name=item.spec.name, sha256=digest.hex()) for item, digest in named)
+        return tuple(
+            TensorDigest(part=item.part, name=item.spec.name, sha256=digest.hex())
+            for item, digest in named
+        )
 
     return Outgoing(
         form="plain",
@@ -102,8 +113,8 @@ def plain(items: Sequence[Item], values: Sequence[Tensor], readers: tuple[str, .
 class Masking:
     """What a secure sum does to the values of a round.
 
-    Its specification, the masks of this silo, the members of U2, how many training records this silo has, None in a
-    private job, and in a keyed job the key that its silos share.
+    Its specification, the masks of this silo, the members of U2, how many training records this
+    silo has, None in a private job, and in a keyed job the key that its silos share.
     """
 
     spec: RoundSpec
@@ -112,8 +123,10 @@ class Masking:
     members: tuple[str, ...]
     records: int | None
     key: bytes = field(default=b"", repr=False)
-    pads: Mapping[int, Term] = field(default_factory=dict)  # by group that the coordinator is not to read
-    hiding: GramKeys | None = field(default=None, repr=False)  # of vectors that are compared by shares
+    # by group that the coordinator is not to read
+    pads: Mapping[int, Term] = field(default_factory=dict)
+    # of vectors that are compared by shares
+    hiding: GramKeys | None = field(default=None, repr=False)
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -132,10 +145,14 @@ class _Tagging:
         """The masked words; once the last is taken, ``tags`` has what they add up to."""
         masking, spec = self._masking, self._masking.spec
         if not spec.tagged:
-            yield from masked_chunks(spec, masking.silo, contributions, masking.terms, pads=masking.pads)
+            yield from masked_chunks(
+                spec, masking.silo, contributions, masking.terms, pads=masking.pads
+            )
             return
         if not masking.key:
-            raise LocalError("a tagged sum without the key that its silos share; this is a bug in Staddle")
+            raise LocalError(
+                "a tagged sum without the key that its silos share; this is a bug in Staddle"
+            )
         ctx = spec.context()
         tagger = Tagger(masking.key, ctx, len(spec.groups))
         pads = {**silo_pads(spec, masking.silo, masking.key), **masking.pads}
@@ -146,14 +163,23 @@ class _Tagging:
     def tags(self) -> bytes:
         """Those of the chunks that were made to the last."""
         if self._masking.spec.tagged and not self._padded:
-            raise LocalError("tags of an upload that was not made to its end; this is a bug in Staddle")
+            raise LocalError(
+                "tags of an upload that was not made to its end; this is a bug in Staddle"
+            )
         return self._padded
 
 
-def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking) -> Outgoing:
-    """The values as a secure sum takes them; LocalError for one beyond the bounds that the job declares."""
+def masked(
+    parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor], masking: Masking
+) -> Outgoing:
+    """The values as a secure sum takes them.
+
+    LocalError for one beyond the bounds that the job declares.
+    """
     spec = masking.spec
-    by_name = {(item.part, item.spec.name): value for item, value in zip(items, values, strict=True)}
+    by_name = {
+        (item.part, item.spec.name): value for item, value in zip(items, values, strict=True)
+    }
     contributions: list[GroupValues] = []
     for part, own in zip(parts, spec.groups, strict=True):  # of a row a part comes again
         tensors = {each.name: by_name[part.name, each.name] for each in part.wire}
@@ -194,13 +220,19 @@ def masked(parts: Sequence[Part], items: Sequence[Item], values: Sequence[Tensor
 def _dealt(
     items: Sequence[Item], values: Sequence[Tensor], masking: Masking
 ) -> tuple[list[bytes], bytes, tuple[Release, ...]]:
-    """Shares of what is compared by shares: those sealed to the others, our own, and what policy and ledger read."""
+    """Shares of what is compared by shares: those sealed to the others, our own, and what policy
+    and ledger read.
+    """
     spec = masking.spec
     if spec.compared is None:
         return [], b"", ()
     if masking.hiding is None:
-        raise LocalError(f"part {spec.compared.name!r} without keys to seal its shares; this is a bug in Staddle")
-    ((item, value),) = (pair for pair in zip(items, values, strict=True) if pair[0].part == spec.compared.name)
+        raise LocalError(
+            f"part {spec.compared.name!r} without keys to seal its shares; this is a bug in Staddle"
+        )
+    ((item, value),) = (
+        pair for pair in zip(items, values, strict=True) if pair[0].part == spec.compared.name
+    )
     part = Part(item.part, item.kind, Gram(shared=True), (item.spec,))
     vectors = vectors_of(part, value)
     sealed, kept = deal_sealed(spec, masking.silo, quantise(spec.compared, vectors), masking.hiding)
@@ -208,21 +240,28 @@ def _dealt(
 
 
 def _check_declared(part: str, weight: float, records: int) -> None:
-    """A sum by public weights takes the declared counts of records in place of the method's own: they are of one kind.
+    """A sum by public weights takes the declared counts of records in place of the method's own:
+    they are of one kind.
 
-    A count may be declared rounded, so it need not be the very number. The method of a private job knows a noisy one.
+    A count may be declared rounded, so it need not be the very number. The method of a private job
+    knows a noisy one.
     """
     if weight != records:
         raise LocalError(
-            f"part {part!r}: the method weights it by {weight:g}, not by the {records} training records of this silo, "
-            'so that declared counts cannot stand for it; have the job signed with security.weights = "private"'
+            f"part {part!r}: the method weights it by {weight:g}, not by the {records} training"
+            " records of this silo, so that declared counts cannot stand for it; have the job"
+            ' signed with security.weights = "private"'
         )
 
 
-def streamed_of(declared: Declared, round_: int, bundle: Contributions, masking: Masking) -> Streamed:
+def streamed_of(
+    declared: Declared, round_: int, bundle: Contributions, masking: Masking
+) -> Streamed:
     """What the masked upload of these values is, without sending it."""
     items = declared.items(round_)
-    outgoing = masked(declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking)
+    outgoing = masked(
+        declared.groups(round_, masking.readers)[0], items, exactly(items, bundle.tensors), masking
+    )
     digester = Digester(outgoing.sizes)
     for chunk in outgoing.chunks():
         digester.update(chunk.payload)

@@ -1,8 +1,10 @@
-"""How the messages of the gate end: receipts, OUTCOME records, and what became of uploads whose connection broke.
+"""How the messages of the gate end: receipts, OUTCOME records, and what became of uploads whose
+connection broke.
 
-Where the connection breaks, the INTENT stays open. After the next greeting, of this process or of one after it, the
-coordinator is asked how it stands and OUTCOME is written: ``sent`` with the receipt that was lost, else ``unknown``,
-which counts as left. What the coordinator has of the bytes need not go again.
+Where the connection breaks, the INTENT stays open. After the next greeting, of this process or of
+one after it, the coordinator is asked how it stands and OUTCOME is written: ``sent`` with the
+receipt that was lost, else ``unknown``, which counts as left. What the coordinator has of the bytes
+need not go again.
 
 Nothing leaves from here: the gate hands in the call that asks.
 """
@@ -21,7 +23,8 @@ from ...security.ledger.receipt import Receipt
 from ...security.ledger.records import Intent
 
 Status: TypeAlias = Literal["sent", "failed", "unknown"]
-Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]  # (job, job digest, round, part)
+# (job, job digest, round, part)
+Ask: TypeAlias = Callable[[str, str, int, str], Awaitable[pb.StandingReply]]
 
 
 @dataclass(frozen=True)
@@ -37,16 +40,23 @@ class SettledUpload:
 
 
 class Outcomes:
-    """Writes the outcomes, and knows what the ledger does not: how far broken uploads came, and what waits for them."""
+    """Writes the outcomes, and knows what the ledger does not: how far broken uploads came, and
+    what waits for them.
+    """
 
     def __init__(self, ledger: Ledger, roster: rosters.Roster) -> None:
         self._ledger = ledger
         self._roster = roster
-        self._handed: dict[int, int] = {}  # intent whose connection broke → payload bytes handed to the transport
-        self._received: dict[tuple[str, int, str], int] = {}  # job digest, round, ctx → bytes that wait for the rest
+        # intent whose connection broke → payload bytes handed to the transport
+        self._handed: dict[int, int] = {}
+        # job digest, round, ctx → bytes that wait for the rest
+        self._received: dict[tuple[str, int, str], int] = {}
 
     def check_receipt(self, intent: int, reply: pb.Receipt) -> int:
-        """Where our ledger has the message; PeerError unless the coordinator signed that it has it, from this place."""
+        """Where our ledger has the message.
+
+        PeerError unless the coordinator signed that it has it, from this place.
+        """
         message = next((found for found in self._ledger.unsettled if found.seq == intent), None)
         if message is None or message.digest is None or message.place is None:
             raise PeerError(self._roster.coordinator.id, "sent a receipt before the message ended")
@@ -69,19 +79,26 @@ class Outcomes:
         await asyncio.to_thread(self._ledger.outcome, intent, status, size, receipt.hex() or None)
 
     def broke(self, intent: int, size: int) -> None:
-        """The connection broke when ``size`` payload bytes had been handed to the transport: OUTCOME has to wait."""
+        """The connection broke when ``size`` payload bytes had been handed to the transport:
+        OUTCOME has to wait.
+        """
         self._handed[intent] = size
 
     def offset(self, job_digest: str, round_: int, size: int, ctx: str = "") -> int:
-        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the coordinator.
+        """Where an upload of ``size`` bytes goes on, told once: 0, or behind what waits at the
+        coordinator.
 
-        ``ctx`` is what a blind upload is bound to: the words of another attempt or version are other bytes.
+        ``ctx`` is what a blind upload is bound to: the words of another attempt or version are
+        other bytes.
         """
         received = self._received.pop((job_digest, round_, ctx), 0)
         return received if resumable(received, size) else 0
 
     async def settle(self, ask: Ask) -> list[SettledUpload]:
-        """Ask how broken uploads stand and write their outcomes, oldest first; no upload may run meanwhile."""
+        """Ask how broken uploads stand and write their outcomes, oldest first.
+
+        No upload may run meanwhile.
+        """
         return [await self._settle(ask, message) for message in self._ledger.unsettled]
 
     async def _settle(self, ask: Ask, message: Unsettled) -> SettledUpload:
@@ -89,7 +106,9 @@ class Outcomes:
         status, receipt, why = await self._standing(ask, message)
         # After a restart it is not known how far the bytes came: all that was declared counts.
         handed = self._handed.pop(message.seq, intent.message.bytes)
-        await self.close(message.seq, status, intent.message.bytes if status == "sent" else handed, receipt)
+        await self.close(
+            message.seq, status, intent.message.bytes if status == "sent" else handed, receipt
+        )
         place = message.place.seq if message.place and status == "sent" else None
         return SettledUpload(intent.job, intent.round, status, why, place, _ctx(intent))
 
@@ -97,7 +116,8 @@ class Outcomes:
         """Status, receipt, and why it is not ``sent``."""
         intent = message.intent
         try:
-            part = intent.tensors[0].part if intent.hidden else ""  # a hidden message is of one part
+            # a hidden message is of one part
+            part = intent.tensors[0].part if intent.hidden else ""
             reply = await ask(intent.job, intent.job_digest, intent.round, part)
         except RefusedError as error:
             if error.code != "UNKNOWN_JOB":
@@ -105,7 +125,11 @@ class Outcomes:
             return "unknown", b"", str(error)
         self._received[intent.job_digest, intent.round, _ctx(intent)] = reply.received
         if not reply.HasField("receipt"):
-            return "unknown", b"", f"the coordinator has {reply.received} bytes that wait for the rest"
+            return (
+                "unknown",
+                b"",
+                f"the coordinator has {reply.received} bytes that wait for the rest",
+            )
         try:
             self.check_receipt(message.seq, reply.receipt)
         except PeerError as error:  # a receipt for something else

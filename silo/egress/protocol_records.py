@@ -1,4 +1,6 @@
-"""What the ledger records beside uploads: messages of secure sums and of key agreements, and how each attempt ended."""
+"""What the ledger records beside uploads: messages of secure sums and of key agreements, and how
+each attempt ended.
+"""
 
 import asyncio
 from hashlib import sha256
@@ -36,7 +38,10 @@ class SecureRecords:
         )
 
     async def contributing(self, ctx: bytes, given: pb.Contributed) -> None:
-        """What this silo gives to the key of a job is about to leave, before round 0; ``ctx`` is of its epoch."""
+        """What this silo gives to the key of a job is about to leave, before round 0.
+
+        ``ctx`` is of its epoch.
+        """
         await asyncio.to_thread(
             self._ledger.protocol_message,
             job=given.job,
@@ -77,7 +82,9 @@ class SecureRecords:
         )
 
     async def refused(self, job: str, job_digest: str, refusal: Refusal) -> None:
-        """A sum that came down was not taken: recorded as one that ended, by whose fault and why."""
+        """A sum that came down was not taken: recorded as one that ended, by whose fault
+        and why.
+        """
         error = refusal.error
         attempt = Attempt(job, bytes.fromhex(job_digest), refusal.round, 0, refusal.ctx)
         await self.ended(attempt, LeaveAttempt(Code(error.code), error.peer, error.why))

@@ -1,15 +1,17 @@
 """What this silo holds of others' ledgers, and what others hold of its own (rules 29 and 30).
 
-Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody else holds a head
-that was signed before. So the silo stops, and nothing more leaves, where a head that it signed is not of this ledger:
+Whoever has the log key can cut records off the end of a ledger or write them anew; not if somebody
+else holds a head that was signed before. So the silo stops, and nothing more leaves, where a head
+that it signed is not of this ledger:
 
 - the coordinator returns, at each greeting, the head under which it took our last upload;
-- other silos sign, for a challenge of this session, what they hold of us. The coordinator passes that on and can keep
-  it back; it can neither forge it nor show an old one again: the challenge is new, and is signed. It comes with a later
-  poll, so a round may have been given before, but none of a private job: those wait for it (``answered``).
+- other silos sign, for a challenge of this session, what they hold of us. The coordinator passes
+  that on and can keep it back; it can neither forge it nor show an old one again: the challenge is
+  new, and is signed. It comes with a later poll, so a round may have been given before, but none of
+  a private job: those wait for it (``answered``).
 
-In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator passed on, and that of
-the coordinator's own ledger, which must have grown from the one before.
+In turn we keep, in ``<state>/heads.json``, the last head of each other silo that the coordinator
+passed on, and that of the coordinator's own ledger, which must have grown from the one before.
 """
 
 import asyncio
@@ -36,14 +38,17 @@ from ...security.log.note import Note, VerifierKey
 from ...security.log.tree_head import TreeHead
 
 HEADS = "heads.json"  # in the silo's state
-MAX_HEAD_BYTES = 4096  # of a checkpoint that somebody passes on: an origin, two numbers and one signature
+# of a checkpoint that somebody passes on: an origin, two numbers and one signature
+MAX_HEAD_BYTES = 4096
 
 
 class MemberHeads(Strict):
-    """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it was signed.
+    """``heads.json``: by member, the last checkpoint of its ledger that was passed on to us, as it
+    was signed.
 
-    ``forks`` has a second one, of the same size or later, that does not extend it: with the first, the evidence of a
-    ledger that was altered. Under a new log key a member's head replaces the one before, whatever its size.
+    ``forks`` has a second one, of the same size or later, that does not extend it: with the first,
+    the evidence of a ledger that was altered. Under a new log key a member's head replaces the one
+    before, whatever its size.
     """
 
     heads: dict[Id, str] = Field(default_factory=dict)
@@ -74,20 +79,31 @@ class Witness:
         self.challenge, self.told = challenge, set()
 
     async def greeted(self, held: bytes) -> None:
-        """The coordinator says what it holds; LocalError if we signed that and it is no head of this ledger."""
+        """The coordinator says what it holds.
+
+        LocalError if we signed that and it is no head of this ledger.
+        """
         coordinator = self._roster.coordinator.id
         try:
             head = self._own(held)
-        except ProofError as error:  # of a ledger that was begun anew under another key, or nobody's
+        # of a ledger that was begun anew under another key, or nobody's
+        except ProofError as error:
             log.problem("head.ignored", holder=coordinator, why=str(error))
             head = None
         await self._check(coordinator, head)
         self._by_coordinator = head.size if head else 0
 
     async def attested(self, said: pb.Attestation) -> None:
-        """Another silo says what it holds; PeerError where it did not, LocalError as of ``greeted``."""
+        """Another silo says what it holds.
+
+        PeerError where it did not, LocalError as of ``greeted``.
+        """
         coordinator = self._roster.coordinator.id
-        if said.by not in self._silos() or said.silo != self._ledger.silo or said.challenge != self.challenge:
+        if (
+            said.by not in self._silos()
+            or said.silo != self._ledger.silo
+            or said.challenge != self.challenge
+        ):
             why = f"passed on what {said.by[:64]!r} says of another ledger, or to another challenge"
             raise PeerError(coordinator, why)
         if said.by in self.told:  # once a session: each is a record
@@ -107,9 +123,10 @@ class Witness:
             return
         if problem := self._ledger.disagreement(HeldHead(holder, head)):
             raise LocalError(
-                f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem}; nothing more leaves. "
-                "Restore the newest copy of the whole folder; if there is none, keep this one as evidence and begin a "
-                "new ledger under new keys (docs/operate.md)"
+                f"the ledger of {self._ledger.silo!r} was rolled back or altered: {problem};"
+                " nothing more leaves. Restore the newest copy of the whole folder; if there is"
+                " none, keep this one as evidence and begin a new ledger under new keys"
+                " (docs/operate.md)"
             )
         await asyncio.to_thread(self._ledger.witness, holder, head)
 
@@ -126,10 +143,12 @@ class Witness:
 
     @property
     def answered(self) -> bool:
-        """Whether another silo has signed in this session what it holds of our ledger, though it be nothing.
+        """Whether another silo has signed in this session what it holds of our ledger, though it be
+        nothing.
 
-        What differential privacy has cost stands in the ledger, so nothing is spent under a copy that no other silo was
-        asked about. The coordinator's word is not enough: it may agree with whoever put an older copy back.
+        What differential privacy has cost stands in the ledger, so nothing is spent under a copy
+        that no other silo was asked about. The coordinator's word is not enough: it may agree with
+        whoever put an older copy back.
         """
         return bool(self.told & self.independent)
 
@@ -141,12 +160,16 @@ class Witness:
     # The head that goes with an upload.
 
     def proof(self, sealed: SignedRecord) -> tuple[bytes, tuple[bytes, ...]]:
-        """For END: that our ledger grew from the head that the coordinator holds, and that it ends with the record."""
+        """For END: that our ledger grew from the head that the coordinator holds, and that it ends
+        with the record.
+        """
         growth = self._ledger.growth(self._by_coordinator, sealed.checkpoint)
         return bytes(growth), self._ledger.inclusion(sealed.place.seq, sealed.place.seq + 1)
 
     def accepted(self, seq: int) -> None:
-        """The coordinator has taken an upload whose DIGEST is this record, and holds the head that ends with it."""
+        """The coordinator has taken an upload whose DIGEST is this record, and holds the head that
+        ends with it.
+        """
         self._by_coordinator = max(self._by_coordinator, seq + 1)
 
     # What we hold of others' ledgers.
@@ -158,7 +181,10 @@ class Witness:
         return held.size if held else 0
 
     async def coordinator_head(self, data: bytes) -> None:
-        """The coordinator's ledger has grown; what does not extend the head that we hold is kept beside it."""
+        """The coordinator's ledger has grown.
+
+        What does not extend the head that we hold is kept beside it.
+        """
         coordinator = self._roster.coordinator.id
         key = self._key(coordinator)
         try:
@@ -171,14 +197,20 @@ class Witness:
         try:
             consistency.verify_from(self._held(coordinator), proof, key)
         except ProofError as error:
-            log.problem("ledger.forked", member=coordinator, why=f"its ledger was rolled back or altered: {error}")
+            log.problem(
+                "ledger.forked",
+                member=coordinator,
+                why=f"its ledger was rolled back or altered: {error}",
+            )
             if coordinator not in self._heads.forks:  # the first one is evidence, and stays
                 await self._keep(forks={coordinator: bytes(note).decode()})
             return
         await self._keep(heads={coordinator: bytes(note).decode()})
 
     async def relayed(self, heads: Sequence[bytes]) -> None:
-        """Heads of other silos; the largest of each is kept, and the evidence where two are of one size and differ."""
+        """Heads of other silos; the largest of each is kept, and the evidence where two are of one
+        size and differ.
+        """
         larger: dict[str, str] = {}
         forks: dict[str, str] = {}
         for data in heads[: len(self._roster.entries)]:
@@ -186,7 +218,9 @@ class Witness:
                 note = _parsed(data)
                 _, silo = checkpoints.owner(TreeHead.parse(note.text).origin)
                 if silo not in self._silos():
-                    raise ProofError(f"checkpoint is of {silo!r}, which is not another silo of the roster")
+                    raise ProofError(
+                        f"checkpoint is of {silo!r}, which is not another silo of the roster"
+                    )
                 new = checkpoints.verify(note, self._key(silo)).checkpoint
             except ProofError as error:
                 log.problem("head.ignored", holder=self._roster.coordinator.id, why=str(error))
@@ -195,7 +229,9 @@ class Witness:
             if old is None or new.size > old.size:
                 larger[silo] = bytes(note).decode()
             elif new.size == old.size and new.root != old.root and silo not in self._heads.forks:
-                log.problem("ledger.forked", member=silo, why=f"it signed two heads of {new.size} records")
+                log.problem(
+                    "ledger.forked", member=silo, why=f"it signed two heads of {new.size} records"
+                )
                 forks[silo] = bytes(note).decode()
         if forks:
             await self._keep(larger, forks)
@@ -203,9 +239,15 @@ class Witness:
             self._heads = MemberHeads(heads=self._heads.heads | larger, forks=self._heads.forks)
 
     def attest(self, asked: pb.Challenge, session: bytes) -> pb.Attestation:
-        """Say, signed, what we hold of another silo's ledger; PeerError for a question that nobody may ask."""
+        """Say, signed, what we hold of another silo's ledger.
+
+        PeerError for a question that nobody may ask.
+        """
         if asked.silo not in self._silos() or len(asked.challenge) != CHALLENGE_BYTES:
-            raise PeerError(self._roster.coordinator.id, f"asks what we hold of {asked.silo[:64]!r}, no other silo")
+            raise PeerError(
+                self._roster.coordinator.id,
+                f"asks what we hold of {asked.silo[:64]!r}, no other silo",
+            )
         held = self._heads.heads.get(asked.silo, "").encode()
         statement = self._attestation(self._ledger.silo, asked.silo, asked.challenge, held)
         return pb.Attestation(
@@ -221,24 +263,36 @@ class Witness:
         try:
             text = head.decode()
         except UnicodeDecodeError as error:
-            raise ProofError(f"checkpoint is not UTF-8: {error.reason} at byte {error.start}") from None
+            raise ProofError(
+                f"checkpoint is not UTF-8: {error.reason} at byte {error.start}"
+            ) from None
         roster = rosters.digest(self._roster)
         return Attestation(self._roster.federation, roster, by, silo, challenge.hex(), text)
 
     def _silos(self) -> set[str]:
         """The other silos."""
-        return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {self._ledger.silo}
+        return {entry.id for entry in self._roster.entries if entry.role is Role.SILO} - {
+            self._ledger.silo
+        }
 
     def _held(self, member: str) -> TreeHead | None:
-        """The head that we hold of a ledger under the member's key of now: a new key may have a new ledger."""
+        """The head that we hold of a ledger under the member's key of now: a new key may have a new
+        ledger.
+        """
         text = self._heads.heads.get(member)
         if text is None:
             return None
         try:
             note = notes.parse(text.encode())
-            return TreeHead.parse(note.text) if note.signatures[0].key_id == self._key(member).key_id else None
+            return (
+                TreeHead.parse(note.text)
+                if note.signatures[0].key_id == self._key(member).key_id
+                else None
+            )
         except ProofError as error:
-            raise LocalError(f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it") from error
+            raise LocalError(
+                f"{self._path}: what it has of {member!r} cannot be read: {error}; restore it"
+            ) from error
 
     def _key(self, member: str) -> VerifierKey:
         return log_key(self._roster.federation, member, self._roster[member].log_key)
@@ -248,15 +302,22 @@ class Witness:
         if self._heads != self._kept:
             await self._keep()
 
-    async def _keep(self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None) -> None:
-        self._heads = MemberHeads(heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {}))
+    async def _keep(
+        self, heads: dict[str, str] | None = None, forks: dict[str, str] | None = None
+    ) -> None:
+        self._heads = MemberHeads(
+            heads=self._heads.heads | (heads or {}), forks=self._heads.forks | (forks or {})
+        )
         kept = self._heads
         await asyncio.to_thread(checked_file.write_json, self._path, kept)
         self._kept = kept
 
 
 def _parsed(data: bytes) -> Note:
-    """A checkpoint with one signature and nothing below its root, as our logs write them; ProofError otherwise."""
+    """A checkpoint with one signature and nothing below its root, as our logs write them.
+
+    ProofError otherwise.
+    """
     if len(data) > MAX_HEAD_BYTES:
         raise ProofError(f"checkpoint has {len(data)} bytes, more than {MAX_HEAD_BYTES}")
     note = notes.parse(data)

@@ -1,7 +1,8 @@
-"""What the coordinator delivers at the start of a round: checked against the job, and recorded as ingress.
+"""What the coordinator delivers at the start of a round: checked against the job, and recorded as
+ingress.
 
-Open sums come behind the plain tensors and are checked (open_sums.py); rows of a Mix come last and are opened as they
-come (mix_rows.py).
+Open sums come behind the plain tensors and are checked (open_sums.py); rows of a Mix come last and
+are opened as they come (mix_rows.py).
 
 Nothing leaves from here: the gate hands in the frames of the call that it made.
 """
@@ -30,9 +31,12 @@ from .open_sums import IncomingSums, largest_sums
 
 @dataclass(frozen=True)
 class ReceivedDelivery:
-    """What came down: tensors by part and name; of the plain ones what they were declared as, and the SHA-256 of each.
+    """What came down: tensors by part and name.
 
-    ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire order.
+    Of the plain ones what they were declared as, and the SHA-256 of each.
+
+    ``sums`` are the parts that came as words of open sums, with the SHA-256 of these. All in wire
+    order.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -45,7 +49,11 @@ def largest(plan: RoundPlan) -> int:
     """Bytes of the largest delivery that a round can have."""
     otherwise = {*expected_rows(plan), *plan.in_words}
     plain = [part for part in plan.down if part.name not in otherwise]
-    return sum(item.spec.nbytes for item in delivered_items(plain)) + largest_sums(plan) + largest_rows(plan)
+    return (
+        sum(item.spec.nbytes for item in delivered_items(plain))
+        + largest_sums(plan)
+        + largest_rows(plan)
+    )
 
 
 async def take(
@@ -56,10 +64,11 @@ async def take(
     rows: AnyRows | None = None,
     sums: IncomingSums | None = None,
 ) -> ReceivedDelivery:
-    """Take a delivery in; RefusedError for anything that the job's schema does not have in this round.
+    """Take a delivery in; RefusedError for anything that the job's schema does not have in this
+    round.
 
-    ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop; without the one or
-    the other there may be none.
+    ``rows`` opens those of a Mix as their words come, and ``sums`` checks open sums, off the loop;
+    without the one or the other there may be none.
     """
     taking = _Taking(sender.id, plan, rows, sums)
     inbound = Inbound(sender.id, taking.check, taking.write)
@@ -79,7 +88,8 @@ async def take(
     if delivered:
         await asyncio.to_thread(_record, ledger, sender, plan, taking.size, digests)
     plain, behind = digests.tensors[: len(taking.items)], digests.tensors[len(taking.items) :]
-    named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()  # behind them, those of rows
+    # behind them, those of rows
+    named = tuple(zip(sums.parts, behind, strict=False)) if sums is not None else ()
     return ReceivedDelivery(delivered, taking.items, plain, named)
 
 
@@ -91,7 +101,9 @@ def _feed(inbound: Inbound, frames: Sequence[Frame]) -> None:
 class _Taking:
     """What comes: the plain tensors first, then the words of open sums, then those of the rows."""
 
-    def __init__(self, sender: str, plan: RoundPlan, rows: AnyRows | None, sums: IncomingSums | None) -> None:
+    def __init__(
+        self, sender: str, plan: RoundPlan, rows: AnyRows | None, sums: IncomingSums | None
+    ) -> None:
         self.items: Sequence[Item] = ()
         self.size = 0
         self._sender, self._plan, self._rows, self._sums = sender, plan, rows, sums
@@ -100,19 +112,28 @@ class _Taking:
         self._summed = 0  # bytes of the words of sums
 
     def check(self, manifest: tensor.Manifest) -> Sequence[int]:
-        """The sizes of what is hashed. Nothing is allocated before all of the manifest is what it may be."""
+        """The sizes of what is hashed.
+
+        Nothing is allocated before all of the manifest is what it may be.
+        """
         self._check_words({header.part for header in manifest.tensors})
         words: list[int] = []
         summed: list[int] = []
         if self._sums is not None:
             summed = self._sums.announced(self._sender, manifest.sums)
         elif manifest.sums:
-            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(manifest.sums)} sums where there are none")
+            raise RefusedError(
+                self._sender, "MANIFEST", f"delivers {len(manifest.sums)} sums where there are none"
+            )
         if self._rows is not None:
             words = self._rows.announced(self._sender, manifest.rows, manifest.prekeys)
         elif brought := len(manifest.rows) + len(manifest.prekeys):
-            raise RefusedError(self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none")
-        self.items = announced(self._sender, self._plan.job, self._plan.round, manifest, [*summed, *words])
+            raise RefusedError(
+                self._sender, "MANIFEST", f"delivers {brought} rows or prekeys where there are none"
+            )
+        self.items = announced(
+            self._sender, self._plan.job, self._plan.round, manifest, [*summed, *words]
+        )
         self._show(manifest)
         if self._sums is not None:
             self._sums.admit()
@@ -124,22 +145,39 @@ class _Taking:
         return [*(item.spec.nbytes for item in self.items), *summed, *words]
 
     def _show(self, manifest: tensor.Manifest) -> None:
-        """Evidence against dealers goes to whatever checks who is in a sum; RefusedError where nothing does."""
-        checks = [each for each in (self._sums, self._rows) if isinstance(each, IncomingSums | DirectedRows)]
+        """Evidence against dealers goes to whatever checks who is in a sum.
+
+        RefusedError where nothing does.
+        """
+        checks = [
+            each
+            for each in (self._sums, self._rows)
+            if isinstance(each, IncomingSums | DirectedRows)
+        ]
         proofs = proofs_from_wire(self._sender, manifest.proofs)
         if proofs and not checks:
-            raise RefusedError(self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum")
+            raise RefusedError(
+                self._sender, "MANIFEST", f"delivers {len(proofs)} proofs beside no sum"
+            )
         if proofs_to_wire(proofs) != list(manifest.proofs):
-            why = f"delivers proofs of more than {MOST_PROOF_BYTES} bytes, or of another protocol version"
+            why = (
+                f"delivers proofs of more than {MOST_PROOF_BYTES} bytes, or of another protocol"
+                " version"
+            )
             raise RefusedError(self._sender, "MANIFEST", why)
         for each in checks:
             each.proofs = proofs
 
     def _check_words(self, parts: set[str]) -> None:
-        """RefusedError for a part that comes as tensors, where nothing would show that they are its sum."""
+        """RefusedError for a part that comes as tensors, where nothing would show that they are its
+        sum.
+        """
         for name in self._plan.in_words:
             if name in parts:
-                why = f"delivers part {name!r} as tensors; it has to come in the words of its sum, which are checked"
+                why = (
+                    f"delivers part {name!r} as tensors; it has to come in the words of its sum,"
+                    " which are checked"
+                )
                 if self._sums is not None:
                     self._sums.refuse_tensors(self._sender, name, why)
                 raise RefusedError(self._sender, "MANIFEST", why)
@@ -160,7 +198,9 @@ class _Taking:
         """Once all is there."""
         plain = unpack(self._sender, self.items, self._buffer.bytes)
         found = [each.delivered() for each in (self._sums, self._rows) if each is not None]
-        return {name: tensors for delivered in (plain, *found) for name, tensors in delivered.items()}
+        return {
+            name: tensors for delivered in (plain, *found) for name, tensors in delivered.items()
+        }
 
 
 def _record(ledger: Ledger, sender: Peer, plan: RoundPlan, size: int, digests: Digests) -> None:

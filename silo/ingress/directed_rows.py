@@ -1,12 +1,14 @@
-"""The rows of a directed Mix in one delivery: checked, freed of their pads as their words come, and put together.
+"""The rows of a directed Mix in one delivery: checked, freed of their pads as their words come, and
+put together.
 
-Each is the group of an open sum that this silo alone reads (security/blind/directed_mix.py). What it must be this silo
-knows itself: which rounds have rows for it, the specification with its own weights of the row or such as it may be
-mixed by, what of the survivors it may see, and how much of its own it keeps. A row for a member of a round is of the
-last round of this silo that counts: it is mixed with what this silo gave then.
+Each is the group of an open sum that this silo alone reads (security/blind/directed_mix.py). What
+it must be this silo knows itself: which rounds have rows for it, the specification with its own
+weights of the row or such as it may be mixed by, what of the survivors it may see, and how much of
+its own it keeps. A row for a member of a round is of the last round of this silo that counts: it is
+mixed with what this silo gave then.
 
-Each round has one sum, so there is one row of it; those of the last delivery may come once more, as after a lost
-connection, and older ones do not (``OpenedDirected``, durable before a row is opened).
+Each round has one sum, so there is one row of it; those of the last delivery may come once more, as
+after a lost connection, and older ones do not (``OpenedDirected``, durable before a row is opened).
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,9 @@ class _AwaitedRow:
 
 
 class DirectedRows:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
+    ``delivered``.
+    """
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, counted: int) -> None:
         """``terms`` are what this silo asks of the sum that a row is of.
@@ -61,7 +65,8 @@ class DirectedRows:
         """
         self._sharing = sharing
         self._asked = terms
-        self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
+        # against dealers of the job, whom its sums may lack
+        self.proofs: tuple[Misdealing, ...] = ()
         self._round = plan.round
         self._last = counted - 1
         self._members = sharing.job.method().directed_for == "members"
@@ -70,12 +75,23 @@ class DirectedRows:
         self._words = WordReader(self._finish)
         self._made: dict[str, dict[str, Tensor]] = {}
 
-    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]) -> list[int]:
-        """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be."""
-        check(not prekeys, COORDINATOR, Code.KEYS, "brings later prekeys, a directed job has the first ones alone")
+    def announced(
+        self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]
+    ) -> list[int]:
+        """The bytes of each row; RefusedError, before anything is made of them, for rows that there
+        cannot be.
+        """
+        check(
+            not prekeys,
+            COORDINATOR,
+            Code.KEYS,
+            "brings later prekeys, a directed job has the first ones alone",
+        )
         self._mixed = announced_rows(peer, messages, self._expected)
         strange = any(each.summands for each in self._mixed)
-        check(not strange, COORDINATOR, Code.SPEC, "brings rows of uploads, the job has directed ones")
+        check(
+            not strange, COORDINATOR, Code.SPEC, "brings rows of uploads, the job has directed ones"
+        )
         return [self._expected[each.part].nbytes for each in self._mixed]
 
     def admit(self) -> None:
@@ -93,7 +109,10 @@ class DirectedRows:
                 found.append(self._checked(each, before, found))
             coming += found
             specs = [each.spec for each in found]
-            newest, contexts = max(before.newest, specs[-1].round), tuple(spec.context().hex() for spec in specs)
+            newest, contexts = (
+                max(before.newest, specs[-1].round),
+                tuple(spec.context().hex() for spec in specs),
+            )
             memories[name] = OpenedDirected(newest=newest, delivered=contexts)
         # (2) All of it is remembered.
         for name, memory in memories.items():
@@ -101,14 +120,19 @@ class DirectedRows:
         self._words.begin((each, each.group) for each in coming)
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes of the rows, in order; not more than were announced. RefusedError for a row that is none."""
+        """The next bytes of the rows, in order; not more than were announced.
+
+        RefusedError for a row that is none.
+        """
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
         """What the rows came to, part by part."""
         return self._made
 
-    def _checked(self, mixed: Mixed, before: OpenedDirected, found: Sequence[_AwaitedRow]) -> _AwaitedRow:
+    def _checked(
+        self, mixed: Mixed, before: OpenedDirected, found: Sequence[_AwaitedRow]
+    ) -> _AwaitedRow:
         """A row that may be opened after these; RefusedError, the steps run in order."""
         sharing, job = self._sharing, self._sharing.job
         claim = Claim(mixed.document, mixed.signature, mixed.survivors, mixed.tag)
@@ -116,36 +140,71 @@ class DirectedRows:
         round_ = signed_spec(claim.document, claim.signature, sharing.signers).round
         last = found[-1].spec.round if found else -1
         in_turn = last < round_ < self._round
-        check(in_turn, COORDINATOR, Code.SPEC, f"brings a row of round {round_} in {self._round}, after that of {last}")
-        # (2) That round has a row for this silo: it was away, or it was drawn and gave in no later round.
+        check(
+            in_turn,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of round {round_} in {self._round}, after that of {last}",
+        )
+        # (2) That round has a row for this silo: it was away, or it was drawn and gave in no later
+        # round.
         was = "drawn" if sharing.silo in job.cohort(round_) else "not drawn"
         has = sharing.silo in job.row_readers(round_)
-        check(has, COORDINATOR, Code.SPEC, f"brings a row of round {round_}, for which {sharing.silo!r} was {was}")
+        check(
+            has,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of round {round_}, for which {sharing.silo!r} was {was}",
+        )
         last_own = not self._members or (round_ == self._last and sharing.silo in claim.survivors)
-        why = f"brings a row of round {round_}, the last one of {sharing.silo!r} that counts is {self._last}"
+        why = (
+            f"brings a row of round {round_}, the last one of {sharing.silo!r} that counts is"
+            f" {self._last}"
+        )
         check(last_own, COORDINATOR, Code.SPEC, why)
-        # (3) The sum is the one that this silo would have written, with its own weights, and may be open.
-        frame = sharing.plan.round(round_).frame(sharing.federation, sharing.roster, NO_MODEL, sharing.parts)
+        # (3) The sum is the one that this silo would have written, with its own weights, and may be
+        # open.
+        frame = sharing.plan.round(round_).frame(
+            sharing.federation, sharing.roster, NO_MODEL, sharing.parts
+        )
         terms = replace(self._asked, batches=job.batches, excused=sharing.proven(self.proofs))
         spec = check_claim(claim, frame, terms, sharing.signers)
         drawn = set(spec.cohort) <= set(job.cohort(round_))
-        check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
+        check(
+            drawn,
+            COORDINATOR,
+            Code.SPEC,
+            f"sums over {', '.join(spec.cohort)}: not all were drawn for its round",
+        )
         # (4) It is new, or one of those that came last.
         again = spec.context().hex() in before.delivered
         why = f"brings a row of round {round_} after those up to {before.newest} were opened"
         check(again or round_ > before.newest, COORDINATOR, Code.SPEC, why)
         # (5) There is such a row for this silo, and (6) it is mixed in as the method says.
         names, own = [group.name for group in spec.groups], row_name(mixed.part, sharing.silo)
-        check(own in names, COORDINATOR, Code.SPEC, f"brings a row of {mixed.part!r} of round {round_}, which has none")
+        check(
+            own in names,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of {mixed.part!r} of round {round_}, which has none",
+        )
         index = names.index(own)
         group = spec.groups[index]
         weights = {silo: group.counts[spec.cohort.index(silo)] for silo in claim.survivors}
-        check(any(weights.values()), COORDINATOR, Code.SPEC, f"brings a row of round {round_} in which nobody is mixed")
+        check(
+            any(weights.values()),
+            COORDINATOR,
+            Code.SPEC,
+            f"brings a row of round {round_} in which nobody is mixed",
+        )
         whole = sum(weights.values())
         shares = {silo: weight / whole for silo, weight in weights.items() if weight}
         if self._members:
             own_part = kept(spec, group, claim.survivors)
-            why = f"brings a row with keep = {mixed.keep!r}, by the weights of its sum it is {own_part!r}"
+            why = (
+                f"brings a row with keep = {mixed.keep!r}, by the weights of its sum it is"
+                f" {own_part!r}"
+            )
             check(mixed.keep == own_part, COORDINATOR, Code.SPEC, why)
         fault = job.method().mail_fault(round_, sharing.silo, shares, mixed.keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
@@ -154,7 +213,9 @@ class DirectedRows:
 
     def _finish(self, coming: _AwaitedRow, words: Words) -> None:
         part = coming.expected.part
-        opened = open_row(coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, words)
+        opened = open_row(
+            coming.spec, coming.index, coming.claim, self._sharing.key, coming.pads, words
+        )
         row = folded(part, coming.group, opened, words)
         self._made[part.name] = mailed(part, self._made.get(part.name), row, coming.keep)
 

@@ -1,17 +1,21 @@
-"""What a silo needs for the mixed and compared parts of one job: the key that its silos share, and who they are.
+"""What a silo needs for the mixed and compared parts of one job: the key that its silos share, and
+who they are.
 
-A silo's prekeys of one job on its disk, and what it knows of the others': security/blind/prekeys.py.
+A silo's prekeys of one job on its disk, and what it knows of the others':
+security/blind/prekeys.py.
 
 Two files in the job's folder, 0600, with their digests (files/checked_file.py)::
 
-    group.prekeys    the context of the epoch of the job's key, 32 bytes; then by generation, ascending, 8 bytes that
-                     say which, and the private half, 32 bytes. Gone when the job has ended
-    prekeys.json     what was heard of the prekeys of the other silos, and which of ours they seal to: ``Known``
+    group.prekeys  the context of the epoch of the job's key, 32 bytes; then by generation,
+                   ascending, 8 bytes that
+                   say which, and the private half, 32 bytes. Gone when the job has ended
+    prekeys.json   what was heard of the prekeys of the other silos, and which of ours they seal to:
+                   ``Known``
 
-A new generation is durable before its public half leaves; one that a process made and did not give, since it died, is
-never given. A directed mix takes the first one all the job through, and makes no others. Those that nothing is sealed
-to any more are erased: the file is written anew without them. What the disk keeps of the one before is the disk's
-affair.
+A new generation is durable before its public half leaves; one that a process made and did not give,
+since it died, is never given. A directed mix takes the first one all the job through, and makes no
+others. Those that nothing is sealed to any more are erased: the file is written anew without them.
+What the disk keeps of the one before is the disk's affair.
 """
 
 import os
@@ -52,7 +56,10 @@ class PrekeyFiles:
     context: bytes
 
     def begin(self, first: bytes, known: Known) -> None:
-        """With the key of the job: our first prekey and the others'; durable before it returns, as all here."""
+        """With the key of the job: our first prekey and the others'.
+
+        Durable before it returns, as all here.
+        """
         self.save(known)
         self._write({0: first})
 
@@ -61,30 +68,41 @@ class PrekeyFiles:
         path = self.folder / KNOWN
         if not path.exists():
             raise LocalError(
-                f"{path}: gone, and with it what this silo knows of the prekeys of the others; restore its folder, or "
-                "have the job signed under a new name"
+                f"{path}: gone, and with it what this silo knows of the prekeys of the others;"
+                " restore its folder, or have the job signed under a new name"
             )
         return checked_file.read_json(path, Known)
 
     def save(self, known: Known) -> None:
-        """Before a seed is sealed to what is new in it, and before what it shows to be of no use is erased."""
+        """Before a seed is sealed to what is new in it, and before what it shows to be of no use is
+        erased.
+        """
         checked_file.write_json(self.folder / KNOWN, known)
 
     def own(self) -> dict[int, bytes]:
-        """The private halves that are kept, by generation. A LocalError tells the file's length alone."""
+        """The private halves that are kept, by generation.
+
+        A LocalError tells the file's length alone.
+        """
         path = self.folder / OWN
         kept = checked_file.read_bytes(path)
         if len(kept) < CONTEXT_BYTES + EACH or (len(kept) - CONTEXT_BYTES) % EACH:
             raise LocalError(
-                f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the silo's folder from "
-                "a backup"
+                f"{path}: {len(kept)} bytes, not {CONTEXT_BYTES} and some times {EACH}; restore the"
+                " silo's folder from a backup"
             )
         if kept[:CONTEXT_BYTES] != self.context:
-            raise LocalError(f"{path}: of another roster or job; have the job signed under a new name")
+            raise LocalError(
+                f"{path}: of another roster or job; have the job signed under a new name"
+            )
         entries = [kept[at : at + EACH] for at in range(CONTEXT_BYTES, len(kept), EACH)]
-        return {int.from_bytes(each[:GENERATION_BYTES]): each[GENERATION_BYTES:] for each in entries}
+        return {
+            int.from_bytes(each[:GENERATION_BYTES]): each[GENERATION_BYTES:] for each in entries
+        }
 
-    def publish(self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign) -> Prekey:
+    def publish(
+        self, line: MixContext, version: Version, root: bytes, seed: bytes, sign: Sign
+    ) -> Prekey:
         """The next generation, of a fresh seed, to leave beside this upload."""
         own = self.own()
         generation = max(own) + 1
@@ -94,12 +112,18 @@ class PrekeyFiles:
     def erase_before(self, floor: int) -> None:
         """Keep the generations from this one on, the newest in any case."""
         own = self.own()
-        kept = {generation: seed for generation, seed in own.items() if generation >= min(floor, max(own))}
+        kept = {
+            generation: seed
+            for generation, seed in own.items()
+            if generation >= min(floor, max(own))
+        }
         if kept != own:
             self._write(kept)
 
     def _write(self, own: dict[int, bytes]) -> None:
-        entries = (generation.to_bytes(GENERATION_BYTES) + seed for generation, seed in sorted(own.items()))
+        entries = (
+            generation.to_bytes(GENERATION_BYTES) + seed for generation, seed in sorted(own.items())
+        )
         checked_file.write_bytes(self.folder / OWN, b"".join((self.context, *entries)))
 
 
@@ -148,7 +172,10 @@ class Sharing:
         return self.plan.line(part, self.federation, self.roster)
 
     def proven(self, proofs: Sequence[Misdealing]) -> frozenset[str]:
-        """The silos against which there is evidence; RefusedError for evidence that shows nothing in this job."""
+        """The silos against which there is evidence.
+
+        RefusedError for evidence that shows nothing in this job.
+        """
         return proven(proofs, self.federation, self.job.digest, self.signers)
 
     @property

@@ -2,17 +2,23 @@
 
 ::
 
-    mix-<part>.versions.json    the uploads that it began and signed: VersionMemory of security/blind/mix_row.py
-    mix-<part>.signed           its word on the last one that it signed, as it leaves but for the session
-    mix-<part>.rows.json        of which uploads the rows were made that it opened; there from the start
-    mix-<part>.directed.json    in place of all these, where the job mixes by directed sums: of which rounds it opened
-                                rows; there from the start
-    gram-<part>.json            the vectors that it rotated last, and the last upload of them that was accepted
+    mix-<part>.versions.json  the uploads that it began and signed: VersionMemory of
+                              security/blind/mix_row.py
+    mix-<part>.signed         its word on the last one that it signed, as it leaves but for the
+                              session
+    mix-<part>.rows.json      of which uploads the rows were made that it opened; there from the
+                              start
+    mix-<part>.directed.json  in place of all these, where the job mixes by directed sums: of which
+                              rounds it opened
+                              rows; there from the start
+    gram-<part>.json          the vectors that it rotated last, and the last upload of them that was
+                              accepted
 
-Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart leads to a second
-one. Each carries its digest (files/checked_file.py). None holds a secret: seeds are in no file. What is lost of uploads
-and vectors the ledger still has (silo/blind/hidden_uploads.py); of rows it has none, so their memory is begun before
-this silo gives to the job's key, and is there from then on.
+Each is durable before what it is about leaves, or is opened, so that neither a crash nor a restart
+leads to a second one. Each carries its digest (files/checked_file.py). None holds a secret: seeds
+are in no file. What is lost of uploads and vectors the ledger still has
+(silo/blind/hidden_uploads.py); of rows it has none, so their memory is begun before this silo gives
+to the job's key, and is there from then on.
 """
 
 from pathlib import Path
@@ -35,9 +41,11 @@ M = TypeVar("M", bound=Strict)
 
 
 class OpenedRows(Strict):
-    """What was opened of one part: ``{"delivered":["9f86…"],"memory":{"last":"9f86…","newest":{"b":4,"c":4}}}``.
+    """What was opened of one part:
+    ``{"delivered":["9f86…"],"memory":{"last":"9f86…","newest":{"b":4,"c":4}}}``.
 
-    ``delivered`` are the digests of the rows of the last delivery, which may come again: that shows nothing new.
+    ``delivered`` are the digests of the rows of the last delivery, which may come again: that shows
+    nothing new.
     """
 
     memory: RowMemory = RowMemory()
@@ -45,7 +53,8 @@ class OpenedRows(Strict):
 
 
 class OpenedDirected(Strict):
-    """Directed rows that were opened of one part: ``{"delivered":["9f86…"],"newest":7}``, the round of the newest.
+    """Directed rows that were opened of one part: ``{"delivered":["9f86…"],"newest":7}``, the round
+    of the newest.
 
     ``delivered`` are the contexts of the sums of the last delivery, whose rows may come again.
     """
@@ -55,14 +64,19 @@ class OpenedDirected(Strict):
 
 
 class Rotations(Strict):
-    """What was rotated of one part: ``{"given":"5c1f…","memory":{"attempt":0,"round":17,"vectors":"9f86…"}}``."""
+    """What was rotated of one part:
+    ``{"given":"5c1f…","memory":{"attempt":0,"round":17,"vectors":"9f86…"}}``.
+    """
 
     memory: RotationMemory = RotationMemory()
-    given: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""  # ctx of the last upload that was accepted
+    # ctx of the last upload that was accepted
+    given: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class MixMemory:
-    """The files of one job. LocalError where one was changed, UnwritableError where the disk takes none."""
+    """The files of one job. LocalError where one was changed, UnwritableError where the disk takes
+    none.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,7 +84,10 @@ class MixMemory:
     # Rows.
 
     def check_begun(self, job: Job, contributed: bool) -> None:
-        """LocalError where memory of rows is gone; ``contributed``: the ledger has that this silo gave to their key."""
+        """LocalError where memory of rows is gone.
+
+        ``contributed``: the ledger has that this silo gave to their key.
+        """
         for part in _mixed(job) if contributed else ():
             self._begun(_rows(job, part), _model(job))
 
@@ -81,7 +98,10 @@ class MixMemory:
                 self._save(_rows(job, part), _model(job)())
 
     def rows(self, part: str) -> OpenedRows:
-        """The rows of a part that were opened; LocalError also where that is gone, since they could come again."""
+        """The rows of a part that were opened.
+
+        LocalError also where that is gone, since they could come again.
+        """
         return self._begun(f"mix-{part}.rows.json", OpenedRows)
 
     def directed(self, part: str) -> OpenedDirected:
@@ -92,8 +112,8 @@ class MixMemory:
         path = self._folder / name
         if not path.exists():
             raise LocalError(
-                f"{path}: gone, and with it what this silo remembers of the rows that it opened: restore its folder, "
-                "or have the job signed under a new name"
+                f"{path}: gone, and with it what this silo remembers of the rows that it opened:"
+                " restore its folder, or have the job signed under a new name"
             )
         return self._load(name, model)
 
@@ -123,7 +143,9 @@ class MixMemory:
         try:
             return pb.PaddedWordUpload.FromString(checked_file.read_bytes(path))
         except DecodeError as error:
-            raise LocalError(f"{path}: no message that this silo kept; restore the folder from a backup") from error
+            raise LocalError(
+                f"{path}: no message that this silo kept; restore the folder from a backup"
+            ) from error
 
     def word(self, part: str) -> Path:
         """Where the last word on an upload of a part lies."""
@@ -150,7 +172,9 @@ class MixMemory:
 
 
 def _rows(job: Job, part: str) -> str:
-    return f"mix-{part}.directed.json" if job.security.mix == "directed" else f"mix-{part}.rows.json"
+    return (
+        f"mix-{part}.directed.json" if job.security.mix == "directed" else f"mix-{part}.rows.json"
+    )
 
 
 def _model(job: Job) -> type[Strict]:
@@ -159,5 +183,10 @@ def _model(job: Job) -> type[Strict]:
 
 def _mixed(job: Job) -> list[str]:
     """The parts of which rows come down."""
-    parts = (part for start in job.phase_starts for part in job.up(start) if isinstance(part.exchange, Mix))
+    parts = (
+        part
+        for start in job.phase_starts
+        for part in job.up(start)
+        if isinstance(part.exchange, Mix)
+    )
     return list(dict.fromkeys(part.name for part in parts))

@@ -1,14 +1,17 @@
 """The rows of a Mix in one delivery: checked, opened as their words come, and put together.
 
-A row that breaks a rule is refused before a seed is opened, and what it was made of is remembered before that, durable:
-opened twice, with other weights, rows would tell what a single silo gave (SECURITY.md rules 4 to 6, mix_row.py).
-The same rows again, as after a lost connection, tell nothing new.
+A row that breaks a rule is refused before a seed is opened, and what it was made of is remembered
+before that, durable: opened twice, with other weights, rows would tell what a single silo gave
+(SECURITY.md rules 4 to 6, mix_row.py). The same rows again, as after a lost connection, tell
+nothing new.
 
-Where a part of the job's delivery has ``@keep``, its rows are those of the rounds that this silo was away, in order::
+Where a part of the job's delivery has ``@keep``, its rows are those of the rounds that this silo
+was away, in order::
 
     m ← keep m + (1 - keep) row,   @keep ← keep @keep      from m = 0, @keep = 1
 
-as the coordinator puts them together where it can read them (algorithms/engines/aggregation.py), bit for bit.
+as the coordinator puts them together where it can read them (algorithms/engines/aggregation.py),
+bit for bit.
 """
 
 import hashlib
@@ -53,11 +56,16 @@ class Expected:
     def nbytes(self) -> int:
         """The words of one row."""
         directed = self.part.exchange == Mix(directed=True)
-        return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(spec.elements for spec in self.part.tensors)
+        return (DIRECTED_BYTES if directed else WORD_BYTES) * sum(
+            spec.elements for spec in self.part.tensors
+        )
 
 
 def expected_rows(plan: RoundPlan) -> dict[str, Expected]:
-    """The parts of a round's delivery that come down in rows, by name; of mail a row for each round there was."""
+    """The parts of a round's delivery that come down in rows, by name.
+
+    Of mail a row for each round there was.
+    """
     found, job = {}, plan.job
     one = job.method().directed_for == "members"  # a silo's own round clears what waited for it
     for part in plan.down if job.keyed else ():
@@ -73,16 +81,32 @@ def largest_rows(plan: RoundPlan) -> int:
     return sum(each.most * each.nbytes for each in expected_rows(plan).values())
 
 
-def announced_rows(peer: str, messages: Sequence[pb.MixedRow], expected: Mapping[str, Expected]) -> tuple[Mixed, ...]:
-    """The rows of a manifest; RefusedError unless they are of these parts, in their order, and not too many."""
+def announced_rows(
+    peer: str, messages: Sequence[pb.MixedRow], expected: Mapping[str, Expected]
+) -> tuple[Mixed, ...]:
+    """The rows of a manifest; RefusedError unless they are of these parts, in their order, and not
+    too many.
+    """
     mixed = rows_from_wire(peer, messages, sum(each.most for each in expected.values()))
     names, places = [each.part for each in mixed], list(expected)
     for name in dict.fromkeys(names):
-        check(name in expected, COORDINATOR, Code.SPEC, f"brings rows of part {name[:64]!r}, which has none")
+        check(
+            name in expected,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings rows of part {name[:64]!r}, which has none",
+        )
         most = expected[name].most
-        check(names.count(name) <= most, COORDINATOR, Code.SPEC, f"brings {names.count(name)} rows of {name!r}")
+        check(
+            names.count(name) <= most,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings {names.count(name)} rows of {name!r}",
+        )
     in_order = names == sorted(names, key=places.index)
-    check(in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts")
+    check(
+        in_order, COORDINATOR, Code.SPEC, "brings rows that are not in the order of the job's parts"
+    )
     return mixed
 
 
@@ -97,10 +121,15 @@ class _Admitted:
 
 
 class IncomingRows:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
+    ``delivered``.
+    """
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, own: Own) -> None:
-        """``terms`` are what this silo asks of a row; ``own`` is asked only for a row that it has a part in."""
+        """``terms`` are what this silo asks of a row.
+
+        ``own`` is asked only for a row that it has a part in.
+        """
         self._sharing = sharing
         self._terms = terms
         self._own = own
@@ -114,19 +143,29 @@ class IncomingRows:
         self._rest = bytearray()  # of a word that is cut in two by the chunks
         self._made: dict[str, dict[str, Tensor]] = {}
 
-    def announced(self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]) -> list[int]:
-        """The bytes of each row; RefusedError, before anything is made of them, for rows that there cannot be.
+    def announced(
+        self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]
+    ) -> list[int]:
+        """The bytes of each row; RefusedError, before anything is made of them, for rows that there
+        cannot be.
 
         ``prekeys`` are those of the other silos that come beside them.
         """
         self._words = words_from_wire(peer, prekeys)
         self._mixed = mixed = announced_rows(peer, messages, self._expected)
         names = [each.part for each in mixed]
-        check(not any(each.survivors for each in mixed), COORDINATOR, Code.SPEC, "brings directed rows, there are none")
+        check(
+            not any(each.survivors for each in mixed),
+            COORDINATOR,
+            Code.SPEC,
+            "brings directed rows, there are none",
+        )
         return [self._expected[name].nbytes for name in names]
 
     def admit(self) -> None:
-        """Check all rows, remember them, open their seeds; RefusedError says what is wrong and who is to blame.
+        """Check all rows, remember them, open their seeds.
+
+        RefusedError says what is wrong and who is to blame.
 
         The steps run in order.
         """
@@ -137,8 +176,11 @@ class IncomingRows:
             before = self._sharing.memory.rows(name)
             found, memory = self._admitted(self._expected[name], before, list(of_part))
             admitted += found
-            memories[name] = OpenedRows(memory=memory, delivered=tuple(each.row.digest() for each in found))
-        # (2) Prekeys of other silos are theirs, and no upload is sealed to an earlier one of ours than those before it.
+            memories[name] = OpenedRows(
+                memory=memory, delivered=tuple(each.row.digest() for each in found)
+            )
+        # (2) Prekeys of other silos are theirs, and no upload is sealed to an earlier one of ours
+        # than those before it.
         known = self._heard(admitted)
         # (3) All of it is remembered.
         for name, opened in memories.items():
@@ -149,8 +191,11 @@ class IncomingRows:
         own = self._sharing.prekeys.own()
         ready = [(each, self._summands(each, own)) for each in admitted]
         self._openings = ((each, self._opening(each, summands)) for each, summands in ready)
-        # (5) Prekeys of ours that nothing is sealed to any more are erased. This delivery may come again.
-        sealed = [summand.letter.sealed.generation for each in admitted for summand in each.mixed.summands]
+        # (5) Prekeys of ours that nothing is sealed to any more are erased. This delivery may come
+        # again.
+        sealed = [
+            summand.letter.sealed.generation for each in admitted for summand in each.mixed.summands
+        ]
         self._sharing.prekeys.erase_before(known.floor(self._coming(), sealed))
 
     def write(self, chunk: memoryview) -> None:
@@ -158,7 +203,8 @@ class IncomingRows:
         view = chunk
         while view:
             if self._now is None:
-                self._now = next(self._openings)  # its words are allocated here, for one row after another
+                # its words are allocated here, for one row after another
+                self._now = next(self._openings)
                 self._left = self._now[0].line.nbytes
             here, view = view[: self._left], view[self._left :]
             self._left -= len(here)
@@ -180,15 +226,41 @@ class IncomingRows:
         found: list[_Admitted] = []
         for each in mixed:
             digest = hashlib.sha256(framed(MIX_ROW, each.document)).hexdigest()
-            again = memory.model_copy(update={"last": digest}) if digest in before.delivered else memory
-            row, memory = admit(line, sharing.silo, each.document, each.signature, again, self._terms, sharing.signers)
-            # Beyond that, a row comes once, and what was put aside for this silo has no part of its own in it.
-            check(all(row != other.row for other in found), COORDINATOR, Code.SPEC, "brings a row twice")
+            again = (
+                memory.model_copy(update={"last": digest}) if digest in before.delivered else memory
+            )
+            row, memory = admit(
+                line,
+                sharing.silo,
+                each.document,
+                each.signature,
+                again,
+                self._terms,
+                sharing.signers,
+            )
+            # Beyond that, a row comes once, and what was put aside for this silo has no part of its
+            # own in it.
+            check(
+                all(row != other.row for other in found),
+                COORDINATOR,
+                Code.SPEC,
+                "brings a row twice",
+            )
             if expected.mailed:
-                check(not row.own_weight, COORDINATOR, Code.SPEC, "brings mail that has a part of its recipient in it")
+                check(
+                    not row.own_weight,
+                    COORDINATOR,
+                    Code.SPEC,
+                    "brings mail that has a part of its recipient in it",
+                )
                 self._check_posted(row, each.keep, found)
             else:
-                check(not each.keep, COORDINATOR, Code.SPEC, f"brings a row with keep = {each.keep}, which is not mail")
+                check(
+                    not each.keep,
+                    COORDINATOR,
+                    Code.SPEC,
+                    f"brings a row with keep = {each.keep}, which is not mail",
+                )
             check_uploads(row, [summand.upload for summand in each.summands])
             found.append(_Admitted(each, row, line, expected))
         return found, memory
@@ -202,7 +274,10 @@ class IncomingRows:
                 known = known.seen(each.mixed.part, share.version, summand.letter.sealed.generation)
         for name, word in self._words:
             check(
-                name in self._expected, COORDINATOR, Code.KEYS, f"brings a prekey beside {name[:64]!r}, no mixed part"
+                name in self._expected,
+                COORDINATOR,
+                Code.KEYS,
+                f"brings a prekey beside {name[:64]!r}, no mixed part",
             )
             word.check(sharing.line(self._expected[name].part), sharing.silo, sharing.signers)
             known = known.heard(name, word)
@@ -216,25 +291,40 @@ class IncomingRows:
         return {name for start in coming for name in expected_rows(plan.round(start))}
 
     def _check_posted(self, row: RecipientRow, keep: float, found: Sequence[_Admitted]) -> None:
-        """RefusedError unless it is of one round, later than that of the row before, and as the method posts it."""
+        """RefusedError unless it is of one round, later than that of the row before, and as the
+        method posts it.
+        """
         posted, *more = {share.version.round for share in row.shares}
-        check(not more, COORDINATOR, Code.SPEC, f"brings mail over uploads of rounds {posted} and {more}")
+        check(
+            not more,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings mail over uploads of rounds {posted} and {more}",
+        )
         before = found[-1].row.shares[0].version.round if found else -1
         in_turn = before < posted < self._round
         check(
-            in_turn, COORDINATOR, Code.SPEC, f"brings mail of round {posted} in {self._round}, after that of {before}"
+            in_turn,
+            COORDINATOR,
+            Code.SPEC,
+            f"brings mail of round {posted} in {self._round}, after that of {before}",
         )
         shares = {silo: weight / (1 << MIX_BITS) for silo, weight in row.sent().items()}
         fault = self._sharing.job.method().mail_fault(posted, self._sharing.silo, shares, keep)
         check(not fault, COORDINATOR, Code.SPEC, f"brings mail that {fault}")
 
     def _summands(self, admitted: _Admitted, own: Mapping[int, bytes]) -> list[Summand]:
-        sharing, pairs = self._sharing, zip(admitted.row.shares, admitted.mixed.summands, strict=True)
+        sharing, pairs = (
+            self._sharing,
+            zip(admitted.row.shares, admitted.mixed.summands, strict=True),
+        )
         return [
             Summand(
                 each.upload,
                 share.weight,
-                open_seed(admitted.line, each.upload, each.letter, sharing.silo, own, sharing.signers),
+                open_seed(
+                    admitted.line, each.upload, each.letter, sharing.silo, own, sharing.signers
+                ),
             )
             for share, each in pairs
         ]
@@ -273,7 +363,11 @@ def _cut(part: Part, values: Floats) -> dict[str, Tensor]:
     """A row as the part's tensors, in their dtypes; they share its memory where it has theirs."""
     found, at = {}, 0
     for spec in part.tensors:
-        found[spec.name] = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+        found[spec.name] = (
+            torch.from_numpy(values[at : at + spec.elements])
+            .reshape(spec.shape)
+            .to(DTYPES[spec.dtype])
+        )
         at += spec.elements
     return found
 

@@ -1,10 +1,11 @@
-"""The open sums of one delivery: checked as their words come, and made into the tensors of their parts.
+"""The open sums of one delivery: checked as their words come, and made into the tensors of their
+parts.
 
-A part that is published as it was summed comes down in the words of its sum, never as tensors (``in_words`` of
-security/blind/plan.py). By the silos' linear tags nobody but they could have made them (security/blind/open_sum.py),
-and they are of the one round that can be meant: that which summed the part last. An older sum, handed down again, is
-refused like an altered one. So is a sum of an attempt other than the one whose survivors this silo signed in that
-round.
+A part that is published as it was summed comes down in the words of its sum, never as tensors
+(``in_words`` of security/blind/plan.py). By the silos' linear tags nobody but they could have made
+them (security/blind/open_sum.py), and they are of the one round that can be meant: that which
+summed the part last. An older sum, handed down again, is refused like an altered one. So is a sum
+of an attempt other than the one whose survivors this silo signed in that round.
 """
 
 import hashlib
@@ -33,7 +34,9 @@ NO_MODEL = "0" * 64  # of a round in which this silo need not have been
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the ledger is told of a sum that was refused: whose round's, what its attempt is said to be, and why."""
+    """What the ledger is told of a sum that was refused: whose round's, what its attempt is said to
+    be, and why.
+    """
 
     round: int
     ctx: bytes
@@ -55,13 +58,19 @@ class _AwaitedSum:
 
 
 class IncomingSums:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there, ``delivered``."""
+    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
+    ``delivered``.
+    """
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, memory: Memory) -> None:
-        """``memory`` is what this silo remembers of the job's sums; afterwards it knows those that came down."""
+        """``memory`` is what this silo remembers of the job's sums.
+
+        Afterwards it knows those that came down.
+        """
         self.refused: Refusal | None = None
         self.memory = memory
-        self.proofs: tuple[Misdealing, ...] = ()  # against dealers of the job, whom its sums may lack
+        # against dealers of the job, whom its sums may lack
+        self.proofs: tuple[Misdealing, ...] = ()
         self._sharing = sharing
         self._down = {part.name: part for part in plan.down}
         self._expected = {each.part.name: each for each in plan.sums_down}
@@ -81,7 +90,10 @@ class IncomingSums:
         return [group(self._expected[name].part, bounds).nbytes for name in self._claims]
 
     def admit(self) -> None:
-        """Check what is said of all of them, before a word is taken in; RefusedError says what is wrong."""
+        """Check what is said of all of them, before a word is taken in.
+
+        RefusedError says what is wrong.
+        """
         coming: list[_AwaitedSum] = []
         for name, claim in self._claims.items():
             place = self._expected[name]
@@ -93,12 +105,17 @@ class IncomingSums:
         self._words.begin((each, each.group) for each in coming)
 
     def refuse_tensors(self, peer: str, name: str, why: str) -> None:
-        """A part comes as tensors: recorded as a sum without a specification, where there is one that could come."""
+        """A part comes as tensors: recorded as a sum without a specification, where there is one
+        that could come.
+        """
         if name in self._expected:
             self._refuse(self._expected[name], b"", RefusedError(peer, Code.SUM, why))
 
     def write(self, chunk: memoryview) -> None:
-        """The next bytes of the words, in order; not more than were announced. RefusedError for a sum that is none."""
+        """The next bytes of the words, in order; not more than were announced.
+
+        RefusedError for a sum that is none.
+        """
         self._words.write(chunk)
 
     def delivered(self) -> dict[str, dict[str, Tensor]]:
@@ -117,17 +134,28 @@ class IncomingSums:
         spec = check_claim(claim, frame, terms, sharing.signers)
         # Beyond that, its cohort was drawn for that round.
         drawn = set(spec.cohort) <= set(plan.job.cohort(place.round))
-        check(drawn, COORDINATOR, Code.SPEC, f"sums over {', '.join(spec.cohort)}: not all were drawn for its round")
-        # Of a round in which this silo signed survivors it is the very sum that was signed (SECURITY.md rule 34), or
-        # one of other batches, which was made without this silo's.
+        check(
+            drawn,
+            COORDINATOR,
+            Code.SPEC,
+            f"sums over {', '.join(spec.cohort)}: not all were drawn for its round",
+        )
+        # Of a round in which this silo signed survivors it is the very sum that was signed
+        # (SECURITY.md rule 34), or one of other batches, which was made without this silo's.
         without = terms.regroups(spec) and sharing.silo not in claim.survivors
-        why = f"delivers the sum of another attempt at round {place.round} than the one that this silo signed"
+        why = (
+            f"delivers the sum of another attempt at round {place.round} than the one that this"
+            " silo signed"
+        )
         held = without or self.memory.may_be_opened(place.round, spec.context())
         check(held, COORDINATOR, Code.SUM, why)
         # And where this silo's values are in it, that round counts.
         start = self.memory.start
         counts = sharing.silo not in claim.survivors or start == NO_STATE or start > place.round
-        why = f"delivers a sum of round {place.round} with values of this silo, and does not count the round for it"
+        why = (
+            f"delivers a sum of round {place.round} with values of this silo, and does not count"
+            " the round for it"
+        )
         check(counts, COORDINATOR, Code.SUM, why)
         return spec
 
@@ -140,9 +168,13 @@ class IncomingSums:
             raise
         ctx, survivors = coming.spec.context().hex(), coming.claim.survivors
         alone = not self._terms.regroups(coming.spec)
-        self.memory = self.memory.settled(place.round, ctx, survivors, self._sharing.silo, alone=alone)
+        self.memory = self.memory.settled(
+            place.round, ctx, survivors, self._sharing.silo, alone=alone
+        )
         made = folded(place.part, own, opened, words)
-        self._made[place.part.name] = {spec.name: made[spec.name] for spec in self._down[place.part.name].tensors}
+        self._made[place.part.name] = {
+            spec.name: made[spec.name] for spec in self._down[place.part.name].tensors
+        }
 
     def _refuse(self, place: SumDown, document: bytes, error: RefusedError) -> None:
         ctx = hashlib.sha256(framed(SECAGG_CONTEXT, document)).digest()

@@ -1,4 +1,6 @@
-"""Words of several vectors that come one after another, cut anywhere: memory for one vector at a time."""
+"""Words of several vectors that come one after another, cut anywhere: memory for one vector at a
+time.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,10 +14,15 @@ Each = TypeVar("Each")
 
 
 class WordReader(Generic[Each]):
-    """The numbers of groups, without canaries, in order: ``begin``, then ``write`` until all are there."""
+    """The numbers of groups, without canaries, in order: ``begin``, then ``write`` until all are
+    there.
+    """
 
     def __init__(self, take: Callable[[Each, Words], None]) -> None:
-        """``take`` is called with each vector once it is whole; it may raise, and then nothing goes on."""
+        """``take`` is called with each vector once it is whole.
+
+        It may raise, and then nothing goes on.
+        """
         self._take = take
         self._coming: deque[tuple[Each, Group]] = deque()
         self._words: Words = np.empty(0, WORD[32])  # of the first of them

@@ -1,7 +1,9 @@
-"""What a round gives, on its way to the gate: tensors by part and name, and what each was computed from.
+"""What a round gives, on its way to the gate: tensors by part and name, and what each was computed
+from.
 
-In a plain job nothing is said of that: all of it is private. In a private one the runner says it tensor by tensor, and
-it is kept beside them in the outbox; what it says nothing of is private there, too.
+In a plain job nothing is said of that: all of it is private. In a private one the runner says it
+tensor by tensor, and it is kept beside them in the outbox; what it says nothing of is private
+there, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,8 @@ UNSAID = -1
 class Contributions:
     """Tensors by part and name, the weights of sums among them, and their taints.
 
-    ``start`` is how many rounds are behind the state that it was trained from; UNSAID where no outbox says it.
+    ``start`` is how many rounds are behind the state that it was trained from; UNSAID where no
+    outbox says it.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
@@ -41,7 +44,10 @@ class Contributions:
 
 
 def tainted(releases: Sequence[Release], bundle: Contributions) -> tuple[Release, ...]:
-    """What leaves, in whatever form, with what it was computed from; what is masked is so with its weight in it."""
+    """What leaves, in whatever form, with what it was computed from.
+
+    What is masked is so with its weight in it.
+    """
     found = []
     for release in releases:
         names = [release.name]
@@ -64,12 +70,19 @@ def to_bytes(bundle: Contributions) -> bytes:
 
 
 def read(path: Path) -> Contributions:
-    """The bundle of a file; LocalError for one that was not written here, or that the disk changed."""
+    """The bundle of a file; LocalError for one that was not written here, or that the disk
+    changed.
+    """
     tensors, metadata = tensor_file.read(path)
     try:
-        taints, start = taints_from_text(metadata.get(TAINTS, "[]")), int(metadata.get(START, UNSAID))
+        taints, start = (
+            taints_from_text(metadata.get(TAINTS, "[]")),
+            int(metadata.get(START, UNSAID)),
+        )
     except ValueError as error:
-        raise LocalError(f"{path}: cannot read it: {error}; restore the silo's folder from a backup") from error
+        raise LocalError(
+            f"{path}: cannot read it: {error}; restore the silo's folder from a backup"
+        ) from error
     return Contributions(_by_part(tensors), _by_part(taints), start)
 
 

@@ -1,7 +1,8 @@
-"""What a job lets this silo give, as plain values read once from the document that its operator signed.
+"""What a job lets this silo give, as plain values read once from the document that its operator
+signed.
 
-The gate asks this and not the job's code: what code of a method says or does after the job was admitted changes nothing
-of what may leave.
+The gate asks this and not the job's code: what code of a method says or does after the job was
+admitted changes nothing of what may leave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,25 +47,39 @@ class Declared:
     job: str
     digest: str  # SHA-256 of the canonical document, hex
     method: str
-    phases: tuple[tuple[int, tuple[Item, ...]], ...]  # (first round, what each of its rounds gives), the end among them
-    records: RecordCount | None  # None of a private job: nothing that is done in it depends on how many there are
-    bounds: Bounds | None = None  # of the values of a blind job; None: what leaves, leaves in the clear
-    parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()  # the same phases, as the parts of a blind job
+    # (first round, what each of its rounds gives), the end among them
+    phases: tuple[tuple[int, tuple[Item, ...]], ...]
+    # None of a private job: nothing that is done in it depends on how many there are
+    records: RecordCount | None
+    # of the values of a blind job; None: what leaves, leaves in the clear
+    bounds: Bounds | None = None
+    # the same phases, as the parts of a blind job
+    parts: tuple[tuple[int, tuple[Part, ...]], ...] = ()
     silos: tuple[str, ...] = ()  # of a blind job
 
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
         own = None if document["privacy"] else records
-        starts, given = zip(*((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True)
+        starts, given = zip(
+            *((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True
+        )
         name, method, said = document["name"], document["method"]["name"], document["security"]
         digest = sha256(canonical_json(document)).hexdigest()
         if said["secure_aggregation"] == "off":
-            return cls(name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), own)
+            return cls(
+                name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), own
+            )
         parts = [tuple(map(_blind, up)) for up in given]
         phases = tuple(zip(starts, map(contribution_items, parts), strict=True))
         hidden = for_silos(said["audience"], document["schema"])
-        limits = Bounds(said["clip_exponent"], said["weights"], said["weight_least"], said["weight_most"], hidden)
+        limits = Bounds(
+            said["clip_exponent"],
+            said["weights"],
+            said["weight_least"],
+            said["weight_most"],
+            hidden,
+        )
         return cls(
             name,
             digest,
@@ -82,7 +97,9 @@ class Declared:
         return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
-        """All that this round gives to the gate, in wire order; LocalError for a round that the job does not have.
+        """All that this round gives to the gate, in wire order.
+
+        LocalError for a round that the job does not have.
 
         Of a blind job, vectors that leave as sketches are whole.
         """
@@ -90,31 +107,45 @@ class Declared:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
         return next(items for start, items in reversed(self.phases) if start <= round_)
 
-    def groups(self, round_: int, readers: Sequence[str] = ()) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
-        """The groups of a round's secure sum, without scale, and their parts; LocalError where it has none.
+    def groups(
+        self, round_: int, readers: Sequence[str] = ()
+    ) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
+        """The groups of a round's secure sum, without scale, and their parts.
+
+        LocalError where it has none.
 
         ``readers`` are the silos that get rows of it.
         """
         if strange := [silo for silo in readers if silo not in self.silos]:
-            raise LocalError(f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves")
+            raise LocalError(
+                f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves"
+            )
         parts, bounds = self._blind_parts(round_)
         return sum_groups(parts, bounds, readers)
 
     def compared(self, round_: int) -> tuple[tuple[Part, ...], Compared | None]:
-        """The part that a round compares by shares, none or one; LocalError where it has no blind round."""
+        """The part that a round compares by shares, none or one.
+
+        LocalError where it has no blind round.
+        """
         parts, bounds = self._blind_parts(round_)
         found = shared(parts)
         return found, next((compared_of(part, bounds.clip_exponent) for part in found), None)
 
     def hidden(self, round_: int) -> tuple[Part, ...]:
-        """The parts of a round that leave one by one, padded or rotated; LocalError where it has no blind round."""
+        """The parts of a round that leave one by one, padded or rotated.
+
+        LocalError where it has no blind round.
+        """
         return uploaded(self._blind_parts(round_)[0])
 
     def padded_group(self, part: Part) -> Group:
         """That of a part that leaves padded; LocalError where the job is not blind."""
         if self.bounds is None:
             raise LocalError(f"job {self.job!r} has no secure aggregation")
-        return mix_group(part.name, sum(spec.elements for spec in part.tensors), self.bounds.clip_exponent)
+        return mix_group(
+            part.name, sum(spec.elements for spec in part.tensors), self.bounds.clip_exponent
+        )
 
     def _blind_parts(self, round_: int) -> tuple[tuple[Part, ...], Bounds]:
         if self.bounds is None:
@@ -141,7 +172,9 @@ def _blind(part: Mapping[str, Any]) -> Part:
     given = tuple(spec for spec in specs if spec.name != WEIGHT)
     exchange = EXCHANGES.get(part["exchange"])
     if exchange is None:
-        raise LocalError(f"part {part['name']!r} crosses by {part['exchange']!r}, which has no blind form")
+        raise LocalError(
+            f"part {part['name']!r} crosses by {part['exchange']!r}, which has no blind form"
+        )
     if isinstance(exchange, Sum) and most is not None:
         exchange = replace(exchange, most=most)
     if whole := part.get("sketch_of"):
@@ -152,9 +185,15 @@ def _blind(part: Mapping[str, Any]) -> Part:
 
 def _sent(parts: Sequence[Mapping[str, Any]]) -> tuple[Item, ...]:
     """What leaves in the clear of these parts."""
-    return tuple(Item(part["name"], Kind[part["kind"]], _spec(each)) for part in parts for each in part["tensors"])
+    return tuple(
+        Item(part["name"], Kind[part["kind"]], _spec(each))
+        for part in parts
+        for each in part["tensors"]
+    )
 
 
 def _spec(tensor: Mapping[str, Any]) -> TensorSpec:
-    least, most = (None if bound is None else float(bound) for bound in map(tensor.get, ("least", "most")))
+    least, most = (
+        None if bound is None else float(bound) for bound in map(tensor.get, ("least", "most"))
+    )
     return TensorSpec(tensor["name"], tensor["dtype"], tuple(tensor["shape"]), least, most)

@@ -1,4 +1,6 @@
-"""Releases: what each tensor of an upload tells, to whom, and in which form, as policy and ledger have it."""
+"""Releases: what each tensor of an upload tells, to whom, and in which form, as policy and ledger
+have it.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -37,9 +39,11 @@ def release_of(item: Item) -> Release:
 
 
 def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
-    """What policy and ledger read about a masked round: a release for each tensor, weights only where private.
+    """What policy and ledger read about a masked round: a release for each tensor, weights only
+    where private.
 
-    ``groups`` are those of the parts, in their order. All rows of a part are one release, stacked, for who reads them.
+    ``groups`` are those of the parts, in their order. All rows of a part are one release, stacked,
+    for who reads them.
     """
     found: list[Release] = []
     for part, pairs in groupby(zip(parts, groups, strict=True), key=lambda pair: pair[0]):
@@ -64,7 +68,8 @@ def rotated_releases(part: Part) -> tuple[Release, ...]:
 
 
 def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
-    """What they read about a part of which shares leave, in a cohort of so many silos: the numbers dealt to the others.
+    """What they read about a part of which shares leave, in a cohort of so many silos: the numbers
+    dealt to the others.
 
     Those are the shares of its vectors, and of as many zeros as there are silos.
     """
@@ -75,15 +80,20 @@ def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
 
 
 def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
-    """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as, and by whom."""
-    return Release(part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,))
+    """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as,
+    and by whom.
+    """
+    return Release(
+        part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,)
+    )
 
 
 def upload_releases(plan: RoundPlan) -> tuple[Release, ...]:
     """All that a silo gives in a round, in the form and the order in which it leaves.
 
-    Who gets rows is another matter in each round: they are for any of the job's silos. Of a private job it is as it is
-    meant to be, differentially private; what paid for it, and that it is so, is known in the round alone.
+    Who gets rows is another matter in each round: they are for any of the job's silos. Of a private
+    job it is as it is meant to be, differentially private; what paid for it, and that it is so, is
+    known in the round alone.
     """
     releases = _given(plan)
     return tuple(replace(each, taint="dp") for each in releases) if plan.job.privacy else releases
@@ -96,12 +106,17 @@ def _given(plan: RoundPlan) -> tuple[Release, ...]:
     hidden = [
         release
         for part in plan.uploads
-        for release in (padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part))
+        for release in (
+            padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part)
+        )
     ]
     masked = masked_releases(*plan.groups)
     cohort = len(job.cohort(plan.round))
     masked += tuple(release for part in plan.shared for release in shared_releases(part, cohort))
-    return (*hidden, *(replace(each, readers=job.silos) if each.is_row else each for each in masked))
+    return (
+        *hidden,
+        *(replace(each, readers=job.silos) if each.is_row else each for each in masked),
+    )
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
@@ -125,5 +140,8 @@ def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:
-    """Who can open what a silo gives in the clear: the coordinator. The other silos see only folded results."""
+    """Who can open what a silo gives in the clear: the coordinator.
+
+    The other silos see only folded results.
+    """
     return (roster.coordinator.id,)

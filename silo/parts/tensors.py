@@ -1,4 +1,6 @@
-"""What a round gives, and what comes down, as declared tensors: pure functions that the gate calls."""
+"""What a round gives, and what comes down, as declared tensors: pure functions that the
+gate calls.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -46,7 +48,10 @@ class Buffer:
 
 
 def vectors_of(part: Part, value: Tensor) -> Reals:
-    """The vectors of a Gram part's one tensor, [rows, d] float64; LocalError where their Gram would disclose them."""
+    """The vectors of a Gram part's one tensor, [rows, d] float64.
+
+    LocalError where their Gram would disclose them.
+    """
     check_kind(part.name, part.kind)
     vectors: Reals = value.detach().double().reshape(len(value), -1).numpy()
     check_vectors(part.name, vectors)
@@ -54,32 +59,44 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
 
 
 def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
-    """Copies of the values in wire order, which nobody else holds; LocalError for anything missing, unknown or other.
+    """Copies of the values in wire order, which nobody else holds.
+
+    LocalError for anything missing, unknown or other.
 
     Tensors of a subclass are refused: they may compute their values anew each time they are read.
     """
-    given = {(part, name): value for part, values in payload.items() for name, value in values.items()}
+    given = {
+        (part, name): value for part, values in payload.items() for name, value in values.items()
+    }
     declared = {(item.part, item.spec.name) for item in items}
     for part, name in sorted(given.keys() - declared, key=repr):
-        raise LocalError(f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is refused")
+        raise LocalError(
+            f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is"
+            " refused"
+        )
     return [_own(item, given.get((item.part, item.spec.name))) for item in items]
 
 
 def _own(item: Item, value: Tensor | None) -> Tensor:
-    """A copy, row-major, on the CPU; of a view the elements that it shows and nothing of what lies behind it."""
+    """A copy, row-major, on the CPU.
+
+    Of a view the elements that it shows and nothing of what lies behind it.
+    """
     spec = item.spec
     found = _found(value)
     if value is None or found != f"{spec.dtype} {list(spec.shape)}":
         raise LocalError(
-            f"tensor {item.part}/{spec.name} is {found}, the job's schema says {spec.dtype} {list(spec.shape)}; the "
-            "message is refused"
+            f"tensor {item.part}/{spec.name} is {found}, the job's schema says {spec.dtype}"
+            f" {list(spec.shape)}; the message is refused"
         )
     try:
         with torch.no_grad():
             # Memory of NumPy's, which asks for large pages: a fifth of the time.
             return torch.from_numpy(np.empty(spec.shape, spec.dtype)).copy_(value)
     except RuntimeError as error:  # such as a tensor of vmap that outlived it
-        raise LocalError(f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused") from error
+        raise LocalError(
+            f"tensor {item.part}/{spec.name} cannot be read: {error}; the message is refused"
+        ) from error
 
 
 def _found(value: object) -> str:
@@ -88,7 +105,11 @@ def _found(value: object) -> str:
     if type(value) is not Tensor:
         return f"no plain tensor but {type(value).__name__}"
     dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
-    where = "" if value.layout is torch.strided and not value.is_meta else f" {value.layout} on {value.device}"
+    where = (
+        ""
+        if value.layout is torch.strided and not value.is_meta
+        else f" {value.layout} on {value.device}"
+    )
     return f"{dtype} {shape}{where}"
 
 
@@ -101,8 +122,9 @@ def _shown(name: object) -> str:
 def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordCount | None) -> str:
     """Which value counts what this silo does not have; empty if none does.
 
-    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count test records. In a
-    private job, which has no ``records``, they are noisy: whole numbers that canonical JSON can hold.
+    A weight and an integer of kind COUNTS are whole numbers of training records; the metrics count
+    test records. In a private job, which has no ``records``, they are noisy: whole numbers that
+    canonical JSON can hold.
     """
     known = records or RecordCount(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
     noisy = "" if records else " at most: the job is private, and its counts are noisy"
@@ -111,8 +133,13 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
         name = f"{item.part}/{item.spec.name}"
         if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
             whole = value.double()
-            if not bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()):
-                return f"{name} is not a whole number from 0 to {known.train}, the training records of this silo{noisy}"
+            if not bool(
+                ((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()
+            ):
+                return (
+                    f"{name} is not a whole number from 0 to {known.train}, the training records of"
+                    f" this silo{noisy}"
+                )
         elif item.part == METRICS.name:
             metrics[item.spec.name] = int(value)
     tested = metrics.get("tested", 0)
@@ -129,39 +156,62 @@ def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     squares: dict[str, float] = {}
     for item, value in zip(items, values, strict=True):
         own = value if value.is_floating_point() else value.double()
-        norm = 0.0 if item.spec.name == WEIGHT else float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        norm = (
+            0.0
+            if item.spec.name == WEIGHT
+            else float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        )
         squares[item.part] = squares.get(item.part, 0.0) + norm * norm
     return {part: sqrt(square) for part, square in squares.items()}
 
 
-def announced(peer: str, job: Job, round_: int, manifest: Manifest, words: Sequence[int] = ()) -> tuple[Item, ...]:
-    """What a delivery's manifest declares; RefusedError unless it is all of some parts that this round may bring.
+def announced(
+    peer: str, job: Job, round_: int, manifest: Manifest, words: Sequence[int] = ()
+) -> tuple[Item, ...]:
+    """What a delivery's manifest declares.
 
-    ``words`` are the bytes of the open sums and of the rows of a Mix behind the tensors; of a keyed job what comes so
-    never comes as tensors.
+    RefusedError unless it is all of some parts that this round may bring.
+
+    ``words`` are the bytes of the open sums and of the rows of a Mix behind the tensors; of a keyed
+    job what comes so never comes as tensors.
     """
-    if manifest.job != job.name or manifest.job_digest.hex() != job.digest or manifest.round != round_:
-        raise RefusedError(peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}")
+    if (
+        manifest.job != job.name
+        or manifest.job_digest.hex() != job.digest
+        or manifest.round != round_
+    ):
+        raise RefusedError(
+            peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}"
+        )
     if manifest.offset:
-        raise RefusedError(peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it")
+        raise RefusedError(
+            peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"
+        )
     parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
     named = list(dict.fromkeys(header.part for header in manifest.tensors))
     unknown = [name for name in named if name not in parts]
     if unknown:
-        raise RefusedError(peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema")
+        raise RefusedError(
+            peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema"
+        )
     items = delivered_items([parts[name] for name in named])
     check_manifest(peer, manifest, items, sum(words))
     return items
 
 
 def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, dict[str, Tensor]]:
-    """Tensors of a finished delivery by part; RefusedError for NaN or infinity. They share the buffer's memory."""
+    """Tensors of a finished delivery by part; RefusedError for NaN or infinity.
+
+    They share the buffer's memory.
+    """
     delivered: dict[str, dict[str, Tensor]] = {}
     offset = 0
     for item in items:
         value = tensor_from(buffer, item.spec, offset)
         if not all_finite(value):
-            raise RefusedError(peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity")
+            raise RefusedError(
+                peer, "NOT_FINITE", f"delivered {item.part}/{item.spec.name} holds NaN or infinity"
+            )
         delivered.setdefault(item.part, {})[item.spec.name] = value
         offset += item.spec.nbytes
     return delivered

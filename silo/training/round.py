@@ -1,7 +1,9 @@
-"""What a round of an admitted job does at this silo beside the network: deliver, train, keep; blocking, in the trainer.
+"""What a round of an admitted job does at this silo beside the network: deliver, train, keep.
 
-All of it begins from the state after the last round that counted; the coordinator says which that is
-(silo/job_folder.py).
+Blocking, in the trainer.
+
+All of it begins from the state after the last round that counted; the coordinator says which that
+is (silo/job_folder.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -62,14 +64,20 @@ class JobTraining:
             caution=self.caution,
         )
         parts = {part.name: part for part in job.up(round_)}
-        give = laid_out if job.security.required else PLAIN.give  # what the gate hides is given to it whole
-        given = {name: give(parts[name], contribution) for name, contribution in outcome.contributions.items()}
+        # what the gate hides is given to it whole
+        give = laid_out if job.security.required else PLAIN.give
+        given = {
+            name: give(parts[name], contribution)
+            for name, contribution in outcome.contributions.items()
+        }
         bundle = Contributions(given, outcome.taints)
         if self.private is None:
-            self.folder.add_round(outcome.report, self._facts())  # first: if it cannot be kept, it is trained again
+            # first: if it cannot be kept, it is trained again
+            self.folder.add_round(outcome.report, self._facts())
             self.folder.save_round(round_, counted, outcome.state, bundle)
             return bundle
-        self.folder.save_round(round_, counted, outcome.state, bundle)  # first: what was paid for is not trained again
+        # first: what was paid for is not trained again
+        self.folder.save_round(round_, counted, outcome.state, bundle)
         if outcome.spending is not None:
             self.private.account.commit(outcome.spending)
         self.folder.add_round(outcome.report, self._facts())
@@ -103,8 +111,9 @@ class JobTraining:
             value = state.parts.get(module, {}).get(leaf)
             if value is None or not fits(spec, value):
                 raise LocalError(
-                    f"part {part.name!r}: tensor {spec.name!r} is not part of this silo's state, so its share of a row "
-                    "is not known; the method must name what it mixes by its own parameters"
+                    f"part {part.name!r}: tensor {spec.name!r} is not part of this silo's state, so"
+                    " its share of a row is not known; the method must name what it mixes by its"
+                    " own parameters"
                 )
             values.append(value)
         return flat(values)

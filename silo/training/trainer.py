@@ -1,10 +1,12 @@
 """Local training in a worker, so that heartbeats never stall.
 
-One thread: torch lets go of the interpreter lock inside its kernels, and the event loop needs little of it. A stop
-reaches the training between two batches. Whatever error ends the work, memory that ran out or a mistake in a method,
-becomes a LocalError: the round is lost for this silo, not its agent.
+One thread: torch lets go of the interpreter lock inside its kernels, and the event loop needs
+little of it. A stop reaches the training between two batches. Whatever error ends the work, memory
+that ran out or a mistake in a method, becomes a LocalError: the round is lost for this silo, not
+its agent.
 
-Where and how this silo trains: on the processor, or on a GPU that holds the records of the job at hand.
+Where and how this silo trains: on the processor, or on a GPU that holds the records of the job at
+hand.
 """
 
 import asyncio
@@ -35,7 +37,8 @@ T = TypeVar("T")
 def _described(error: Exception) -> str:
     """Type and text of an error, cut short, and the line of ours or of torch's that raised it.
 
-    The text stays in this silo's log. It is the method's, so it may be of any length, or fail to be made.
+    The text stays in this silo's log. It is the method's, so it may be of any length, or fail to be
+    made.
     """
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -61,7 +64,8 @@ class Trainer:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do the work in the thread; cancelling the caller cancels the work and waits for its end.
 
-        Raises the errors of errors.py as they are, any other as LocalError with the place where it rose.
+        Raises the errors of errors.py as they are, any other as LocalError with the place where it
+        rose.
         """
         self._cancel.clear()
         future = asyncio.wrap_future(self._pool.submit(work, *args, **kwargs))
@@ -70,11 +74,14 @@ class Trainer:
         except asyncio.CancelledError:
             self.cancel()
             await asyncio.wait([future])
-            future.exception()  # how the work ended is of no interest any more; asking keeps asyncio from complaining
+            # how the work ended is of no interest any more; asking keeps asyncio from complaining
+            future.exception()
             raise
         error = future.exception()
         if isinstance(error, Exception) and not isinstance(error, StaddleError):
-            raise LocalError(f"{_described(error)}; lower the batch size if memory ran out, else report it") from error
+            raise LocalError(
+                f"{_described(error)}; lower the batch size if memory ran out, else report it"
+            ) from error
         return future.result()
 
     def close(self) -> None:
@@ -85,7 +92,9 @@ class Trainer:
 
 @dataclass(frozen=True, eq=False)
 class TrainingInput:
-    """What a round of one job is given: the device that trains, how, the records to train on and those to test on."""
+    """What a round of one job is given: the device that trains, how, the records to train on and
+    those to test on.
+    """
 
     device: torch.device
     way: Stepper
@@ -96,12 +105,14 @@ class TrainingInput:
 class TrainingDevice:
     """A device, and on it the records of one job; LocalError where this machine has no such device.
 
-    Records that do not fit stay on the host, and are brought batch by batch. A private job is trained on the host,
-    where its noise is drawn. On a GPU ``precision`` is that of training steps, which are replayed where there are
-    to be ``graphs``.
+    Records that do not fit stay on the host, and are brought batch by batch. A private job is
+    trained on the host, where its noise is drawn. On a GPU ``precision`` is that of training steps,
+    which are replayed where there are to be ``graphs``.
     """
 
-    def __init__(self, device: str = "cpu", precision: Precision = "float32", *, graphs: bool = True) -> None:
+    def __init__(
+        self, device: str = "cpu", precision: Precision = "float32", *, graphs: bool = True
+    ) -> None:
         self._device, self._precision, self._graphs = find(device), precision, graphs
         check_precision(self._device, precision)
         self._held: tuple[Admitted, TrainingInput] | None = None
@@ -110,9 +121,11 @@ class TrainingDevice:
         """What a round of the job is given."""
         if self._device == CPU or admitted.job.privacy is not None:
             return TrainingInput(CPU, PLAIN, admitted.train, admitted.test)
-        if self._held is None or self._held[0] is not admitted:  # read anew, a job may have other records
+        # read anew, a job may have other records
+        if self._held is None or self._held[0] is not admitted:
             self._held = None  # first: it makes room
-            way = way_on(self._device, self._precision, graphs=self._graphs)  # anew: its memory is that of one job
+            # anew: its memory is that of one job
+            way = way_on(self._device, self._precision, graphs=self._graphs)
             self._held = admitted, TrainingInput(self._device, way, *self._taken(admitted))
         return self._held[1]
 
@@ -120,5 +133,7 @@ class TrainingDevice:
         try:
             return admitted.train.to(self._device), admitted.test.to(self._device)
         except torch.OutOfMemoryError as error:
-            log.problem("records.host", job=admitted.job.name, device=str(self._device), why=str(error))
+            log.problem(
+                "records.host", job=admitted.job.name, device=str(self._device), why=str(error)
+            )
             return admitted.train, admitted.test

@@ -1,4 +1,6 @@
-"""Which engine trains the silos here: stacked on a GPU, or one by one there; on a CPU one worker process a core.
+"""Which engine trains the silos here: stacked on a GPU, or one by one there.
+
+On a CPU one worker process a core.
 
 Where there is one worker it is this process.
 """
@@ -24,7 +26,9 @@ from .pool import Crew, usable_cores
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """Makes the engine of one job after another over the same records; ``where`` says to people what trains.
+    """Makes the engine of one job after another over the same records.
+
+    ``where`` says to people what trains.
 
     Ended with ``close``, or as a context manager.
     """
@@ -43,7 +47,9 @@ class Engines:
 
 @dataclass(frozen=True)
 class OnGpu:
-    """What is for a GPU alone: whether it replays recorded steps, whether it trains silos at once, and in what bits."""
+    """What is for a GPU alone: whether it replays recorded steps, whether it trains silos at once,
+    and in what bits.
+    """
 
     graphs: bool = True
     stacked: bool = True
@@ -51,19 +57,27 @@ class OnGpu:
 
 
 def choose(
-    records: Mapping[str, Records], device: str = "auto", workers: int | None = None, gpu: OnGpu = OnGpu()
+    records: Mapping[str, Records],
+    device: str = "auto",
+    workers: int | None = None,
+    gpu: OnGpu = OnGpu(),
 ) -> Engines:
     """The engines for a device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
 
-    ``workers`` is for a CPU; left out, one a core. Whatever is chosen, this process computes with one thread from now
-    on: what the coordinator half sums has one order then.
+    ``workers`` is for a CPU; left out, one a core. Whatever is chosen, this process computes with
+    one thread from now on: what the coordinator half sums has one order then.
     """
     torch.set_num_threads(1)
-    if device == "cpu" or (device == "auto" and (workers is not None or not torch.cuda.is_available())):
+    if device == "cpu" or (
+        device == "auto" and (workers is not None or not torch.cuda.is_available())
+    ):
         _check_cpu(gpu)
         return _on_cpu(records, usable_cores() if workers is None else workers)
     if workers is not None:
-        raise LocalError(f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the two out")
+        raise LocalError(
+            f"{workers} workers on device {device!r}: workers are for a CPU; leave one of the"
+            " two out"
+        )
     return _on_gpu(records, "cuda" if device == "auto" else device, gpu)
 
 
@@ -75,20 +89,28 @@ def _check_cpu(gpu: OnGpu) -> None:
     }
     if wrong := [option for option, there in given.items() if there]:
         raise LocalError(
-            f"{' and '.join(wrong)}: for a GPU alone, a CPU trains silos one by one in float32; leave it out, or "
-            "choose --device cuda"
+            f"{' and '.join(wrong)}: for a GPU alone, a CPU trains silos one by one in float32;"
+            " leave it out, or choose --device cuda"
         )
 
 
 def _on_cpu(records: Mapping[str, Records], workers: int) -> Engines:
     if workers < 1:
-        raise LocalError(f"workers = {workers}; give 1 or more, or leave it out for {usable_cores()}, one a core")
+        raise LocalError(
+            f"workers = {workers}; give 1 or more, or leave it out for {usable_cores()}, one a core"
+        )
     count = min(workers, len(records))
     if count == 1:
         return Engines("this process, one thread", "cpu", lambda job: Serial(job, records))
     stack = ExitStack()
-    crew = cache(lambda: stack.enter_context(Crew(records, count)))  # begun with the first job, if there is one
-    return Engines(f"{count} worker processes, a thread each", "cpu", lambda job: crew().engine(job), stack.close)
+    # begun with the first job, if there is one
+    crew = cache(lambda: stack.enter_context(Crew(records, count)))
+    return Engines(
+        f"{count} worker processes, a thread each",
+        "cpu",
+        lambda job: crew().engine(job),
+        stack.close,
+    )
 
 
 def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
@@ -97,7 +119,9 @@ def _on_gpu(records: Mapping[str, Records], device: str, gpu: OnGpu) -> Engines:
 
     def engine(job: Job) -> Engine:
         if not gpu.stacked:
-            return Serial(job, records, device=place, way=way_on(place, precision, graphs=gpu.graphs))
+            return Serial(
+                job, records, device=place, way=way_on(place, precision, graphs=gpu.graphs)
+            )
         recorder = Graphs(str(place)) if gpu.graphs else AsItIs()
         return Stacked(job, records, str(place), recorder=recorder, precision=precision)
 

@@ -1,14 +1,17 @@
-"""Silos trained side by side in worker processes on this machine, a thread each: the engine for a CPU.
+"""Silos trained side by side in worker processes on this machine, a thread each: the engine for a
+CPU.
 
-A ``Crew`` is the processes, begun once with the records of all silos; a ``Workers`` is the engine of one job on them. A
-worker is given a silo whenever it has none, the one with the most records first, so that no long one begins last. It
-trains it with the engine ``Serial``, at one thread. So all results are those of ``Serial`` at one thread, bit for bit.
+A ``Crew`` is the processes, begun once with the records of all silos; a ``Workers`` is the engine
+of one job on them. A worker is given a silo whenever it has none, the one with the most records
+first, so that no long one begins last. It trains it with the engine ``Serial``, at one thread. So
+all results are those of ``Serial`` at one thread, bit for bit.
 
-A worker process: it trains the silos that it is told to, one after another at one thread, and ends with its parent.
+A worker process: it trains the silos that it is told to, one after another at one thread, and ends
+with its parent.
 
-Orders and answers take turns on one pipe. An order comes with a job where it is of another job than the order before.
-The answer is what the engine in this process gives, or the LocalError that it raises; any other error is a mistake in
-the program, and ends the process.
+Orders and answers take turns on one pipe. An order comes with a job where it is of another job than
+the order before. The answer is what the engine in this process gives, or the LocalError that it
+raises; any other error is a mistake in the program, and ends the process.
 """
 
 import copyreg
@@ -56,7 +59,10 @@ class Order:
 
 
 def serve(line: Line, records: int, table: int) -> None:
-    """Carry out orders until the parent is gone; ``records`` and ``table`` are as ``mapped`` takes them."""
+    """Carry out orders until the parent is gone.
+
+    ``records`` and ``table`` are as ``mapped`` takes them.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     held = mapped(records, table)
@@ -67,7 +73,9 @@ def serve(line: Line, records: int, table: int) -> None:
             if order.job is not None:
                 engine = Serial(order.job, held)
             if engine is None:
-                raise LocalError("a worker process has an order and no job; this is a bug in Staddle")
+                raise LocalError(
+                    "a worker process has an order and no job; this is a bug in Staddle"
+                )
             send(line, _answer(engine, order))
     except (EOFError, ConnectionError):
         return
@@ -105,7 +113,9 @@ def receive(line: Line) -> Any:
 
 
 class _ByValue(ForkingPickler):
-    """Tensors cross as their values: torch would put each into a file of shared memory of its own."""
+    """Tensors cross as their values: torch would put each into a file of shared memory of
+    its own.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -117,7 +127,8 @@ def _reduced(tensor: Tensor) -> tuple[Any, tuple[NDArray[Any]]]:
 
 
 def _made(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.atleast_1d(values)).reshape(values.shape).clone()  # clone: aligned as torch's own
+    # clone: aligned as torch's own
+    return torch.from_numpy(np.atleast_1d(values)).reshape(values.shape).clone()
 
 
 def usable_cores() -> int:
@@ -134,13 +145,17 @@ class _Worker:
 
 
 class Crew:
-    """Worker processes that hold the records of all silos; end them with ``close``, or use it as a context manager."""
+    """Worker processes that hold the records of all silos.
+
+    End them with ``close``, or use it as a context manager.
+    """
 
     def __init__(self, records: Mapping[str, Records], count: int) -> None:
         """Begin ``count`` processes, or one for each silo where there are fewer of these."""
         self._sizes = {silo: len(own.train) for silo, own in records.items()}
         self._workers: list[_Worker] = []
-        self._context = multiprocessing.get_context("forkserver")  # torch is loaded once, and no lock of it is held
+        # torch is loaded once, and no lock of it is held
+        self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([serve.__module__])
         file, table = written(records)
         with file, _interrupts_held():
@@ -156,7 +171,8 @@ class Crew:
             begun = len(self._workers)
             self.close()
             raise LocalError(
-                f"worker process {begun + 1} cannot be started: {error.strerror or error}; use {begun or 1} workers"
+                f"worker process {begun + 1} cannot be started: {error.strerror or error}; use"
+                f" {begun or 1} workers"
             ) from error
         theirs.close()  # the worker alone has it now: the line ends when the worker does
         self._workers.append(_Worker(process, ours))
@@ -182,10 +198,14 @@ class Crew:
         self._workers = []
 
     def engine(self, job: Job) -> "Workers":
-        """The engine of a job, one of several that may take turns; its ``close`` leaves the processes as they are."""
+        """The engine of a job, one of several that may take turns.
+
+        Its ``close`` leaves the processes as they are.
+        """
         if job.privacy is not None:
             raise LocalError(
-                f"job {job.name!r} has a [privacy] table, and its silos train in one process; use one worker"
+                f"job {job.name!r} has a [privacy] table, and its silos train in one process; use"
+                " one worker"
             )
         return Workers(self, job)
 
@@ -194,12 +214,13 @@ class Crew:
     ) -> dict[str, RoundOutcome | Evaluation]:
         """The answers of all silos, in the order of ``work``.
 
-        LocalError of the first of them that has one: no other silo is begun then. Where anything else ends the call,
-        an interrupt or a worker that died, it ends all processes too.
+        LocalError of the first of them that has one: no other silo is begun then. Where anything
+        else ends the call, an interrupt or a worker that died, it ends all processes too.
         """
         if not self._workers:
             raise LocalError("the worker processes have ended; start the run again")
-        waiting = sorted(work, key=lambda one: self._sizes[one.silo])  # the largest is taken first, from the end
+        # the largest is taken first, from the end
+        waiting = sorted(work, key=lambda one: self._sizes[one.silo])
         answers: dict[str, RoundOutcome | Evaluation] = {}
         faults: dict[str, LocalError] = {}
         complete = False
@@ -227,7 +248,8 @@ class Crew:
         return {one.silo: answers[one.silo] for one in work}
 
     def _give(self, worker: _Worker, job: Job, task: Task, round_: int, one: SiloWork) -> None:
-        sent = None if worker.job is job else replace(job)  # a fresh one: what a job has cached does not cross
+        # a fresh one: what a job has cached does not cross
+        sent = None if worker.job is job else replace(job)
         worker.job, worker.silo = job, one.silo
         try:
             send(worker.line, Order(sent, task, round_, one))
@@ -272,11 +294,17 @@ class Workers:
         """The processor."""
         return CPU
 
-    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
+    def train(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, RoundOutcome]:
         """``local_round`` of each, as many at a time as there are workers."""
-        return cast(Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done))
+        return cast(
+            Mapping[str, RoundOutcome], self._crew.run(self._job, "train", round_, work, done)
+        )
 
-    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
+    def look(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, Evaluation]:
         """``local_round.look`` at each, as many at a time as there are workers."""
         return cast(Mapping[str, Evaluation], self._crew.run(self._job, "look", round_, work, done))
 
@@ -286,8 +314,11 @@ class Workers:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes that start within never see Ctrl-C, which goes to all at once: this one sees it, and ends them."""
-    resource_tracker.ensure_running()  # which would let them through again, begun with the first process
+    """Processes that start within never see Ctrl-C, which goes to all at once: this one sees it,
+    and ends them.
+    """
+    # which would let them through again, begun with the first process
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

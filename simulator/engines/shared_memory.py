@@ -1,10 +1,12 @@
 """The silos' records in memory that several processes read: held once, whatever their number.
 
-On Linux that is memory without a name (memfd): /dev/shm does not limit it, and it is gone with the last process that
-has it, however that ends. Elsewhere it is a temporary file without a name. In it x (float32) and y (int64) of each side
-of each silo follow one another, each from a multiple of 64 bytes, and then a table in JSON of where they begin:
+On Linux that is memory without a name (memfd): /dev/shm does not limit it, and it is gone with the
+last process that has it, however that ends. Elsewhere it is a temporary file without a name. In it
+x (float32) and y (int64) of each side of each silo follow one another, each from a multiple of 64
+bytes, and then a table in JSON of where they begin:
 
-    {"hospital-a": {"train": [0, 614400, [50, 3, 32, 32]], "test": [614848, 737728, [10, 3, 32, 32]]}}
+    {"hospital-a": {"train": [0, 614400, [50, 3, 32, 32]], "test": [614848, 737728, [10, 3, 32,
+    32]]}}
 
 Ids, groups and names stay behind: nothing that trains looks at them.
 """
@@ -30,18 +32,24 @@ from ...errors import LocalError
 ALIGNED = 64  # bytes, as torch aligns its own tensors
 SIDES = ("train", "test", "validation")
 
-Place: TypeAlias = tuple[int, int, tuple[int, ...]]  # the bytes at which x and y begin, and the shape of x
+# the bytes at which x and y begin, and the shape of x
+Place: TypeAlias = tuple[int, int, tuple[int, ...]]
 
 
 class Descriptor(int):
-    """The number of an open file, handed to a process that is being started, where it may be another."""
+    """The number of an open file, handed to a process that is being started, where it may be
+    another.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (DupFd(int(self)),)
 
 
 def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
-    """Memory that holds these records, and where its table begins; LocalError where there is not enough."""
+    """Memory that holds these records, and where its table begins.
+
+    LocalError where there is not enough.
+    """
     file = _memory()
     try:
         places = _write(file, records)
@@ -49,16 +57,21 @@ def written(records: Mapping[str, Records]) -> tuple[BinaryIO, int]:
         file.write(json.dumps(places).encode())
         file.flush()
     except OSError as error:
-        size = sum(data.x.nbytes + data.y.nbytes for own in records.values() for _, data in _sides(own))
+        size = sum(
+            data.x.nbytes + data.y.nbytes for own in records.values() for _, data in _sides(own)
+        )
         raise LocalError(
-            f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more for the worker "
-            f"processes: {error.strerror or error}; free memory, or use one worker"
+            f"the records of {len(records)} silos, {size / 1e6:,.0f} MB, cannot be held once more"
+            f" for the worker processes: {error.strerror or error}; free memory, or use one worker"
         ) from error
     return file, table
 
 
 def mapped(descriptor: int, table: int) -> dict[str, Records]:
-    """The records behind a descriptor, which this closes. What a process writes to them, no other sees."""
+    """The records behind a descriptor, which this closes.
+
+    What a process writes to them, no other sees.
+    """
     memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     os.close(descriptor)
     return {

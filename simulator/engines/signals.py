@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM: silos that train are let go of at once, and what is kept between rounds is left whole."""
+"""Ctrl-C and SIGTERM: silos that train are let go of at once, and what is kept between rounds is
+left whole.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +58,10 @@ def stopping(*numbers: signal.Signals) -> Iterator[StopSignal]:
 
 
 class Stoppable:
-    """An engine whose work is given up when its process is asked to end; nothing is left of a round given up."""
+    """An engine whose work is given up when its process is asked to end.
+
+    Nothing is left of a round given up.
+    """
 
     def __init__(self, engine: Engine, stop: StopSignal) -> None:
         self._engine, self._stop = engine, stop
@@ -66,11 +71,15 @@ class Stoppable:
         """The engine's."""
         return self._engine.device
 
-    def train(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, RoundOutcome]:
+    def train(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, RoundOutcome]:
         """As the engine's."""
         return self._stop.guard(lambda: self._engine.train(round_, work, done))
 
-    def look(self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]) -> Mapping[str, Evaluation]:
+    def look(
+        self, round_: int, work: Sequence[SiloWork], done: Callable[[], None]
+    ) -> Mapping[str, Evaluation]:
         """As the engine's."""
         return self._stop.guard(lambda: self._engine.look(round_, work, done))
 

@@ -1,4 +1,6 @@
-"""Which client holds which records, and on which side: as the tables of an experiment say, or as a file does."""
+"""Which client holds which records, and on which side: as the tables of an experiment say, or as a
+file does.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +38,8 @@ def from_file(table: PartitionFromFile, source: DataTable, data: Dataset) -> Dea
             dealt = sum(len(own.all()) for own in found.sides().values())
             if dealt != len(labels):  # it says nothing else of the records that it was made for
                 raise LocalError(
-                    f"{table.file}: deals out {dealt} records, there are {len(labels)}; take the data set that it is "
-                    "of, official training and test records together"
+                    f"{table.file}: deals out {dealt} records, there are {len(labels)}; take the"
+                    " data set that it is of, official training and test records together"
                 )
         case "staddle":
             found = read(table.file)
@@ -65,13 +67,20 @@ def kept(sides: Mapping[str, Sides], count: int | None) -> Mapping[str, Sides]:
     if count is None:
         return sides
     if count > len(sides):
-        raise LocalError(f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out")
+        raise LocalError(
+            f"partition.keep = {count}, there are {len(sides)} clients; lower it, or leave it out"
+        )
     clients = list(sides)
-    return {client: sides[client] for client in (clients[place * len(clients) // count] for place in range(count))}
+    return {
+        client: sides[client]
+        for client in (clients[place * len(clients) // count] for place in range(count))
+    }
 
 
 def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> None:
-    """LocalError where records of one group, such as windows that overlap, are on two sides, at whatever silos."""
+    """LocalError where records of one group, such as windows that overlap, are on two sides, at
+    whatever silos.
+    """
     if groups is None:
         return
     known, numbers = np.unique(np.array(groups, np.str_), return_inverse=True)
@@ -82,8 +91,10 @@ def check_groups(sides: Mapping[str, Sides], groups: Sequence[str] | None) -> No
             clash = here[(side_of[here] >= 0) & (side_of[here] != side)]
             if len(clash):
                 raise LocalError(
-                    f"partition: records of group {str(known[clash[0]])!r}, which belong together, are on two sides, "
-                    f'one of them at silo {silo!r}; let one silo have all of a group, as kind = "column" does'
+                    f"partition: records of group {str(known[clash[0]])!r}, which belong together,"
+                    " are on two sides, "
+                    f"one of them at silo {silo!r}; let one silo have all of a group, as kind ="
+                    ' "column" does'
                 )
             side_of[here] = side
 
@@ -99,7 +110,7 @@ def _training_part(source: DataTable, data: Dataset) -> int:
     """How many of the records, which come first, are official training records."""
     if not source.has_official_parts:
         raise LocalError(
-            'split: kind = "apart" takes official training and test records: data of kind torchvision or tiny-imagenet '
-            'with part = "both"; write kind = "merged"'
+            'split: kind = "apart" takes official training and test records: data of kind'
+            ' torchvision or tiny-imagenet with part = "both"; write kind = "merged"'
         )
     return sum(own.startswith("train/") for own in data.ids or ())

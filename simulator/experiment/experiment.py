@@ -4,20 +4,22 @@
 
     version = 1
     name = "digits"
-    seeds = [1, 2]                    # or seed = 1
+    seeds = [1, 2]             # or seed = 1
     rounds = 20
     participation = 0.5
-    # silos = ["clinic-a", …]         # names of the partition's clients, in its order; left out, it names them
+    # silos = ["clinic-a", …]  # names of the partition's clients, in its order; left out, it names
+                               them
 
-    [data]                            # as in a silo's configuration, or kind = "synthetic"; paths start at this file
+    [data]            # as in a silo's configuration, or kind = "synthetic"; paths start at this
+                      file
     kind = "bundled"
     name = "digits"
 
-    [partition]                       # or file = "partition.json", with format = "ppfl" where PPFL published it
+    [partition]           # or file = "partition.json", with format = "ppfl" where PPFL published it
     kind = "dirichlet"
     silos = 10
     alpha = 0.5
-    seed = 0                          # of its own: all runs have the same partition
+    seed = 0              # of its own: all runs have the same partition
 
     [split]                           # or kind = "apart", with validation = true or false
     kind = "merged"
@@ -45,9 +47,10 @@
     look_every = 1                    # rounds after which all silos are evaluated
     checkpoint_every = 10             # rounds after which it can be gone on from
 
-A job file with [data] and [partition] is such a file too. What [security] says stays in the jobs: a simulation adds up
-in the clear, withholds what a blind job withholds, and refuses what it refuses, such as silos that change from round to
-round under private weights. The counts that it declares of its silos may be left out, since here they are known.
+A job file with [data] and [partition] is such a file too. What [security] says stays in the jobs: a
+simulation adds up in the clear, withholds what a blind job withholds, and refuses what it refuses,
+such as silos that change from round to round under private weights. The counts that it declares of
+its silos may be left out, since here they are known.
 """
 
 from collections import Counter
@@ -71,14 +74,15 @@ from .silo_names import numbered
 
 FEWEST = 2  # silos of a job
 
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}$")]  # the name of a folder
+# the name of a folder
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}$")]
 
 
 def _no_privacy(value: Any) -> None:
     if value is not None:
         raise ValueError(
-            "a simulation keeps no privacy budget; take the table out, or run the job by staddle demo --private, or in "
-            "a federation"
+            "a simulation keeps no privacy budget; take the table out, or run the job by staddle"
+            " demo --private, or in a federation"
         )
 
 
@@ -124,12 +128,18 @@ class ExperimentFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _one_of_two(self) -> "ExperimentFile":
-        for one, several, shown in (("seed", "seeds", "seeds = [1, 2]"), ("method", "methods", "[[methods]]")):
+        for one, several, shown in (
+            ("seed", "seeds", "seeds = [1, 2]"),
+            ("method", "methods", "[[methods]]"),
+        ):
             if (getattr(self, one) is None) == (getattr(self, several) is None):
                 found = "neither" if getattr(self, one) is None else "both"
-                raise ValueError(f"{found} of {one} and {several}; give {one}, or several as {shown}")
+                raise ValueError(
+                    f"{found} of {one} and {several}; give {one}, or several as {shown}"
+                )
         _once("seeds", [str(seed) for seed in self.all_seeds], "keep one of each")
-        titles = [method.title.lower() for method in self.all_methods]  # some disks tell no case apart
+        # some disks tell no case apart
+        titles = [method.title.lower() for method in self.all_methods]
         _once("methods", titles, 'give each a label = "…" of its own')
         _once("silos", self.silos or (), "keep one of each")
         return self
@@ -143,9 +153,13 @@ class ExperimentFile(JobSettings):
             case Synthetic(), _:
                 raise ValueError("partition: synthetic records are drawn silo by silo; take it out")
             case _, None:
-                raise ValueError("missing key 'partition'; add it: it says which silo holds which records")
+                raise ValueError(
+                    "missing key 'partition'; add it: it says which silo holds which records"
+                )
             case _, PartitionFromFile() if self.split is not None:
-                raise ValueError("split: the partition's file says which side a record is on; take it out")
+                raise ValueError(
+                    "split: the partition's file says which side a record is on; take it out"
+                )
         return self
 
     @property
@@ -178,12 +192,17 @@ class Experiment:
 
 
 def read(path: Path) -> Experiment:
-    """Read the file; LocalError names file, key, value and the fix, of what each method changes too."""
+    """Read the file; LocalError names file, key, value and the fix, of what each method changes
+    too.
+    """
     return checked(path, read_toml(path, ExperimentFile), path.parent)
 
 
 def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
-    """What a file says, whose paths start at a folder; LocalError, which names ``path``, where a method cannot work."""
+    """What a file says, whose paths start at a folder.
+
+    LocalError, which names ``path``, where a method cannot work.
+    """
     data, partition = below(file.data, file.partition, folder)
     experiment = Experiment(path, file.model_copy(update={"data": data, "partition": partition}))
     silos = file.silos or numbered(_announced(file))
@@ -195,13 +214,23 @@ def checked(path: Path, file: ExperimentFile, folder: Path) -> Experiment:
 
 
 def job_of(
-    experiment: Experiment, method: ChosenMethod, seed: int, silos: Sequence[str], security: SecurityTable
+    experiment: Experiment,
+    method: ChosenMethod,
+    seed: int,
+    silos: Sequence[str],
+    security: SecurityTable,
 ) -> Job:
     """The job of a method with a seed; LocalError names the method and what is wrong with it."""
     file, origin = experiment.file, f"{experiment.path}, method {method.title!r}"
     document = file.model_dump(include=set(JobSettings.model_fields), exclude_unset=True)
-    document |= {"seed": seed, "silos": tuple(silos), "security": security.model_dump(exclude_unset=True)}
-    document["method"] = method.model_dump(include=set(MethodTable.model_fields), exclude_unset=True)
+    document |= {
+        "seed": seed,
+        "silos": tuple(silos),
+        "security": security.model_dump(exclude_unset=True),
+    }
+    document["method"] = method.model_dump(
+        include=set(MethodTable.model_fields), exclude_unset=True
+    )
     document["training"] |= method.training
     document["model"] |= method.model
     document["rounds"] = file.rounds if method.rounds is None else method.rounds
@@ -217,7 +246,10 @@ def _records_fault(here: ModelOptions, there: ModelOptions) -> str:
     }
     for key, (own, other) in pairs.items():
         if own != other:
-            return f"its model has {key} {other}, [model] of the file {own}; all methods take the same records"
+            return (
+                f"its model has {key} {other}, [model] of the file {own}; all methods take the same"
+                " records"
+            )
     return ""
 
 

@@ -1,4 +1,6 @@
-"""The tables [data], [partition] and [split] of a simulation's file: which records there are, and who gets which."""
+"""The tables [data], [partition] and [split] of a simulation's file: which records there are, and
+who gets which.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -36,7 +38,9 @@ class Synthetic(SourceTable):
 
 
 class PartitionFromFile(Strict):
-    """``file = …``: who holds which records, and on which side, made by this software or by another."""
+    """``file = …``: who holds which records, and on which side, made by this software or by
+    another.
+    """
 
     kind: Literal["file"] = "file"
     file: Path
@@ -47,19 +51,25 @@ class PartitionFromFile(Strict):
     @pydantic.model_validator(mode="after")
     def _format_of_its_name(self) -> "PartitionFromFile":
         if (self.file.suffix == ".npz") != (self.format == "ppfl"):
-            raise ValueError(f'{self.file}: format = "ppfl" is for .npz files, others are format = "staddle"')
+            raise ValueError(
+                f'{self.file}: format = "ppfl" is for .npz files, others are format = "staddle"'
+            )
         return self
 
 
 class Merged(Strict):
-    """``kind = "merged"``: each silo's records, of the official parts together, on the sides of a ratio."""
+    """``kind = "merged"``: each silo's records, of the official parts together, on the sides of a
+    ratio.
+    """
 
     kind: Literal["merged"] = "merged"
     ratio: Ratio = "75/25"
 
 
 class Apart(Strict):
-    """``kind = "apart"``: the official training records partitioned, the official test records dealt alike."""
+    """``kind = "apart"``: the official training records partitioned, the official test records
+    dealt alike.
+    """
 
     kind: Literal["apart"]
     validation: Annotated[bool, Field(strict=True)] = False
@@ -74,14 +84,21 @@ def _data(value: Any) -> SourceTable:
     kinds: dict[str, type[SourceTable]] = {**registry.KINDS, "synthetic": Synthetic}
     table = of_kind(value, kinds, "npz")
     if "test_fraction" in table.model_fields_set:
-        raise ValueError("test_fraction is of a silo's configuration; take it out, [split] says what is tested on")
+        raise ValueError(
+            "test_fraction is of a silo's configuration; take it out, [split] says what is"
+            " tested on"
+        )
     if isinstance(table, Shared) and table.share is not None:
-        raise ValueError("share is of a silo's configuration; take it out, [partition] deals out the records")
+        raise ValueError(
+            "share is of a silo's configuration; take it out, [partition] deals out the records"
+        )
     return table
 
 
 def _partition(value: Any) -> Strict:
-    return of_kind(value, PARTITIONS, "file" if isinstance(value, dict) and "file" in value else None)
+    return of_kind(
+        value, PARTITIONS, "file" if isinstance(value, dict) and "file" in value else None
+    )
 
 
 def _split(value: Any) -> Strict:

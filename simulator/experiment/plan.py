@@ -12,8 +12,9 @@ from ...algorithms.partition.file import PartitionFile
 class Population:
     """Every silo's records by side, under the names that jobs take, and what names them exactly.
 
-    ``digest`` is SHA-256 in hex of the partition and of all records: two populations with one digest are the same.
-    ``partition`` is its file, where it is not drawn silo by silo; ``notes`` are what a person should know of it.
+    ``digest`` is SHA-256 in hex of the partition and of all records: two populations with one
+    digest are the same. ``partition`` is its file, where it is not drawn silo by silo; ``notes``
+    are what a person should know of it.
     """
 
     records: Mapping[str, Records]
@@ -26,7 +27,9 @@ class Population:
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed; ``label`` names the method with its options in folders, tables and curves."""
+    """One method with one seed; ``label`` names the method with its options in folders, tables and
+    curves.
+    """
 
     label: str
     seed: int
@@ -35,7 +38,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Schedule:
-    """After how many rounds all silos are looked at, and after how many a checkpoint is written; the last counts."""
+    """After how many rounds all silos are looked at, and after how many a checkpoint is written.
+
+    The last counts.
+    """
 
     look_every: int
     checkpoint_every: int

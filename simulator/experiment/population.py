@@ -1,7 +1,9 @@
-"""From the file of a simulation to every silo's records: read, dealt out, split and cut, once for all runs.
+"""From the file of a simulation to every silo's records: read, dealt out, split and cut, once for
+all runs.
 
-The records of all silos are views of one memory, in the order of silos and sides: together they take what the data set
-takes, which is rearranged where it was read. CIFAR-10's 60,000 images take 0.74 GB.
+The records of all silos are views of one memory, in the order of silos and sides: together they
+take what the data set takes, which is rearranged where it was read. CIFAR-10's 60,000 images take
+0.74 GB.
 """
 
 import hashlib
@@ -37,15 +39,22 @@ def populate(experiment: Experiment) -> Population:
     """Every silo's records; LocalError says what the file, the data or the partition lack."""
     file = experiment.file
     if isinstance(file.data, Synthetic):
-        drawn = _drawn(file.data, silo_names([str(number) for number in range(file.data.silos)], file.silos))
+        drawn = _drawn(
+            file.data, silo_names([str(number) for number in range(file.data.silos)], file.silos)
+        )
         names = file.model.class_names
-        return Population(drawn, file.model.classes, names, _digest(drawn, file.model.classes, names))
+        return Population(
+            drawn, file.model.classes, names, _digest(drawn, file.model.classes, names)
+        )
     return _populate(file, file.data)
 
 
 def counts(population: Population) -> Counts:
     """Records by silo and class [N, C], all sides together; for a picture."""
-    held = [torch.cat([side.y for _, side in _sides(records)]) for records in population.records.values()]
+    held = [
+        torch.cat([side.y for _, side in _sides(records)])
+        for records in population.records.values()
+    ]
     return np.array([np.bincount(y.numpy(), minlength=population.classes) for y in held], np.int64)
 
 
@@ -64,7 +73,9 @@ def _populate(file: ExperimentFile, source: DataTable) -> Population:
     partition = partition_file(silos, data.y.numpy(), source.title, dealt.seed, dealt.how)
     records = cut(data, silos)
     classes, names = file.model.classes, file.model.class_names or data.class_names
-    notes = _notes([client for client in dealt.sides if client not in some], silos, len(some), len(data))
+    notes = _notes(
+        [client for client in dealt.sides if client not in some], silos, len(some), len(data)
+    )
     return Population(records, classes, names, _digest(records, classes, names), partition, notes)
 
 
@@ -74,21 +85,28 @@ def _load(file: ExperimentFile, source: DataTable) -> Dataset:
     outside = data.y[(data.y < 0) | (data.y >= file.model.classes)]
     if len(outside):
         raise LocalError(
-            f"{source.where}: label {int(outside[0])} in {len(outside)} of {len(data)} records, model.classes = "
-            f"{file.model.classes}: its classes are 0 to {file.model.classes - 1}; correct it, or number from 0"
+            f"{source.where}: label {int(outside[0])} in {len(outside)} of {len(data)} records,"
+            f" model.classes = {file.model.classes}: its classes are 0 to {file.model.classes - 1};"
+            " correct it, or number from 0"
         )
     if twice := same_id(data.ids):
-        raise LocalError(f"{source.where}: records {twice[0]} and {twice[1]} have the same id; give each its own")
+        raise LocalError(
+            f"{source.where}: records {twice[0]} and {twice[1]} have the same id; give each its own"
+        )
     return data
 
 
 def _drawn(table: Synthetic, silos: Sequence[str]) -> dict[str, Records]:
     keys = table.model_dump(exclude={"kind", "silos"})
-    return {silo: Records(*sides) for silo, sides in synthetic.population(silos, **keys).shards.items()}
+    return {
+        silo: Records(*sides) for silo, sides in synthetic.population(silos, **keys).shards.items()
+    }
 
 
 def cut(data: Dataset, sides: Mapping[str, Sides]) -> dict[str, Records]:
-    """The records of each silo, as views of the data set's memory, which is rearranged: it holds nothing else then."""
+    """The records of each silo, as views of the data set's memory, which is rearranged: it holds
+    nothing else then.
+    """
     pieces = [piece for own in sides.values() for piece in (own.train, own.validation, own.test)]
     order = np.concatenate(pieces)
     rest = np.setdiff1d(np.arange(len(data)), order, assume_unique=True)
@@ -128,8 +146,13 @@ def _sides(records: Records) -> Iterator[tuple[str, Dataset]]:
 
 
 def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] | None) -> str:
-    """Of what each record is, whose, and on which side; a length before all bytes keeps two from running together."""
-    digest = hashlib.sha256(DOMAIN + canonical_json([classes, None if names is None else list(names)]))
+    """Of what each record is, whose, and on which side.
+
+    A length before all bytes keeps two from running together.
+    """
+    digest = hashlib.sha256(
+        DOMAIN + canonical_json([classes, None if names is None else list(names)])
+    )
     for silo, own in records.items():
         for side, data in _sides(own):
             digest.update(canonical_json([silo, side, list(data.x.shape)]))
@@ -138,8 +161,14 @@ def _digest(records: Mapping[str, Records], classes: int, names: Sequence[str] |
     return digest.hexdigest()
 
 
-def _notes(empty: Sequence[str], silos: Mapping[str, Sides], clients: int, records: int) -> tuple[str, ...]:
-    notes = [f"{len(silos)} of the partition's {clients} clients take part"] if len(silos) < clients else []
+def _notes(
+    empty: Sequence[str], silos: Mapping[str, Sides], clients: int, records: int
+) -> tuple[str, ...]:
+    notes = (
+        [f"{len(silos)} of the partition's {clients} clients take part"]
+        if len(silos) < clients
+        else []
+    )
     if empty:
         named = ", ".join(empty[:MOST_NAMED]) + (" …" if len(empty) > MOST_NAMED else "")
         notes.append(f"clients of the partition without any record take no part: {named}")

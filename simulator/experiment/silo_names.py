@@ -1,4 +1,6 @@
-"""What a partition's clients are called in jobs: letters a-z, digits and hyphens, 64 of them at most."""
+"""What a partition's clients are called in jobs: letters a-z, digits and hyphens, 64 of them at
+most.
+"""
 
 import re
 import unicodedata
@@ -17,11 +19,14 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def silo_names(clients: Sequence[str], given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """One a client: those given, or silo-007 where all are numbers, or the client's own less what no name can have."""
+    """One a client: those given, or silo-007 where all are numbers, or the client's own less what
+    no name can have.
+    """
     if given is not None:
         if len(given) != len(clients):
             raise LocalError(
-                f"silos names {len(given)}, the partition has {len(clients)} clients; name each, or leave it out"
+                f"silos names {len(given)}, the partition has {len(clients)} clients; name each, or"
+                " leave it out"
             )
         return tuple(given)
     if all(client.isdecimal() and client.isascii() for client in clients):
@@ -32,10 +37,15 @@ def silo_names(clients: Sequence[str], given: Sequence[str] | None = None) -> tu
     first: dict[str, str] = {}
     for client, name in zip(clients, names, strict=True):
         if not name or len(name) > LONGEST:
-            raise LocalError(f"partition: client {client[:200]!r} makes no name of a silo; {_fix(clients)}")
+            raise LocalError(
+                f"partition: client {client[:200]!r} makes no name of a silo; {_fix(clients)}"
+            )
         before = first.setdefault(name, client)
         if before != client:
-            raise LocalError(f"partition: clients {before!r} and {client!r} are both named {name!r}; {_fix(clients)}")
+            raise LocalError(
+                f"partition: clients {before!r} and {client!r} are both named {name!r};"
+                f" {_fix(clients)}"
+            )
     return names
 
 

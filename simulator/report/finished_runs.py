@@ -1,4 +1,6 @@
-"""The runs that an output folder holds, read back: for summaries, pictures and people's own programs."""
+"""The runs that an output folder holds, read back: for summaries, pictures and people's own
+programs.
+"""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,7 +24,9 @@ from ..run.snapshot import read_index
 
 @dataclass(frozen=True)
 class Recorded:
-    """One run, finished or not; ``rounds`` are all that it trains. Models and coordinator are of a finished one.
+    """One run, finished or not; ``rounds`` are all that it trains.
+
+    Models and coordinator are of a finished one.
 
     ``seconds`` is how long processes were at it, up to its last checkpoint; None before the first.
     """
@@ -57,7 +61,10 @@ class Recorded:
 
 
 def load_runs(out: Path) -> tuple[Recorded, ...]:
-    """All runs of an output folder, by label and seed; a run that another process is at as far as it is."""
+    """All runs of an output folder, by label and seed.
+
+    A run that another process is at as far as it is.
+    """
     runs = [_recorded(path.parent) for path in out.glob(f"*/seed-*/{RUN}")]
     return tuple(sorted(runs, key=lambda run: (run.label, run.seed)))
 
@@ -67,7 +74,9 @@ def _recorded(folder: Path) -> Recorded:
     over = index.finished if index else None
     path = folder / HISTORY
     if index is not None and sha256(found.to_bytes()).hexdigest() != index.run:
-        raise LocalError(f"{folder / RUN}: is not what the checkpoint beside it was written for; {BEGIN_ANEW}")
+        raise LocalError(
+            f"{folder / RUN}: is not what the checkpoint beside it was written for; {BEGIN_ANEW}"
+        )
     if index is not None:
         history_file.check(path, index.history)
     history = history_file.read(path, over.history if over else None) if path.exists() else ()
@@ -89,4 +98,6 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}; run the same again") from error
+        raise LocalError(
+            f"{path}: cannot read it: {error.strerror or error}; run the same again"
+        ) from error

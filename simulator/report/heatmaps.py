@@ -1,17 +1,20 @@
-"""Heat maps of what a method learns of the silos: PNG of who is like whom, or of who mixes which models.
+"""Heat maps of what a method learns of the silos: PNG of who is like whom, or of who mixes which
+models.
 
-=========  ====================================================  ==================================================
-method     what is drawn                                         where it is from
-=========  ====================================================  ==================================================
-pfedsim    Φ_ij, the weight of silo j's extractor for silo i     ``phi`` of the coordinator's state
-fedsimsup  s_ij, the cosine of label proportions                 ``proportions`` of the coordinator's state
-fedaims    cosine of the backbones' updates, or of the           ``similarity`` of the coordinator's state, with
-           backbones                                             ``sampling = "algorithm2"`` only
-ppfl       c_ik, the share of model k in silo i's mixture        ``membership`` of the silos' states
-=========  ====================================================  ==================================================
+=========  ===========================================  ============================================
+method     what is drawn                                where it is from
+=========  ===========================================  ============================================
+pfedsim    Φ_ij, the weight of silo j's extractor for   ``phi`` of the coordinator's state
+           silo i
+fedsimsup  s_ij, the cosine of label proportions        ``proportions`` of the coordinator's state
+fedaims    cosine of the backbones' updates, or of the  ``similarity`` of the coordinator's state,
+           backbones                                    with ``sampling = "algorithm2"`` only
+ppfl       c_ik, the share of model k in silo i's       ``membership`` of the silos' states
+           mixture
+=========  ===========================================  ============================================
 
-The other methods compare no silos. In a simulation all of this is at hand; in a federation a coordinator has no more of
-it than the method's wire list says.
+The other methods compare no silos. In a simulation all of this is at hand; in a federation a
+coordinator has no more of it than the method's wire list says.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,14 +47,19 @@ Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 MOST_NAMES = 40  # along a side
-SHOWN = 0.99  # of the numbers of pairs have a colour of their own; a few large ones would leave the rest dark
+# of the numbers of pairs have a colour of their own; a few large ones would leave the rest dark
+SHOWN = 0.99
 NOTHING = "#bdbdbd"  # where there is no number; on none of the scales
-MOST_OPTIMAL = 200  # silos whose leaves are turned so that neighbours are most alike, which takes their cube
+# silos whose leaves are turned so that neighbours are most alike, which takes their cube
+MOST_OPTIMAL = 200
 
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """Numbers of N silos, [N, N] of one with another or [N, K] of a silo and a model; NaN where there is none."""
+    """Numbers of N silos, [N, N] of one with another or [N, K] of a silo and a model.
+
+    NaN where there is none.
+    """
 
     title: str
     unit: str  # what a number is
@@ -66,8 +74,12 @@ class HeatMap:
         return bool(self.absent)
 
 
-def heat_map(job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState]) -> HeatMap | None:
-    """What a simulation of this job came to; None where its method compares no silos, or has not compared any yet.
+def heat_map(
+    job: Job, coordinator: CoordinatorState, state: Callable[[str], SiloState]
+) -> HeatMap | None:
+    """What a simulation of this job came to.
+
+    None where its method compares no silos, or has not compared any yet.
 
     ``state`` gives the last state of a silo.
     """
@@ -79,7 +91,8 @@ def heat_map(job: Job, coordinator: CoordinatorState, state: Callable[[str], Sil
             title = "pFedSim: whose extractors a silo is given"
             return _pairs(job, title, "Φ", "unlike, or never in a round together", phi)
         case FedSimSup() if method.labels:
-            unit = normalize(coordinator["proportions"], dim=1).numpy()  # [N, C], zeros for one without a census
+            # [N, C], zeros for one without a census
+            unit = normalize(coordinator["proportions"], dim=1).numpy()
             cosines = np.where(np.outer(unit.any(1), unit.any(1)), unit @ unit.T, np.nan)
             title = "FedSimSup: whose models a silo is given while it is away"
             return _pairs(job, title, "cosine of label proportions", "proportions unknown", cosines)
@@ -88,13 +101,19 @@ def heat_map(job: Job, coordinator: CoordinatorState, state: Callable[[str], Sil
             seen = coordinator["similarity"].numpy()
             cosines = np.where(seen == 0, np.nan, seen)
             return _pairs(
-                job, "FedAIMS: whose backbones are alike", f"cosine of {of}", "never in a round together", cosines
+                job,
+                "FedAIMS: whose backbones are alike",
+                f"cosine of {of}",
+                "never in a round together",
+                cosines,
             )
         case PPFL():
             shares = heatmap.simulated({silo: state(silo) for silo in job.silos})
             heatmap.check(shares, job.silos)
             title = "PPFL: which models a silo mixes"
-            return HeatMap(title, "share of the model", shares.double().numpy(), job.silos, (0.0, 1.0))
+            return HeatMap(
+                title, "share of the model", shares.double().numpy(), job.silos, (0.0, 1.0)
+            )
         case _:
             return None
 
@@ -106,34 +125,51 @@ def _pairs(job: Job, title: str, unit: str, absent: str, values: Numbers) -> Hea
     if not len(known):
         return None
     high = float(np.quantile(np.abs(known), SHOWN))
-    return HeatMap(title, unit, others, job.silos, (-high if bool((known < 0).any()) else 0.0, high), absent)
+    return HeatMap(
+        title, unit, others, job.silos, (-high if bool((known < 0).any()) else 0.0, high), absent
+    )
 
 
 def by_class(counts: Counts) -> list[int]:
-    """Silos by the class of which they have most records [N, C], among those of one class the purest first."""
+    """Silos by the class of which they have most records [N, C], among those of one class the
+    purest first.
+    """
     dominant, largest = counts.argmax(1), counts.max(1) / np.maximum(counts.sum(1), 1)
     return sorted(range(len(counts)), key=lambda silo: (dominant[silo], -largest[silo]))
 
 
 def by_likeness(found: HeatMap) -> list[int]:
-    """Silos with the same main model together; pairs as the leaves of their tree of clusters, average linkage."""
+    """Silos with the same main model together.
+
+    Pairs as the leaves of their tree of clusters, average linkage.
+    """
     if not found.pairs:
         main, share = found.values.argmax(1), found.values.max(1)
         return sorted(range(len(main)), key=lambda silo: (main[silo], -share[silo]))
-    alike = np.nan_to_num(np.clip(found.values, *found.scale))  # where there is no number: not alike
+    # where there is no number: not alike
+    alike = np.nan_to_num(np.clip(found.values, *found.scale))
     apart = found.scale[1] - (alike + alike.T) / 2
     above = apart[np.triu_indices(len(apart), 1)]
-    return [int(silo) for silo in leaves_list(linkage(above, "average", optimal_ordering=len(apart) <= MOST_OPTIMAL))]
+    return [
+        int(silo)
+        for silo in leaves_list(
+            linkage(above, "average", optimal_ordering=len(apart) <= MOST_OPTIMAL)
+        )
+    ]
 
 
 def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = ()) -> bytes:
-    """PNG: the silos in job order, by likeness, and where ``counts`` [N, C] are given by dominant class.
+    """PNG: the silos in job order, by likeness, and where ``counts`` [N, C] are given by dominant
+    class.
 
     ``classes`` are the names of the classes; numbers where not given.
     """
     n, columns = found.values.shape
     if counts is not None and len(counts) != n:
-        raise LocalError(f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same silos")
+        raise LocalError(
+            f"a heat map of {n} silos, and class counts of {len(counts)}; give those of the same"
+            " silos"
+        )
     orders = {"silos in job order": list(range(n)), "silos by likeness": by_likeness(found)}
     if counts is not None:
         orders["silos by dominant class"] = by_class(counts)
@@ -149,7 +185,9 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
         if counts is not None:
             _blocks(panels[-1], found, counts[by_class(counts)].argmax(1), classes)
         beyond: Literal["both", "max"] = "both" if found.scale[0] < 0 else "max"
-        figure.colorbar(image, ax=panels, label=found.unit, shrink=0.8, extend=beyond if found.pairs else None)
+        figure.colorbar(
+            image, ax=panels, label=found.unit, shrink=0.8, extend=beyond if found.pairs else None
+        )
         figure.suptitle(found.title)
         if found.pairs:
             figure.supxlabel(f"grey: {found.absent}; or a silo and itself", fontsize="small")
@@ -159,8 +197,12 @@ def png(found: HeatMap, counts: Counts | None = None, classes: Sequence[str] = (
 
 def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
     values = found.values[order][:, order] if found.pairs else found.values[order]
-    colours = mpl.colormaps["RdBu_r" if found.scale[0] < 0 else "viridis"].with_extremes(bad=NOTHING)
-    image = axes.imshow(values, colours, aspect="equal" if found.pairs else "auto", clim=found.scale)
+    colours = mpl.colormaps["RdBu_r" if found.scale[0] < 0 else "viridis"].with_extremes(
+        bad=NOTHING
+    )
+    image = axes.imshow(
+        values, colours, aspect="equal" if found.pairs else "auto", clim=found.scale
+    )
     axes.spines[:].set_visible(False)
     names = [found.silos[silo] for silo in order] if len(order) <= MOST_NAMES else []
     axes.set_yticks(range(len(names)), names, fontsize="x-small")
@@ -172,15 +214,24 @@ def _cells(axes: Axes, found: HeatMap, order: Sequence[int]) -> AxesImage:
     return image
 
 
-def _blocks(axes: Axes, found: HeatMap, dominant: NDArray[np.int64], classes: Sequence[str]) -> None:
-    """Lines between the silos of one class and the next, and the classes' names beside those with room for them."""
+def _blocks(
+    axes: Axes, found: HeatMap, dominant: NDArray[np.int64], classes: Sequence[str]
+) -> None:
+    """Lines between the silos of one class and the next, and the classes' names beside those with
+    room for them.
+    """
     ends = [0, *(np.flatnonzero(np.diff(dominant)) + 1).tolist(), len(dominant)]
     colour = "#666666" if found.scale[0] < 0 else "white"
     for end in ends[1:-1]:
         axes.axhline(end - 0.5, color=colour, linewidth=0.8)
         if found.pairs:
             axes.axvline(end - 0.5, color=colour, linewidth=0.8)
-    roomy = [(start, end) for start, end in pairwise(ends) if end - start >= len(dominant) / MOST_NAMES]
-    named = [classes[label] if classes else str(label) for label in (int(dominant[start]) for start, _ in roomy)]
+    roomy = [
+        (start, end) for start, end in pairwise(ends) if end - start >= len(dominant) / MOST_NAMES
+    ]
+    named = [
+        classes[label] if classes else str(label)
+        for label in (int(dominant[start]) for start, _ in roomy)
+    ]
     axes.set_yticks([(start + end - 1) / 2 for start, end in roomy], named, fontsize="x-small")
     axes.set_ylabel("class")

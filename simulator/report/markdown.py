@@ -23,12 +23,17 @@ def table(columns: Sequence[MarkdownColumn], rows: Sequence[Sequence[str]]) -> s
     """A table whose source reads well too; the cells are Markdown."""
     cells = [[column.title for column in columns], *rows]
     widths = [max(3, *(len(row[place]) for row in cells)) for place in range(len(columns))]
-    rule = ["-" * (width - 1) + (":" if column.numbers else "-") for column, width in zip(columns, widths, strict=True)]
+    rule = [
+        "-" * (width - 1) + (":" if column.numbers else "-")
+        for column, width in zip(columns, widths, strict=True)
+    ]
     first, *rest = (_padded(row, columns, widths) for row in cells)
     return "".join(f"| {' | '.join(row)} |\n" for row in (first, rule, *rest))
 
 
-def _padded(row: Sequence[str], columns: Sequence[MarkdownColumn], widths: Sequence[int]) -> list[str]:
+def _padded(
+    row: Sequence[str], columns: Sequence[MarkdownColumn], widths: Sequence[int]
+) -> list[str]:
     return [
         cell.rjust(width) if column.numbers else cell.ljust(width)
         for cell, column, width in zip(row, columns, widths, strict=True)

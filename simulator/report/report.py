@@ -27,14 +27,19 @@ SUMMARY, CURVES, SPREAD, HEATMAP = "summary.md", "curves.png", "spread.png", "he
 PARTITION, PARTITION_PICTURE = "partition.json", "partition.png"
 
 
-def write_report(out: Path, population: Population | None = None, labels: Sequence[str] = ()) -> tuple[Path, ...]:
+def write_report(
+    out: Path, population: Population | None = None, labels: Sequence[str] = ()
+) -> tuple[Path, ...]:
     """Write it all; the files, the summary first. The same runs give the same bytes.
 
-    ``labels`` come first, in their order. LocalError where no run is finished, or they cannot be compared.
+    ``labels`` come first, in their order. LocalError where no run is finished, or they cannot be
+    compared.
     """
     groups = _groups(load_runs(out), labels)
     if not groups:
-        raise LocalError(f"{out}: no run in it is finished, so there is nothing to compare; run one to its end")
+        raise LocalError(
+            f"{out}: no run in it is finished, so there is nothing to compare; run one to its end"
+        )
     check_comparable(groups, population)
     partition = _partition(out, population)
     pictures = _pictures(out, groups, population)
@@ -54,11 +59,16 @@ def _pictures(out: Path, groups: Groups, population: Population | None) -> dict[
         _link(SPREAD, "Accuracy silo by silo, after the last round"): curves.spread(taken),
     }
     if population is not None and (held := _drawn(population)):
-        pictures[_link(PARTITION_PICTURE, "Who holds what: the area of a disc is the number of records")] = held
+        pictures[
+            _link(PARTITION_PICTURE, "Who holds what: the area of a disc is the number of records")
+        ] = held
     for label, runs in groups.items():
         for run in runs:
             if made := _heat_map(run, population):
-                place, caption = run.folder.relative_to(out) / HEATMAP, f"Heat map of {label}, seed {run.seed}"
+                place, caption = (
+                    run.folder.relative_to(out) / HEATMAP,
+                    f"Heat map of {label}, seed {run.seed}",
+                )
                 pictures[_link(place.as_posix(), caption, run is runs[0])] = made
     return pictures
 

@@ -1,4 +1,6 @@
-"""What the silos' accuracies of one measure say of the weakest and the strongest, and against training alone."""
+"""What the silos' accuracies of one measure say of the weakest and the strongest, and against
+training alone.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,9 @@ class Against:
 
 
 def kept(history: Sequence[Measured], product: Product, trained: Collection[str]) -> Measured:
-    """Of the last look, each silo with the model that it keeps: the one that ``algorithms.local_round.kept`` says."""
+    """Of the last look, each silo with the model that it keeps: the one that
+    ``algorithms.local_round.kept`` says.
+    """
     last = {one.measure: one for one in history}
     delivered, own = last["all/aggregated"], last["all/trained"]
     if product == "delivered":
@@ -60,4 +64,8 @@ def spectrum(measured: Measured) -> Spectrum:
 def against(measured: Measured, other: Measured) -> Against:
     """Silo by silo, on the same records: the number that is right decides."""
     gains = [measured.correct[silo] - other.correct[silo] for silo in measured.records]
-    return Against(sum(gain > 0 for gain in gains), sum(gain == 0 for gain in gains), sum(gain < 0 for gain in gains))
+    return Against(
+        sum(gain > 0 for gain in gains),
+        sum(gain == 0 for gain in gains),
+        sum(gain < 0 for gain in gains),
+    )

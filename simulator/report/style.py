@@ -1,7 +1,9 @@
-"""How all pictures of a simulation look: one palette, one style, PNG bytes; nothing of a user's own settings.
+"""How all pictures of a simulation look: one palette, one style, PNG bytes.
 
-Figures are made by matplotlib's objects and drawn by Agg, so nothing here needs a screen or touches what another part
-of the process draws.
+Nothing of a user's own settings.
+
+Figures are made by matplotlib's objects and drawn by Agg, so nothing here needs a screen or touches
+what another part of the process draws.
 """
 
 import io
@@ -16,9 +18,11 @@ from matplotlib.ticker import PercentFormatter
 
 Dashes: TypeAlias = Literal["-"] | tuple[float, tuple[float, ...]]
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's, no yellow
+# Okabe and Ito's, no yellow
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
-DASHES: tuple[Dashes, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))  # a second and a third time round the colours
+# a second and a third time round the colours
+DASHES: tuple[Dashes, ...] = ("-", (0.0, (5.0, 2.0)), (0.0, (1.5, 1.5)))
 DOTS_AN_INCH = 120
 STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -37,7 +41,10 @@ STYLE: dict[Any, Any] = {  # matplotlib names its keys in a Literal
 
 @dataclass(frozen=True)
 class Style:
-    """Of one method, the same in every picture; no two of the first twenty-one share colour and dashes."""
+    """Of one method, the same in every picture.
+
+    No two of the first twenty-one share colour and dashes.
+    """
 
     colour: str
     marker: str
@@ -46,7 +53,10 @@ class Style:
 
 def styles_of(labels: Sequence[str]) -> dict[str, Style]:
     """By label, in their order."""
-    turns = [(n % len(COLOURS), n % len(MARKERS), n // len(COLOURS) % len(DASHES)) for n in range(len(labels))]
+    turns = [
+        (n % len(COLOURS), n % len(MARKERS), n // len(COLOURS) % len(DASHES))
+        for n in range(len(labels))
+    ]
     return {
         label: Style(COLOURS[colour], MARKERS[marker], DASHES[dash])
         for label, (colour, marker, dash) in zip(labels, turns, strict=True)
@@ -54,7 +64,10 @@ def styles_of(labels: Sequence[str]) -> dict[str, Style]:
 
 
 def percent(axes: Axes, way: str) -> None:
-    """Write the ``x`` or ``y`` axis of accuracies in 0…1 in percent, with lines across; nothing beyond 0 and 100 %."""
+    """Write the ``x`` or ``y`` axis of accuracies in 0…1 in percent, with lines across.
+
+    Nothing beyond 0 and 100 %.
+    """
     axis = axes.xaxis if way == "x" else axes.yaxis
     axis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     axes.grid(axis="x" if way == "x" else "y")
@@ -68,7 +81,10 @@ def within(values: Sequence[float]) -> tuple[float, float]:
 
 
 def picture(width: float, height: float, draw: Callable[[Figure], None]) -> bytes:
-    """PNG of what ``draw`` puts into a figure of so many inches; the same bytes for the same figure."""
+    """PNG of what ``draw`` puts into a figure of so many inches.
+
+    The same bytes for the same figure.
+    """
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)

@@ -1,7 +1,8 @@
 """A published table beside the finished runs of its reproduction: as rows, as Markdown and as CSV.
 
-``published`` is as printed, in percent; ``ours`` the mean over seeds with the deviation of a sample. What stands beside
-a value that is a deviation over silos is that of our silos, the mean of all seeds.
+``published`` is as printed, in percent; ``ours`` the mean over seeds with the deviation of a
+sample. What stands beside a value that is a deviation over silos is that of our silos, the mean of
+all seeds.
 """
 
 import csv
@@ -44,7 +45,10 @@ CSV = (
 
 @dataclass(frozen=True)
 class Ran:
-    """What finished runs of one method came to; ``over_silos`` is the deviation over these, the mean of all seeds."""
+    """What finished runs of one method came to.
+
+    ``over_silos`` is the deviation over these, the mean of all seeds.
+    """
 
     score: Spread
     over_silos: float
@@ -66,11 +70,18 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """Ours less the paper's."""
-        return None if self.ours is None or self.value.mean is None else self.ours.score.mean - self.value.mean
+        return (
+            None
+            if self.ours is None or self.value.mean is None
+            else self.ours.score.mean - self.value.mean
+        )
 
 
 def compared(table: PaperTable, recorded: Mapping[str, Sequence[Recorded]]) -> tuple[Cell, ...]:
-    """Column by column, of the settings whose finished runs are given; those without any are left out."""
+    """Column by column, of the settings whose finished runs are given.
+
+    Those without any are left out.
+    """
     found = []
     for place, column in enumerate(table.columns):
         runs = recorded.get(column.setting.name, ()) if column.setting is not None else ()
@@ -111,7 +122,11 @@ def to_markdown(table: PaperTable, cells: Sequence[Cell], smaller: Sequence[str]
         text += f"\n## {escaped(own[0].column.title)}\n\n"
         if ran is not None:
             text += f"{ran.silos} silos, {ran.drawn} drawn for a round, {ran.rounds} rounds.\n\n"
-        headings = [Heading("method"), *(Heading(name, numbers=True) for name in HEADINGS[2:]), Heading("our measure")]
+        headings = [
+            Heading("method"),
+            *(Heading(name, numbers=True) for name in HEADINGS[2:]),
+            Heading("our measure"),
+        ]
         rows = [
             [escaped(row[1]), *row[2:], " ".join(cell.row.score) if cell.ours else NONE]
             for row, cell in zip(told(own, over_silos=over_silos), own, strict=True)
@@ -136,7 +151,11 @@ def to_csv(table: PaperTable, cells: Sequence[Cell]) -> str:
                 *cell.row.score,
                 cell.value.mean,
                 cell.value.deviation,
-                *((ours.score.mean, ours.score.deviation, ours.over_silos, ours.score.seeds) if ours else [None] * 4),
+                *(
+                    (ours.score.mean, ours.score.deviation, ours.over_silos, ours.score.seeds)
+                    if ours
+                    else [None] * 4
+                ),
                 cell.difference,
                 *((ours.silos, ours.drawn, ours.rounds) if ours else [None] * 3),
             ]
@@ -153,7 +172,10 @@ def meaning(table: PaperTable) -> str:
     """What ± is."""
     ours = "Ours: mean ± deviation over seeds."
     if table.deviation == "silos":
-        return f"Published: mean ± deviation over clients. {ours} Behind it, in brackets, the deviation over silos."
+        return (
+            f"Published: mean ± deviation over clients. {ours} Behind it, in brackets, the"
+            " deviation over silos."
+        )
     return f"Published: mean ± deviation. {ours}"
 
 
@@ -177,14 +199,19 @@ def _ran(row: PaperRow, column: PaperColumn, runs: Sequence[Recorded]) -> Ran | 
 
 
 def within(history: Sequence[Measured], start: str) -> tuple[Measured, ...]:
-    """What was measured of the silos whose names begin so; nothing where a measure had none of them."""
+    """What was measured of the silos whose names begin so.
+
+    Nothing where a measure had none of them.
+    """
     if not start:
         return tuple(history)
     found = []
     for one in history:
         records = {silo: count for silo, count in one.records.items() if silo.startswith(start)}
         if records:
-            found.append(replace(one, correct={silo: one.correct[silo] for silo in records}, records=records))
+            found.append(
+                replace(one, correct={silo: one.correct[silo] for silo in records}, records=records)
+            )
     return tuple(found)
 
 
@@ -200,4 +227,6 @@ def _ours(ran: Ran, *, over_silos: bool) -> tuple[str, str]:
 
 
 def _percent(mean: float, deviation: float | None, digits: int) -> str:
-    return f"{100 * mean:.{digits}f}" + ("" if deviation is None else f" ± {100 * deviation:.{digits}f}")
+    return f"{100 * mean:.{digits}f}" + (
+        "" if deviation is None else f" ± {100 * deviation:.{digits}f}"
+    )

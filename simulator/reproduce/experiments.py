@@ -1,11 +1,12 @@
 """From a published table to experiments, one a setting, at the paper's scale or a smaller one.
 
-Fewer clients are some of the paper's own: the partition is made for all of them, and as many as asked for take part,
-spread evenly over it, each with the records that it has at full scale. The share that is drawn for a round stays, but
-for at least three silos. Fewer rounds are fewer rounds, and what a method does after a share of them comes after the
-same share.
+Fewer clients are some of the paper's own: the partition is made for all of them, and as many as
+asked for take part, spread evenly over it, each with the records that it has at full scale. The
+share that is drawn for a round stays, but for at least three silos. Fewer rounds are fewer rounds,
+and what a method does after a share of them comes after the same share.
 
-Which files a setting's records are read from, under the folder that a person names, and what is not there.
+Which files a setting's records are read from, under the folder that a person names, and what is not
+there.
 """
 
 import difflib
@@ -48,15 +49,25 @@ def chosen_settings(table: PaperTable, wanted: Sequence[str]) -> tuple[PaperSett
     """The settings of these names, all for none."""
     known = {setting.name: setting for setting in table.settings}
     if not known:
-        raise LocalError(f"{table.path}: none of its columns can be run here; --list {table.path} says why")
-    return tuple(known[_known(name, known, f"{table.path}: no setting")] for name in dict.fromkeys(wanted or known))
+        raise LocalError(
+            f"{table.path}: none of its columns can be run here; --list {table.path} says why"
+        )
+    return tuple(
+        known[_known(name, known, f"{table.path}: no setting")]
+        for name in dict.fromkeys(wanted or known)
+    )
 
 
 def chosen_labels(table: PaperTable, wanted: Sequence[str]) -> frozenset[str]:
     """The labels of these methods, all for none, and of those that run beside every one."""
     methods = {method.title: method for row in table.all_rows for method in row.methods.values()}
-    asked = {_known(name, methods, f"{table.path}: no method that runs here") for name in wanted or methods}
-    return frozenset(asked | {label for label, method in methods.items() if method.name in NEXT_TO_IT})
+    asked = {
+        _known(name, methods, f"{table.path}: no method that runs here")
+        for name in wanted or methods
+    }
+    return frozenset(
+        asked | {label for label, method in methods.items() if method.name in NEXT_TO_IT}
+    )
 
 
 def experiment_of(
@@ -67,12 +78,17 @@ def experiment_of(
     labels: frozenset[str] | None = None,
     seeds: Sequence[int] = (),
 ) -> Experiment:
-    """The experiment of one setting, its data in a folder; LocalError where a method cannot work in it."""
+    """The experiment of one setting, its data in a folder.
+
+    LocalError where a method cannot work in it.
+    """
     origin = Path(table.paper) / setting.name
     found = (row.methods[setting.name] for row in table.all_rows if setting.name in row.methods)
     methods = {method.title: method for method in found if labels is None or method.title in labels}
     if scale.rounds is not None:
-        methods = {label: method.model_copy(update={"rounds": None}) for label, method in methods.items()}
+        methods = {
+            label: method.model_copy(update={"rounds": None}) for label, method in methods.items()
+        }
     document = {
         "version": 1,
         "name": f"{table.paper}-{setting.name}",
@@ -85,7 +101,11 @@ def experiment_of(
 
 def records_of(setting: PaperSetting, folder: Path) -> RecordSource:
     """Where the records of a setting are, in a folder."""
-    document = {key: value for key, value in _scaled(setting, FULL).items() if key in RecordSource.model_fields}
+    document = {
+        key: value
+        for key, value in _scaled(setting, FULL).items()
+        if key in RecordSource.model_fields
+    }
     records = validate(document, RecordSource, setting.name)
     data, partition = below(records.data, records.partition, folder)
     return RecordSource(data=data, partition=partition)
@@ -95,7 +115,10 @@ def reduced(settings: Sequence[PaperSetting], scale: Scale) -> tuple[str, ...]:
     """What is other than in the paper, for people."""
     found = []
     if fewer := [setting for setting in settings if _fewer(setting, scale)]:
-        found.append(f"{scale.clients} instead of {_or([_clients(setting) or 'all' for setting in fewer])} clients")
+        found.append(
+            f"{scale.clients} instead of {_or([_clients(setting) or 'all' for setting in fewer])}"
+            " clients"
+        )
     rounds = [setting.document["rounds"] for setting in settings]
     if scale.rounds is not None and (others := [own for own in rounds if own != scale.rounds]):
         found.append(f"{scale.rounds} instead of {_or(others)} rounds")
@@ -125,7 +148,9 @@ def _fewer(setting: PaperSetting, scale: Scale) -> int | None:
     if scale.clients is None or (there is not None and there <= scale.clients):
         return None
     if scale.clients < LEAST_CLIENTS:
-        raise LocalError(f"{scale.clients} clients of setting {setting.name!r}; {LEAST_CLIENTS} are the least")
+        raise LocalError(
+            f"{scale.clients} clients of setting {setting.name!r}; {LEAST_CLIENTS} are the least"
+        )
     return scale.clients
 
 
@@ -150,7 +175,10 @@ def _known(name: str, known: Mapping[str, Any], what: str) -> str:
 
 
 def missing(data: Data, partition: Partition | None) -> tuple[str, ...]:
-    """What is not there, each with what belongs where; whether what is there can be read shows when it is."""
+    """What is not there, each with what belongs where.
+
+    Whether what is there can be read shows when it is.
+    """
     lacking = data.lacking()
     found = [] if lacking is None else [f"{data.long_title}: {lacking}"]
     if isinstance(partition, PartitionFromFile) and not partition.file.is_file():

@@ -1,19 +1,25 @@
-"""The papers' tables: what was published, under which settings, and by which of our methods; ``tables/<paper>.toml``.
+"""The papers' tables: what was published, under which settings, and by which of our methods.
+
+``tables/<paper>.toml``.
 
 ::
 
     citation = "Author, Author, 'Title', venue, arXiv:…"
     seeds = 5                             # that the paper ran; left out where it does not say
-    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]      # how Local and FedRep run where no row has them
+    beside = [{ name = "fedrep", options = { head_epochs = 1 } }]      # how Local and FedRep run
+                                                                       where no row has them
 
-    [common]                              # what settings have in common; a setting's own keys replace these
+    [common]                      # what settings have in common; a setting's own keys replace these
     rounds = 200
     participation = 0.1
 
-    [settings.cifar10-dir01]              # an experiment (simulator/experiment/experiment.py) without name, seeds and
+    [settings.cifar10-dir01]              # an experiment (simulator/experiment/experiment.py)
+                                          without name, seeds and
     methods title = "CIFAR-10, Dir(0.1)"
-    without = ["fedrep"]                  # methods that do not run beside its others, since they cannot work there
-    data = { kind = "torchvision", name = "CIFAR10" }      # paths start at the folder that a person names
+    without = ["fedrep"]                  # methods that do not run beside its others, since they
+                                          cannot work there
+    data = { kind = "torchvision", name = "CIFAR10" }      # paths start at the folder that a person
+                                                           names
     partition = { kind = "dirichlet", silos = 100, alpha = 0.1 }
     model = { name = "lenet5", classes = 10 }
     training = { lr = 0.01 }
@@ -23,19 +29,24 @@
     title = "Average model accuracy"
     unit = "percent"                      # or "share", of values such as .863
     deviation = "seeds"                   # or "silos": of what the published ± is a deviation
-    score = { measure = "all/trained", average = "micro", choice = "last" }      # which of ours the number is
-    columns = [{ setting = "cifar10-dir01" }]              # and name, title, silos where they differ; no setting
+    score = { measure = "all/trained", average = "micro", choice = "last" }      # which of ours the
+        number is
+    columns = [{ setting = "cifar10-dir01" }]              # and name, title, silos where they
+                                                           differ; no setting
     notes = ["[R] …"]                     #   where we cannot run it
 
     [[tables.rows]]
     title = "pFedSim (Ours)"              # as printed
-    method = { name = "pfedsim", options = { rho = 0.5 } } # and label, training, model, rounds; none where we lack it
+    method = { name = "pfedsim", options = { rho = 0.5 } } # and label, training, model, rounds;
+        none where we lack it
     score = { … }                         # where it is another than the table's
-    own = { cifar10-dir01 = { options = { rho = 0.3 } } }  # different in a setting; false: it does not run there
-    published = ["86.76 (0.84)"]          # a column each, as printed: mean, or mean and deviation; "?": it is lost
+    own = { cifar10-dir01 = { options = { rho = 0.3 } } }  # different in a setting; false: it does
+                                                           not run there
+    published = ["86.76 (0.84)"]          # a column each, as printed: mean, or mean and deviation;
+                                          "?": it is lost
 
-Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our choice. A row that
-names a method which the catalog has not shows what was published, and no more.
+Notes begin with a mark: [P] the paper says so, [C] its authors' code does, [D] deduced, [R] our
+choice. A row that names a method which the catalog has not shows what was published, and no more.
 """
 
 import difflib
@@ -61,8 +72,11 @@ from ..run.history import Measure
 from ..run.scores import Average, Choice, Named
 
 MARKS = ("[P] ", "[C] ", "[D] ", "[R] ")
-LOST, FAILED = "?", "-"  # a value that no copy of the paper has; one that the paper prints so, of what did not converge
-PRINTED = re.compile(r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?")
+# a value that no copy of the paper has; one that the paper prints so, of what did not converge
+LOST, FAILED = "?", "-"
+PRINTED = re.compile(
+    r"(?P<mean>\d*\.?\d+)(?: ?(?:\((?P<std>\d*\.?\d+)\)|± ?(?P<spread>\d*\.?\d+)))?"
+)
 NEXT_TO_IT = ("local", "fedrep")  # methods that every reproduction runs beside the others
 
 Unit = Literal["percent", "share"]
@@ -93,8 +107,13 @@ class OwnTable(Strict):
 
     def of(self, method: ChosenMethod) -> ChosenMethod:
         """The method in this setting."""
-        changed = {key: getattr(method, key) | getattr(self, key) for key in ("options", "training", "model")}
-        return method.model_copy(update={**changed, "rounds": method.rounds if self.rounds is None else self.rounds})
+        changed = {
+            key: getattr(method, key) | getattr(self, key)
+            for key in ("options", "training", "model")
+        }
+        return method.model_copy(
+            update={**changed, "rounds": method.rounds if self.rounds is None else self.rounds}
+        )
 
 
 class RowTable(Strict):
@@ -139,15 +158,19 @@ class TableTable(Strict):
         for row in self.rows:
             if len(row.published) != len(self.columns):
                 raise ValueError(
-                    f"{self.name}, row {row.title!r} has {len(row.published)} values for {len(self.columns)} columns"
+                    f"{self.name}, row {row.title!r} has {len(row.published)} values for"
+                    f" {len(self.columns)} columns"
                 )
             for text in row.published:
                 if text not in (LOST, FAILED) and not PRINTED.fullmatch(text):
                     raise ValueError(
-                        f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without deviation"
+                        f"{self.name}, row {row.title!r}: {text!r} is not a mean with or without"
+                        " deviation"
                     )
         if unmarked := [note for note in self.notes if not note.startswith(MARKS)]:
-            raise ValueError(f"{self.name}: begin the note {unmarked[0]!r} with one of {', '.join(MARKS)}")
+            raise ValueError(
+                f"{self.name}: begin the note {unmarked[0]!r} with one of {', '.join(MARKS)}"
+            )
         return self
 
 
@@ -165,13 +188,18 @@ class PaperFile(Strict):
     @classmethod
     def _of_those_beside(cls, methods: tuple[ChosenMethod, ...]) -> tuple[ChosenMethod, ...]:
         if others := sorted({method.name for method in methods} - set(NEXT_TO_IT)):
-            raise ValueError(f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)} alone")
+            raise ValueError(
+                f"beside has {', '.join(others)}; beside every table run {' and '.join(NEXT_TO_IT)}"
+                " alone"
+            )
         return methods
 
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A published number as printed, and in 0…1; ``mean`` is None where it is lost or the paper has none.
+    """A published number as printed, and in 0…1.
+
+    ``mean`` is None where it is lost or the paper has none.
 
     ``digits`` are those that it has behind the point in percent.
     """
@@ -184,7 +212,9 @@ class PaperValue:
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """What a column was measured in: a document of ``experiment.ExperimentFile`` less name, seeds and methods."""
+    """What a column was measured in: a document of ``experiment.ExperimentFile`` less name, seeds
+    and methods.
+    """
 
     name: str
     title: str
@@ -194,7 +224,10 @@ class PaperSetting:
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """One setting of a table; of the silos whose names begin so, all for none. Without a setting it is not ours."""
+    """One setting of a table; of the silos whose names begin so, all for none.
+
+    Without a setting it is not ours.
+    """
 
     name: str
     title: str
@@ -204,7 +237,9 @@ class PaperColumn:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A method as printed, its values by column, and our method by setting: none where the catalog has it not."""
+    """A method as printed, its values by column, and our method by setting: none where the catalog
+    has it not.
+    """
 
     title: str
     values: tuple[PaperValue, ...]
@@ -216,7 +251,8 @@ class PaperRow:
 class PaperTable:
     """A table of a paper; ``seeds`` is how many the paper ran, where it says so.
 
-    ``beside`` are methods of NEXT_TO_IT in settings in which no row has them, as the paper's other tables have them.
+    ``beside`` are methods of NEXT_TO_IT in settings in which no row has them, as the paper's other
+    tables have them.
     """
 
     paper: str
@@ -238,7 +274,11 @@ class PaperTable:
     @property
     def settings(self) -> tuple[PaperSetting, ...]:
         """Those of its columns, each once."""
-        found = {column.setting.name: column.setting for column in self.columns if column.setting is not None}
+        found = {
+            column.setting.name: column.setting
+            for column in self.columns
+            if column.setting is not None
+        }
         return tuple(found.values())
 
     @property
@@ -251,8 +291,15 @@ class PaperTable:
 def published() -> tuple[PaperTable, ...]:
     """All tables, paper by paper."""
     folder = resources.files(__package__) / "tables"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
-    return tuple(table for file in files for table in parse(file.name.removesuffix(".toml"), file.read_bytes()))
+    files = sorted(
+        (file for file in folder.iterdir() if file.name.endswith(".toml")),
+        key=lambda file: file.name,
+    )
+    return tuple(
+        table
+        for file in files
+        for table in parse(file.name.removesuffix(".toml"), file.read_bytes())
+    )
 
 
 def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
@@ -260,10 +307,15 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
     origin = f"{paper}.toml"
     file = parse_toml(data, PaperFile, origin)
     settings = {name: _setting(name, file.common, own) for name, own in file.settings.items()}
-    rows = {table.name: tuple(_row(row, table, settings, origin) for row in table.rows) for table in file.tables}
+    rows = {
+        table.name: tuple(_row(row, table, settings, origin) for row in table.rows)
+        for table in file.tables
+    }
     everyone = [row for own in rows.values() for row in own]
     _check_labels(everyone, origin)
-    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {method.name: method for method in file.beside}
+    besides = {name: ChosenMethod(name=name) for name in NEXT_TO_IT} | {
+        method.name: method for method in file.beside
+    }
     return tuple(
         PaperTable(
             paper,
@@ -272,7 +324,9 @@ def parse(paper: str, data: bytes) -> tuple[PaperTable, ...]:
             file.citation,
             file.seeds,
             table.deviation,
-            columns := tuple(_column(column, settings, f"{origin}, {table.name}") for column in table.columns),
+            columns := tuple(
+                _column(column, settings, f"{origin}, {table.name}") for column in table.columns
+            ),
             rows[table.name],
             _beside(rows[table.name], everyone, columns, table.score.named, besides),
             table.notes,
@@ -302,18 +356,27 @@ def _setting(name: str, common: Document, own: Document) -> PaperSetting:
 
 def _column(table: ColumnTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperColumn:
     if table.setting is not None and table.setting not in settings:
-        raise LocalError(f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}")
+        raise LocalError(
+            f"{origin}: setting {table.setting!r} is not in the file; known: {', '.join(settings)}"
+        )
     setting = None if table.setting is None else settings[table.setting]
     name, title = (setting.name, setting.title) if setting else ("", "")
     return PaperColumn(table.name or name, table.title or title, setting, table.silos)
 
 
-def _row(row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str) -> PaperRow:
+def _row(
+    row: RowTable, table: TableTable, settings: Mapping[str, PaperSetting], origin: str
+) -> PaperRow:
     if unknown := set(row.own) - set(settings):
-        raise LocalError(f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the file")
+        raise LocalError(
+            f"{origin}, {table.name}, row {row.title!r}: own.{min(unknown)} is not a setting of the"
+            " file"
+        )
     methods = {}
     if row.method is not None and row.method.name in METHODS:
-        for name in dict.fromkeys(column.setting for column in table.columns if column.setting is not None):
+        for name in dict.fromkeys(
+            column.setting for column in table.columns if column.setting is not None
+        ):
             own = row.own.get(name, OwnTable())
             if isinstance(own, OwnTable):
                 methods[name] = own.of(row.method)
@@ -327,7 +390,10 @@ def _value(text: str, unit: Unit) -> PaperValue:
     whole = Decimal(100 if unit == "percent" else 1)
     deviation = printed["std"] or printed["spread"]
     digits = len(printed["mean"].partition(".")[2]) - (0 if unit == "percent" else 2)
-    mean, over = (None if number is None else float(Decimal(number) / whole) for number in (printed["mean"], deviation))
+    mean, over = (
+        None if number is None else float(Decimal(number) / whole)
+        for number in (printed["mean"], deviation)
+    )
     return PaperValue(text, mean, over, max(digits, 0))
 
 
@@ -338,7 +404,8 @@ def _check_labels(rows: Sequence[PaperRow], origin: str) -> None:
         for setting, method in row.methods.items():
             if first.setdefault((setting, method.title.lower()), method) != method:
                 raise LocalError(
-                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a label of its own"
+                    f"{origin}: {method.title!r} is two methods in setting {setting!r}; give each a"
+                    " label of its own"
                 )
 
 
@@ -349,7 +416,9 @@ def _beside(
     score: Named,
     besides: Mapping[str, ChosenMethod],
 ) -> tuple[PaperRow, ...]:
-    settings = {column.setting.name: column.setting for column in columns if column.setting is not None}
+    settings = {
+        column.setting.name: column.setting for column in columns if column.setting is not None
+    }
     nothing = tuple(PaperValue("") for _ in columns)
     found = []
     for name, method in besides.items():

@@ -2,13 +2,18 @@
 
 ::
 
-    rounds.csv                  rounds, measure, silos, records, macro, micro, spread, least, most: a line a measure
-    silos.csv                   silo, training, measure, correct, records, accuracy: of the look after the last round
-    models/<silo>.safetensors   the model that the silo keeps, as ``part/<part>/<tensor>`` and ``extra/<tensor>``
-    coordinator.safetensors     what the method's coordinator half knew in the end, where it has such a thing
+    rounds.csv                 rounds, measure, silos, records, macro, micro, spread, least, most: a
+                               line a measure
+    silos.csv                  silo, training, measure, correct, records, accuracy: of the look
+                               after the last round
+    models/<silo>.safetensors  the model that the silo keeps, as ``part/<part>/<tensor>`` and
+                               ``extra/<tensor>``
+    coordinator.safetensors    what the method's coordinator half knew in the end, where it has such
+                               a thing
 
-The names of measures are those of history.py. A model's file is what a silo of a federation keeps as model.safetensors,
-and the coordinator's what ``staddle job results`` gives as result.safetensors.
+The names of measures are those of history.py. A model's file is what a silo of a federation keeps
+as model.safetensors, and the coordinator's what ``staddle job results`` gives as
+result.safetensors.
 """
 
 import csv
@@ -42,7 +47,9 @@ def write(
     files = {ROUNDS: rounds_csv(history).encode(), SILOS: silos_csv(silos, history).encode()}
     if coordinator:
         own = {name: tensor.detach().clone().contiguous() for name, tensor in coordinator.items()}
-        files[COORDINATOR] = tensor_file.to_bytes(own, {AXIS: json.dumps([silo.name for silo in silos])})
+        files[COORDINATOR] = tensor_file.to_bytes(
+            own, {AXIS: json.dumps([silo.name for silo in silos])}
+        )
     try:
         (folder / MODELS).mkdir(exist_ok=True)
     except OSError as error:

@@ -5,12 +5,14 @@
     <out>/<label>/seed-<seed>/run.json                  what run this is (manifest.py)
                               history.jsonl             what was measured, line by line (history.py)
                               checkpoint.json, checkpoint/    where it is (snapshot.py)
-                              rounds.csv, silos.csv, models/, coordinator.safetensors    at the end (export.py)
+                              rounds.csv, silos.csv, models/, coordinator.safetensors    at the end
+        (export.py)
                               LOCK                      held by the one process that runs it
 
-Who runs it calls, round after round, ``record`` with what was measured and, every few rounds and after the last,
-``checkpoint``; then ``finish`` with the look after the last round. Killed anywhere, the next process finds the last
-checkpoint and the history up to it, measures and trains again what came after, and ends in the same bytes.
+Who runs it calls, round after round, ``record`` with what was measured and, every few rounds and
+after the last, ``checkpoint``; then ``finish`` with the look after the last round. Killed anywhere,
+the next process finds the last checkpoint and the history up to it, measures and trains again what
+came after, and ends in the same bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +40,9 @@ HISTORY = "history.jsonl"
 def folder_of(out: Path, run: Run) -> Path:
     """Where a run lies; LocalError for a label that is no name of a folder."""
     if not run.label or run.label.startswith(".") or "/" in run.label or "\0" in run.label:
-        raise LocalError(f"label {run.label!r} cannot name a folder; give one without / that begins with no dot")
+        raise LocalError(
+            f"label {run.label!r} cannot name a folder; give one without / that begins with no dot"
+        )
     return out / run.label / f"seed-{run.seed}"
 
 
@@ -48,7 +52,8 @@ def opened(
 ) -> Iterator["RunFolder"]:
     """The run's folder, made or gone on with, while the block runs.
 
-    LocalError where another process has it, where it is of another run, or where it is not as it was written.
+    LocalError where another process has it, where it is of another run, or where it is not as it
+    was written.
     """
     path = folder_of(out, run)
     with ExitStack() as stack:
@@ -80,8 +85,8 @@ class RunFolder:
         self.finished = over is not None and all((path / name).exists() for name in over.results)
         if not self.finished and there.made_with != here.made_with:
             raise LocalError(
-                f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may round "
-                "otherwise; go on as it was begun, choose another --out, or remove it"
+                f"{path}: was begun {there.made_with}, here it would be {here.made_with}, which may"
+                " round otherwise; go on as it was begun, choose another --out, or remove it"
             )
         kept = over.history if over and self.finished else index.history if index else NOTHING
         self._history = HistoryFile(path / HISTORY, kept)
@@ -100,7 +105,9 @@ class RunFolder:
         return tuple(self._measures)
 
     def record(self, measures: Iterable[Measured]) -> None:
-        """Add to the history; what is recorded after the last checkpoint is measured again after a crash."""
+        """Add to the history; what is recorded after the last checkpoint is measured again after a
+        crash.
+        """
         added = tuple(measures)
         self._history.append(added)
         self._measures += added
@@ -110,11 +117,17 @@ class RunFolder:
         self._checkpoint.write(snapshot, self._history.sync())
 
     def finish(
-        self, last: Iterable[Measured], states: Mapping[str, SiloState], coordinator: CoordinatorState
+        self,
+        last: Iterable[Measured],
+        states: Mapping[str, SiloState],
+        coordinator: CoordinatorState,
     ) -> tuple[Path, ...]:
-        """Record the look after the last round, write the results, and let the run be over; the files.
+        """Record the look after the last round, write the results, and let the run be over.
 
-        ``states`` are the models that the silos keep. The checkpoint after the last round is written already.
+        The files.
+
+        ``states`` are the models that the silos keep. The checkpoint after the last round is
+        written already.
         """
         self.record(last)
         models = {silo: states[silo] for silo in self._run.job.silos}
@@ -130,12 +143,19 @@ class RunFolder:
 
 
 def _identity_there(path: Path) -> RunManifest | None:
-    """Of the run whose folder this is; None where it is new. LocalError where it holds something else."""
+    """Of the run whose folder this is; None where it is new.
+
+    LocalError where it holds something else.
+    """
     if (path / RUN).exists():
         return manifest.read(path)
-    foreign = sorted(one.name for one in path.iterdir() if one.name != "LOCK" and not one.name.endswith(".tmp"))
+    foreign = sorted(
+        one.name for one in path.iterdir() if one.name != "LOCK" and not one.name.endswith(".tmp")
+    )
     if foreign:
-        raise LocalError(f"{path}: has no {RUN}, but {foreign[0]!r}; choose another --out, or move that away")
+        raise LocalError(
+            f"{path}: has no {RUN}, but {foreign[0]!r}; choose another --out, or move that away"
+        )
     return None
 
 

@@ -1,4 +1,5 @@
-"""What a run measured: how many records of each silo were right, by which model, after how many rounds.
+"""What a run measured: how many records of each silo were right, by which model, after how many
+rounds.
 
 A run's history on disk: a line a measure, only ever added to.
 
@@ -6,8 +7,8 @@ A run's history on disk: a line a measure, only ever added to.
 
     {"rounds":3,"measure":"all/trained","silos":{"clinic-a":[55,71],"clinic-b":[40,68]}}
 
-that is, right and all records by silo. A checkpoint says how many bytes belong to it (``Prefix``); what came after them
-is measured again by who goes on from there.
+that is, right and all records by silo. A checkpoint says how many bytes belong to it (``Prefix``);
+what came after them is measured again by who goes on from there.
 """
 
 import hashlib
@@ -26,7 +27,8 @@ from ...errors import LocalError, UnwritableError
 from ...files.documents import Strict, sync_directory, unwritable
 
 Measure = Literal[
-    "selected/before",  # silos of a round's cohort: the model as delivered, before local training, on test records
+    # silos of a round's cohort: the model as delivered, before local training, on test records
+    "selected/before",
     "selected/after",  # the same silos after local training
     "all/aggregated",  # every silo: what the rounds so far would deliver to it now, on test records
     "all/trained",  # every silo: the model that it trained last
@@ -71,20 +73,26 @@ def of_round(rounds: int, reports: Mapping[str, RoundReport]) -> tuple[Measured,
     records = {silo: report.tested for silo, report in reports.items()}
     before = {silo: report.correct_delivered for silo, report in reports.items()}
     after = {silo: report.correct_trained for silo, report in reports.items()}
-    return Measured(rounds, "selected/before", before, records), Measured(rounds, "selected/after", after, records)
+    return Measured(rounds, "selected/before", before, records), Measured(
+        rounds, "selected/after", after, records
+    )
 
 
 def of_look(rounds: int, looks: Mapping[str, Evaluation]) -> tuple[Measured, ...]:
     """The measures of all silos; those on validation records where every silo has some."""
     test = {silo: look.test for silo, look in looks.items()}
     found = [*_pair(rounds, ("all/aggregated", "all/trained"), test)]
-    validation = {silo: look.validation for silo, look in looks.items() if look.validation is not None}
+    validation = {
+        silo: look.validation for silo, look in looks.items() if look.validation is not None
+    }
     if len(validation) == len(looks):
         found += _pair(rounds, ("validation/aggregated", "validation/trained"), validation)
     return tuple(found)
 
 
-def _pair(rounds: int, measures: tuple[Measure, Measure], seen: Mapping[str, Seen]) -> tuple[Measured, Measured]:
+def _pair(
+    rounds: int, measures: tuple[Measure, Measure], seen: Mapping[str, Seen]
+) -> tuple[Measured, Measured]:
     aggregated, trained = measures
     records = {silo: one.records for silo, one in seen.items()}
     return (
@@ -119,14 +127,19 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class HistoryFile:
-    """The one writer of a history; it goes on after ``kept``, and what the file has beyond that goes."""
+    """The one writer of a history.
+
+    It goes on after ``kept``, and what the file has beyond that goes.
+    """
 
     def __init__(self, path: Path, kept: Prefix) -> None:
         data = _checked(path, kept)
         self.measures = parse(data, str(path))  # those that are kept
         self._path, self._hash, self._size = path, hashlib.sha256(data), len(data)
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(
+                path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             try:
                 os.ftruncate(self._descriptor, self._size)
                 os.fsync(self._descriptor)
@@ -182,7 +195,10 @@ def to_line(measured: Measured) -> bytes:
 
 def parse(data: bytes, origin: str) -> tuple[Measured, ...]:
     """Whole lines, each checked; ``origin`` names them in errors."""
-    return tuple(_measured(line, f"{origin}, line {number}") for number, line in enumerate(data.splitlines(), 1))
+    return tuple(
+        _measured(line, f"{origin}, line {number}")
+        for number, line in enumerate(data.splitlines(), 1)
+    )
 
 
 def _measured(line: bytes, where: str) -> Measured:
@@ -193,7 +209,9 @@ def _measured(line: bytes, where: str) -> Measured:
     correct = {silo: right for silo, (right, _) in found.silos.items()}
     records = {silo: count for silo, (_, count) in found.silos.items()}
     if beyond := [silo for silo in records if correct[silo] > records[silo]]:
-        raise LocalError(f"{where}: more records of silo {beyond[0]!r} are right than there are; {BEGIN_ANEW}")
+        raise LocalError(
+            f"{where}: more records of silo {beyond[0]!r} are right than there are; {BEGIN_ANEW}"
+        )
     return Measured(found.rounds, found.measure, correct, records)
 
 
@@ -201,7 +219,8 @@ def _checked(path: Path, kept: Prefix) -> bytes:
     data = _read(path)[: kept.bytes] if kept.bytes else b""
     if kept != Prefix(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()):
         raise LocalError(
-            f"{path}: its first {kept.bytes} bytes are not those that its checkpoint was written with; {BEGIN_ANEW}"
+            f"{path}: its first {kept.bytes} bytes are not those that its checkpoint was written"
+            f" with; {BEGIN_ANEW}"
         )
     return data
 
@@ -210,4 +229,6 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}") from error
+        raise LocalError(
+            f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}"
+        ) from error

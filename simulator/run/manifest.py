@@ -1,11 +1,13 @@
-"""What a run's folder is of: run.json, written before anything else and compared whenever the run goes on.
+"""What a run's folder is of: run.json, written before anything else and compared whenever the run
+goes on.
 
 ::
 
     {"job":{…},"label":"pfedsim","look_every":10,"made_with":{"device":"cpu","staddle":"0.1.0","torch":"2.13.0"},
      "population":"5f2a…","seed":1,"silos":[{"name":"clinic-a","test":71,"train":284,"validation":null},…],"version":1}
 
-``job`` is the document of the job (job.py). How often a checkpoint is written is not here: it changes no result.
+``job`` is the document of the job (job.py). How often a checkpoint is written is not here: it
+changes no result.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +70,9 @@ class RunManifest(Strict):
         return canonical_json(self.model_dump()) + b"\n"
 
 
-def identity(run: Run, population: Population, schedule: Schedule, device: Device = "cpu") -> RunManifest:
+def identity(
+    run: Run, population: Population, schedule: Schedule, device: Device = "cpu"
+) -> RunManifest:
     """Of a run that begins here and now, and trains on such a device."""
     sides = {silo: population.records[silo] for silo in run.job.silos}
     return RunManifest(
@@ -100,9 +104,14 @@ def read(folder: Path) -> RunManifest:
 
 
 def check_same(folder: Path, there: RunManifest, here: RunManifest) -> None:
-    """LocalError where the folder is of another run; releases and device count only where a run is gone on with."""
+    """LocalError where the folder is of another run.
+
+    Releases and device count only where a run is gone on with.
+    """
     if told := differences(there, here):
-        raise LocalError(f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it")
+        raise LocalError(
+            f"{folder}: holds another run: {'; '.join(told)}; choose another --out, or remove it"
+        )
 
 
 def differences(there: RunManifest, here: RunManifest) -> list[str]:

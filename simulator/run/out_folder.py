@@ -12,13 +12,16 @@ from .manifest import RUN
 
 
 def check(out: Path, runs: Sequence[Run], population: Population, schedule: Schedule) -> None:
-    """LocalError, before anything is trained, where the folder is of other runs or another process is at these.
+    """LocalError, before anything is trained, where the folder is of other runs or another process
+    is at these.
 
     What another process begins later is told by the folder of its run.
     """
     if out.exists() and not out.is_dir():
         raise LocalError(f"{out}: is not a folder; choose another --out")
-    begun = {path.parent: manifest.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))}
+    begun = {
+        path.parent: manifest.read(path.parent) for path in sorted(out.glob(f"*/seed-*/{RUN}"))
+    }
     for run in runs:
         folder, here = folder_of(out, run), manifest.identity(run, population, schedule)
         if held(folder):
@@ -29,10 +32,11 @@ def check(out: Path, runs: Sequence[Run], population: Population, schedule: Sche
     for path, there in begun.items():
         if there.job["name"] != runs[0].job.name:
             raise LocalError(
-                f"{path}: is of experiment {there.job['name']!r}, this is {runs[0].job.name!r}; choose another --out"
+                f"{path}: is of experiment {there.job['name']!r}, this is {runs[0].job.name!r};"
+                " choose another --out"
             )
         if there.population != population.digest:
             raise LocalError(
-                f"{path}: holds a run on other records, or with another partition or split; choose another --out, or "
-                "remove it"
+                f"{path}: holds a run on other records, or with another partition or split; choose"
+                " another --out, or remove it"
             )

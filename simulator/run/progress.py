@@ -1,4 +1,6 @@
-"""Who follows a run while it goes: a terminal, a log, nobody. The runner says what happens, and shows nothing.
+"""Who follows a run while it goes: a terminal, a log, nobody.
+
+The runner says what happens, and shows nothing.
 
 How fast rounds go, and when they will be done.
 """

@@ -31,8 +31,9 @@ def complete(
 ) -> None:
     """Run what is left of a run, all of it where its folder is new, nothing where it is finished.
 
-    ``device`` is the engine's; ``events`` are written for TensorBoard where they are asked for. CancelledError where
-    ``stop`` was asked to; the rounds that were whole by then are in the checkpoint.
+    ``device`` is the engine's; ``events`` are written for TensorBoard where they are asked for.
+    CancelledError where ``stop`` was asked to; the rounds that were whole by then are in the
+    checkpoint.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(opened(out, run, population, schedule, device))
@@ -42,7 +43,8 @@ def complete(
             return
         trainer = stack.enter_context(closing(Stoppable(engine(run.job), stop)))
         simulation = Simulation(run.job, trainer, begun=folder.begun())
-        watch.begin(run, min(run.job.rounds_before(simulation.round), run.job.rounds - 1))  # the last ends with a look
+        # the last ends with a look
+        watch.begin(run, min(run.job.rounds_before(simulation.round), run.job.rounds - 1))
         _Rounds(run, simulation, folder, schedule, watch, board).to_the_end()
 
 
@@ -75,8 +77,8 @@ class _Rounds:
                 self._folder.checkpoint(whole)
             rounds = self._job.rounds_before(whole.round)
             raise CancelledError(
-                f"{self._run.label}, seed {self._run.seed}: stopped; the same command goes on after round {rounds} of "
-                f"{self._job.rounds}"
+                f"{self._run.label}, seed {self._run.seed}: stopped; the same command goes on after"
+                f" round {rounds} of {self._job.rounds}"
             ) from None
 
     def _next(self) -> None:

@@ -1,8 +1,10 @@
-"""The numbers that a run is known by: each measure at its last round, and at its best, and how that was chosen.
+"""The numbers that a run is known by: each measure at its last round, and at its best, and how that
+was chosen.
 
-"best by test" is the highest accuracy that was ever seen on the test records themselves, which nobody could have chosen
-without them: it is what many papers print, and too high. "best by validation" is the test accuracy after as many rounds
-as were best on validation records. Of several best the earliest counts.
+"best by test" is the highest accuracy that was ever seen on the test records themselves, which
+nobody could have chosen without them: it is what many papers print, and too high. "best by
+validation" is the test accuracy after as many rounds as were best on validation records. Of several
+best the earliest counts.
 
 The measures in words: a few for a picture, and sentences that say exactly what was counted.
 """
@@ -18,7 +20,8 @@ from .history import Measure, Measured
 Average = Literal["macro", "micro"]  # of the silos' accuracies; over all their records
 Choice = Literal["last", "best by test", "best by validation"]
 
-CHOOSER: Mapping[Measure, Measure] = {  # by what a measure's best round is chosen without its test records
+# by what a measure's best round is chosen without its test records
+CHOOSER: Mapping[Measure, Measure] = {
     "all/aggregated": "validation/aggregated",
     "all/trained": "validation/trained",
     "validation/aggregated": "validation/aggregated",
@@ -38,7 +41,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Spread:
-    """Scores of several seeds: their mean, and their standard deviation, of a sample; None of one seed."""
+    """Scores of several seeds: their mean, and their standard deviation, of a sample.
+
+    None of one seed.
+    """
 
     seeds: int
     mean: float
@@ -70,19 +76,28 @@ def spread(values: Sequence[float]) -> Spread:
     mean = fmean(values)
     if len(values) == 1:
         return Spread(1, mean, None)
-    return Spread(len(values), mean, sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1)))
+    return Spread(
+        len(values), mean, sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    )
 
 
 def _chosen(
-    measure: Measure, average: Average, own: Sequence[Measured], taken: Mapping[Measure, Sequence[Measured]]
+    measure: Measure,
+    average: Average,
+    own: Sequence[Measured],
+    taken: Mapping[Measure, Sequence[Measured]],
 ) -> dict[Choice, Score]:
     values = {one.rounds: _value(one, average) for one in own}
     last = max(values)
     found: dict[Choice, int] = {"last": last}
     if not measure.startswith("validation/"):
         found["best by test"] = _best(values)
-    choosing = {one.rounds: _value(one, average) for one in taken.get(CHOOSER.get(measure, measure), ())}
-    if measure in CHOOSER and (shared := {rounds: value for rounds, value in choosing.items() if rounds in values}):
+    choosing = {
+        one.rounds: _value(one, average) for one in taken.get(CHOOSER.get(measure, measure), ())
+    }
+    if measure in CHOOSER and (
+        shared := {rounds: value for rounds, value in choosing.items() if rounds in values}
+    ):
         found["best by validation"] = _best(shared)
     return {choice: Score(rounds, values[rounds]) for choice, rounds in found.items()}
 
@@ -108,14 +123,22 @@ TITLES: dict[Measure, str] = {
 }
 
 DEFINITIONS: dict[Measure, str] = {
-    "all/aggregated": "every silo, whether or not it took part in the round, with the model that it would have if one "
-    "more round began and delivered what the rounds so far came to, on its test records",
-    "all/trained": "every silo with the model that its own last local training left, or its initial model where it "
-    "never trained, on its test records",
-    "selected/before": "the silos of the round's cohort, each with the model that it has in that round after what came "
-    "down and before it trains, on its test records",
-    "selected/after": "the same silos at the end of their local training in that round, before anything is aggregated, "
-    "on their test records",
+    "all/aggregated": (
+        "every silo, whether or not it took part in the round, with the model that it would have if"
+        " one more round began and delivered what the rounds so far came to, on its test records"
+    ),
+    "all/trained": (
+        "every silo with the model that its own last local training left, or its initial model"
+        " where it never trained, on its test records"
+    ),
+    "selected/before": (
+        "the silos of the round's cohort, each with the model that it has in that round after what"
+        " came down and before it trains, on its test records"
+    ),
+    "selected/after": (
+        "the same silos at the end of their local training in that round, before anything is"
+        " aggregated, on their test records"
+    ),
     "validation/aggregated": "as all/aggregated, on the silo's validation records",
     "validation/trained": "as all/trained, on the silo's validation records",
 }
@@ -127,8 +150,12 @@ AVERAGES: dict[Average, str] = {
 
 CHOICES: dict[Choice, str] = {
     "last": "after the last round",
-    "best by test": "the highest that was ever measured on the test records themselves: what many papers print, and "
-    "too high, since nobody could have chosen that round without those records",
-    "best by validation": "on test records, after as many rounds as were best on validation records, by the same kind "
-    "of model and average",
+    "best by test": (
+        "the highest that was ever measured on the test records themselves: what many papers print,"
+        " and too high, since nobody could have chosen that round without those records"
+    ),
+    "best by validation": (
+        "on test records, after as many rounds as were best on validation records, by the same kind"
+        " of model and average"
+    ),
 }

@@ -1,16 +1,19 @@
-"""Where a simulation is between two rounds, on disk: written often, whole after kill -9 at any instruction.
+"""Where a simulation is between two rounds, on disk: written often, whole after kill -9 at any
+instruction.
 
 ::
 
-    <folder>/checkpoint.json                index: the next round, how much of the history belongs to it, and files
-    <folder>/checkpoint/00000012.safetensors    states of silos, parts on the shelf, the coordinator's state
+    <folder>/checkpoint.json                index: the next round, how much of the history belongs
+                                            to it, and files
+    <folder>/checkpoint/00000012.safetensors    states of silos, parts on the shelf, the
+                                                coordinator's state
     (tensor_file.py)
 
-A file is written once, under a number of its own, before the index that names it first; the index is replaced as a
-whole; then goes what it no longer names. Only what changed since the last index is written: what a simulation keeps is
-replaced, never altered, so what is the same object is the same. A file of which more than half was replaced since is
-written anew without that, so the files hold at most twice what they must, and a checkpoint costs as much as the round
-changed.
+A file is written once, under a number of its own, before the index that names it first; the index
+is replaced as a whole; then goes what it no longer names. Only what changed since the last index is
+written: what a simulation keeps is replaced, never altered, so what is the same object is the same.
+A file of which more than half was replaced since is written anew without that, so the files hold at
+most twice what they must, and a checkpoint costs as much as the round changed.
 """
 
 import hashlib
@@ -30,12 +33,20 @@ from ...algorithms.engines.simulation import Snapshot
 from ...algorithms.exchange.parts import Tensors
 from ...algorithms.leaks.taint import taints_from_text, taints_to_text
 from ...errors import LocalError, UnwritableError
-from ...files.documents import Strict, canonical_json, parse_canonical, read_bytes, unwritable, write_atomic
+from ...files.documents import (
+    Strict,
+    canonical_json,
+    parse_canonical,
+    read_bytes,
+    unwritable,
+    write_atomic,
+)
 from .history import BEGIN_ANEW, Prefix
 from .tensor_file import Key, TensorEntry, pack, unpack
 
 INDEX, FOLDER = "checkpoint.json", "checkpoint"
-PACK_BYTES = 64 * 1024 * 1024  # a file takes no more entries than reach this: a multiple of it is in memory
+# a file takes no more entries than reach this: a multiple of it is in memory
+PACK_BYTES = 64 * 1024 * 1024
 OURS = re.compile(r"[0-9]{8,}\.safetensors")
 ONE = ""  # the room of what is no silo's state
 
@@ -61,7 +72,8 @@ class FinishedRun(Strict):
 class Index(Strict):
     """What stands in checkpoint.json, beside a SHA-256 of it: ``run`` is that of run.json.
 
-    ``milliseconds`` is how long processes were at the run by then; what one did after its last checkpoint is lost.
+    ``milliseconds`` is how long processes were at the run by then; what one did after its last
+    checkpoint is lost.
     """
 
     version: Literal[1] = 1
@@ -104,7 +116,9 @@ class Snapshots:
         self._index = read_index(folder)
         self._earlier = self._index.milliseconds if self._index else 0
         if self._index is not None and self._index.run != run:
-            raise LocalError(f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}")
+            raise LocalError(
+                f"{self._path}: is of another run than run.json beside it; {BEGIN_ANEW}"
+            )
         self._placed: dict[Key, _Placed] = {}
         self._written: dict[str, _Written] = {}
         try:
@@ -119,7 +133,10 @@ class Snapshots:
         return self._index
 
     def load(self) -> Snapshot | None:
-        """The last checkpoint; None before the first. LocalError names the file that is not as it was written."""
+        """The last checkpoint; None before the first.
+
+        LocalError names the file that is not as it was written.
+        """
         if self._index is None:
             return None
         for file in self._index.files:
@@ -127,11 +144,16 @@ class Snapshots:
             weight = sum(_weight(entry) for entry in entries.values())
             self._written[file.name] = _Written(file.bytes, file.sha256, weight)
             for key in file.holds:
-                self._placed[key] = _Placed(_source(key, entries[key]), _weight(entries[key]), file.name)
+                self._placed[key] = _Placed(
+                    _source(key, entries[key]), _weight(entries[key]), file.name
+                )
         return _snapshot(self._index, {key: placed.source for key, placed in self._placed.items()})
 
     def write(self, snapshot: Snapshot, history: Prefix) -> None:
-        """Replace the checkpoint; ``history`` is durable already. Another run of the same code finds it whole."""
+        """Replace the checkpoint; ``history`` is durable already.
+
+        Another run of the same code finds it whole.
+        """
         sources = _sources(snapshot)
         placed = {key: old for key, old in self._placed.items() if sources.get(key) is old.source}
         live = _live(placed.values())
@@ -145,7 +167,9 @@ class Snapshots:
             data = pack(entries)
             write_atomic(self._folder / name, data)
             weights = {key: _weight(entry) for key, entry in entries.items()}
-            written[name] = _Written(len(data), hashlib.sha256(data).hexdigest(), sum(weights.values()))
+            written[name] = _Written(
+                len(data), hashlib.sha256(data).hexdigest(), sum(weights.values())
+            )
             placed |= {key: _Placed(fresh[key], weight, name) for key, weight in weights.items()}
         live = _live(placed.values())
         written = {name: file for name, file in written.items() if name in live}
@@ -166,9 +190,14 @@ class Snapshots:
         """Let the run be over."""
         if self._index is None:
             raise LocalError(
-                f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in Staddle"
+                f"{self._path}: a run ends with a checkpoint after its last round; this is a bug in"
+                " Staddle"
             )
-        self._replace(self._index.model_copy(update={"finished": finished, "milliseconds": self._milliseconds}))
+        self._replace(
+            self._index.model_copy(
+                update={"finished": finished, "milliseconds": self._milliseconds}
+            )
+        )
 
     @property
     def _milliseconds(self) -> int:
@@ -181,11 +210,15 @@ class Snapshots:
         self._index = index
 
     def _ours(self) -> list[Path]:
-        """Files of checkpoints, whether the index names them or not: a write that failed may have replaced it."""
+        """Files of checkpoints, whether the index names them or not: a write that failed may have
+        replaced it.
+        """
         return [path for path in self._folder.iterdir() if OURS.fullmatch(path.name)]
 
     def _sweep(self) -> None:
-        """Remove what the index does not name: what was replaced, or written by a process that died before it."""
+        """Remove what the index does not name: what was replaced, or written by a process that died
+        before it.
+        """
         named = {file.name for file in self._index.files} if self._index else set()
         try:
             for path in self._ours():
@@ -196,7 +229,10 @@ class Snapshots:
 
 
 def read_index(folder: Path) -> Index | None:
-    """The index of a run's last checkpoint; None before the first. LocalError where it is not as it was written."""
+    """The index of a run's last checkpoint; None before the first.
+
+    LocalError where it is not as it was written.
+    """
     path = folder / INDEX
     if not path.exists():
         return None
@@ -213,9 +249,13 @@ def _intact(path: Path, file: File) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}") from error
+        raise LocalError(
+            f"{path}: cannot read it: {error.strerror or error}; {BEGIN_ANEW}"
+        ) from error
     if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise LocalError(f"{path}: is not as it was written ({len(data)} of {file.bytes} bytes); {BEGIN_ANEW}")
+        raise LocalError(
+            f"{path}: is not as it was written ({len(data)} of {file.bytes} bytes); {BEGIN_ANEW}"
+        )
     return data
 
 
@@ -247,7 +287,13 @@ def _snapshot(index: Index, found: Mapping[Key, Source]) -> Snapshot:
                 versions[part, silo] = source
             case ("mail", part, silo), Mapping():
                 mail[part, silo] = source
-    return Snapshot(index.round, states, frozenset(index.trained), coordinator, Shelved(published, versions, mail))
+    return Snapshot(
+        index.round,
+        states,
+        frozenset(index.trained),
+        coordinator,
+        Shelved(published, versions, mail),
+    )
 
 
 def _entry(source: Source) -> TensorEntry:
@@ -260,7 +306,9 @@ def _entry(source: Source) -> TensorEntry:
 def _source(key: Key, entry: TensorEntry) -> Source:
     if key[0] != "state":
         return entry.rooms[ONE]
-    parts = {room.removeprefix("part/"): held for room, held in entry.rooms.items() if room != "extra"}
+    parts = {
+        room.removeprefix("part/"): held for room, held in entry.rooms.items() if room != "extra"
+    }
     return SiloState(parts, entry.rooms["extra"], taints_from_text(entry.note))
 
 

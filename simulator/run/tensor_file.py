@@ -2,7 +2,8 @@ r"""Many silos' tensors in one safetensors file, bit for bit, whatever their nam
 
 The tensors are numbered; the file's metadata says in JSON what they are, entry by entry::
 
-    {"staddle.pack": "[[[\"state\",\"a\"],{\"part/classifier\":{\"weight\":0,\"bias\":1},\"extra\":{}},\"\"]]"}
+    {"staddle.pack":
+        "[[[\"state\",\"a\"],{\"part/classifier\":{\"weight\":0,\"bias\":1},\"extra\":{}},\"\"]]"}
 """
 
 from collections.abc import Mapping
@@ -50,7 +51,10 @@ def pack(entries: Mapping[Key, TensorEntry]) -> bytes:
         return place
 
     def numbered(entry: TensorEntry) -> Rooms:
-        return {room: {name: number(t) for name, t in held.items()} for room, held in entry.rooms.items()}
+        return {
+            room: {name: number(t) for name, t in held.items()}
+            for room, held in entry.rooms.items()
+        }
 
     table = [(key, numbered(entry), entry.note) for key, entry in entries.items()]
     return bytes(save(tensors, {TABLE: msgspec.json.encode(table).decode()}))
@@ -63,10 +67,16 @@ def unpack(data: bytes, origin: str) -> dict[Key, TensorEntry]:
         table = _TABLE.decode(metadata_of(data)[TABLE])
         return {
             key: TensorEntry(
-                {room: {n: tensors[str(i)].clone() for n, i in held.items()} for room, held in rooms.items()}, note
+                {
+                    room: {n: tensors[str(i)].clone() for n, i in held.items()}
+                    for room, held in rooms.items()
+                },
+                note,
             )
             for key, rooms, note in table
-        }  # cloned into torch's own memory: how fast and in which order a kernel adds up may depend on where values lie
+            # cloned into torch's own memory: how fast and in which order a kernel adds up may
+            # depend on where values lie
+        }
     except (SafetensorError, ValueError, KeyError) as error:
         raise LocalError(
             f"{origin}: not a file of a checkpoint: {error}; remove the run's folder to begin anew"

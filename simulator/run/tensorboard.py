@@ -1,8 +1,11 @@
-"""A run's measures for TensorBoard, while it goes; written where the extra ``staddle[tensorboard]`` is installed.
+"""A run's measures for TensorBoard, while it goes.
 
-A tag a measure and average, such as ``all/trained/macro``, with the rounds as steps. Whoever goes on with a run writes
-its events anew from the history that is kept, and removes those of before: what a killed process measured after its
-last checkpoint is measured again, and would otherwise stand there twice.
+Written where the extra ``staddle[tensorboard]`` is installed.
+
+A tag a measure and average, such as ``all/trained/macro``, with the rounds as steps. Whoever goes
+on with a run writes its events anew from the history that is kept, and removes those of before:
+what a killed process measured after its last checkpoint is measured again, and would otherwise
+stand there twice.
 """
 
 from collections.abc import Iterable
@@ -37,7 +40,9 @@ class Board:
         """Write what was measured, so that an open TensorBoard sees it."""
         for measured in measures:
             for average in AVERAGES:
-                self._writer.add_scalar(f"{measured.measure}/{average}", getattr(measured, average), measured.rounds)
+                self._writer.add_scalar(
+                    f"{measured.measure}/{average}", getattr(measured, average), measured.rounds
+                )
         self._writer.flush()
 
     def close(self) -> None:
@@ -57,7 +62,7 @@ def _writer_class() -> Any:
         if error.name is None or error.name.partition(".")[0] != "tensorboard":
             raise
         raise LocalError(
-            "events for TensorBoard need its package, which is not installed; pip install 'staddle[tensorboard]', or "
-            "leave the option out"
+            "events for TensorBoard need its package, which is not installed; pip install"
+            " 'staddle[tensorboard]', or leave the option out"
         ) from error
     return SummaryWriter

@@ -49,6 +49,9 @@ def make_data():
 @pytest.fixture
 def make_shards(make_data):
     def make(job, n=24):
-        return {silo: (make_data(n + 5 * i, i), make_data(12, 100 + i)) for i, silo in enumerate(job.silos)}
+        return {
+            silo: (make_data(n + 5 * i, i), make_data(12, 100 + i))
+            for i, silo in enumerate(job.silos)
+        }
 
     return make

@@ -1,4 +1,6 @@
-"""Methods of other packages: found by their entry points, refused where they are not what they say."""
+"""Methods of other packages: found by their entry points, refused where they are not what
+they say.
+"""
 
 import sys
 
@@ -51,7 +53,9 @@ def installed(tmp_path, monkeypatch):
         (site / f"{package}.py").write_text(SOURCE.format(version=version))
         info = site / f"{package}-0.{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.{version}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.{version}\n"
+        )
         lines = [f"{name} = {package}:{target}" for name, target in methods.items()]
         (info / "entry_points.txt").write_text("\n".join(["[staddle.methods]", *lines]))
         monkeypatch.delitem(sys.modules, package, raising=False)
@@ -82,16 +86,30 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
     ):
         Job.from_document(document, "wire")
     installed("new_methods", version=2, foreign="Foreign")
-    with pytest.raises(LocalError, match=r"method.version = 1: this silo's foreign version differs, it is 2"):
+    with pytest.raises(
+        LocalError, match=r"method.version = 1: this silo's foreign version differs, it is 2"
+    ):
         Job.from_document(document, "wire")
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("Absent", r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that package anew"),
-        ("function", r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
-        ("Stranger", r"is not a subclass of staddle.algorithms.method.Method; correct the entry point"),
+        (
+            "Absent",
+            (
+                r"cannot be imported: module 'bad_methods' has no attribute 'Absent'; install that"
+                r" package anew"
+            ),
+        ),
+        (
+            "function",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
+        ),
+        (
+            "Stranger",
+            r"is not a subclass of staddle.algorithms.method.Method; correct the entry point",
+        ),
         ("Misnamed", r"calls itself 'other'; give class and entry point one name"),
         ("Nameless", r"calls itself None; give class and entry point one name"),
         ("Versionless", r"has no whole number as its version; give it one, such as version = 1"),
@@ -100,7 +118,9 @@ def test_a_silo_with_another_version_of_it_or_none_says_so(installed, make_job):
 )
 def test_an_entry_point_that_is_no_such_method_is_refused(installed, target, said):
     installed("bad_methods", foreign=target)
-    where = rf"job.toml: method 'foreign', which is 'bad_methods:{target}' of package bad_methods 0.1, "
+    where = (
+        rf"job.toml: method 'foreign', which is 'bad_methods:{target}' of package bad_methods 0.1, "
+    )
     with pytest.raises(LocalError, match=where + said):
         method_options("foreign", {}, "job.toml")
 
@@ -110,7 +130,9 @@ def test_one_name_is_one_method(installed):
     assert method_class("fedavg") is METHODS["fedavg"]  # a name of the catalog is taken
     assert names().count("fedavg") == 1
     installed("other_package", foreign="Foreign")
-    with pytest.raises(LocalError, match=r"is in one_package 0.1 and other_package 0.1, .*; uninstall all but one"):
+    with pytest.raises(
+        LocalError, match=r"is in one_package 0.1 and other_package 0.1, .*; uninstall all but one"
+    ):
         method_class("foreign")
 
 
@@ -125,6 +147,9 @@ def test_a_package_that_python_cannot_read_is_refused(installed, tmp_path):
     installed("newer_methods", foreign="Foreign")
     (tmp_path / "site" / "newer_methods.py").write_text("def of a later Python:\n")
     with pytest.raises(
-        LocalError, match=r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
+        LocalError,
+        match=(
+            r"of package newer_methods 0.1, cannot be imported: expected .*newer_methods.py, line 1"
+        ),
     ):
         method_options("foreign", {}, "job.toml")

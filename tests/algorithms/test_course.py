@@ -1,4 +1,6 @@
-"""A silo's round with surveys and changes between its stages, and a round that tunes, by each engine."""
+"""A silo's round with surveys and changes between its stages, and a round that tunes, by each
+engine.
+"""
 
 from dataclasses import replace
 
@@ -20,10 +22,18 @@ from staddle.errors import LocalError
 
 
 class Surveying(Method):
-    """Trains; sums its classifier's biases over its records; halves them; surveys again; trains. Gives the sums."""
+    """Trains; sums its classifier's biases over its records; halves them; surveys again; trains.
+
+    Gives the sums.
+    """
 
     name, version = "surveying", 1
-    sums = Part("sums", Kind.METRIC, Sum("total"), tuple(TensorSpec(n, "float64", ()) for n in ("one", "two", "all")))
+    sums = Part(
+        "sums",
+        Kind.METRIC,
+        Sum("total"),
+        tuple(TensorSpec(n, "float64", ()) for n in ("one", "two", "all")),
+    )
 
     def up(self, round_):
         return (self.sums,)
@@ -33,11 +43,22 @@ class Surveying(Method):
 
     def stages(self, state, facts):
         still = replace(self.stage("extractor", "classifier"), optimiser=Optimiser(1e-30), epochs=1)
-        rise = replace(still, trains=("classifier",), loss=self.bias, optimiser=Optimiser(1.0), full_batch=True)
-        return (rise, Survey(self.first), Change(self.halved), Survey(self.second), still, Change(self.noted))
+        rise = replace(
+            still, trains=("classifier",), loss=self.bias, optimiser=Optimiser(1.0), full_batch=True
+        )
+        return (
+            rise,
+            Survey(self.first),
+            Change(self.halved),
+            Survey(self.second),
+            still,
+            Change(self.noted),
+        )
 
     def bias(self, parts, x, y, context):
-        return self.predict(parts, x).sum(1) * 0 - parts["classifier"](torch.zeros(1, 64)).sum().expand(len(x))
+        return self.predict(parts, x).sum(1) * 0 - parts["classifier"](
+            torch.zeros(1, 64)
+        ).sum().expand(len(x))
 
     def first(self, parts, x, y):
         return {"one": self.biases(parts) * len(x), "all": torch.ones(()) * len(x)}
@@ -58,7 +79,11 @@ class Surveying(Method):
 
     def give(self, state, facts):
         assert state.extra["seen"] == facts.samples
-        return {"sums": Contribution({name: facts.measured[name].clone() for name in ("one", "two", "all")})}
+        return {
+            "sums": Contribution(
+                {name: facts.measured[name].clone() for name in ("one", "two", "all")}
+            )
+        }
 
 
 class Tuning(FedAvg):
@@ -93,15 +118,21 @@ def engine(request):
     return request.param
 
 
-def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(make_job, make_shards, engine):
+def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(
+    make_job, make_shards, engine
+):
     job = make_job("surveying", rounds=1)
     records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
     simulation = Simulation(job, engine(job, records))
     start = simulation.states["a"].parts["classifier"]["bias"].double().sum().item()
     simulation.step()
     n = sum(len(own.train) for own in records.values())
-    held = {silo: state.parts["classifier"]["bias"].double().sum().item() for silo, state in simulation.states.items()}
-    # the loss falls by 1 for each of three biases: one step of 1 raises their sum by 3; then it is halved
+    held = {
+        silo: state.parts["classifier"]["bias"].double().sum().item()
+        for silo, state in simulation.states.items()
+    }
+    # the loss falls by 1 for each of three biases: one step of 1 raises their sum by 3; then it is
+    # halved
     assert list(held.values()) == pytest.approx([(start + 3) / 2] * 3, rel=1e-5)
     assert {silo: state.extra["seen"].item() for silo, state in simulation.states.items()} == {
         silo: len(own.train) for silo, own in records.items()
@@ -116,11 +147,17 @@ def test_surveys_see_the_model_as_it_is_then_and_changes_take_part_in_it(make_jo
     catalog.METHODS["surveying"] = Listening
     job = make_job("surveying", rounds=1)
     Simulation(job, engine(job, records)).step()
-    assert told == pytest.approx({"one": n * (start + 3), "two": n * (start + 3) / 2, "all": n}, rel=1e-5)
+    assert told == pytest.approx(
+        {"one": n * (start + 3), "two": n * (start + 3) / 2, "all": n}, rel=1e-5
+    )
 
 
 def test_a_counted_method_changes_its_state_as_if_nothing_was_counted(make_job, make_shards):
-    fields = {"silos": ["a", "b", "c", "d"], "min_cohort": 3, "security": {"secure_aggregation": "required"}}
+    fields = {
+        "silos": ["a", "b", "c", "d"],
+        "min_cohort": 3,
+        "security": {"secure_aggregation": "required"},
+    }
     job = make_job("by-class", rounds=1, **fields)
     assert job.counted
     records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
@@ -138,9 +175,17 @@ def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):
         def drawn(self, records, q):
             return np.arange(records)
 
-    privacy = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5}
+    privacy = {
+        "epsilon": 8.0,
+        "delta": 1e-5,
+        "sample_rate": 0.5,
+        "sigma": "1.0",
+        "histogram_sigma": 0.5,
+    }
     job = make_job("surveying", rounds=1, privacy=privacy)
-    with pytest.raises(LocalError, match="'surveying' surveys records or changes the model between two stages"):
+    with pytest.raises(
+        LocalError, match="'surveying' surveys records or changes the model between two stages"
+    ):
         simulate(job, make_shards(job), private=lambda _: PrivateSilo(MemoryAccount(job), Still))
 
 
@@ -159,12 +204,15 @@ def test_a_round_that_tunes_takes_all_silos_and_gives_nothing(make_job, make_sha
         simulation.step()
     last = simulation.look()
     shared = last["a"].delivered.flat["part/classifier/weight"]
-    plain = simulate(make_job("fedavg", rounds=2, participation=0.34, min_cohort=1), make_shards(job))
+    plain = simulate(
+        make_job("fedavg", rounds=2, participation=0.34, min_cohort=1), make_shards(job)
+    )
     assert torch.allclose(shared, plain.states["a"].flat["part/classifier/weight"], atol=1e-6)
     own = [simulation.states[silo].flat["part/classifier/weight"] for silo in job.silos]
     assert not any(torch.allclose(shared, each) for each in own)  # each trained it on
     simulation.finish(last)
-    assert torch.equal(simulation.states["b"].flat["part/classifier/weight"], own[1])  # and keeps it
+    # and keeps it
+    assert torch.equal(simulation.states["b"].flat["part/classifier/weight"], own[1])
 
 
 def test_rounds_before_count_those_that_train(make_job):
@@ -180,7 +228,12 @@ def test_what_is_trained_stays_within_its_bounds(make_job, make_shards, engine):
     class Bounded(Tuning):
         def stages(self, state, facts):
             (stage,) = super().stages(state, facts)
-            return (replace(stage, optimiser=replace(stage.optimiser, lr=100.0, momentum=0.9, within=(-0.5, 0.25))),)
+            return (
+                replace(
+                    stage,
+                    optimiser=replace(stage.optimiser, lr=100.0, momentum=0.9, within=(-0.5, 0.25)),
+                ),
+            )
 
     catalog.METHODS["tuning"] = Bounded
     job = make_job("tuning", rounds=1)

@@ -1,4 +1,7 @@
-"""What holds for each method of the catalog, by one table; what one method alone promises has a file of its own."""
+"""What holds for each method of the catalog, by one table.
+
+What one method alone promises has a file of its own.
+"""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,7 +24,8 @@ PRIVACY = {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}
 BLIND = {"secure_aggregation": "required", "clip_exponent": 6}
 SMALL = {"name": "cnn-digits", "norm": "group"}
 LINEAR = {"name": "glm", "input": [1, 8, 8], "norm": "none"}  # where a step is dear
-MODEL = {0: ("model sum.mean", "model")}  # by the round that a phase begins in: what goes up, and what comes down
+# by the round that a phase begins in: what goes up, and what comes down
+MODEL = {0: ("model sum.mean", "model")}
 EXTRACTOR = {0: ("extractor sum.mean", "extractor")}
 AVERAGED = "model sum.mean"
 PROTOTYPES = "surveyed without noise; choose fedper"
@@ -34,7 +38,9 @@ DECLARED["counts"] = {silo: sum(own) for silo, own in BY_CLASS.items()}
 
 @dataclass(frozen=True)
 class Case:
-    """A method with what it promises: its wire list beside ``metrics``, and why it has no blind or private form."""
+    """A method with what it promises: its wire list beside ``metrics``, and why it has no blind or
+    private form.
+    """
 
     wire: dict
     not_blind: str = ""
@@ -55,26 +61,41 @@ CASES = {
     ),
     "ditto": Case(MODEL),
     "fedaims": Case(
-        {0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")}, model={"name": "convnet-digits"}
+        {0: ("backbone sum.mean, prototypes sum.ratio", "backbone, prototypes")},
+        model={"name": "convnet-digits"},
     ),
-    "fedala": Case(MODEL, options={"start_epochs": 1}, not_private="how much of the global model a silo takes"),
-    "fedas": Case({0: ("weighted sum.total", "extractor")}, not_private=PROTOTYPES, security={"clip_exponent": 12}),
+    "fedala": Case(
+        MODEL, options={"start_epochs": 1}, not_private="how much of the global model a silo takes"
+    ),
+    "fedas": Case(
+        {0: ("weighted sum.total", "extractor")},
+        not_private=PROTOTYPES,
+        security={"clip_exponent": 12},
+    ),
     "fedavg": Case(MODEL),
     "fedavg-ft": Case({**MODEL, 3: ("", "model")}, options={"tuning_epochs": 1}),
     "fedbabu": Case({**EXTRACTOR, 3: ("", "extractor")}, options={"tuning_epochs": 2}),
     "fedbn": Case(MODEL),
-    "fedclassavg": Case({0: ("classifier sum.mean", "classifier")}, not_private="contrast = 1 lets a record move"),
+    "fedclassavg": Case(
+        {0: ("classifier sum.mean", "classifier")}, not_private="contrast = 1 lets a record move"
+    ),
     "feddyn": Case({0: (AVERAGED, "corrected")}),
     "fedfomo": Case(
         {0: ("model each, weights each", ""), 1: ("model each, weights each", "others")},
         not_blind=r"part 'model' \(whole_model\) crosses by 'each' .* no blind form: choose",
         not_private="a silo weighs others' models",
     ),
-    "fedkd": Case({0: ("mentee sum.mean", "mentee")}, not_private="its losses weigh distillation by a batch's mean"),
+    "fedkd": Case(
+        {0: ("mentee sum.mean", "mentee")},
+        not_private="its losses weigh distillation by a batch's mean",
+    ),
     "fedpac": Case(
         {
             0: (
-                "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram, variance each",
+                (
+                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
+                    " variance each"
+                ),
                 "extractor, prototypes, classifier",
             )
         },
@@ -85,7 +106,10 @@ CASES = {
         {
             0: ("extractor sum.mean, prototypes sum.ratio", "extractor, prototypes, classifier"),
             1: (
-                "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram, variance sum.mean",
+                (
+                    "extractor sum.mean, prototypes sum.ratio, classifier mix, vectors gram,"
+                    " variance sum.mean"
+                ),
                 "extractor, prototypes, classifier",
             ),
         },
@@ -94,7 +118,9 @@ CASES = {
         method="fedpac",
     ),
     "fedper": Case(EXTRACTOR),
-    "fedproto": Case({0: ("prototypes sum.ratio", "prototypes")}, not_private="its prototypes sum the features"),
+    "fedproto": Case(
+        {0: ("prototypes sum.ratio", "prototypes")}, not_private="its prototypes sum the features"
+    ),
     "fedprox": Case(MODEL),
     "fedrep": Case(EXTRACTOR, options={"head_epochs": 2}),
     "fedrod": Case(MODEL),
@@ -125,7 +151,12 @@ CASES = {
         },
         not_private=PROTOTYPES,
     ),
-    "pfedme": Case(MODEL, options={"steps": 2}, model=LINEAR, not_private="its inner steps are taken on a whole batch"),
+    "pfedme": Case(
+        MODEL,
+        options={"steps": 2},
+        model=LINEAR,
+        not_private="its inner steps are taken on a whole batch",
+    ),
     "pfedsim": Case(
         {
             0: (AVERAGED, "model"),
@@ -168,7 +199,9 @@ def check_same(one, other, tolerance):
     for mine, theirs in (*pairs, (one.coordinator, other.coordinator)):
         assert {name for name in theirs if not name.startswith("extra/counted.")} == mine.keys()
         for name, value in mine.items():
-            assert torch.allclose(theirs[name].double(), value.double(), atol=tolerance, rtol=0), name
+            assert torch.allclose(theirs[name].double(), value.double(), atol=tolerance, rtol=0), (
+                name
+            )
 
 
 def test_the_table_has_every_method():
@@ -183,9 +216,14 @@ def test_it_learns(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_engines_are_equal(name):
-    """In float32, over a whole job; ``engines/test_vmap_engine.py`` compares in float64, option by option."""
+    """In float32, over a whole job.
+
+    ``engines/test_vmap_engine.py`` compares in float64, option by option.
+    """
     job = make(name)
-    simulation = Simulation(job, Stacked(job, {s: Records(*own) for s, own in banded_shards(job.silos).items()}))
+    simulation = Simulation(
+        job, Stacked(job, {s: Records(*own) for s, own in banded_shards(job.silos).items()})
+    )
     while simulation.round < job.length:
         simulation.step()
     simulation.finish(simulation.look())
@@ -200,14 +238,18 @@ def test_blind_equals_plain_or_it_says_why_there_is_no_blind_form(name):
             blind.document()
         return
     assert blind.document()["security"]["secure_aggregation"] == "required"
-    check_same(plain(name), simulate(blind, banded_shards(blind.silos), exchanges=simulated(blind)), 1e-4)
+    check_same(
+        plain(name), simulate(blind, banded_shards(blind.silos), exchanges=simulated(blind)), 1e-4
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_can_be_private_or_says_why_not(name):
     job, why = make(name, privacy=PRIVACY), CASES[name].not_private
     if why:
-        with pytest.raises(LocalError, match=rf"\[privacy\] with method '{job.method_name}': .*{why}"):
+        with pytest.raises(
+            LocalError, match=rf"\[privacy\] with method '{job.method_name}': .*{why}"
+        ):
             job.document()
     else:
         assert job.document()["privacy"]
@@ -215,14 +257,28 @@ def test_it_can_be_private_or_says_why_not(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_wire_list_is_as_declared(name):
-    """By phase; in the last one, the final delivery, nothing goes up and the same comes down as before."""
+    """By phase; in the last one, the final delivery, nothing goes up and the same comes down as
+    before.
+    """
     *phases, final = make(name).document()["schema"]
     found = {}
     for phase in phases:
-        up = [f"{part['name']} {part['exchange']}" for part in phase["up"] if part["name"] != METRICS.name]
-        found[phase["from_round"]] = (", ".join(up), ", ".join(part["name"] for part in phase["down"]))
+        up = [
+            f"{part['name']} {part['exchange']}"
+            for part in phase["up"]
+            if part["name"] != METRICS.name
+        ]
+        found[phase["from_round"]] = (
+            ", ".join(up),
+            ", ".join(part["name"] for part in phase["down"]),
+        )
     assert found == CASES[name].wire
     assert (final["from_round"], final["up"]) == (make(name).length, [])
     assert final["down"] == phases[-1]["down"]
     if found[0] == MODEL[0] and name != "fedbn":  # tensor by tensor what crosses in FedAvg
-        assert phases[0] == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()["schema"][0]
+        assert (
+            phases[0]
+            == make("fedavg", model={"classes": 3, **SMALL, **CASES[name].model}).document()[
+                "schema"
+            ][0]
+        )

@@ -35,9 +35,12 @@ def make(make_job):
     """A job with batch norm and a policy for its buffers, in which one of four silos is away."""
 
     def job(method, buffers, **fields):
-        options = {"ppfl": {"lam": 0}, "fedrep": {"head_epochs": 1}}.get(method, {})  # λ is refused where cohorts vary
+        # λ is refused where cohorts vary
+        options = {"ppfl": {"lam": 0}, "fedrep": {"head_epochs": 1}}.get(method, {})
         model = {"norm": "batch", "buffers": buffers}
-        return make_job(method, options, model=model, silos=list("abcd"), participation=0.7, **fields)
+        return make_job(
+            method, options, model=model, silos=list("abcd"), participation=0.7, **fields
+        )
 
     return job
 
@@ -47,12 +50,15 @@ def names_in(parts):
 
 
 def test_buffers_are_statistics_without_the_count_of_batches():
-    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False))
+    module = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False)
+    )
     assert [spec.name for spec in specs_of_parameters(module)] == [
         "0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"
     ]  # fmt: skip
     assert specs_of_buffers(module) == tuple(
-        TensorSpec(f"1.running_{name}", "float32", (3,), least) for name, least in (("mean", None), ("var", 0.0))
+        TensorSpec(f"1.running_{name}", "float32", (3,), least)
+        for name, least in (("mean", None), ("var", 0.0))
     )
 
 
@@ -61,7 +67,9 @@ def test_global_buffers_cross_with_the_parameters_of_their_part(make, method):
     local, shared = (make(method, buffers).method() for buffers in ("local", "global"))
     for round_ in range(6):  # a census, and what follows the last round
         for way in ("up", "down"):
-            for one, other in zip(getattr(local, way)(round_), getattr(shared, way)(round_), strict=True):
+            for one, other in zip(
+                getattr(local, way)(round_), getattr(shared, way)(round_), strict=True
+            ):
                 assert replace(other, tensors=one.tensors) == one
                 assert not STATISTICS & set(names_in([one]))
                 added = STATISTICS if "extractor.norm1.weight" in names_in([one]) else set()
@@ -74,16 +82,23 @@ def test_global_buffers_cross_with_the_parameters_of_their_part(make, method):
 def test_methods_that_share_no_norm_are_as_they_were(make):
     for method in ("local", "fedbn", "fedssa", "lg-fedavg"):
         job = make(method, "local")
-        one, other = (configure(method, {}, replace(job.setting(), buffers=b)) for b in ("local", "global"))
+        one, other = (
+            configure(method, {}, replace(job.setting(), buffers=b)) for b in ("local", "global")
+        )
         assert all(one.up(r) == other.up(r) and one.down(r) == other.down(r) for r in range(5))
 
 
-def test_statistics_stay_apart_under_the_local_policy_and_are_averaged_under_the_global_one(make, make_shards):
+def test_statistics_stay_apart_under_the_local_policy_and_are_averaged_under_the_global_one(
+    make, make_shards
+):
     for buffers, together in (("local", 1), ("global", 4)):
         job = make("fedavg", buffers, rounds=2)
         states = simulate(job, make_shards(job)).states
         for name in sorted(STATISTICS):
-            values = [state.parts["extractor"][name.removeprefix("extractor.")] for state in states.values()]
+            values = [
+                state.parts["extractor"][name.removeprefix("extractor.")]
+                for state in states.values()
+            ]
             alike = sum(torch.equal(values[0], value) for value in values)
             assert alike == together, (buffers, name)
 
@@ -109,8 +124,12 @@ def test_a_mean_of_variances_is_positive(values, weights):
         for i, (v, w) in enumerate(zip(values, weights, strict=True))
     }
     read = lambda silo, name: given_[silo][name]  # noqa: E731
-    folded = PLAIN.collect(Part("model", Kind.WHOLE_MODEL, Sum("mean"), (spec,)), range(3), read)[spec.name]
-    row = PLAIN.mix(Part("extractor", Kind.BACKBONE, Mix(), (spec,)), "r", dict(enumerate(weights)), read)[spec.name]
+    folded = PLAIN.collect(Part("model", Kind.WHOLE_MODEL, Sum("mean"), (spec,)), range(3), read)[
+        spec.name
+    ]
+    row = PLAIN.mix(
+        Part("extractor", Kind.BACKBONE, Mix(), (spec,)), "r", dict(enumerate(weights)), read
+    )[spec.name]
     counted = [v for v, w in zip(values, weights, strict=True) if w]
     for mean in (folded, row):
         assert 0 < min(counted) * (1 - 1e-6) <= mean.item() <= max(counted) * (1 + 1e-6)

@@ -1,4 +1,6 @@
-"""What is summed and comes down under the same name is published as it was opened: so silos can check it."""
+"""What is summed and comes down under the same name is published as it was opened: so silos can
+check it.
+"""
 
 import numpy as np
 import pytest
@@ -85,9 +87,13 @@ def published(monkeypatch, job, exchanges):
 def test_every_method_publishes_its_sums_as_they_are(name, blind, make_job, monkeypatch):
     model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
-    job = make_job(name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share)
+    job = make_job(
+        name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share
+    )
     clip = 20 if name == "fedas" else 6  # which weights by sums over records
-    rounds = published(monkeypatch, job, Quantised(Bounds(clip_exponent=clip, most=100)) if blind else PLAIN)
+    rounds = published(
+        monkeypatch, job, Quantised(Bounds(clip_exponent=clip, most=100)) if blind else PLAIN
+    )
     assert len(rounds) == job.length
     down = {part.name for round_ in range(job.length + 1) for part in job.down(round_)}
     checked = set()
@@ -114,11 +120,15 @@ class Unread:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(name, make_job, monkeypatch):
+def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish_them(
+    name, make_job, monkeypatch
+):
     """In each round, beside a coordinator that reads them."""
     model = {"classes": 10, **MODELS.get(name, {})}
     share = 0.75 if name == "fedsimsup" else 1.0
-    job = make_job(name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share)
+    job = make_job(
+        name, OPTIONS.get(name), model, LARGE, silos=SILOS, rounds=4, participation=share
+    )
     hidden = summed_down(job.document()["schema"])
     close, seen = simulation.close_round, []
 
@@ -129,7 +139,9 @@ def test_where_silos_alone_read_its_sums_such_a_method_does_the_same_but_publish
             def publish(self, part, tensors):
                 published.add(part)
 
-        unread = close(method, Unread(exchanges, hidden), state, round_, members, parts, read, Blank())
+        unread = close(
+            method, Unread(exchanges, hidden), state, round_, members, parts, read, Blank()
+        )
         made = close(method, exchanges, state, round_, members, parts, read, archive)
         for one, other in zip(unread, made, strict=True):
             assert one.keys() == other.keys()

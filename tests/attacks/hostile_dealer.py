@@ -1,8 +1,12 @@
-"""A silo whose agent is ours but for what it deals or gives: ``hostile_dealer.py HOW --config CONFIG``, for tests.
+"""A silo whose agent is ours but for what it deals or gives: ``hostile_dealer.py HOW --config
+CONFIG``, for tests.
 
-``rubbish:SILO``: what it seals to this silo does not open. ``inconsistent``: none of the shares that it deals join.
-``one:SILO``: the share of this silo does not join with others. ``lies:SILO``: it complains of this honest dealer.
-``beyond``: it adds to each number of a sum what no value within the clip can, and tags what it gives.
+``rubbish:SILO``: what it seals to this silo does not open. ``inconsistent``: none of the shares
+that it deals join.
+``one:SILO``: the share of this silo does not join with others. ``lies:SILO``: it complains of this
+honest dealer.
+``beyond``: it adds to each number of a sum what no value within the clip can, and tags what it
+gives.
 ``once:NUMBER``: the same, in sums over so many silos alone.
 """
 
@@ -35,22 +39,36 @@ def rubbish(victim):
     def dealt(ctx, *given):
         honest, portions, kept = deal(ctx, *given)
         spoilt = tuple(
-            replace(portion, sealed=os.urandom(len(portion.sealed))) if portion.holder == victim else portion
+            replace(portion, sealed=os.urandom(len(portion.sealed)))
+            if portion.holder == victim
+            else portion
             for portion in portions
         )
-        unsigned = replace(honest, root=Tree(portion.leaf() for portion in spoilt).root(), signature=b"")
-        return replace(unsigned, signature=given[-1](SECAGG_DEALING, unsigned.payload(ctx))), spoilt, kept
+        unsigned = replace(
+            honest, root=Tree(portion.leaf() for portion in spoilt).root(), signature=b""
+        )
+        return (
+            replace(unsigned, signature=given[-1](SECAGG_DEALING, unsigned.payload(ctx))),
+            spoilt,
+            kept,
+        )
 
     secagg_silo.deal = dealt
 
 
 def inconsistent(*victims):
-    """Shares that fit their commitments: of another secret for the silos of these ids, or for all."""
+    """Shares that fit their commitments: of another secret for the silos of these ids, or
+    for all.
+    """
 
     def of_another(secret, threshold, holders, draw):
         shares = split(secret, threshold, holders, draw)
         wrong = split(os.urandom(32), threshold, holders, draw)
-        numbers = [holders[place] for place in range(len(holders)) if not victims or place in places(victims)]
+        numbers = [
+            holders[place]
+            for place in range(len(holders))
+            if not victims or place in places(victims)
+        ]
         return {**shares, **{number: wrong[number] for number in numbers}}
 
     dealing.split = of_another

@@ -1,7 +1,9 @@
-"""A coordinator that leaves a silo out of its batch, with evidence against it or none, against the agent as it ships.
+"""A coordinator that leaves a silo out of its batch, with evidence against it or none, against the
+agent as it ships.
 
-The job's five silos are one batch: a sum over four of them, beside one over all five, would show the fifth. The agent
-takes part in it only where the fifth is proven to have dealt what does not open. The measure is what the agent sends.
+The job's five silos are one batch: a sum over four of them, beside one over all five, would show
+the fifth. The agent takes part in it only where the fifth is proven to have dealt what does not
+open. The measure is what the agent sends.
 """
 
 from dataclasses import replace
@@ -30,7 +32,10 @@ TABLE = {"secure_aggregation": "required", "weights": "private", "weight_most": 
 def world(tmp_path_factory):
     jobs = ("job", "other")
     return make_world(
-        tmp_path_factory.mktemp("attacked"), dict.fromkeys(jobs, TABLE), (DEALER,), dict.fromkeys(jobs, FIVE)
+        tmp_path_factory.mktemp("attacked"),
+        dict.fromkeys(jobs, TABLE),
+        (DEALER,),
+        dict.fromkeys(jobs, FIVE),
     )
 
 
@@ -61,8 +66,12 @@ class Rubbish(Asking):
                 replace(each, sealed=bytes(len(each.sealed))) if each.holder == VICTIM else each
                 for each in effect.portions
             )
-            dealing = replace(effect.dealing, root=Tree(each.leaf() for each in portions).root(), signature=b"")
-            signature = self.world.others[DEALER].sign(SECAGG_DEALING, dealing.payload(self.spec.context()))
+            dealing = replace(
+                effect.dealing, root=Tree(each.leaf() for each in portions).root(), signature=b""
+            )
+            signature = self.world.others[DEALER].sign(
+                SECAGG_DEALING, dealing.payload(self.spec.context())
+            )
             dealing = replace(dealing, signature=signature)
             self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
             effect = s.SendShares(dealing, portions)
@@ -72,7 +81,10 @@ class Rubbish(Asking):
 
 
 class Without(Asking):
-    """The second attempt, over four, with these proofs; whoever else is in it signs whatever survives."""
+    """The second attempt, over four, with these proofs.
+
+    Whoever else is in it signs whatever survives.
+    """
 
     def __init__(self, world, first, proofs):
         self.proofs = proofs
@@ -85,7 +97,9 @@ def genuine(first):
 
 
 def against_an_honest_dealer(first):
-    """The victim shows the true key with which an honest dealer's portion opens, and the coordinator brings it."""
+    """The victim shows the true key with which an honest dealer's portion opens, and the
+    coordinator brings it.
+    """
     state, ctx = first.state, first.spec.context()
     dealt = state.bundles[HONEST], state.dealings[HONEST], state.portions[HONEST]
     key = receiving_seed(first.kept[VICTIM].receiving, ctx, VICTIM, HONEST)
@@ -94,7 +108,9 @@ def against_an_honest_dealer(first):
 
 def of_another_job(first):
     """The same dealer in the job beside this one."""
-    document = first.spec.model_copy(update={"job": "other", "job_digest": first.world.jobs["other"].digest}).payload()
+    document = first.spec.model_copy(
+        update={"job": "other", "job_digest": first.world.jobs["other"].digest}
+    ).payload()
     return replace(genuine(first), document=document)
 
 
@@ -109,15 +125,21 @@ def of_another_attempt(first):
         pytest.param(against_an_honest_dealer, "MISDEALT", id="against an honest dealer"),
         pytest.param(of_another_job, "MISDEALT", id="of another job"),
         pytest.param(of_another_attempt, "MISDEALT", id="of another attempt"),
-        pytest.param(against_an_honest_dealer, "", id="the check left out", marks=pytest.mark.control),
+        pytest.param(
+            against_an_honest_dealer, "", id="the check left out", marks=pytest.mark.control
+        ),
     ],
 )
-def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(world, tmp_path, monkeypatch, made, code):
+def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(
+    world, tmp_path, monkeypatch, made, code
+):
     if not code:
         monkeypatch.setattr(signed_sets, "proven", lambda *_: frozenset({DEALER}))
     hostile, second = played(world, tmp_path, lambda first: () if made is None else (made(first),))
     kinds = [kind for _, ctx, kind in hostile.given if ctx == second.spec.context()]
-    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    ended = [
+        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
+    ]
     if code:
         assert (kinds, second.opened) == (["end"], None)
         assert (code, "coordinator") in ended
@@ -128,14 +150,18 @@ def test_no_sum_lacks_a_silo_against_which_there_is_no_evidence(world, tmp_path,
 def test_a_sum_lacks_a_dealer_that_is_proven_to_have_sealed_rubbish(world, tmp_path):
     _, second = played(world, tmp_path, lambda first: (genuine(first),))
     assert second.state.u3 == FOUR
-    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [list(FOUR)]
+    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [
+        list(FOUR)
+    ]
 
 
 def played(world, tmp_path, proofs):
     """A round of two attempts, the second without the dealer."""
     first = Rubbish(world)
     second = Later(first, lambda first: Without(world, first, proofs(first)))
-    hostile = Blind(world, [offer(world, "job"), round_of(world, 0, "job", cohort=FIVE)], {0: [first, second]})
+    hostile = Blind(
+        world, [offer(world, "job"), round_of(world, 0, "job", cohort=FIVE)], {0: [first, second]}
+    )
     hostile.script["fetch"] = [lambda: delivery(world, "job", 0)]
     play(hostile, tmp_path)
     assert first.state.proofs.keys() == {DEALER}

@@ -1,9 +1,11 @@
-"""What a coordinator learns of one silo by two jobs, of which the first has two batches, against the real agent.
+"""What a coordinator learns of one silo by two jobs, of which the first has two batches, against
+the real agent.
 
-The silos of the second batch sign the sum over all, and never hear of the one without them, which those of the first
-batch sign too: any silo signs further sums of a round over whole batches. So the coordinator has what the second batch
-has together. A job for that batch and one silo more tells it that silo's records, and no silo signed sums from which it
-could see that. The measure is how far off the recovered numbers of training and test records are.
+The silos of the second batch sign the sum over all, and never hear of the one without them, which
+those of the first batch sign too: any silo signs further sums of a round over whole batches. So the
+coordinator has what the second batch has together. A job for that batch and one silo more tells it
+that silo's records, and no silo signed sums from which it could see that. The measure is how far
+off the recovered numbers of training and test records are.
 """
 
 from dataclasses import replace
@@ -26,7 +28,10 @@ MORE, NINTH = ("border", "coast", "hills", "inland"), "ninth"
 EIGHT = tuple(sorted((*SILOS, *MORE)))
 (WITH,) = (batch for batch in split(EIGHT, 2) if SILO in batch)
 WITHOUT = tuple(silo for silo in EIGHT if silo not in WITH)
-COUNTS = {NINTH: (97, 31), **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate((*OTHERS, *MORE))}}
+COUNTS = {
+    NINTH: (97, 31),
+    **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate((*OTHERS, *MORE))},
+}
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
 LEAST = 3  # min_difference, left out: min_honest and assumed_colluders together
 
@@ -38,7 +43,9 @@ class Counted(Attempted):
         given, (train, test) = super().contribution(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return GroupValues(np.array([0.0, 0.0, test]))
-        return GroupValues(given.values, None if given.weights is None else np.full(group.rows, float(train)))
+        return GroupValues(
+            given.values, None if given.weights is None else np.full(group.rows, float(train))
+        )
 
     def act(self, who, effect):
         super().act(who, effect)
@@ -57,13 +64,21 @@ class Counted(Attempted):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     silos = {"first": EIGHT, "second": (*WITH, NINTH)}
-    return make_world(tmp_path_factory.mktemp("attacked"), dict.fromkeys(silos, SECURITY), (*MORE, NINTH), silos)
+    return make_world(
+        tmp_path_factory.mktemp("attacked"), dict.fromkeys(silos, SECURITY), (*MORE, NINTH), silos
+    )
 
 
 def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, tmp_path):
     """Before: accepted, and off by (0.0, 0.0)."""
-    assert {frozenset(batch) for batch in world.jobs["first"].batches} == {frozenset(WITH), frozenset(WITHOUT)}
-    whole, second = (Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos))) for name in ("first", "second"))
+    assert {frozenset(batch) for batch in world.jobs["first"].batches} == {
+        frozenset(WITH),
+        frozenset(WITHOUT),
+    }
+    whole, second = (
+        Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos)))
+        for name in ("first", "second")
+    )
     script = [
         offer(world, "first"),
         round_of(world, 0, "first", cohort=EIGHT),
@@ -71,14 +86,20 @@ def test_a_job_that_tells_one_silo_beside_batches_of_another_is_declined(world, 
         round_of(world, 0, "second", cohort=world.jobs["second"].silos),
     ]
     hostile = play(Blind(world, script, {0: [whole, second]}), tmp_path)
-    half = Counted(world, "first", attempt=1, cohort=WITHOUT)  # the same values, without the real silo's batch
+    # the same values, without the real silo's batch
+    half = Counted(world, "first", attempt=1, cohort=WITHOUT)
     # Its silos, honest ones, have signed the sum over all, and sign this one.
-    terms, members = replace(Terms(), batches=world.jobs["first"].batches), frozenset((*EIGHT, NINTH))
+    terms, members = (
+        replace(Terms(), batches=world.jobs["first"].batches),
+        frozenset((*EIGHT, NINTH)),
+    )
     Memory().signed(whole.spec, EIGHT).entered(half.spec, (), Signers.of(world.roster), None, terms)
     assert told([SignedSet("first", frozenset(EIGHT), members)], WITHOUT, members, LEAST) is None
     off = None
     if None not in (whole.opened, half.opened, second.opened):
-        off = tuple(np.abs(second.counts() - (whole.counts() - half.counts()) - COUNTS[NINTH]).round(6))
+        off = tuple(
+            np.abs(second.counts() - (whole.counts() - half.counts()) - COUNTS[NINTH]).round(6)
+        )
     assert off is None, f"its training and test records were found, off by {off}"
     assert None not in (whole.opened, half.opened)
     assert [kind for kind, *_ in hostile.answers if kind != "FAILED"] == ["ACCEPT", "DECLINE"]

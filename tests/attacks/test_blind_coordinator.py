@@ -1,7 +1,8 @@
-"""A coordinator with the right keys and bad intentions in a blind round, against the agent as it ships.
+"""A coordinator with the right keys and bad intentions in a blind round, against the agent as it
+ships.
 
-The other silos are honest, and played by the pure machine; what the real one is told, each attack changes. Afterwards
-it takes part in an honest round.
+The other silos are honest, and played by the pure machine; what the real one is told, each attack
+changes. Afterwards it takes part in an honest round.
 """
 
 import asyncio
@@ -10,11 +11,24 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.hostile_coordinator import GARBAGE, SILO, attacked, delivery, offer, play, records, round_of
+from support.hostile_coordinator import (
+    GARBAGE,
+    SILO,
+    attacked,
+    delivery,
+    offer,
+    play,
+    records,
+    round_of,
+)
 from support.hostile_sum_coordinator import OTHERS, SILOS, Attempted, Blind, make_world
 
 from staddle.proto import secure_pb2 as secure
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_received import (
+    SecaggDelivery,
+    SignedSpec,
+    secagg_delivery_to_wire,
+)
 from staddle.proto.convert.secagg_sent import Over, attempt_to_wire
 from staddle.security.faults import Code
 from staddle.security.identity.domains import SECAGG_SPEC
@@ -26,7 +40,8 @@ from staddle.silo.job_folder import JobFolder
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
 PAUSE_SECONDS = blind.PAUSE_SECONDS
-SECURITY = {  # with public weights, sums over three of the four are opened; with private ones over all
+# with public weights, sums over three of the four are opened; with private ones over all
+SECURITY = {
     "public": {
         "secure_aggregation": "required",
         "weights": "public",
@@ -46,24 +61,40 @@ def world(tmp_path_factory):
 def abandoned(world, *attempts):
     """The word of the other silos that these attempts are never opened."""
     contexts = [attempted.spec.context() for attempted in attempts]
-    notes = [make_abandon(ctx, silo, keys.sign) for ctx in contexts for silo, keys in world.others.items()]
+    notes = [
+        make_abandon(ctx, silo, keys.sign)
+        for ctx in contexts
+        for silo, keys in world.others.items()
+    ]
     return sorted(notes, key=lambda note: (note.silo, note.signature))
 
 
 def attacks(world, tmp_path, sums, job="public", first=(), times=1, retry=False, counted=0):
-    """Play a round of these attempts, where it is repeated honestly that too, and an honest round after it.
+    """Play a round of these attempts, where it is repeated honestly that too, and an honest round
+    after it.
 
     ``counted`` is 1 where a sum of the first round holds values of the real silo.
     """
     sums = list(sums)
     retried = [Attempted(world, job, 0, len(sums), notes=abandoned(world, *sums))] if retry else []
-    tasks = [offer(world, job), *[round_of(world, 0, job)] * times, round_of(world, 1, job, counted=counted)]
+    tasks = [
+        offer(world, job),
+        *[round_of(world, 0, job)] * times,
+        round_of(world, 1, job, counted=counted),
+    ]
     hostile = Blind(world, tasks, {0: [*sums, *retried], 1: [Attempted(world, job, 1)]})
     hostile.retried = {attempted.spec.context() for attempted in retried}
     hostile.first = list(first)
-    hostile.script["fetch"] = [lambda: delivery(world, job, 0), lambda: delivery(world, job, 1, seed=1)]
+    hostile.script["fetch"] = [
+        lambda: delivery(world, job, 0),
+        lambda: delivery(world, job, 1, seed=1),
+    ]
     play(hostile, tmp_path)
-    opened = [(record["round"], record["survivors"]) for record in records(tmp_path) if record["type"] == "secagg.sum"]
+    opened = [
+        (record["round"], record["survivors"])
+        for record in records(tmp_path)
+        if record["type"] == "secagg.sum"
+    ]
     expected = [(round_, sorted(SILOS)) for round_ in ((0, 1) if retry else (1,))]
     assert opened[-len(expected) :] == expected, "the agent did not take part in honest sums"
     return hostile
@@ -71,11 +102,19 @@ def attacks(world, tmp_path, sums, job="public", first=(), times=1, retry=False,
 
 def kinds(hostile, round_=0):
     """How often the real silo gave what, in the attacked attempts of a round."""
-    return Counter(kind for given_in, ctx, kind in hostile.given if given_in == round_ and ctx not in hostile.retried)
+    return Counter(
+        kind
+        for given_in, ctx, kind in hostile.given
+        if given_in == round_ and ctx not in hostile.retried
+    )
 
 
 def ends(tmp_path, round_=0):
-    found = [record for record in records(tmp_path) if record["type"] == "secagg.end" and record["round"] == round_]
+    found = [
+        record
+        for record in records(tmp_path)
+        if record["type"] == "secagg.end" and record["round"] == round_
+    ]
     return [(record["code"], record["blame"]) for record in found]
 
 
@@ -97,12 +136,18 @@ def respec(**changes):
 
 def swapped(messages, place, **changes):
     """The same messages with fields of one changed."""
-    return tuple(replace(each, **changes) if i == place else each for i, each in enumerate(messages))
+    return tuple(
+        replace(each, **changes) if i == place else each for i, each in enumerate(messages)
+    )
 
 
 def another_job(attempted, _):
     other = Attempted(attempted.world, "private")
-    return [SignedSpec(other.spec.payload(), attempted.world.keys.sign(SECAGG_SPEC, other.spec.payload()))]
+    return [
+        SignedSpec(
+            other.spec.payload(), attempted.world.keys.sign(SECAGG_SPEC, other.spec.payload())
+        )
+    ]
 
 
 def split(attempted, told):
@@ -114,14 +159,20 @@ def forged_notes(attempted, told):
     """Survivors' signatures over other sets, by the coordinator's key."""
     sets = Sets(attempted.state.h_u1, attempted.state.h_u2, attempted.state.h_u3)
     ctx, sign = attempted.spec.context(), attempted.world.keys.sign
-    return [s.NotesReceived(tuple(make_survival(ctx, each.silo, sets, sign) for each in told.survivals))]
+    return [
+        s.NotesReceived(tuple(make_survival(ctx, each.silo, sets, sign) for each in told.survivals))
+    ]
 
 
 ASKED, DEALT, GAVE = (), ("keys",), ("keys", "shares", "header")
 ALTERED = {  # name: what is changed, code, what the real silo gives beside "end" before it sees it
     "lowered t": (respec(threshold=2), "POLICY", ASKED),
     "smaller cohort": (respec(cohort=sorted(SILOS)[:2], counts=[60, 60]), "POLICY", ASKED),
-    "cohort of three, for a colluder of ours": (respec(cohort=sorted(SILOS)[:3], counts=[60] * 3), "POLICY", ASKED),
+    "cohort of three, for a colluder of ours": (
+        respec(cohort=sorted(SILOS)[:3], counts=[60] * 3),
+        "POLICY",
+        ASKED,
+    ),
     "cohort without us": (respec(cohort=sorted(OTHERS), counts=[60] * 3), "SPEC", ASKED),
     "unknown id": (respec(cohort=["east", "mallory", SILO, "west"]), "SPEC", ASKED),
     "doubled id": (respec(cohort=["east", "east", SILO, "west"]), "SPEC", ASKED),
@@ -133,20 +184,33 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
     "another schema": (respec(schema_digest="ab" * 32), "SPEC", ASKED),
     "another model than was delivered": (respec(model_digest="ab" * 32), "SPEC", ASKED),
     "another job": (when(SignedSpec, another_job), "SPEC", ASKED),
-    "unsigned": (when(SignedSpec, lambda _, body: [replace(body, signature=bytes(64))]), "SPEC", ASKED),
+    "unsigned": (
+        when(SignedSpec, lambda _, body: [replace(body, signature=bytes(64))]),
+        "SPEC",
+        ASKED,
+    ),
     "the same again": (when(SignedSpec, lambda _, body: [body, body]), "ATTEMPT", DEALT),
     "keys of its own": (
-        when(s.KeysReceived, lambda _, t: [s.KeysReceived(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)]),
+        when(
+            s.KeysReceived,
+            lambda _, t: [s.KeysReceived(swapped(t.bundles, 0, mask=bytes(range(32))), t.keys)],
+        ),
         "KEYS",
         DEALT,
     ),
     "bad signature of a bundle": (
-        when(s.KeysReceived, lambda _, t: [s.KeysReceived(swapped(t.bundles, 3, signature=bytes(64)), t.keys)]),
+        when(
+            s.KeysReceived,
+            lambda _, t: [s.KeysReceived(swapped(t.bundles, 3, signature=bytes(64)), t.keys)],
+        ),
         "KEYS",
         DEALT,
     ),
     "keys without ours": (
-        when(s.KeysReceived, lambda _, t: [s.KeysReceived(tuple(b for b in t.bundles if b.silo != SILO), t.keys)]),
+        when(
+            s.KeysReceived,
+            lambda _, t: [s.KeysReceived(tuple(b for b in t.bundles if b.silo != SILO), t.keys)],
+        ),
         "KEYS",
         DEALT,
     ),
@@ -171,7 +235,10 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
         GAVE,
     ),
     "survivors without us": (
-        when(s.SurvivorsReceived, lambda _, t: [s.SurvivorsReceived(tuple(h for h in t.headers if h.silo != SILO))]),
+        when(
+            s.SurvivorsReceived,
+            lambda _, t: [s.SurvivorsReceived(tuple(h for h in t.headers if h.silo != SILO))],
+        ),
         "SURVIVORS",
         GAVE,
     ),
@@ -194,7 +261,9 @@ ALTERED = {  # name: what is changed, code, what the real silo gives beside "end
 def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, code, before):
     uploaded, signed = "header" in before, "survival" in before
     retry, counted = uploaded and not signed, int(uploaded)
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], retry=retry, counted=counted)
+    hostile = attacks(
+        world, tmp_path, [Attempted(world, "public", alter=alter)], retry=retry, counted=counted
+    )
     assert kinds(hostile) == Counter((*before, "end"))
     assert ends(tmp_path) == [(code, "coordinator")]
     assert hostile.contexts.count(hostile.sums[0][0].spec.context()) == uploaded
@@ -202,7 +271,14 @@ def test_a_lie_ends_the_attempt_and_nothing_more_leaves(world, tmp_path, alter, 
 
 def test_with_private_weights_no_sum_lacks_a_silo(world, tmp_path):
     alter = when(s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:])])
-    hostile = attacks(world, tmp_path, [Attempted(world, "private", alter=alter)], "private", retry=True, counted=1)
+    hostile = attacks(
+        world,
+        tmp_path,
+        [Attempted(world, "private", alter=alter)],
+        "private",
+        retry=True,
+        counted=1,
+    )
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -220,8 +296,12 @@ def test_a_second_request_to_unmask_gets_nothing(world, tmp_path):
 
 def test_after_a_lie_the_truth_gets_nothing(world, tmp_path):
     """All the messages of the honest attempt, after one that ended it."""
-    alter = when(s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told])
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=alter)], retry=True, counted=1)
+    alter = when(
+        s.SurvivorsReceived, lambda _, told: [s.SurvivorsReceived(told.headers[1:3]), told]
+    )
+    hostile = attacks(
+        world, tmp_path, [Attempted(world, "public", alter=alter)], retry=True, counted=1
+    )
     assert kinds(hostile) == Counter((*GAVE, "end"))
     assert ends(tmp_path) == [("SURVIVORS", "coordinator")]
 
@@ -244,14 +324,19 @@ def malformed(world):
     honest = Attempted(world, "public")
     spec = honest.told[0]
     other = Attempted(world, "private").told[0]
-    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
+    bundle = secure.KeyBundle(
+        silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
+    )
     return {
         "specification of 3.9 MB": secure.SecureDelivery(
-            attempt=spec.attempt, spec=secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64))
+            attempt=spec.attempt,
+            spec=secure.SignedSpec(document=b"x" * 3_900_000, signature=bytes(64)),
         ),
         "another job": other,
         "no attempt": secure.SecureDelivery(spec=spec.spec),
-        "keys twice": secure.SecureDelivery(attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[bundle] * 2)),
+        "keys twice": secure.SecureDelivery(
+            attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[bundle] * 2)
+        ),
         "keys of four bytes": secure.SecureDelivery(
             attempt=spec.attempt, keys=secure.DeliveredKeys(bundles=[KEY_OF_FOUR])
         ),
@@ -260,7 +345,9 @@ def malformed(world):
     }
 
 
-KEY_OF_FOUR = secure.KeyBundle(silo="east", seal=bytes(4), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
+KEY_OF_FOUR = secure.KeyBundle(
+    silo="east", seal=bytes(4), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
+)
 
 
 MALFORMED = (
@@ -275,7 +362,9 @@ MALFORMED = (
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(world, tmp_path, name):
+def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(
+    world, tmp_path, name
+):
     hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[malformed(world)[name]])
     assert kinds(hostile) == Counter()
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
@@ -283,7 +372,9 @@ def test_a_message_that_is_none_of_this_sum_loses_the_round_and_not_the_agent(wo
 
 NO_MESSAGES = {
     "garbage": GARBAGE,
-    "more than a message may have": secure.SecureDelivery(spec=secure.SignedSpec(document=bytes(5_000_000))),
+    "more than a message may have": secure.SecureDelivery(
+        spec=secure.SignedSpec(document=bytes(5_000_000))
+    ),
     "more keys than there are members": secure.SecureDelivery(
         keys=secure.DeliveredKeys(bundles=[secure.KeyBundle()] * 40)
     ),
@@ -291,8 +382,12 @@ NO_MESSAGES = {
 
 
 @pytest.mark.parametrize("reply", NO_MESSAGES.values(), ids=NO_MESSAGES)
-def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(world, tmp_path, reply):
-    hostile = attacks(world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3, counted=1)
+def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(
+    world, tmp_path, reply
+):
+    hostile = attacks(
+        world, tmp_path, [Attempted(world, "public")], first=[reply] * 2, times=3, counted=1
+    )
     assert hostile.calls["hello"] == 3
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
     assert ends(tmp_path) == []
@@ -300,7 +395,11 @@ def test_a_reply_that_is_no_message_is_asked_for_again_and_the_round_is_summed(w
 
 @pytest.mark.control
 def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
-    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
+    hostile = Blind(
+        world,
+        [offer(world, "public"), round_of(world, 0, "public")],
+        {0: [Attempted(world, "public")]},
+    )
     hostile.hasty = True
     play(hostile, tmp_path)
     assert kinds(hostile) == Counter((*GAVE, "survival", "reveal"))
@@ -309,8 +408,12 @@ def test_who_reveals_too_late_learns_what_came_of_the_round(world, tmp_path):
 
 
 @pytest.mark.control
-def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, tmp_path, monkeypatch):
-    """Who looks for what it trained before it is kept, and counts its rounds after, must not think the round over."""
+def test_training_that_ends_while_the_round_is_told_again_loses_nothing(
+    world, tmp_path, monkeypatch
+):
+    """Who looks for what it trained before it is kept, and counts its rounds after, must not think
+    the round over.
+    """
     found, looked = JobFolder.outbox, []
 
     def slowly(folder, round_):
@@ -328,13 +431,18 @@ def test_training_that_ends_while_the_round_is_told_again_loses_nothing(world, t
 
 
 def test_a_malformed_message_in_an_attempt_is_recorded_as_its_end(world, tmp_path):
-    bundle = secure.KeyBundle(silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64))
+    bundle = secure.KeyBundle(
+        silo="east", seal=bytes(32), mask=bytes(32), receiving=bytes(32), signature=bytes(64)
+    )
     twice = lambda attempted, _: [  # noqa: E731
         secure.SecureDelivery(
-            attempt=attempt_to_wire(attempted.attempt), keys=secure.DeliveredKeys(bundles=[bundle] * 2)
+            attempt=attempt_to_wire(attempted.attempt),
+            keys=secure.DeliveredKeys(bundles=[bundle] * 2),
         )
     ]
-    hostile = attacks(world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, twice))])
+    hostile = attacks(
+        world, tmp_path, [Attempted(world, "public", alter=when(s.KeysReceived, twice))]
+    )
     assert kinds(hostile) == Counter(["keys"])
     assert ("FAILED", 0, "DELIVERY") in hostile.answers
     assert ends(tmp_path) == [("KEYS", "coordinator")]
@@ -347,15 +455,24 @@ def test_a_message_of_another_round_in_an_attempt_is_recorded_as_its_end(world, 
 
 
 @pytest.mark.parametrize(
-    ("limit", "uploads"), [(55_000, 0), (56_422, 1)], ids=["masked words are too many", "the header is too much"]
+    ("limit", "uploads"),
+    [(55_000, 0), (56_422, 1)],
+    ids=["masked words are too many", "the header is too much"],
 )
 def test_protocol_messages_count_against_the_bytes_of_a_round(world, tmp_path, limit, uploads):
     """There is room for the masked words, and not for all that goes with them."""
-    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
-    policy = world.policy.replace('max_bytes_per_round = "64MiB"', f'max_bytes_per_round = "{limit}B"')
+    hostile = Blind(
+        world,
+        [offer(world, "public"), round_of(world, 0, "public")],
+        {0: [Attempted(world, "public")]},
+    )
+    policy = world.policy.replace(
+        'max_bytes_per_round = "64MiB"', f'max_bytes_per_round = "{limit}B"'
+    )
     assert policy != world.policy
     play(hostile, tmp_path, policy=policy)
-    said = () if uploads else ("end",)  # the attempt ends with POLICY, or where no header leaves, the round
+    # the attempt ends with POLICY, or where no header leaves, the round
+    said = () if uploads else ("end",)
     assert (kinds(hostile), len(hostile.contexts)) == (Counter(["keys", "shares", *said]), uploads)
     assert (("FAILED", 0, "POLICY") in hostile.answers) == bool(uploads)
     assert uploads or ends(tmp_path) == [("POLICY", "")]
@@ -364,7 +481,11 @@ def test_protocol_messages_count_against_the_bytes_of_a_round(world, tmp_path, l
 
 
 def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp_path):
-    first = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [Attempted(world, "public")]})
+    first = Blind(
+        world,
+        [offer(world, "public"), round_of(world, 0, "public")],
+        {0: [Attempted(world, "public")]},
+    )
     play(first, tmp_path)
     assert kinds(first) == Counter((*GAVE, "survival", "reveal"))
     (memory,) = (tmp_path / "jobs" / "public").glob("secagg-*.json")
@@ -373,7 +494,9 @@ def test_without_what_it_remembers_of_its_attempts_a_silo_enters_none(world, tmp
     for remembers in (False, True):
         if remembers:
             memory.write_bytes(kept)
-        again = Blind(world, [round_of(world, 1, "public", counted=1)], {1: [Attempted(world, "public", 1)]})
+        again = Blind(
+            world, [round_of(world, 1, "public", counted=1)], {1: [Attempted(world, "public", 1)]}
+        )
         again.script["fetch"] = [lambda: delivery(world, "public", 1, seed=1)]
         play(again, tmp_path)
         assert bool(again.given) == remembers
@@ -392,7 +515,9 @@ def flooding(attempted, number):
     signed = SignedSpec(later.payload(), world.keys.sign(SECAGG_SPEC, later.payload()))
     return {
         "nothing": secure.SecureDelivery(nothing=secure.SecureNothing()),
-        "good specifications": told(signed, replace(attempted.attempt, attempt=number, ctx=later.context())),
+        "good specifications": told(
+            signed, replace(attempted.attempt, attempt=number, ctx=later.context())
+        ),
         "unsigned specifications": told(replace(signed, signature=bytes(64))),
         "the same specification": told(attempted.signed()),
         "abandon": told(s.AbandonAsked()),
@@ -414,22 +539,36 @@ FLOODS = {  # name: how many messages are taken at full pace
 
 @pytest.mark.timeout(120)
 def test_a_flood_of_messages_is_paced(world, tmp_path, monkeypatch):
-    """All floods at once, each against an agent of its own; its ledger does not grow faster than the pace."""
+    """All floods at once, each against an agent of its own.
+
+    Its ledger does not grow faster than the pace.
+    """
     monkeypatch.setattr(blind, "PAUSE_SECONDS", PAUSE_SECONDS)
     seconds, hostiles = 4, {}
     for name in FLOODS:
         attempted = Attempted(world, "public")
-        hostiles[name] = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [attempted]})
+        hostiles[name] = Blind(
+            world, [offer(world, "public"), round_of(world, 0, "public")], {0: [attempted]}
+        )
         attempted.told = [] if "specification" in name or name == "nothing" else attempted.told
-        hostiles[name].flood = lambda number, name=name, attempted=attempted: flooding(attempted, number)[name]
+        hostiles[name].flood = lambda number, name=name, attempted=attempted: flooding(
+            attempted, number
+        )[name]
 
     async def scenario():
-        runs = (attacked(hostile, tmp_path / name, seconds=seconds) for name, hostile in hostiles.items())
+        runs = (
+            attacked(hostile, tmp_path / name, seconds=seconds)
+            for name, hostile in hostiles.items()
+        )
         await asyncio.gather(*runs)
 
     asyncio.run(scenario())
     for name, free in FLOODS.items():
         asked, paced = hostiles[name].calls["secure_next"], seconds / PAUSE_SECONDS + 5
         assert 3 <= asked <= free + paced, (name, asked)
-        written = [record for record in records(tmp_path / name) if record["type"] in ("egress.protocol", "secagg.end")]
+        written = [
+            record
+            for record in records(tmp_path / name)
+            if record["type"] in ("egress.protocol", "secagg.end")
+        ]
         assert len(written) <= 3 * (paced + blind.MOST_AGAIN), (name, len(written))

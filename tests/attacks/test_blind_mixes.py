@@ -1,4 +1,6 @@
-"""Silos with the right keys and bad intentions in rounds that mix and compare, against the coordinator as it ships."""
+"""Silos with the right keys and bad intentions in rounds that mix and compare, against the
+coordinator as it ships.
+"""
 
 import hashlib
 import sqlite3
@@ -66,11 +68,17 @@ def contributions(world):
     (spec,) = rows.tensors
     vectors = torch.randn(spec.shape, generator=rng, dtype=torch.float64)
     found = {
-        extractor.name: {each.name: torch.randn(each.shape, generator=rng) for each in extractor.tensors},
+        extractor.name: {
+            each.name: torch.randn(each.shape, generator=rng) for each in extractor.tensors
+        },
         rows.name: {spec.name: (vectors / vectors.norm()).float()},
-        METRICS.name: {each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors},
+        METRICS.name: {
+            each.name: torch.full(each.shape, 7, dtype=torch.int64) for each in METRICS.tensors
+        },
     }
-    return lambda _: {part.name: PLAIN.give(part, Contribution(found[part.name])) for part in world.job.up(0)}
+    return lambda _: {
+        part.name: PLAIN.give(part, Contribution(found[part.name])) for part in world.job.up(0)
+    }
 
 
 @pytest.fixture
@@ -83,7 +91,10 @@ def play(world, tmp_path):
 
     def run(harm, whole=False):
         async def scenario():
-            silos = [MixSilo(here.address, world.keys[n], world.roster, world.job, contributions(world)) for n in SILOS]
+            silos = [
+                MixSilo(here.address, world.keys[n], world.roster, world.job, contributions(world))
+                for n in SILOS
+            ]
             for each in silos:
                 await each.accept()
             for each in silos:
@@ -185,7 +196,9 @@ def test_an_upload_comes_once_and_is_told_of_after_a_lost_connection(play):
         payload, context = bad.rotated(rows, 0)
         await bad.upload(bad.part_frames(rows, 0, payload, context))
         again = bad.part_frames(rows, 0, payload, context)
-        await refused(bad.upload(again, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'rows'")
+        await refused(
+            bad.upload(again, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'rows'"
+        )
         assert (await bad.part_standing(rows, 0)).receipt.size == len(payload)
         assert (await bad.part_standing(extractor, 0)).received == 0
         bad.given = {rows.name}
@@ -208,7 +221,9 @@ def test_an_upload_that_broke_goes_on_for_its_own_version_alone(play):
         assert (await bad.standing(0)).received == 0
         _, newer, _ = bad.padded(extractor, 0)
         other = bad.part_frames(extractor, 0, words, newer, offset=len(words))
-        await refused(bad.upload(other, wary=True), "MANIFEST", INVALID, "this coordinator has 0 bytes of it")
+        await refused(
+            bad.upload(other, wary=True), "MANIFEST", INVALID, "this coordinator has 0 bytes of it"
+        )
         await bad.upload(bad.part_frames(extractor, 0, words, context, offset=len(words)))
         await bad.say_padded(bad.word(extractor, made))
         (kept,) = [path.read_bytes() for path in play.folder.glob("*.padded")]
@@ -241,13 +256,22 @@ def test_until_it_is_signed_a_newer_version_takes_its_place(play):
         (kept,) = [path.read_bytes() for path in play.folder.glob("*.padded")]
         assert kept == newer
         older = bad.say_padded(bad.word(extractor, made))
-        await refused(older, "SECURE", FAILED, "UPLOAD: signs version 0, its upload is bound to another one")
+        await refused(
+            older, "SECURE", FAILED, "UPLOAD: signs version 0, its upload is bound to another one"
+        )
         await bad.say_padded(bad.word(extractor, word))
         await bad.say_padded(bad.word(extractor, word))  # its answer was lost on the way
         payload, context, third = bad.padded(extractor, 0)
         frames = bad.part_frames(extractor, 0, payload, context)
-        await refused(bad.upload(frames, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'")
-        await refused(bad.say_padded(bad.word(extractor, third)), "SECURE", FAILED, "EQUIVOCATION: signs another")
+        await refused(
+            bad.upload(frames, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'"
+        )
+        await refused(
+            bad.say_padded(bad.word(extractor, third)),
+            "SECURE",
+            FAILED,
+            "EQUIVOCATION: signs another",
+        )
         assert (await bad.part_standing(extractor, 0)).receipt.size == len(newer)
         bad.given = {extractor.name}
 
@@ -263,7 +287,9 @@ def test_versions_of_one_round_are_not_taken_without_end(play, monkeypatch):
             extractor, _, word = await given(bad)
         words, context, _ = bad.padded(extractor, 0)
         more = bad.part_frames(extractor, 0, words, context)
-        await refused(bad.upload(more, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'")
+        await refused(
+            bad.upload(more, wary=True), "ROUND_CLOSED", FAILED, "has all of part 'extractor'"
+        )
         await bad.say_padded(bad.word(extractor, word))
 
     play(harm)
@@ -275,7 +301,9 @@ def test_masked_words_come_after_all_else(play):
 
         async def too_early(round_):
             async def masked(words):
-                await refused(bad.upload(bad.masked_frames(), wary=True), "ROUND_CLOSED", FAILED, words)
+                await refused(
+                    bad.upload(bad.masked_frames(), wary=True), "ROUND_CLOSED", FAILED, words
+                )
 
             bad.words = bad.masked(next(e.terms for e in bad.now if isinstance(e, s.UploadWords)))
             await masked("extractor, rows come first")
@@ -303,7 +331,9 @@ def test_masked_words_come_after_all_else(play):
 
 def signed_again(bad, upload):
     line = bad.line(parts(bad)[0])
-    return replace(upload, signature=bad.keys.sign(MIX_UPLOAD, replace(upload, signature=b"").payload(line)))
+    return replace(
+        upload, signature=bad.keys.sign(MIX_UPLOAD, replace(upload, signature=b"").payload(line))
+    )
 
 
 def foreign(bad, made):
@@ -333,21 +363,35 @@ def recipient(piece):
 
 
 WORDS = {
-    "unsigned": (lambda _, made: (replace(made[0], signature=bytes(64)), made[1]), "SECURE", "signature does not fit"),
+    "unsigned": (
+        lambda _, made: (replace(made[0], signature=bytes(64)), made[1]),
+        "SECURE",
+        "signature does not fit",
+    ),
     "other bytes": (foreign, "SECURE", "UPLOAD: its upload is not the one that it signed"),
     "another job": (of_another_job, "SECURE", "is bound to another one"),
     "another's name": (version_of(silo="east"), "SECURE", "gives an upload in the name of 'east'"),
     "a stranger": (version_of(silo="nobody"), "SECURE", "gives an upload in the name of 'nobody'"),
     "another attempt": (version_of(attempt=1), "SECURE", "is bound to another one"),
-    "another number": (version_of(number=7), "SECURE", "signs version 7, its upload is bound to another one"),
+    "another number": (
+        version_of(number=7),
+        "SECURE",
+        "signs version 7, its upload is bound to another one",
+    ),
     "another round": (version_of(round=1), "ROUND_CLOSED", "round 1 does not await it"),
     "a round far away": (version_of(round=2**32 - 1), "ROUND_CLOSED", "does not await it"),
-    "a piece is missing": (lambda _, made: (made[0], made[1][:-1]), "SECURE", "SHARES: sealed 2 pieces"),
+    "a piece is missing": (
+        lambda _, made: (made[0], made[1][:-1]),
+        "SECURE",
+        "SHARES: sealed 2 pieces",
+    ),
     "a piece twice": (lambda _, made: (made[0], (*made[1], made[1][-1])), "SECURE", "ascending"),
     "a piece for itself": (
         lambda bad, made: (
             made[0],
-            tuple(sorted((*made[1][1:], SealedSecret(bad.silo, bytes(48))), key=lambda p: p.recipient)),
+            tuple(
+                sorted((*made[1][1:], SealedSecret(bad.silo, bytes(48))), key=lambda p: p.recipient)
+            ),
         ),
         "SECURE",
         "SHARES: sealed 3 pieces, not one for each of the others",
@@ -358,7 +402,11 @@ WORDS = {
         "do not lead to the root",
     ),
     "a tag of nothing": (lambda _, made: (replace(made[0], tag=b""), made[1]), "SECURE", "tag"),
-    "a tag that was changed": (lambda _, made: (replace(made[0], tag=bytes(8)), made[1]), "SECURE", "signature"),
+    "a tag that was changed": (
+        lambda _, made: (replace(made[0], tag=bytes(8)), made[1]),
+        "SECURE",
+        "signature",
+    ),
     "another's sealing": (
         lambda bad, made: (
             signed_again(bad, replace(made[0], sealing=replace(made[0].sealing, sender="east"))),
@@ -371,7 +419,9 @@ WORDS = {
 
 
 @pytest.mark.parametrize("wrong", WORDS)
-def test_a_word_on_an_upload_that_does_not_hold_is_refused_and_the_right_one_is_taken(play, world, wrong):
+def test_a_word_on_an_upload_that_does_not_hold_is_refused_and_the_right_one_is_taken(
+    play, world, wrong
+):
     change, code, words = WORDS[wrong]
 
     async def harm(bad):
@@ -438,13 +488,17 @@ def test_a_word_comes_after_its_upload(play):
     async def harm(bad):
         extractor, _ = parts(bad)
         _, _, made = bad.padded(extractor, 0)
-        await refused(bad.say_padded(bad.word(extractor, made)), "SECURE", FAILED, "ORDER", "send it first")
+        await refused(
+            bad.say_padded(bad.word(extractor, made)), "SECURE", FAILED, "ORDER", "send it first"
+        )
 
     play(harm)
 
 
 def test_numbers_of_versions_grow_over_rounds(play):
-    """Else no row with this silo's upload could be made any more: recipients refuse older ones than they had."""
+    """Else no row with this silo's upload could be made any more: recipients refuse older ones than
+    they had.
+    """
 
     async def harm(bad):
         bad.number, told = 5, bad.told

@@ -1,6 +1,8 @@
-"""Silos with the right keys and bad intentions in a blind round, against the coordinator as it ships.
+"""Silos with the right keys and bad intentions in a blind round, against the coordinator as it
+ships.
 
-Three of four silos are honest; the fourth takes part until it does its harm, and goes on where it still can.
+Three of four silos are honest; the fourth takes part until it does its harm, and goes on where it
+still can.
 """
 
 import asyncio
@@ -44,8 +46,10 @@ from staddle.security.secagg.spec import Terms
 pytestmark = pytest.mark.actor("silo")
 
 SILOS = ("north", "east", "south", "west")  # the first is the bad one
-ENOUGH = (s.SendSurvival, s.SendReveal)  # enough of these end a stage: the honest wait until the harm is done
-HURRIED, PATIENT = 2, 60  # seconds for a step: where it is over because the bad one is silent, and where it is not
+# enough of these end a stage: the honest wait until the harm is done
+ENOUGH = (s.SendSurvival, s.SendReveal)
+# seconds for a step: where it is over because the bad one is silent, and where it is not
+HURRIED, PATIENT = 2, 60
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +77,12 @@ def world(tmp_path_factory):
     jobs, loaded = {}, {}
     for seconds in (HURRIED, PATIENT):
         name = f"job-{seconds}"
-        jobs[seconds] = local_federation.sign_job(federation, {**document, "name": name, "round_timeout": seconds})
-        local_federation.write_coordinator(federation, [name], {**timing, "secure_seconds": seconds})
+        jobs[seconds] = local_federation.sign_job(
+            federation, {**document, "name": name, "round_timeout": seconds}
+        )
+        local_federation.write_coordinator(
+            federation, [name], {**timing, "secure_seconds": seconds}
+        )
         loaded[seconds] = configs.load(federation.coordinator_config)
     return SimpleNamespace(
         jobs=jobs,
@@ -91,7 +99,9 @@ class BlindCaller(Caller):
         super().__init__(address, keys, roster, job)
         self.raw = self.channel.unary_unary(SECURE, request_serializer=bytes)
         terms = replace(Terms(), batches=job.batches)
-        self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        self.party = machine.Participant(
+            self.silo, Signers.of(roster), terms, keys.sign, os.urandom
+        )
         model = JobPlan(job).round(0).model_digest((), ())
         self.frame = JobPlan(job).round(0).frame(roster.federation, rosters.digest(roster), model)
         self.had, self.state, self.survivors = 0, None, None
@@ -101,17 +111,26 @@ class BlindCaller(Caller):
         return Attempt(self.job.name, self.digest, 0, self.state.spec.attempt, self.state.ctx)
 
     def message(self, body, **changes):
-        return secagg_upload_to_wire(SecaggUpload(self.session, replace(self.attempt, **changes), body))
+        return secagg_upload_to_wire(
+            SecaggUpload(self.session, replace(self.attempt, **changes), body)
+        )
 
     def secure(self, message):
         return self.stub.Secure(message, timeout=SECONDS)
 
     def asked(self, **changes):
-        fields = {"session": self.session, "job": self.job.name, "job_digest": self.digest, "round": 0, "had": self.had}
+        fields = {
+            "session": self.session,
+            "job": self.job.name,
+            "job_digest": self.digest,
+            "round": 0,
+            "had": self.had,
+        }
         return self.stub.SecureNext(secure.SecurePoll(**{**fields, **changes}), timeout=SECONDS)
 
     async def run(self, harm=None, at=None):
-        """Until the sum is open; ``await harm(self, effect)`` before each effect of the type ``at``.
+        """Until the sum is open; ``await harm(self, effect)`` before each effect of the type
+        ``at``.
 
         It says whether the effect is still done; where not, this silo is silent from then on.
         """
@@ -150,7 +169,9 @@ class BlindCaller(Caller):
 
     def words(self, effect):
         made = [Values(np.full(group.elements, 0.01)) for group in self.state.spec.groups]
-        return b"".join(w.tobytes() for w in masked_chunks(self.state.spec, self.silo, made, effect.terms))
+        return b"".join(
+            w.tobytes() for w in masked_chunks(self.state.spec, self.silo, made, effect.terms)
+        )
 
     def streamed(self, effect):
         payload = self.words(effect)
@@ -158,10 +179,17 @@ class BlindCaller(Caller):
 
     def frames(self, effect, payload=None, **changes):
         payload = self.words(effect) if payload is None else payload
-        manifest = {"session": self.session, "job": self.job.name, "job_digest": self.digest, "round": 0}
+        manifest = {
+            "session": self.session,
+            "job": self.job.name,
+            "job_digest": self.digest,
+            "round": 0,
+        }
         manifest |= {"size": len(payload), "context": self.state.ctx, **changes}
         digest = sha256(payload).digest()
-        end = tensor.End(sha256=sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        end = tensor.End(
+            sha256=sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
+        )
         pieces = [payload[at : at + 2**20] for at in range(0, len(payload), 2**20)]
         chunks = [tensor.Frame(chunk=piece) for piece in pieces]
         return [tensor.Frame(manifest=tensor.Manifest(**manifest)), *chunks, tensor.Frame(end=end)]
@@ -169,7 +197,9 @@ class BlindCaller(Caller):
 
 @pytest.fixture
 def serving(world, tmp_path):
-    """A coordinator with four silos in round 0; ``serving.rows()`` is what it keeps of the bad one's sum.
+    """A coordinator with four silos in round 0.
+
+    ``serving.rows()`` is what it keeps of the bad one's sum.
 
     It gives them ``seconds`` for each step.
     """
@@ -177,7 +207,9 @@ def serving(world, tmp_path):
 
     @contextlib.asynccontextmanager
     async def begin(seconds):
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(context)
+        )
         job = world.jobs[seconds]
         config = world.configs[seconds].model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
@@ -193,7 +225,9 @@ def serving(world, tmp_path):
 
     begin.rows = lambda: [
         row
-        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows(f"job-{PATIENT}", 0)
+        for row in Database(tmp_path / "state" / "coordinator.sqlite", read_only=True).secure_rows(
+            f"job-{PATIENT}", 0
+        )
         if row.silo == SILOS[0]
     ]
     begin.spools = lambda: list((tmp_path / "state" / "spool").iterdir())
@@ -201,7 +235,10 @@ def serving(world, tmp_path):
 
 
 def play(serving, harm, at, seconds=PATIENT, stays=True):
-    """A round with this harm; who survived. The bad silo is asked into the next one, if it ``stays``."""
+    """A round with this harm; who survived.
+
+    The bad silo is asked into the next one, if it ``stays``.
+    """
 
     async def scenario():
         harmed = asyncio.Event()
@@ -262,7 +299,10 @@ async def differing_keys(bad, effect):
     await bad.secure(bad.message(s.SendKeys(state.bundle, keys)))
     root = state.bundle.receiving
     return bad.message(
-        s.SendKeys(make_bundle(state.ctx, bad.silo, os.urandom(32), os.urandom(32), root, bad.party.sign), keys)
+        s.SendKeys(
+            make_bundle(state.ctx, bad.silo, os.urandom(32), os.urandom(32), root, bad.party.sign),
+            keys,
+        )
     )
 
 
@@ -276,7 +316,11 @@ def late(make):
 def header_of(bad, effect, **changes):
     """A header of other words than were uploaded, signed."""
     fields = {"length": bad.streamed(effect).length, "sha256": bytes(32), **changes}
-    return s.SendHeader(make_header(bad.state.ctx, bad.silo, bad.state.h_u2, tags=b"", sign=bad.party.sign, **fields))
+    return s.SendHeader(
+        make_header(
+            bad.state.ctx, bad.silo, bad.state.h_u2, tags=b"", sign=bad.party.sign, **fields
+        )
+    )
 
 
 async def wrong_header(bad, effect):
@@ -285,7 +329,11 @@ async def wrong_header(bad, effect):
 
 
 def changed(name, **fields):
-    return late(lambda bad, effect: bad.message(replace(effect, **{name: replace(getattr(effect, name), **fields)})))
+    return late(
+        lambda bad, effect: bad.message(
+            replace(effect, **{name: replace(getattr(effect, name), **fields)})
+        )
+    )
 
 
 def other_portions(bad, effect):
@@ -301,17 +349,42 @@ def other_shares(bad, effect):
 
 LIES = {
     "keys in another's name": (s.SendKeys, changed("bundle", silo="east"), "SECURE", OTHERS),
-    "keys with a bad signature": (s.SendKeys, changed("bundle", signature=bytes(64)), "SECURE", OTHERS),
-    "another job": (s.SendKeys, late(lambda b, e: b.message(e, job="other")), "UNKNOWN_JOB", EVERYBODY),
+    "keys with a bad signature": (
+        s.SendKeys,
+        changed("bundle", signature=bytes(64)),
+        "SECURE",
+        OTHERS,
+    ),
+    "another job": (
+        s.SendKeys,
+        late(lambda b, e: b.message(e, job="other")),
+        "UNKNOWN_JOB",
+        EVERYBODY,
+    ),
     "another job's digest": (
         s.SendKeys,
         late(lambda b, e: b.message(e, job_digest=bytes(32))),
         "UNKNOWN_JOB",
         EVERYBODY,
     ),
-    "another round": (s.SendKeys, late(lambda b, e: b.message(e, round=1)), "ROUND_CLOSED", EVERYBODY),
-    "another attempt": (s.SendKeys, late(lambda b, e: b.message(e, attempt=1)), "SECURE", EVERYBODY),
-    "another context": (s.SendKeys, late(lambda b, e: b.message(e, ctx=bytes(32))), "SECURE", EVERYBODY),
+    "another round": (
+        s.SendKeys,
+        late(lambda b, e: b.message(e, round=1)),
+        "ROUND_CLOSED",
+        EVERYBODY,
+    ),
+    "another attempt": (
+        s.SendKeys,
+        late(lambda b, e: b.message(e, attempt=1)),
+        "SECURE",
+        EVERYBODY,
+    ),
+    "another context": (
+        s.SendKeys,
+        late(lambda b, e: b.message(e, ctx=bytes(32))),
+        "SECURE",
+        EVERYBODY,
+    ),
     "another session": (
         s.SendKeys,
         late(lambda b, e: secure.SecureUpload(session=b"x" * 16, attempt=b.message(e).attempt)),
@@ -328,7 +401,9 @@ LIES = {
         s.SendShares,
         late(
             lambda b, _: b.message(
-                s.SendHeader(make_header(b.state.ctx, b.silo, bytes(32), 9, bytes(32), b"", b.party.sign))
+                s.SendHeader(
+                    make_header(b.state.ctx, b.silo, bytes(32), 9, bytes(32), b"", b.party.sign)
+                )
             )
         ),
         "SECURE",
@@ -336,17 +411,35 @@ LIES = {
     ),
     "other keys": (s.SendShares, differing_keys, "SECURE", EVERYBODY),
     "portions that it did not sign": (s.SendShares, late(other_portions), "SECURE", OTHERS),
-    "a dealing with a bad signature": (s.SendShares, changed("dealing", signature=bytes(64)), "SECURE", OTHERS),
+    "a dealing with a bad signature": (
+        s.SendShares,
+        changed("dealing", signature=bytes(64)),
+        "SECURE",
+        OTHERS,
+    ),
     "a header of other words": (s.UploadWords, wrong_header, "SECURE", OTHERS),
-    "a header without words": (s.UploadWords, late(lambda b, e: b.message(header_of(b, e))), "SECURE", OTHERS),
-    "a signature that is none": (s.SendSurvival, changed("survival", signature=bytes(64)), "SECURE", EVERYBODY),
+    "a header without words": (
+        s.UploadWords,
+        late(lambda b, e: b.message(header_of(b, e))),
+        "SECURE",
+        OTHERS,
+    ),
+    "a signature that is none": (
+        s.SendSurvival,
+        changed("survival", signature=bytes(64)),
+        "SECURE",
+        EVERYBODY,
+    ),
     "shares that nobody dealt": (s.SendReveal, late(other_shares), "SECURE", EVERYBODY),
 }
 
 
 @pytest.mark.parametrize(("at", "lie", "code", "survivors"), LIES.values(), ids=LIES)
 def test_a_lie_is_refused_and_the_others_have_their_sum(serving, at, lie, code, survivors):
-    """Who said what it cannot have said drops out; who said it too early, twice or elsewhere may still go on."""
+    """Who said what it cannot have said drops out.
+
+    Who said it too early, twice or elsewhere may still go on.
+    """
     goes_on = survivors == EVERYBODY and at not in ENOUGH
 
     async def harm(bad, effect):
@@ -367,11 +460,31 @@ async def twice(bad, effect):
 
 
 UPLOADS = {  # name: before which of its messages, frames, code, who survives
-    "before their stage": (s.SendShares, late(lambda b, _: b.frames(None, bytes(40))), "ROUND_CLOSED", EVERYBODY),
-    "of another attempt": (s.UploadWords, late(lambda b, e: b.frames(e, context=bytes(32))), "ROUND_CLOSED", EVERYBODY),
-    "in the clear": (s.UploadWords, late(lambda b, e: b.frames(e, context=b"")), "MANIFEST", EVERYBODY),
+    "before their stage": (
+        s.SendShares,
+        late(lambda b, _: b.frames(None, bytes(40))),
+        "ROUND_CLOSED",
+        EVERYBODY,
+    ),
+    "of another attempt": (
+        s.UploadWords,
+        late(lambda b, e: b.frames(e, context=bytes(32))),
+        "ROUND_CLOSED",
+        EVERYBODY,
+    ),
+    "in the clear": (
+        s.UploadWords,
+        late(lambda b, e: b.frames(e, context=b"")),
+        "MANIFEST",
+        EVERYBODY,
+    ),
     "too few": (s.UploadWords, late(lambda b, e: b.frames(e, b.words(e)[:-8])), "MANIFEST", OTHERS),
-    "too many": (s.UploadWords, late(lambda b, e: b.frames(e, b.words(e) + bytes(8))), "MANIFEST", OTHERS),
+    "too many": (
+        s.UploadWords,
+        late(lambda b, e: b.frames(e, b.words(e) + bytes(8))),
+        "MANIFEST",
+        OTHERS,
+    ),
     "fewer than declared": (
         s.UploadWords,
         late(lambda b, e: b.frames(e, b.words(e)[:-8], size=len(b.words(e)))),
@@ -390,13 +503,17 @@ def test_masked_words_that_are_not_awaited_are_refused(serving, at, frames, code
         assert code_of(caught.value) == code, caught.value.details()
         return survivors == EVERYBODY
 
-    assert play(serving, harm, at, HURRIED if frames is twice else PATIENT) == survivors  # it owes its header
+    # it owes its header
+    assert play(serving, harm, at, HURRIED if frames is twice else PATIENT) == survivors
     assert serving.spools() == []
 
 
 @pytest.mark.parametrize("victim", OTHERS)
 def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
-    """It fits its commitment, so its holder cannot see it. Before: the round's sum was never opened, the job failed."""
+    """It fits its commitment, so its holder cannot see it.
+
+    Before: the round's sum was never opened, the job failed.
+    """
 
     def wrong(secret, threshold, holders, draw):
         shares = split(secret, threshold, holders, draw)
@@ -408,14 +525,22 @@ def test_one_share_that_does_not_join_ends_no_sum(serving, victim):
         holders = {member: state.spec.holder(member) for member in state.spec.cohort}
         with patch("staddle.security.secagg.dealing.split", wrong):
             dealing, portions, kept = deal(
-                state.ctx, state.h_u1, bad.keys, bad.silo, state.seeds, state.spec.threshold, holders, sign
+                state.ctx,
+                state.h_u1,
+                bad.keys,
+                bad.silo,
+                state.seeds,
+                state.spec.threshold,
+                holders,
+                sign,
             )
         bad.state = replace(state, dealing=dealing, held={bad.silo: kept})
         object.__setattr__(effect, "dealing", dealing)  # it is sent in the place of the honest one
         object.__setattr__(effect, "portions", portions)
         return True
 
-    assert play(serving, harm, s.SendShares, stays=False) == EVERYBODY  # it goes, if the wrong share was looked at
+    # it goes, if the wrong share was looked at
+    assert play(serving, harm, s.SendShares, stays=False) == EVERYBODY
 
 
 # Many calls, and large numbers.
@@ -451,7 +576,8 @@ def test_many_questions_at_once_hold_nobody_up(serving):
     async def harm(bad, _):
         asked = await asyncio.gather(*(bad.asked() for _ in range(100)), return_exceptions=True)
         refused = {answer.code() for answer in asked if isinstance(answer, grpc.aio.AioRpcError)}
-        assert grpc.StatusCode.RESOURCE_EXHAUSTED in refused  # LIMIT; others are above what one connection may have
+        # LIMIT; others are above what one connection may have
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in refused
         assert refused <= {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
         assert sum(isinstance(answer, secure.SecureDelivery) for answer in asked) <= 2
         return True

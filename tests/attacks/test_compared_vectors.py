@@ -1,7 +1,8 @@
-"""A coordinator in league with one silo, against vectors that are compared: rotated ones, and ones that are shared.
+"""A coordinator in league with one silo, against vectors that are compared: rotated ones, and ones
+that are shared.
 
-Both jobs run over TLS. The coordinator has all that crosses and the friend gives it all that it knows: the key of the
-job's silos, its keys of the attempt, and what was sealed to it.
+Both jobs run over TLS. The coordinator has all that crosses and the friend gives it all that it
+knows: the key of the job's silos, its keys of the attempt, and what was sealed to it.
 """
 
 from types import SimpleNamespace
@@ -49,12 +50,17 @@ def contribution(part, silo):
     elif isinstance(part.exchange, Gram):
         tensors = {spec.name: rows(silo) for spec in part.tensors}
     else:
-        tensors = {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors}
+        tensors = {
+            spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors
+        }
     return PLAIN.give(part, Contribution(tensors))
 
 
 class Watched(MixSilo):
-    """``uploads`` are the bytes that it sent of each part, as the coordinator has them; ``states`` its own."""
+    """``uploads`` are the bytes that it sent of each part, as the coordinator has them.
+
+    ``states`` its own.
+    """
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -74,7 +80,10 @@ class Watched(MixSilo):
 
 
 def play(folder, compare):
-    """One round of pFedSim that compares; the silos afterwards, by name, and the inner products that were opened."""
+    """One round of pFedSim that compares.
+
+    The silos afterwards, by name, and the inner products that were opened.
+    """
     federation = local_federation.make(folder / "federation", SILOS)
     document = {
         "version": 1,
@@ -92,13 +101,20 @@ def play(folder, compare):
     job = local_federation.sign_job(federation, document)
     timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
     local_federation.write_coordinator(federation, ["job"], timing)
-    roster, config = rosters.load(federation.folder / "roster.json"), configs.load(federation.coordinator_config)
+    roster, config = (
+        rosters.load(federation.folder / "roster.json"),
+        configs.load(federation.coordinator_config),
+    )
     keys = {silo: load_keys(federation.folder / silo / "keys") for silo in SILOS}
-    contributions = lambda silo: lambda round_: {part.name: contribution(part, silo) for part in job.up(round_)}  # noqa: E731
+    contributions = lambda silo: (  # noqa: E731
+        lambda round_: {part.name: contribution(part, silo) for part in job.up(round_)}
+    )
     opened = []
 
     async def scenario():
-        silos = [Watched(here.address, keys[name], roster, job, contributions(name)) for name in SILOS]
+        silos = [
+            Watched(here.address, keys[name], roster, job, contributions(name)) for name in SILOS
+        ]
         for each in silos:
             await each.accept()
         for each in silos:
@@ -125,13 +141,18 @@ def exact(silo):
 
 @pytest.mark.succeeds
 def test_rotated_vectors_are_read_as_they_stand(tmp_path):
-    """The friend has the key, and so the rotation of each use; its rows are the images of the unit vectors."""
+    """The friend has the key, and so the rotation of each use.
+
+    Its rows are the images of the unit vectors.
+    """
     done = play(tmp_path, "rotated")
     (part,) = (part for part in done.job.up(0) if isinstance(part.exchange, Gram))
     turning = rotate(np.eye(WIDTH), JobPlan(done.job).use(part, 0, 0).key(KEY))
     worst = 0.0
     for silo in SILOS[1:]:
-        found = np.frombuffer(done.silos[silo].uploads[part.name], "<f4").astype(np.float64) @ turning.T
+        found = (
+            np.frombuffer(done.silos[silo].uploads[part.name], "<f4").astype(np.float64) @ turning.T
+        )
         worst = max(worst, float(np.abs(found - exact(silo)).max()))
         assert cosine(found, exact(silo)) > 1 - 1e-9
     assert worst < 1e-6
@@ -145,7 +166,8 @@ def shared(tmp_path_factory):
 def test_shared_vectors_stay_noise(shared):
     """What the friend holds of a victim is like the victim's vector nowhere.
 
-    Tried are its share as it is, and lines through it and through the friend's own vector at the places of others.
+    Tried are its share as it is, and lines through it and through the friend's own vector at the
+    places of others.
     """
     friend = shared.silos[FRIEND]
     (state,) = friend.states
@@ -156,14 +178,20 @@ def test_shared_vectors_stay_noise(shared):
         own = from_signed(g.quantise(spec.compared, rows(FRIEND).double().numpy()))
         at = spec.holder(FRIEND)
         others = [spec.holder(silo) for silo in SILOS[1:]]
-        lines = [product(interpolation([at, other], [0]), np.stack([held[0], own[0]])) for other in others]
+        lines = [
+            product(interpolation([at, other], [0]), np.stack([held[0], own[0]]))
+            for other in others
+        ]
         for tried in (held, *lines):
             best = max(best, cosine(to_signed(tried)[0].astype(np.float64), exact(victim)))
-    assert best < 0.15, best  # of vectors of 640 numbers that have nothing in common: 0.04 by chance
+    # of vectors of 640 numbers that have nothing in common: 0.04 by chance
+    assert best < 0.15, best
 
 
 def test_nor_does_it_open_what_was_sealed_to_others(shared):
-    """With the friend's keys for any dealer, and those of the friend as a dealer, no share for another silo opens."""
+    """With the friend's keys for any dealer, and those of the friend as a dealer, no share for
+    another silo opens.
+    """
     friend = shared.silos[FRIEND].states[0]
     spec, seals = friend.spec, {bundle.silo: bundle.seal for bundle in friend.bundles}
     for dealer in SILOS[1:]:
@@ -171,10 +199,18 @@ def test_nor_does_it_open_what_was_sealed_to_others(shared):
             at = gram_pieces.place_of(spec, dealer, holder)
             sealed = shared.silos[dealer].words[at : at + gram_pieces.sealed_bytes(spec)]
             for by in SILOS[1:]:
-                agreed = agree(receiving_seed(friend.seeds.receiving, friend.ctx, FRIEND, by), seals[dealer], dealer)
+                agreed = agree(
+                    receiving_seed(friend.seeds.receiving, friend.ctx, FRIEND, by),
+                    seals[dealer],
+                    dealer,
+                )
                 with pytest.raises(RefusedError, match="does not open"):
                     gram_pieces.open_share(
-                        spec, gram_pieces.share_key(agreed, friend.ctx, dealer, holder), dealer, holder, sealed
+                        spec,
+                        gram_pieces.share_key(agreed, friend.ctx, dealer, holder),
+                        dealer,
+                        holder,
+                        sealed,
                     )
 
 
@@ -183,12 +219,16 @@ def test_what_it_does_read_are_the_inner_products(shared):
     state = shared.silos[FRIEND].states[0]
     order = [header.silo for header in state.headers]
     told = {
-        state.spec.holder(silo): g.products_loaded(state.spec.compared, 4, shared.silos[silo].reveals[0].products)
+        state.spec.holder(silo): g.products_loaded(
+            state.spec.compared, 4, shared.silos[silo].reveals[0].products
+        )
         for silo in SILOS
         if shared.silos[silo].reveals
     }
     products = g.opened(told, 1).products
     found = g.squares(state.spec.compared, g.dequantise(state.spec.compared, products), 4)[0]
-    assert np.array_equal(found, g.gram(state.spec.compared, [exact(silo)[None] for silo in order])[0])
+    assert np.array_equal(
+        found, g.gram(state.spec.compared, [exact(silo)[None] for silo in order])[0]
+    )
     vectors = np.stack([exact(silo) for silo in order])
     assert np.abs(found - vectors @ vectors.T).max() < 4e-7

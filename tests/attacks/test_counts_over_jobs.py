@@ -1,8 +1,9 @@
-"""What a coordinator learns of one silo that two jobs over the same data set do not share, against the real agent.
+"""What a coordinator learns of one silo that two jobs over the same data set do not share, against
+the real agent.
 
-Record counts are the same in every job, so two sums that differ by one silo tell its counts exactly. The measure is how
-far off the recovered numbers of training and test records are. The other silos are honest: they sign after the real
-one, which has signed what they have.
+Record counts are the same in every job, so two sums that differ by one silo tell its counts
+exactly. The measure is how far off the recovered numbers of training and test records are. The
+other silos are honest: they sign after the real one, which has signed what they have.
 """
 
 import shutil
@@ -18,7 +19,8 @@ pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried
 
 GONE = "centre"
 ALL = (*SILOS, GONE)
-COUNTS = {GONE: (97, 31), **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate(OTHERS)}}  # to train, to test
+# to train, to test
+COUNTS = {GONE: (97, 31), **{silo: (60 + 7 * at, 20 + at) for at, silo in enumerate(OTHERS)}}
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000, "tags": False}
 
 
@@ -29,7 +31,12 @@ def world(tmp_path_factory):
     declared = {GONE: COUNTS[GONE][0], SILO: 60, **{silo: COUNTS[silo][0] for silo in OTHERS}}
     for name, silos in (("declared", ALL), ("declared-again", SILOS)):
         counts = {silo: declared[silo] for silo in silos}
-        security[name] = {"secure_aggregation": "required", "weights": "public", "counts": counts, "tags": False}
+        security[name] = {
+            "secure_aggregation": "required",
+            "weights": "public",
+            "counts": counts,
+            "tags": False,
+        }
     silos = {"first": ALL, "twin": ALL, "declared": ALL}
     return make_world(tmp_path_factory.mktemp("attacked"), security, (GONE,), silos)
 
@@ -41,12 +48,16 @@ class Counted(Attempted):
         given, (train, test) = super().contribution(group, silo), COUNTS[silo]
         if group.name == "metrics":
             return GroupValues(np.array([0.0, 0.0, test]))
-        return GroupValues(given.values, None if given.weights is None else np.full(group.rows, float(train)))
+        return GroupValues(
+            given.values, None if given.weights is None else np.full(group.rows, float(train))
+        )
 
 
 def sums_of(world, *names):
     """An honest attempt at the first sum of each job, over all of its silos."""
-    return {0: [Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos))) for name in names]}
+    return {
+        0: [Counted(world, name, cohort=tuple(sorted(world.jobs[name].silos))) for name in names]
+    }
 
 
 def tasks(world, *names):
@@ -60,11 +71,16 @@ def totals(attempt):
 
 
 def measure(attempts):
-    """How far off the counts are that the coordinator finds of the silo that is gone; None where it finds none."""
+    """How far off the counts are that the coordinator finds of the silo that is gone.
+
+    None where it finds none.
+    """
     with_it, without = attempts
     if with_it.opened is None or without.opened is None:
         return None
-    return tuple(float(off) for off in np.abs(totals(with_it) - totals(without) - COUNTS[GONE]).round(6))
+    return tuple(
+        float(off) for off in np.abs(totals(with_it) - totals(without) - COUNTS[GONE]).round(6)
+    )
 
 
 def told(found):
@@ -79,7 +95,12 @@ def signed(hostile):
 def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
     """Before: off by (0.0, 0.0)."""
     sums = sums_of(world, "first", "again")
-    script = [offer(world, "first"), *tasks(world, "first"), offer(world, "again"), *tasks(world, "again")]
+    script = [
+        offer(world, "first"),
+        *tasks(world, "first"),
+        offer(world, "again"),
+        *tasks(world, "again"),
+    ]
     hostile = play(Blind(world, script, sums), tmp_path)
     found = measure(sums[0])
     assert found is None, told(found)
@@ -90,13 +111,19 @@ def test_a_job_for_all_silos_but_one_is_declined(world, tmp_path):
     ]
     (declined,) = [each for each in records(tmp_path) if each["type"] == "job.decline"]
     (why,) = declined["reasons"]
-    assert "beside those of job 'first' over centre, east, north, south, west on data set 'data'" in why
+    assert (
+        "beside those of job 'first' over centre, east, north, south, west on data set 'data'"
+        in why
+    )
     assert "would tell what centre alone has" in why
     assert "have its founders sign a roster without" in why
 
 
 def test_a_job_that_declares_training_records_is_declined_too(world, tmp_path):
-    """Its weights tell nothing that it does not; test records stand in no job. Before: off by (0.0, 0.0)."""
+    """Its weights tell nothing that it does not; test records stand in no job.
+
+    Before: off by (0.0, 0.0).
+    """
     sums = sums_of(world, "declared", "declared-again")
     names = ("declared", "declared-again")
     script = [each for name in names for each in (offer(world, name), *tasks(world, name))]
@@ -146,8 +173,13 @@ def test_a_silo_that_lost_its_ledger_does_not_forget(world, tmp_path, lost):
 
 @pytest.mark.actor("disk thief and coordinator")
 @pytest.mark.succeeds
-def test_a_whole_folder_that_was_put_back_has_forgotten_where_no_other_silo_is_heard(world, tmp_path):
-    """Documented: rounds without [privacy] do not wait for another silo's word. Off by (0.0, 0.0)."""
+def test_a_whole_folder_that_was_put_back_has_forgotten_where_no_other_silo_is_heard(
+    world, tmp_path
+):
+    """Documented: rounds without [privacy] do not wait for another silo's word.
+
+    Off by (0.0, 0.0).
+    """
     folder = tmp_path / "silo"
     sums = sums_of(world, "first", "again")
     play(Blind(world, [offer(world, "first"), *tasks(world, "first")], sums), folder)
@@ -159,7 +191,9 @@ def test_a_whole_folder_that_was_put_back_has_forgotten_where_no_other_silo_is_h
 
 @pytest.mark.control
 def test_the_same_silos_again_and_a_job_that_failed_before_its_sum_are_welcome(world, tmp_path):
-    """A silo is lost before it uploads: no sum was opened, and the job is signed again without it."""
+    """A silo is lost before it uploads: no sum was opened, and the job is signed again
+    without it.
+    """
     sums = sums_of(world, "again", "first", "twin")
     failed = Counted(world, "first", cohort=tuple(sorted(ALL)), absent=(GONE,))
     first = {0: [failed]}
@@ -168,13 +202,17 @@ def test_the_same_silos_again_and_a_job_that_failed_before_its_sum_are_welcome(w
     again = Blind(world, [offer(world, "again"), *tasks(world, "again")], sums)
     play(again, tmp_path / "failed")
     assert sums[0][0].opened is not None
-    script = [each for name in ("first", "twin") for each in (offer(world, name), *tasks(world, name))]
+    script = [
+        each for name in ("first", "twin") for each in (offer(world, name), *tasks(world, name))
+    ]
     twins = Blind(world, script, sums)
     play(twins, tmp_path / "twins")
     assert [kind for kind, *_ in twins.answers] == ["ACCEPT", "ACCEPT"]
     assert None not in (sums[0][1].opened, sums[0][2].opened)
     found = [each for each in records(tmp_path / "twins") if each["type"] == "secagg.signed"]
-    assert [(each["job"], each["absent"], each["values"], SILO in each["survivors"]) for each in found] == [
+    assert [
+        (each["job"], each["absent"], each["values"], SILO in each["survivors"]) for each in found
+    ] == [
         ("first", [], "fixed", True),
         ("twin", [], "fixed", True),
     ]

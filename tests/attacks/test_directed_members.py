@@ -1,4 +1,6 @@
-"""Rows for members of a round, by the coordinator's weights: what it gains with a silo, and what it may not bring."""
+"""Rows for members of a round, by the coordinator's weights: what it gains with a silo, and what it
+may not bring.
+"""
 
 import numpy as np
 import pytest
@@ -50,7 +52,10 @@ class Members(Directed):
     def __init__(self, drops=None):
         self.coordinators = members_frame()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("support.directed_rows.specify", lambda _, cohort, at: specify(self.coordinators, cohort, at))
+            patch.setattr(
+                "support.directed_rows.specify",
+                lambda _, cohort, at: specify(self.coordinators, cohort, at),
+            )
             super().__init__(members_frame(weights=None), drops)
 
     def row(self, index):
@@ -75,26 +80,40 @@ def alike(one, other):
 
 @pytest.mark.succeeds
 def test_of_one_upload_each_the_coordinator_with_a_silo_has_every_silo_s_part():
-    """The job without directed rows: whoever has one silo's keys opens what each of the others gave."""
+    """The job without directed rows: whoever has one silo's keys opens what each of the others
+    gave.
+    """
     made, values = Mixing(5, elements=200), np.random.default_rng(1).uniform(-8, 8, (5, 200))
     errors = []
     for victim, own in zip(made.silos[1:], values[1:], strict=True):
         upload = made.give(victim, own)
         letter = sealing.letters(upload.pieces)[made.silos[0]]
-        seed = o.open_seed(made.line, upload.upload, letter, made.silos[0], {0: seed_of(made.silos[0])}, made.signers)
+        seed = o.open_seed(
+            made.line,
+            upload.upload,
+            letter,
+            made.silos[0],
+            {0: seed_of(made.silos[0])},
+            made.signers,
+        )
         opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
         read = lambda _, at, size, hidden=upload.hidden: memoryview(hidden)[at : at + size]  # noqa: E731
         for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
             opening.add(words.tobytes())
         errors.append(
-            np.abs(opening.finish(linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE})) - own).max()
+            np.abs(
+                opening.finish(linear_tags.combine({victim: upload.upload.tag}, 1, {victim: WHOLE}))
+                - own
+            ).max()
         )
     assert len(errors) == 4
     assert max(errors) < 1e-6
 
 
 def test_of_directed_rows_it_has_that_of_its_friend_and_no_other_silo_s_part(made):
-    """With the keys of one member: its own row, which is a mixture, and noise in place of all others."""
+    """With the keys of one member: its own row, which is a mixture, and noise in place of all
+    others.
+    """
     spec, friend = made.spec, FIVE.index(FRIEND) + 1
     own = made.open(friend)
     assert np.abs(own.mean(np.float64) - made.row(friend)).max() < 1e-6
@@ -109,7 +128,8 @@ def test_of_directed_rows_it_has_that_of_its_friend_and_no_other_silo_s_part(mad
             unpad(index, words, list(pads.values()))
             left = dequantise(words, 32, row.scale_exponent)
             assert max(alike(left, each) for each in (made.row(index), *made.held.values())) < 0.04
-    # What it can make of its row and its own part: four silos' parts mixed, none of which stands out.
+    # What it can make of its row and its own part: four silos' parts mixed, none of which stands
+    # out.
     assert max(alike(own.mean(np.float64), made.held[silo]) for silo in FIVE) < 0.75
 
 
@@ -119,7 +139,13 @@ def test_a_silo_s_own_part_is_in_its_row_with_no_weight_and_hidden_like_the_othe
         assert row.counts[spec.cohort.index(row.reader)] == 0
         assert sum(row.counts) == WHOLE
         assert row.own_weight == pytest.approx(OWN / (OWN + 9.5) * WHOLE, abs=1)
-        assert set(d.sender_pads(spec, row.reader, seed_of(row.reader), prekeys(row.reader))) == {1, 2, 3, 4, 5}
+        assert set(d.sender_pads(spec, row.reader, seed_of(row.reader), prekeys(row.reader))) == {
+            1,
+            2,
+            3,
+            4,
+            5,
+        }
 
 
 def test_rows_are_over_who_survived_and_so_is_what_a_reader_keeps():
@@ -158,7 +184,10 @@ FEW = integer_weights([0, 0.5, 0.5, 0, 0])
     [
         (brought(counts=LEANING), "one silo has 2190433321 of the 4294967296 .* more than half"),
         (brought(counts=FEW), "2 silos are mixed, fewer than min_cohort 3"),
-        (brought(counts=integer_weights([1, 1, 1, 1, 1])), "mixes 858993460 of the reader's own part"),
+        (
+            brought(counts=integer_weights([1, 1, 1, 1, 1])),
+            "mixes 858993460 of the reader's own part",
+        ),
         (brought(counts=(0, 1, 1, 1, 1)), "has weights that add up to 4, not 2"),
         (brought(counts=(0,) * 5), "mixes nobody and has"),
         (brought(reader="stranger"), "is for 'stranger', which is not in the cohort"),
@@ -170,7 +199,10 @@ FEW = integer_weights([0, 0.5, 0.5, 0, 0])
 def test_other_rows_are_refused_before_keys_are_dealt(spec, why):
     """By every silo of the cohort, whoever the row is for: nothing has left any of them."""
     document = spec.payload()
-    signature, own = signer("coordinator")(SECAGG_SPEC, document), members_frame(weights=None, elements=200)
+    signature, own = (
+        signer("coordinator")(SECAGG_SPEC, document),
+        members_frame(weights=None, elements=200),
+    )
     for silo in FIVE:
         with pytest.raises(RefusedError, match=why) as caught:
             receive(document, signature, own, Terms(), signers(FIVE), silo)
@@ -182,18 +214,33 @@ def test_what_may_be_brought_is_taken():
     own = members_frame(weights=None, elements=200)
     assert (
         receive(
-            spec.payload(), signer("coordinator")(SECAGG_SPEC, spec.payload()), own, Terms(), signers(FIVE), FIVE[0]
+            spec.payload(),
+            signer("coordinator")(SECAGG_SPEC, spec.payload()),
+            own,
+            Terms(),
+            signers(FIVE),
+            FIVE[0],
         )
         == spec
     )
     none = brought(counts=(0,) * 5, own_weight=0)
-    receive(none.payload(), signer("coordinator")(SECAGG_SPEC, none.payload()), own, Terms(), signers(FIVE), FIVE[0])
+    receive(
+        none.payload(),
+        signer("coordinator")(SECAGG_SPEC, none.payload()),
+        own,
+        Terms(),
+        signers(FIVE),
+        FIVE[0],
+    )
 
 
 def taken(counts):
     """The weights of a row for the first member that all silos take."""
     document = brought(counts=integer_weights(counts)).payload()
-    signature, own = signer("coordinator")(SECAGG_SPEC, document), members_frame(weights=None, elements=200)
+    signature, own = (
+        signer("coordinator")(SECAGG_SPEC, document),
+        members_frame(weights=None, elements=200),
+    )
     for silo in FIVE:
         spec = receive(document, signature, own, Terms(), signers(FIVE), silo)
     return np.array(spec.groups[1].counts) / WHOLE
@@ -201,7 +248,10 @@ def taken(counts):
 
 @pytest.mark.succeeds
 def test_in_two_rounds_it_weighs_its_friend_s_row_so_that_one_silo_is_left():
-    """What no silo can see: each row is one that there may be. Training hides the rest, as far as it changes models."""
+    """What no silo can see: each row is one that there may be.
+
+    Training hides the rest, as far as it changes models.
+    """
     random = np.random.default_rng(2)
     before = random.normal(size=(5, ELEMENTS))
     after = before + 0.5 * random.normal(size=before.shape)
@@ -250,7 +300,8 @@ def check_row(world, spec, silo, mailed):
     gave = {other: world.contributions(other)(1)["extractor"] for other in FIVE}
     for name in gave[silo]:
         others = sum(
-            count / WHOLE * gave[other][name].double() for other, count in zip(spec.cohort, row.counts, strict=True)
+            count / WHOLE * gave[other][name].double()
+            for other, count in zip(spec.cohort, row.counts, strict=True)
         )
         assert torch.allclose(mailed[name].double(), (1 - keep) * others, rtol=0, atol=1e-6)
 
@@ -258,11 +309,16 @@ def check_row(world, spec, silo, mailed):
 def check_noise(world, spec, friend):
     """What the coordinator has kept, with the keys of one member."""
     gave = {silo: world.contributions(silo)(1)["extractor"] for silo in FIVE}
-    flat = {silo: torch.cat([each.double().reshape(-1) for each in own.values()]).numpy() for silo, own in gave.items()}
+    flat = {
+        silo: torch.cat([each.double().reshape(-1) for each in own.values()]).numpy()
+        for silo, own in gave.items()
+    }
     for index, row in enumerate(spec.groups):
         if not d.is_row(row) or row.reader == friend.silo:
             continue
-        words = np.frombuffer((world.folder / f"1.{row.name}.words").read_bytes()[: 4 * row.elements], "<u4").copy()
+        words = np.frombuffer(
+            (world.folder / f"1.{row.name}.words").read_bytes()[: 4 * row.elements], "<u4"
+        ).copy()
         unpad(index, words, [friend.pads(spec)[index]])
         left = dequantise(words, 32, row.scale_exponent)
         assert max(alike(left, own) for own in flat.values()) < 0.05
@@ -276,15 +332,22 @@ def test_over_tls_a_row_that_leans_on_one_silo_is_refused_and_nothing_leaves(wor
         if spec.round != 1:
             return spec
         victim = {"counts": integer_weights([0, 0.97, 0.01, 0.01, 0.01])}
-        groups = [each.model_copy(update=victim) if each.reader == FIVE[0] else each for each in spec.groups]
-        return RoundSpec.model_validate(spec.model_copy(update={"groups": tuple(groups)}).model_dump())
+        groups = [
+            each.model_copy(update=victim) if each.reader == FIVE[0] else each
+            for each in spec.groups
+        ]
+        return RoundSpec.model_validate(
+            spec.model_copy(update={"groups": tuple(groups)}).model_dump()
+        )
 
     async def rounds(here):
         silos = await begin(world, here)
         for each in silos:
             each.hear = lambda effect: sent.append(effect) or effect
             assert (await each.told("round")).round == 1
-            with pytest.raises(RefusedError, match=r"one silo has 4166118277 of the 4294967296 .*more than half"):
+            with pytest.raises(
+                RefusedError, match=r"one silo has 4166118277 of the 4294967296 .*more than half"
+            ):
                 await each.take_part(1)
 
     monkeypatch.setattr("staddle.coordinator.secure_sum_runner.specify", leaning)

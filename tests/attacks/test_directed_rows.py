@@ -1,4 +1,6 @@
-"""A coordinator in league with silos, against rows for single ones: what it gains on one upload, and directed."""
+"""A coordinator in league with silos, against rows for single ones: what it gains on one upload,
+and directed.
+"""
 
 import numpy as np
 import pytest
@@ -37,7 +39,8 @@ def test_one_upload_is_opened_by_the_coordinator_with_any_silo():
     upload = made.give(victim, values)
     letter = sealing.letters(upload.pieces)[friend]
     seed = o.open_seed(made.line, upload.upload, letter, friend, {0: seed_of(friend)}, made.signers)
-    opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())  # as a row of it alone
+    # as a row of it alone
+    opening = o.Opening(made.line, KEY, [o.Summand(upload.upload, WHOLE, seed)], 0, ())
     read = lambda _, at, size: memoryview(upload.hidden)[at : at + size]  # noqa: E731
     for words in o.mixed_pieces(made.line, {victim: WHOLE}, read):
         opening.add(words.tobytes())
@@ -51,10 +54,14 @@ def made():
 
 
 def known_pads(made, friend):
-    """Every pad of the first row that the coordinator can make with a silo of the cohort, and what it may try."""
+    """Every pad of the first row that the coordinator can make with a silo of the cohort, and what
+    it may try.
+    """
     spec, group = made.spec, made.spec.groups[1]
     own = d.sender_pads(spec, friend, seed_of(friend), prekeys(friend))
-    as_reader = d.recipient_pads(spec, group, seed_of(friend), {**prekeys(friend), friend: prekeys(FIVE[2])[friend]})
+    as_reader = d.recipient_pads(
+        spec, group, seed_of(friend), {**prekeys(friend), friend: prekeys(FIVE[2])[friend]}
+    )
     return {friend: own[1]}, as_reader
 
 
@@ -74,22 +81,33 @@ def test_nor_does_it_open_a_single_senders_numbers_with_the_reader_of_another_ro
     second = made.open(2)
     assert np.abs(second.mean(np.float64) - made.exact(2)).max() < 1e-6
     words = made.hidden[1].copy()
-    pads = d.recipient_pads(made.spec, made.spec.groups[1], seed_of(AWAY[1]), prekeys(AWAY[1]) | prekeys(AWAY[0]))
+    pads = d.recipient_pads(
+        made.spec, made.spec.groups[1], seed_of(AWAY[1]), prekeys(AWAY[1]) | prekeys(AWAY[0])
+    )
     unpad(1, words, [pads[silo] for silo in FIVE])
     assert max(alike(words.view("<i4"), values) for values in made.held.values()) < 0.04
-    # The two rows are different mixtures of the same models; who reads both, having both readers, has two equations.
+    # The two rows are different mixtures of the same models; who reads both, having both readers,
+    # has two equations.
     assert alike(made.open(1).mean(np.float64), second.mean(np.float64)) < 0.999
 
 
 def test_its_tags_tell_no_guess_from_another(made):
-    """By the group key alone a tag of the sum confirms a guess of all numbers; here a guess stays as good as others."""
+    """By the group key alone a tag of the sum confirms a guess of all numbers.
+
+    Here a guess stays as good as others.
+    """
     spec, ctx = made.spec, made.spec.context()
     tagger = Tagger(GROUP_KEY, ctx, len(spec.groups))
     words = made.hidden[1].copy()
-    unpad(1, words, list(d.recipient_pads(spec, spec.groups[1], seed_of(AWAY[0]), prekeys(AWAY[0])).values()))
+    unpad(
+        1,
+        words,
+        list(d.recipient_pads(spec, spec.groups[1], seed_of(AWAY[0]), prekeys(AWAY[0])).values()),
+    )
     tagger.add(1, words)  # the right guess
     tag = made.claim(1).tag
-    tagger.check_group(1, tag, {s: p.key for s, p in pads_of(spec).items()}, ctx, FIVE)  # the reader sees that it is
+    # the reader sees that it is
+    tagger.check_group(1, tag, {s: p.key for s, p in pads_of(spec).items()}, ctx, FIVE)
     with pytest.raises(RefusedError, match="was altered"):
         tagger.check_group(1, tag, dict.fromkeys(FIVE, GROUP_KEY), ctx, FIVE)
 
@@ -113,7 +131,9 @@ def test_with_a_silo_it_can_shift_a_row_unseen_as_the_table_says():
 
 
 def test_n_rows_of_one_silo_s_choosing_are_not_to_be_had():
-    """Each round has one row for a silo, by weights that follow from the job: senders refuse another document."""
+    """Each round has one row for a silo, by weights that follow from the job: senders refuse
+    another document.
+    """
     weights = integer_weights([1, 0, 0, 0, 0])
     spec = Directed().spec
     groups = (spec.groups[0], spec.groups[1].model_copy(update={"counts": weights}), spec.groups[2])

@@ -1,9 +1,10 @@
-"""What tags can be used for by a silo that lies, and by a coordinator with one silo: against the agent as it ships.
+"""What tags can be used for by a silo that lies, and by a coordinator with one silo: against the
+agent as it ships.
 
-One silo flips a bit of its tag, and all others are honest: the sum does not open at any silo, and none can tell by
-whose doing. The attack's measure is whom the real silo's ledger names: a name that can be read as the coordinator's
-guilt is what the attacker is after. Coordinator and one silo take the pads off another silo's tag: their measure is how
-many guesses at its test counts are left.
+One silo flips a bit of its tag, and all others are honest: the sum does not open at any silo, and
+none can tell by whose doing. The attack's measure is whom the real silo's ledger names: a name that
+can be read as the coordinator's guilt is what the attacker is after. Coordinator and one silo take
+the pads off another silo's tag: their measure is how many guesses at its test counts are left.
 """
 
 from itertools import product
@@ -32,8 +33,13 @@ def test_a_flipped_tag_names_only_what_is_known(world, tmp_path, flip):
     hostile = play(Keyed(world, flip), tmp_path)
     found = records(tmp_path)
     assert [each["survivors"] for each in found if each["type"] == "secagg.sum"] == [sorted(SILOS)]
-    assert np.isfinite(hostile.tagged.opened[0].total).all()  # canaries came out: the coordinator sees nothing
-    ended = [(each["round"], each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
+    # canaries came out: the coordinator sees nothing
+    assert np.isfinite(hostile.tagged.opened[0].total).all()
+    ended = [
+        (each["round"], each["code"], each["blame"])
+        for each in found
+        if each["type"] == "secagg.end"
+    ]
     taken = [each["round"] for each in found if each["type"] == "ingress"]
     if not flip:
         assert (ended, taken) == ([], [1])
@@ -47,7 +53,10 @@ def test_a_flipped_tag_names_only_what_is_known(world, tmp_path, flip):
 
 @pytest.mark.actor("coordinator and silos")
 def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
-    """Before: one guess of 29,791 fitted, the right one, for each silo and round; tags had no masks."""
+    """Before: one guess of 29,791 fitted, the right one, for each silo and round.
+
+    Tags had no masks.
+    """
     made = play(Keyed(world, flip=False), tmp_path).tagged
     spec, ctx, at = made.spec, made.spec.context(), 1  # the metrics
     group, key, groups = spec.groups[at], made.key(), len(spec.groups)
@@ -64,5 +73,9 @@ def test_the_tag_of_a_silo_tells_nothing_of_its_own_numbers(world, tmp_path):
         tagger.add(at, (np.eye(3, dtype=np.int64)[each] << group.scale_exponent).view(np.uint64))
         of_one.append(tagger.sums[at])
     guesses = product(range(most + 1), repeat=3)
-    fits = [guess for guess in guesses if sum(n * by for n, by in zip(guess, of_one, strict=True)) % PRIME == tag]
+    fits = [
+        guess
+        for guess in guesses
+        if sum(n * by for n, by in zip(guess, of_one, strict=True)) % PRIME == tag
+    ]
     assert fits == [], f"the right guess is {true}, and those that fit are {fits}"

@@ -1,4 +1,5 @@
-"""Who can write to a silo's disk, and lacks its log key, adds records to the ledger or takes some out of it.
+"""Who can write to a silo's disk, and lacks its log key, adds records to the ledger or takes some
+out of it.
 
 The measure is how many of the forged records the agent signs as its own at its next start.
 """
@@ -16,7 +17,13 @@ from staddle.security.log.tree_head import TreeHead
 
 pytestmark = [pytest.mark.actor("disk thief"), pytest.mark.usefixtures("hurried")]
 
-FORGED = {"type": "start", "silo": SILO, "software": "forged", "roster": "ab" * 32, "policy": "ab" * 32}
+FORGED = {
+    "type": "start",
+    "silo": SILO,
+    "software": "forged",
+    "roster": "ab" * 32,
+    "policy": "ab" * 32,
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,10 @@ def test_a_record_that_somebody_appended_is_not_signed(world, tmp_path):
 
 
 def test_a_record_that_somebody_took_out_stays_missed(world, tmp_path):
-    """With an older checkpoint put back, all behind it is written anew without the job. Before: 1 of 1 signed."""
+    """With an older checkpoint put back, all behind it is written anew without the job.
+
+    Before: 1 of 1 signed.
+    """
     play(Blind(world, [], {}), tmp_path)
     older = (tmp_path / "ledger" / "checkpoint").read_bytes()
     count = len(stored(tmp_path / "ledger"))

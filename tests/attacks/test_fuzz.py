@@ -1,4 +1,6 @@
-"""Anything at all as messages and streams: an error of ours each time, soon, and honest rounds go on. Real TLS."""
+"""Anything at all as messages and streams: an error of ours each time, soon, and honest rounds go
+on. Real TLS.
+"""
 
 import asyncio
 import contextlib
@@ -83,13 +85,18 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(made, tmp_path_factory):
-    """A coordinator in a thread of its own; ``north`` is hostile, the others are not. Nothing may go wrong inside."""
+    """A coordinator in a thread of its own; ``north`` is hostile, the others are not.
+
+    Nothing may go wrong inside.
+    """
     patch = pytest.MonkeyPatch()
     patch.setattr(limits, "CALLS_PER_SECOND", 1e9)
     patch.setattr(limits, "BURST", 1e9)
     world = SimpleNamespace(made=made, job=made.job, round=0, broken=[])
     patch.setattr(
-        guard.log, "problem", lambda event, **fields: world.broken.append(fields) if event == "call.failed" else None
+        guard.log,
+        "problem",
+        lambda event, **fields: world.broken.append(fields) if event == "call.failed" else None,
     )
     real = daemons.Daemon.__init__
 
@@ -101,14 +108,18 @@ def world(made, tmp_path_factory):
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda _, context: world.broken.append(context))
     threading.Thread(target=loop.run_forever, daemon=True).start()
-    world.run = lambda work, seconds=20: asyncio.run_coroutine_threadsafe(work, loop).result(seconds)
+    world.run = lambda work, seconds=20: asyncio.run_coroutine_threadsafe(work, loop).result(
+        seconds
+    )
     world.folder = tmp_path_factory.mktemp("state")
     stack = contextlib.AsyncExitStack()
 
     async def begin():
         config = made.config.model_copy(update={"directory": world.folder})
         world.address = await stack.enter_async_context(server.running(config))
-        world.callers = {s: Caller(world.address, made.keys[s], made.roster, made.job) for s in SILOS}
+        world.callers = {
+            s: Caller(world.address, made.keys[s], made.roster, made.job) for s in SILOS
+        }
         for caller in world.callers.values():
             stack.push_async_callback(caller.channel.close)
             await caller.accept()
@@ -167,7 +178,12 @@ WHOLE = -1  # stands for the payload's size
 
 def true_values(caller, message):
     """The message with the true session, job, digest and name where the magic words stand."""
-    known = {"@session": caller.session, "@job": caller.job.name, "@digest": caller.digest, "@silo": caller.silo}
+    known = {
+        "@session": caller.session,
+        "@job": caller.job.name,
+        "@digest": caller.digest,
+        "@silo": caller.silo,
+    }
     for descriptor, value in message.ListFields():
         values = value if descriptor.is_repeated else [value]
         if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
@@ -182,9 +198,13 @@ def true_values(caller, message):
 
 def step():
     """One frame of a stream: of an honest one, of one with a changed place, or any at all."""
-    numbers = st.sampled_from([0, 1, 7, 1024 * 1024, 2**31, 2**53, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+    numbers = st.sampled_from([0, 1, 7, 1024 * 1024, 2**31, 2**53, 2**64 - 1]) | st.integers(
+        0, 2**64 - 1
+    )
     offsets = numbers | st.just(WHOLE)
-    changes = st.fixed_dictionaries({}, optional={"offset": offsets, "size": numbers, "round": st.integers(0, 3)})
+    changes = st.fixed_dictionaries(
+        {}, optional={"offset": offsets, "size": numbers, "round": st.integers(0, 3)}
+    )
     return st.one_of(
         st.tuples(st.just("manifest"), changes | st.just({})),
         st.tuples(st.just("chunk"), st.integers(0, 3) | st.integers(0, 2 * 1024 * 1024)),
@@ -210,7 +230,10 @@ def frame_of(caller, honest_frames, kind, change):
 
 
 @settings(max_examples=120, **PATIENT)
-@given(name=st.sampled_from(sorted(REQUESTS)), payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=4))
+@given(
+    name=st.sampled_from(sorted(REQUESTS)),
+    payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=4),
+)
 def any_bytes(world, name, payloads):
     payloads = payloads if name == "Upload" else payloads[:1]
     try:
@@ -221,7 +244,9 @@ def any_bytes(world, name, payloads):
         readable = False
     found = world.run(say(world.north, name, *payloads))
     assert found != "OK"
-    assert readable or found == "MANIFEST" or (name == "Upload" and found in {"INTERNAL", "SESSION"}), found
+    assert (
+        readable or found == "MANIFEST" or (name == "Upload" and found in {"INTERNAL", "SESSION"})
+    ), found
 
 
 def test_any_bytes_are_refused(world, honest):
@@ -249,7 +274,9 @@ def any_stream(world, steps):
         good = frames_of(north, round_)
         frames = [frame_of(north, good, *one) for one in steps]
         found = await say(north, "Upload", *(frame.SerializeToString() for frame in frames))
-        whole = [frame.SerializeToString() for frame in frames] == [frame.SerializeToString() for frame in good]
+        whole = [frame.SerializeToString() for frame in frames] == [
+            frame.SerializeToString() for frame in good
+        ]
         assert found != "OK" or whole
         assert len(list((world.folder / "spool").iterdir())) <= 1
 
@@ -268,8 +295,20 @@ def test_memory_does_not_grow(world, honest):
         for count in range(number):
             good = frames_of(north, world.daemon.runs[0].state.round)
             big = tensor.Frame(end=tensor.End(ledger_leaf=bytes(1_000_000)))
-            streams = ([], good[:1], good[:2], good[1:], [good[0], big], [tensor.Frame()] * 3, [big] * 3)
-            await say(north, "Upload", *(frame.SerializeToString() for frame in streams[count % len(streams)]))
+            streams = (
+                [],
+                good[:1],
+                good[:2],
+                good[1:],
+                [good[0], big],
+                [tensor.Frame()] * 3,
+                [big] * 3,
+            )
+            await say(
+                north,
+                "Upload",
+                *(frame.SerializeToString() for frame in streams[count % len(streams)]),
+            )
             await say(north, "Hello", pb.HelloRequest(silo="x" * 100_000).SerializeToString())
 
     world.run(storm(20))
@@ -297,7 +336,9 @@ def test_who_sends_nothing_more_is_ended_and_frees_its_place(world, honest, monk
             call = world.north.stub.Upload(timeout=SECONDS)
             for frame in frames_of(world.north, round_)[:number]:
                 await call.write(frame)
-            await refused(call, "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "longer than its size allows")
+            await refused(
+                call, "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "longer than its size allows"
+            )
             assert not list((world.folder / "spool").iterdir())
             monkeypatch.undo()
         await world.north.give(round_)
@@ -340,7 +381,11 @@ def delivery(job):
         tensors=to_wire(items),
     )
     end = tensor.End(sha256=sha256(b"".join(tensors)).digest(), tensor_sha256=tensors)
-    return [tensor.Frame(manifest=manifest), tensor.Frame(chunk=b"".join(pieces)), tensor.Frame(end=end)]
+    return [
+        tensor.Frame(manifest=manifest),
+        tensor.Frame(chunk=b"".join(pieces)),
+        tensor.Frame(end=end),
+    ]
 
 
 class Deliverer:
@@ -366,7 +411,9 @@ def gate(made, tmp_path_factory):
     folder, keys = tmp_path_factory.mktemp("north"), made.keys["north"]
     with Ledger.open(folder / "ledger", "north", made.roster.federation, keys.log) as ledger:
         client = Deliverer()
-        found = Gate(client, ledger, policy, made.roster, Witness(ledger, made.roster, keys, folder / HEADS))
+        found = Gate(
+            client, ledger, policy, made.roster, Witness(ledger, made.roster, keys, folder / HEADS)
+        )
         with asyncio.Runner() as runner:
             runner.run(found.hello())
             yield SimpleNamespace(gate=found, client=client, run=runner.run)
@@ -378,7 +425,9 @@ def gate(made, tmp_path_factory):
 @settings(max_examples=600, **PATIENT)
 @given(steps=st.lists(step(), max_size=5))
 def any_delivery(made, gate, steps):
-    caller = SimpleNamespace(session=b"", job=made.job, digest=bytes.fromhex(made.job.digest), silo="north")
+    caller = SimpleNamespace(
+        session=b"", job=made.job, digest=bytes.fromhex(made.job.digest), silo="north"
+    )
     good = delivery(made.job)
     gate.client.frames = [frame_of(caller, good, *one) for one in steps]
     with contextlib.nullcontext() if gate.client.frames == good else pytest.raises(PeerError):

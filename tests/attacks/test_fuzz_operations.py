@@ -1,4 +1,6 @@
-"""Anything at all said to the Operations service: an error of ours each time, soon, and operators work on. Real TLS."""
+"""Anything at all said to the Operations service: an error of ours each time, soon, and operators
+work on. Real TLS.
+"""
 
 import asyncio
 import copy
@@ -79,7 +81,10 @@ def world(made, tmp_path_factory):
     with coordinator(config) as world:
 
         async def connect():
-            both = [Caller(world.address, keys, made.roster, made.job) for keys in (made.operator, made.north)]
+            both = [
+                Caller(world.address, keys, made.roster, made.job)
+                for keys in (made.operator, made.north)
+            ]
             world.operator, world.silo = both
             world.stub = OperationsStub(world.operator.channel)
 
@@ -95,15 +100,21 @@ def world(made, tmp_path_factory):
 
 @pytest.fixture
 def honest(world):
-    """After the test an operator's day works, silos are served, and nothing was left or broken on the way."""
+    """After the test an operator's day works, silos are served, and nothing was left or broken on
+    the way.
+    """
     yield
 
     async def scenario():
         name = f"honest-{next(world.names)}"
         signed = world.made.signed({**world.made.job.document(), "name": name})
         before = await listed(world)
-        assert (await world.stub.Submit(pb.SubmitRequest(signed_job=signed), timeout=SECONDS)).job == name
-        assert [status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs] == [
+        assert (
+            await world.stub.Submit(pb.SubmitRequest(signed_job=signed), timeout=SECONDS)
+        ).job == name
+        assert [
+            status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs
+        ] == [
             *before,
             name,
         ]
@@ -123,7 +134,9 @@ def honest(world):
 
 
 async def listed(world):
-    return [status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs]
+    return [
+        status.job for status in (await world.stub.List(pb.ListRequest(), timeout=SECONDS)).jobs
+    ]
 
 
 async def all_calls_over(world):
@@ -141,7 +154,9 @@ async def say(caller, name, *payloads):
         call.cancel()
         return found
     if len(payloads) == 1:
-        return await ended(caller.channel.unary_unary(path)(payloads[0], timeout=PATIENCE), PATIENCE)
+        return await ended(
+            caller.channel.unary_unary(path)(payloads[0], timeout=PATIENCE), PATIENCE
+        )
 
     async def all_of_it():
         for payload in payloads:
@@ -155,7 +170,9 @@ async def say(caller, name, *payloads):
 def any_bytes(world, name, payload):
     try:
         REQUESTS[name].FromString(payload)
-        wanted = {"List": {"OK"}, "Submit": {"JOB_INVALID", "JOB_SIGNATURE"}}.get(name, {"UNKNOWN_JOB"})
+        wanted = {"List": {"OK"}, "Submit": {"JOB_INVALID", "JOB_SIGNATURE"}}.get(
+            name, {"UNKNOWN_JOB"}
+        )
     except Exception:  # noqa: BLE001 whatever protobuf raises for bytes that are no message
         wanted = {"MANIFEST"}
     assert world.run(say(world.operator, name, payload)) in wanted
@@ -184,12 +201,19 @@ def test_any_message_is_answered_or_refused(world, honest):
 def test_a_call_of_several_messages_is_one_of_its_first_or_refused(world, honest, name):
     for number in (2, 3):
         found = world.run(say(world.operator, name, *[b""] * number))
-        assert found in ({"OK", "INTERNAL", "UNIMPLEMENTED"} if name == "List" else {"UNKNOWN_JOB", "JOB_INVALID"})
+        assert found in (
+            {"OK", "INTERNAL", "UNIMPLEMENTED"}
+            if name == "List"
+            else {"UNKNOWN_JOB", "JOB_INVALID"}
+        )
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_calls_that_end_before_their_message_hold_no_place(world, honest, name):
-    """gRPC waits for the message until the caller goes; more of them than one connection may have streams."""
+    """gRPC waits for the message until the caller goes.
+
+    More of them than one connection may have streams.
+    """
 
     async def scenario():
         async def nothing():
@@ -198,7 +222,9 @@ def test_calls_that_end_before_their_message_hold_no_place(world, honest, name):
 
         for _ in range(2):  # all that a connection may have, and again
             calls = [
-                world.operator.channel.stream_unary(f"/staddle.v1.Operations/{name}")(nothing(), timeout=0.1)
+                world.operator.channel.stream_unary(f"/staddle.v1.Operations/{name}")(
+                    nothing(), timeout=0.1
+                )
                 for _ in range(MAX_STREAMS_PER_CONNECTION)
             ]
             assert grpc.StatusCode.OK not in await asyncio.gather(*(call.code() for call in calls))
@@ -213,8 +239,12 @@ VALUES = st.recursive(
     | st.booleans()
     | st.sampled_from([0, 1, 2, 99_999, 100_000, 2**31, 2**53 - 1, 2**53, -1, 10**30, 0.5, 1e308])
     | st.text(max_size=12)
-    | st.sampled_from(["fedper", "fedsimsup", "ppfl", "lenet5", "glm", "global", "\ud800", "0.1", "inf", "1e-999"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    | st.sampled_from(
+        ["fedper", "fedsimsup", "ppfl", "lenet5", "glm", "global", "\ud800", "0.1", "inf", "1e-999"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 
@@ -222,7 +252,13 @@ VALUES = st.recursive(
 def places(value, path=()):
     """All places of a document."""
     yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, below in inner:
         yield from places(below, (*path, key))
 
@@ -249,7 +285,10 @@ def changed(document, path, action, value):
 @settings(max_examples=300, **PATIENT)
 @given(data=st.data(), signed=st.booleans(), action=st.sampled_from(["replace", "remove", "add"]))
 def any_document(world, data, signed, action):
-    """A job that is wrong in one place, signed as it stands or signed before; or an envelope that is."""
+    """A job that is wrong in one place, signed as it stands or signed before.
+
+    Or an envelope that is.
+    """
     made, value = world.made, data.draw(VALUES)
     document = made.job.document()
     if signed:
@@ -264,7 +303,9 @@ def any_document(world, data, signed, action):
         path = data.draw(st.sampled_from(list(places(envelope))))
         text = json.dumps(changed(envelope, path, action, value))
         payload = text.encode()
-    found = world.run(say(world.operator, "Submit", pb.SubmitRequest(signed_job=payload).SerializeToString()))
+    found = world.run(
+        say(world.operator, "Submit", pb.SubmitRequest(signed_job=payload).SerializeToString())
+    )
     assert found in {"OK", "JOB_INVALID", "JOB_SIGNATURE"}
     if found == "OK":
         job = Job.from_document(parse_json(payload, "f")["document"], "f")
@@ -284,16 +325,32 @@ def large_documents(made):
     yield "nested and closed", b'{"document":' + b"[" * 900 + b"]" * 900 + b"}"
     yield "number", b"1" * LARGE
     yield "numbers", b"[" + b"1," * (LARGE // 2) + b"1]"
-    yield "envelope", json.dumps({"document": {text: 1}, "signer": "s", "roster": "r", "signature": "0"}).encode()
-    yield "signer", json.dumps({"document": {}, "signer": text, "roster": "0" * 64, "signature": "0" * 128}).encode()
+    yield (
+        "envelope",
+        json.dumps(
+            {"document": {text: 1}, "signer": "s", "roster": "r", "signature": "0"}
+        ).encode(),
+    )
+    yield (
+        "signer",
+        json.dumps(
+            {"document": {}, "signer": text, "roster": "0" * 64, "signature": "0" * 128}
+        ).encode(),
+    )
     yield "unknown keys", json.dumps({f"key-{n}": n for n in range(150_000)}).encode()
     yield "document", made.signed({**document, "name": text})
     yield "name of a key", made.signed({**document, text: 1})
     yield "method", made.signed({**document, "method": {**document["method"], "name": text}})
     yield "model", made.signed({**document, "model": {**document["model"], "name": text}})
-    yield "option", made.signed({**document, "method": {**document["method"], "options": {text: 1}}})
+    yield (
+        "option",
+        made.signed({**document, "method": {**document["method"], "options": {text: 1}}}),
+    )
     yield "silos", made.signed({**document, "silos": [f"s-{n}" for n in range(300_000)]})
-    yield "ten thousand silos", made.signed({**document, "silos": [f"silo-number-{n}" for n in range(10_000)]})
+    yield (
+        "ten thousand silos",
+        made.signed({**document, "silos": [f"silo-number-{n}" for n in range(10_000)]}),
+    )
     yield "rounds", made.signed({**document, "rounds": 100_000, "name": "long"})
     wide = {**document["model"], "name": "glm", "classes": 100_000, "input": [4096, 4096, 4096]}
     yield "parameters", made.signed({**document, "model": wide})
@@ -315,10 +372,14 @@ def test_large_documents_are_refused_with_a_short_reason(world, honest):
 
 def test_a_message_that_is_too_large_is_refused_by_the_line(world, honest):
     async def scenario():
-        large = Caller(world.address, world.made.operator, world.made.roster, world.made.job, 32_000_000)
+        large = Caller(
+            world.address, world.made.operator, world.made.roster, world.made.job, 32_000_000
+        )
         payload = pb.SubmitRequest(signed_job=bytes(5_000_000)).SerializeToString()
         with pytest.raises(grpc.aio.AioRpcError, match="larger than max"):
-            await large.channel.unary_unary("/staddle.v1.Operations/Submit")(payload, timeout=SECONDS)
+            await large.channel.unary_unary("/staddle.v1.Operations/Submit")(
+                payload, timeout=SECONDS
+            )
         await large.channel.close()
 
     world.run(scenario())
@@ -356,7 +417,9 @@ def test_watching_ends_with_the_watcher_and_only_so_many_watch(world, honest):
     async def scenario():
         request = pb.JobRequest(job=world.made.job.name)
         for _ in range(3):
-            calls = [world.stub.Watch(request, timeout=SECONDS) for _ in range(limits.OTHERS_AT_ONCE)]
+            calls = [
+                world.stub.Watch(request, timeout=SECONDS) for _ in range(limits.OTHERS_AT_ONCE)
+            ]
             for call in calls:
                 assert (await call.read()).status.job == world.made.job.name
             assert await say(world.operator, "Watch", request.SerializeToString()) == "LIMIT"

@@ -1,4 +1,6 @@
-"""A coordinator with the right keys and bad intentions, over real TLS, against the agent as it ships."""
+"""A coordinator with the right keys and bad intentions, over real TLS, against the agent as it
+ships.
+"""
 
 import asyncio
 import functools
@@ -62,8 +64,13 @@ def world(tmp_path_factory):
         }
         for name in ("first", "second")
     )
-    jobs = {job.name: job for job in (local_federation.sign_job(federation, document) for document in documents)}
-    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values()))
+    jobs = {
+        job.name: job
+        for job in (local_federation.sign_job(federation, document) for document in documents)
+    }
+    local_federation.write_silo(
+        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values())
+    )
     folder = federation.folder
     return SimpleNamespace(
         jobs=jobs,
@@ -93,14 +100,24 @@ BAD_TASKS = {
     "long name": lambda w: [offer(w, job="x" * 2000, signed_job=b"{}")],
     "name with control characters": lambda w: [offer(w, job="a\n\x1b[2Jb", signed_job=b"{}")],
     "name of a path": lambda w: [offer(w, job="../../etc"), round_of(w, 0, job="../../etc")],
-    "unsigned": lambda w: [offer(w, signed_job=b"{}"), offer(w, signed_job=b""), offer(w, signed_job=b"\xff\x00")],
+    "unsigned": lambda w: [
+        offer(w, signed_job=b"{}"),
+        offer(w, signed_job=b""),
+        offer(w, signed_job=b"\xff\x00"),
+    ],
     "signer of 3 MB": lambda w: [offer(w, signed_job=signer_of(w, 3_000_000))],
-    "deep document": lambda w: [offer(w, signed_job=deep(w, levels)) for levels in (90, 600, 100_000)],
+    "deep document": lambda w: [
+        offer(w, signed_job=deep(w, levels)) for levels in (90, 600, 100_000)
+    ],
     "round, long name": lambda w: [round_of(w, 0, job="x" * 2000)],
     "round, digest of five bytes": lambda w: [round_of(w, 0, job_digest=b"12345")],
     "round of a job that was not offered": lambda w: [round_of(w, 0, "second")],
-    "finish, long name": lambda w: [finish(w, 0, job="x" * 2000, completed=done) for done in (False, True)],
-    "finish of a job that was not offered": lambda w: [finish(w, 2, "second", completed=d) for d in (False, True)],
+    "finish, long name": lambda w: [
+        finish(w, 0, job="x" * 2000, completed=done) for done in (False, True)
+    ],
+    "finish of a job that was not offered": lambda w: [
+        finish(w, 2, "second", completed=d) for d in (False, True)
+    ],
     "no task": lambda _: [pb.Task()],
 }
 
@@ -110,33 +127,54 @@ def test_a_bad_task_gets_nothing_and_the_next_good_one_is_done(world, tmp_path, 
     script = [*tasks(world), offer(world), *tasks(world), round_of(world, 0)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
-    assert [answer for answer in hostile.answers if answer[0] == "ACCEPT"] == [("ACCEPT", 0, "UNSPECIFIED")]
+    assert [answer for answer in hostile.answers if answer[0] == "ACCEPT"] == [
+        ("ACCEPT", 0, "UNSPECIFIED")
+    ]
     assert not list(tmp_path.glob("jobs/x*"))
     assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"first"}
 
 
 @pytest.mark.parametrize("number", [2, 3, 2**32 - 1])
 def test_a_round_that_the_job_does_not_have_is_refused(world, tmp_path, number):
-    hostile = play(Hostile(world, [offer(world), round_of(world, number), round_of(world, 0)]), tmp_path)
+    hostile = play(
+        Hostile(world, [offer(world), round_of(world, number), round_of(world, 0)]), tmp_path
+    )
     assert ("FAILED", number, "DELIVERY") in hostile.answers
     assert [upload[1] for upload in hostile.uploads] == [0]
 
 
-COHORTS = {"stranger": [SILO, "mallory"], "twice": [SILO, "east", "east"], "without us": SILOS[1:], "none": []}
+COHORTS = {
+    "stranger": [SILO, "mallory"],
+    "twice": [SILO, "east", "east"],
+    "without us": SILOS[1:],
+    "none": [],
+}
 
 
 @pytest.mark.parametrize("cohort", COHORTS.values(), ids=COHORTS)
-def test_a_round_with_a_cohort_that_cannot_be_is_refused_and_nothing_leaves(world, tmp_path, cohort):
-    script = [offer(world), round_of(world, 0, cohort=cohort), round_of(world, 0, cohort=SILOS[::-1])]
+def test_a_round_with_a_cohort_that_cannot_be_is_refused_and_nothing_leaves(
+    world, tmp_path, cohort
+):
+    script = [
+        offer(world),
+        round_of(world, 0, cohort=cohort),
+        round_of(world, 0, cohort=SILOS[::-1]),
+    ]
     hostile = play(Hostile(world, script), tmp_path)
-    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [("FAILED", 0, "DELIVERY")]
+    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [
+        ("FAILED", 0, "DELIVERY")
+    ]
     assert [upload[:2] for upload in hostile.uploads] == [("first", 0)]
     intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
     assert [intent["cohort"] for intent in intents] == [sorted(SILOS)]
 
 
 def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_path):
-    script = [offer(world), *(finish(world, number) for number in (3, 2**32 - 1)), round_of(world, 0)]
+    script = [
+        offer(world),
+        *(finish(world, number) for number in (3, 2**32 - 1)),
+        round_of(world, 0),
+    ]
     hostile = play(Hostile(world, script), tmp_path)
     assert [answer for answer in hostile.answers if answer[0] == "DONE"] == [
         ("DONE", 3, "DELIVERY"),
@@ -149,10 +187,18 @@ def test_the_end_of_a_round_that_the_job_does_not_have_is_refused(world, tmp_pat
 
 
 def test_a_replayed_round_gives_nothing_new(world, tmp_path):
-    """Each fetch brings other numbers, so a round that were trained again would give another payload."""
+    """Each fetch brings other numbers, so a round that were trained again would give another
+    payload.
+    """
     rounds = [0, 0, 1, 0, 1, 0, 1]
     script = [offer(world), *(round_of(world, number) for number in rounds)]
-    script += [finish(world, 2), round_of(world, 0), round_of(world, 1), offer(world), round_of(world, 1)]
+    script += [
+        finish(world, 2),
+        round_of(world, 0),
+        round_of(world, 1),
+        offer(world),
+        round_of(world, 1),
+    ]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0, 1, 1, 1]
     assert len({upload[2] for upload in hostile.uploads}) == 2
@@ -160,14 +206,21 @@ def test_a_replayed_round_gives_nothing_new(world, tmp_path):
     assert refused == [("FAILED", number, "DELIVERY") for number in (0, 0, 0, 1, 1)]
     assert ("DECLINE", 0, "JOB_INVALID") in hostile.answers
     trained = {
-        round(entry["round"]) for entry in json.loads((tmp_path / "jobs/first/report.json").read_text())["rounds"]
+        round(entry["round"])
+        for entry in json.loads((tmp_path / "jobs/first/report.json").read_text())["rounds"]
     }
     assert trained == {0, 1}
 
 
 def test_a_replay_after_a_restart_gives_nothing_new(world, tmp_path):
     first = play(Hostile(world, [offer(world), round_of(world, 0), round_of(world, 1)]), tmp_path)
-    script = [round_of(world, 1), round_of(world, 0), offer(world), round_of(world, 0), round_of(world, 1)]
+    script = [
+        round_of(world, 1),
+        round_of(world, 0),
+        offer(world),
+        round_of(world, 0),
+        round_of(world, 1),
+    ]
     again = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in again.uploads] == [1, 1]
     assert {upload[2] for upload in again.uploads} == {first.uploads[1][2]}
@@ -175,12 +228,15 @@ def test_a_replay_after_a_restart_gives_nothing_new(world, tmp_path):
 
 
 NOTHING = (
-    'version = 1\n\n[limits]\nmax_bytes_per_round = "64MiB"\n\n[control]\nmax_messages = 1000\nmax_bytes = "1MiB"\n'
+    'version = 1\n\n[limits]\nmax_bytes_per_round = "64MiB"\n\n[control]\nmax_messages ='
+    ' 1000\nmax_bytes = "1MiB"\n'
 )
 
 
 @pytest.mark.parametrize("code", ["POLICY", "DATA", "JOB_SIGNATURE"])
-def test_a_job_that_a_restarted_silo_would_not_accept_gives_nothing_and_the_code_says_why(world, tmp_path, code):
+def test_a_job_that_a_restarted_silo_would_not_accept_gives_nothing_and_the_code_says_why(
+    world, tmp_path, code
+):
     first = play(Hostile(world, [offer(world), round_of(world, 0)]), tmp_path)
     assert [upload[1] for upload in first.uploads] == [0]
     gone = world.config.data.model_copy(update={"file": tmp_path / "gone.npz"})
@@ -212,7 +268,12 @@ def test_the_end_told_first_closes_the_job(world, tmp_path):
 
 @pytest.mark.parametrize("counted", [2, 5, 2**32 - 1])
 def test_a_count_of_rounds_that_never_were_trains_nothing(world, tmp_path, counted):
-    script = [offer(world), round_of(world, 0), round_of(world, 1, counted=counted), finish(world, 2, counted=counted)]
+    script = [
+        offer(world),
+        round_of(world, 0),
+        round_of(world, 1, counted=counted),
+        finish(world, 2, counted=counted),
+    ]
     script += [round_of(world, 1, counted=1)]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 1]
@@ -221,8 +282,16 @@ def test_a_count_of_rounds_that_never_were_trains_nothing(world, tmp_path, count
 
 
 def test_a_round_that_is_taken_back_is_neither_trained_nor_given_again(world, tmp_path):
-    """The coordinator says that nothing counted: the next round begins from the start, what was given stays given."""
-    script = [offer(world), round_of(world, 0), round_of(world, 0), round_of(world, 1), round_of(world, 0)]
+    """The coordinator says that nothing counted: the next round begins from the start, what was
+    given stays given.
+    """
+    script = [
+        offer(world),
+        round_of(world, 0),
+        round_of(world, 0),
+        round_of(world, 1),
+        round_of(world, 0),
+    ]
     hostile = play(Hostile(world, script), tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0, 1]
     assert hostile.uploads[0] == hostile.uploads[1]
@@ -249,7 +318,9 @@ def test_a_method_that_fails_loses_the_round_and_not_the_agent(world, tmp_path, 
 # Replies that are no messages.
 
 
-@pytest.mark.parametrize("reply", [GARBAGE, pb.HelloReply(session=b"s" * 3_000_000), pb.HelloReply(session=b"s" * 65)])
+@pytest.mark.parametrize(
+    "reply", [GARBAGE, pb.HelloReply(session=b"s" * 3_000_000), pb.HelloReply(session=b"s" * 65)]
+)
 def test_a_greeting_that_is_none_is_tried_again(world, tmp_path, reply):
     hostile = Hostile(world, [offer(world), round_of(world, 0)], hello=[reply] * 3)
     play(hostile, tmp_path)
@@ -258,14 +329,18 @@ def test_a_greeting_that_is_none_is_tried_again(world, tmp_path, reply):
 
 
 def test_a_poll_that_is_answered_with_no_message_is_tried_again(world, tmp_path):
-    hostile = play(Hostile(world, [GARBAGE, offer(world), GARBAGE, GARBAGE, round_of(world, 0)]), tmp_path)
+    hostile = play(
+        Hostile(world, [GARBAGE, offer(world), GARBAGE, GARBAGE, round_of(world, 0)]), tmp_path
+    )
     assert hostile.calls["hello"] == 4
     assert len(hostile.uploads) == 1
 
 
 def test_frames_that_are_no_messages_are_no_delivery(world, tmp_path):
     script = [offer(world), *[round_of(world, 0)] * 4]
-    hostile = Hostile(world, script, fetch=[lambda: [GARBAGE], lambda: [delivery(world, "first", 0)[0], GARBAGE]])
+    hostile = Hostile(
+        world, script, fetch=[lambda: [GARBAGE], lambda: [delivery(world, "first", 0)[0], GARBAGE]]
+    )
     play(hostile, tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0, 0]
 
@@ -294,7 +369,9 @@ async def for_another_round(hostile, frames, context):
 def test_a_receipt_that_does_not_hold_is_none(world, tmp_path, lie):
     hostile = Hostile(world, [offer(world), *[round_of(world, 0)] * 3], upload=[lie] * 2)
     play(hostile, tmp_path)
-    outcomes = [record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"]
+    outcomes = [
+        record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"
+    ]
     assert outcomes == ["unknown", "unknown", "sent"]
     assert len(hostile.uploads) == 1
 
@@ -326,23 +403,31 @@ def ended(code, status, frames_taken):
         ("OK", None),
     ],
 )
-def test_an_upload_that_is_ended_early_harms_nobody(world, tmp_path, monkeypatch, code, status, frames_taken):
+def test_an_upload_that_is_ended_early_harms_nobody(
+    world, tmp_path, monkeypatch, code, status, frames_taken
+):
     monkeypatch.setattr(messages, "chunks", functools.partial(stream.chunks, size=512))
     script = [offer(world), *[round_of(world, 0)] * 6]
     hostile = Hostile(world, script, upload=[ended(code, status, frames_taken)] * 5)
     play(hostile, tmp_path)
     assert [upload[1] for upload in hostile.uploads] == [0]
     assert len(hostile.uploads[0][2]) == world.size
-    outcomes = [record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"]
+    outcomes = [
+        record["status"] for record in records(tmp_path) if record["type"] == "egress.outcome"
+    ]
     assert len(outcomes) == 6
     assert outcomes[-1] == "sent"
     assert "sent" not in outcomes[:-1]
 
 
 def test_an_upload_that_is_refused_for_its_ledger_is_followed_by_a_greeting(world, tmp_path):
-    """Which says what head the coordinator holds: the next upload grows from that, or the agent ends."""
+    """Which says what head the coordinator holds: the next upload grows from that, or the agent
+    ends.
+    """
     refusal = ended("LEDGER", grpc.StatusCode.FAILED_PRECONDITION, 1)
-    hostile = play(Hostile(world, [offer(world), *[round_of(world, 0)] * 2], upload=[refusal]), tmp_path)
+    hostile = play(
+        Hostile(world, [offer(world), *[round_of(world, 0)] * 2], upload=[refusal]), tmp_path
+    )
     assert hostile.calls["hello"] == 2
     assert [upload[1] for upload in hostile.uploads] == [0]
 
@@ -362,12 +447,17 @@ def test_the_limit_of_a_round_holds_across_jobs_refusals_and_restarts(world, tmp
     script = [offer(world), offer(world, "second")]
     script += [round_of(world, 0, name) for _ in range(4) for name in names]
     refusals = [None, None, ended("LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, 2)]
-    for tasks in (script, [round_of(world, 0, name) for name in names], [round_of(world, 1, names[0])] * 4):
+    for tasks in (
+        script,
+        [round_of(world, 0, name) for name in names],
+        [round_of(world, 1, names[0])] * 4,
+    ):
         hostile = play(Hostile(world, tasks, upload=refusals), tmp_path, policy=policy)
         seen += [upload[:2] for upload in hostile.uploads]
         refusals = []
         assert ("FAILED", tasks[-1].round.round, "POLICY") in hostile.answers
-    assert seen.count(("first", 0)) + seen.count(("second", 0)) == 3  # one of the four was refused midway
+    # one of the four was refused midway
+    assert seen.count(("first", 0)) + seen.count(("second", 0)) == 3
     assert seen.count(("first", 1)) == 2
     intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
     assert sorted((intent["job"], intent["round"]) for intent in intents) == [
@@ -385,8 +475,13 @@ async def cut_before_the_end(hostile, frames, context):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
 
 
-def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_up(world, tmp_path, monkeypatch):
-    """Whatever it claims to have, a round is begun so often and no more; restarts of the silo begin nothing anew."""
+def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_up(
+    world, tmp_path, monkeypatch
+):
+    """Whatever it claims to have, a round is begun so often and no more.
+
+    Restarts of the silo begin nothing anew.
+    """
     monkeypatch.setattr(messages, "chunks", functools.partial(stream.chunks, size=512))
     monkeypatch.setattr(stream, "CHUNK_BYTES", 512)
     most, rest = 5, world.size % 512
@@ -405,8 +500,9 @@ def test_a_coordinator_that_cuts_every_upload_and_has_nearly_all_of_it_is_given_
         intents = [record for record in records(tmp_path) if record["type"] == "egress.intent"]
     assert hostile.answers.count(("FAILED", 0, "POLICY")) == 3
     sizes = [intent["message"]["bytes"] for intent in intents]
-    assert sizes == [world.size, *[rest] * 3, world.size]  # the process that came last knows of nothing that waits
-    (denied, *_) = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
+    # the process that came last knows of nothing that waits
+    assert sizes == [world.size, *[rest] * 3, world.size]
+    denied, *_ = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
     assert f"max_attempts_per_round = {most}" in denied["reasons"][0]
     monkeypatch.setattr(stream, "CHUNK_BYTES", CHUNK_BYTES)
     more = play(Hostile(world, [round_of(world, 1)]), tmp_path, policy=policy)
@@ -437,7 +533,9 @@ def test_a_flood_of_tasks_is_paced(world, tmp_path, monkeypatch):
     monkeypatch.setattr(agents, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.5)
     before = lambda name: BEFORE.get(name, lambda _: [])(world)  # noqa: E731
-    floods = {name: Hostile(world, before(name), endless=made(world)) for name, made in FLOODS.items()}
+    floods = {
+        name: Hostile(world, before(name), endless=made(world)) for name, made in FLOODS.items()
+    }
 
     async def scenario():
         runs = (attacked(flood, tmp_path / name, seconds=3) for name, flood in floods.items())
@@ -498,9 +596,13 @@ BAD_DELIVERIES = {
     "no end": lambda w: delivery(w, "first", 1)[:-1],
     "another round": lambda w: delivery(w, "first", 2),
     "another job": lambda w: delivery(w, "second", 1),
-    "one-byte chunks": lambda w: for_ever(delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"\0")),
+    "one-byte chunks": lambda w: for_ever(
+        delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"\0")
+    ),
     "empty frames for ever": lambda _: for_ever(then=tensor.Frame()),
-    "empty chunks for ever": lambda w: for_ever(delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"")),
+    "empty chunks for ever": lambda w: for_ever(
+        delivery(w, "first", 1)[0], then=tensor.Frame(chunk=b"")
+    ),
     "manifests for ever": lambda w: for_ever(then=delivery(w, "first", 1)[0]),
     "frames after the end": lambda w: for_ever(*delivery(w, "first", 1), then=tensor.Frame()),
 }
@@ -511,7 +613,9 @@ def test_a_bad_delivery_is_refused_and_a_good_one_taken(world, tmp_path, bad):
     script = [offer(world), round_of(world, 0), round_of(world, 1), round_of(world, 1)]
     good = lambda: delivery(world, "first", 0)  # noqa: E731
     hostile = play(Hostile(world, script, fetch=[good, lambda: bad(world)]), tmp_path)
-    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [("FAILED", 1, "DELIVERY")]
+    assert [answer for answer in hostile.answers if answer[0] == "FAILED"] == [
+        ("FAILED", 1, "DELIVERY")
+    ]
     assert [upload[1] for upload in hostile.uploads] == [0, 1]
     ingress = [record for record in records(tmp_path) if record["type"] == "ingress"]
     assert [record["round"] for record in ingress] == [1]

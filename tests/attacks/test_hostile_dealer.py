@@ -1,7 +1,8 @@
 """A silo that deals badly, or lies about a dealer, in a federation of real daemons over TLS.
 
-The measures are who is evicted, round by round, and how many rounds are completed. The agent of the bad silo is ours
-but for one function (hostile_dealer.py); coordinator and other silos are as they ship.
+The measures are who is evicted, round by round, and how many rounds are completed. The agent of the
+bad silo is ours but for one function (hostile_dealer.py); coordinator and other silos are as they
+ship.
 """
 
 import json
@@ -31,33 +32,50 @@ class Played:
     """What came of a job with a bad silo in it."""
 
     def __init__(self, start, how, dies="", silos=SILOS, **security):
-        """``security`` beside declared counts, so that a sum over three of the four is opened; the first silo is bad.
+        """``security`` beside declared counts, so that a sum over three of the four is opened.
 
-        One honest silo ``dies`` (federation/crashing.py) before it records a message of this kind, and is started anew.
+        The first silo is bad.
+
+        One honest silo ``dies`` (federation/crashing.py) before it records a message of this kind,
+        and is started anew.
         """
         self.silos, self.honest = silos, [silo for silo in silos if silo != BAD]
         self.running = running = start(*silos)
-        running.data = {silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(silos)}
+        running.data = {
+            silo: digits().take(np.arange(80 * i, 80 * i + 80)) for i, silo in enumerate(silos)
+        }
         table = {
             "secure_aggregation": "required",
             "weights": "public",
             "dropouts": "any",
             "counts": dict.fromkeys(silos, 60),
         }
-        self.job = running.job(job_document("job", silos, rounds=ROUNDS, min_cohort=3, security={**table, **security}))
+        self.job = running.job(
+            job_document("job", silos, rounds=ROUNDS, min_cohort=3, security={**table, **security})
+        )
         coordinator = running.start_coordinator()
         for silo in silos:
             running.write_silo(silo)
         for silo in self.honest:
-            running.start_impatient(silo, f"every:{dies}" if dies and silo == HONEST[0] else "never")
+            running.start_impatient(
+                silo, f"every:{dies}" if dies and silo == HONEST[0] else "never"
+            )
         running.launch(BAD, (PROGRAM, how), running.federation.silo_config(BAD))
         ended = coordinator.wait_for("job.ended", 120)
         self.outcome, self.reason = ended["outcome"], ended["reason"]
         running.stop()
-        events = [json.loads(line) for line in coordinator.log.read_text().splitlines() if line.startswith("{")]
+        events = [
+            json.loads(line)
+            for line in coordinator.log.read_text().splitlines()
+            if line.startswith("{")
+        ]
         self.events = events
-        self.rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
-        self.blamed = [event["blame"] for event in events if event["event"] == "sum.ended" and "blame" in event]
+        self.rounds = [
+            sorted(event["members"]) for event in events if event["event"] == "round.closed"
+        ]
+        self.blamed = [
+            event["blame"] for event in events if event["event"] == "sum.ended" and "blame" in event
+        ]
 
     @property
     def evicted(self):
@@ -65,32 +83,50 @@ class Played:
         return [sorted({*self.silos} - {*members}) for members in self.rounds]
 
     def ends(self, silo):
-        """(code, blame) of the attempts that ended at a silo without a sum, as its ledger has them."""
+        """(code, blame) of the attempts that ended at a silo without a sum, as its ledger
+        has them.
+        """
         path = ledger_folder(self.running.federation.state(silo))
-        lines = [line for file in sorted(path.glob("seg-*.jsonl")) for line in file.read_text().splitlines()]
+        lines = [
+            line
+            for file in sorted(path.glob("seg-*.jsonl"))
+            for line in file.read_text().splitlines()
+        ]
         found = [json.loads(line) for line in lines]
         return [(each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
 
     def check_models(self):
-        """All honest silos have the same model of finite numbers in the end, and a ledger that holds."""
+        """All honest silos have the same model of finite numbers in the end, and a ledger that
+        holds.
+        """
         federation = self.running.federation
         for silo in self.honest:
             key = own_log_key(federation.name, federation.keys(silo))
             assert verify(ledger_folder(federation.state(silo)), key=key).ok
         models = [
-            state_from_bytes((self.running.federation.state(silo) / "jobs" / "job" / "model.safetensors").read_bytes())
+            state_from_bytes(
+                (
+                    self.running.federation.state(silo) / "jobs" / "job" / "model.safetensors"
+                ).read_bytes()
+            )
             for silo in self.honest
         ]
         for part, tensors in models[0].parts.items():
             for name, value in tensors.items():
                 assert torch.isfinite(value).all()
-                assert all(torch.equal(model.parts[part][name], value) for model in models[1:]), (part, name)
+                assert all(torch.equal(model.parts[part][name], value) for model in models[1:]), (
+                    part,
+                    name,
+                )
 
 
 def test_a_dealer_of_rubbish_goes_and_its_victim_stays(start):
     """Before: three rounds of three without ``east``, whom the coordinator named as well."""
     played = Played(start, "rubbish:east")
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (played.evicted, played.reason)
+    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
+        played.evicted,
+        played.reason,
+    )
     assert played.evicted == [[BAD]] * ROUNDS
     assert played.blamed == [BAD]  # once: it is out of the job
     assert played.ends("east") == [("SHARES", BAD)]
@@ -99,10 +135,19 @@ def test_a_dealer_of_rubbish_goes_and_its_victim_stays(start):
 
 @pytest.mark.parametrize("tags", [False, True], ids=["", "tags"])
 def test_a_survivor_that_was_killed_takes_part_in_the_repeated_round(start, tags):
-    """It signed, and its process died before it revealed: the round needs it, and its memory is on disk."""
+    """It signed, and its process died before it revealed: the round needs it, and its memory is on
+    disk.
+    """
     played = Played(start, "inconsistent", dies="protocol job 0 reveal", tags=tags)
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (played.evicted, played.reason)
-    killed = [line for line in played.running.daemons[HONEST[0]].log.read_text().splitlines() if '"killed"' in line]
+    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
+        played.evicted,
+        played.reason,
+    )
+    killed = [
+        line
+        for line in played.running.daemons[HONEST[0]].log.read_text().splitlines()
+        if '"killed"' in line
+    ]
     assert len(killed) == 1
     played.check_models()
 
@@ -111,14 +156,20 @@ def test_a_survivor_that_was_killed_takes_part_in_the_repeated_round(start, tags
 def test_a_dealer_whose_shares_do_not_join_goes_and_the_round_is_repeated(start, tags):
     """Before: the job failed in its first round, after none of three."""
     played = Played(start, "inconsistent", tags=tags)
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (played.evicted, played.reason)
+    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
+        played.evicted,
+        played.reason,
+    )
     assert played.blamed == [BAD]
     assert [played.ends(silo) for silo in HONEST] == [[("STOPPED", "")]] * 3
     played.check_models()
 
 
 def test_a_dealer_of_one_wrong_share_is_in_the_sum_that_opens_and_in_none_after_it_was_seen(start):
-    """Before: it went on as it liked. Whether the wrong share is among those that are joined is by chance."""
+    """Before: it went on as it liked.
+
+    Whether the wrong share is among those that are joined is by chance.
+    """
     played = Played(start, "one:east")
     assert (played.outcome, len(played.rounds)) == ("completed", ROUNDS), played.reason
     assert all({*HONEST} <= {*members} for members in played.rounds)
@@ -131,8 +182,13 @@ def test_a_dealer_of_one_wrong_share_is_in_the_sum_that_opens_and_in_none_after_
 def test_a_silo_that_complains_of_an_honest_dealer_goes_itself(start):
     """Before: it was left out of each round in which it said that it could not open its shares."""
     played = Played(start, "lies:east")
-    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (played.evicted, played.reason)
-    dropped = [(each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"]
+    assert (played.outcome, played.rounds) == ("completed", [OTHERS] * ROUNDS), (
+        played.evicted,
+        played.reason,
+    )
+    dropped = [
+        (each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"
+    ]
     assert dropped == [(BAD, "COMPLAINT")]
     assert [played.ends(silo) for silo in HONEST] == [[]] * 3
     played.check_models()
@@ -143,9 +199,14 @@ def test_one_batch_goes_on_without_a_dealer_that_is_proven(start, how):
     """Before: the job failed in its first round, after none of three."""
     played = Played(start, how, silos=FIVE, **ONE_BATCH)
     left = sorted({*FIVE} - {BAD})
-    assert (played.outcome, played.rounds) == ("completed", [left] * ROUNDS), (played.evicted, played.reason)
+    assert (played.outcome, played.rounds) == ("completed", [left] * ROUNDS), (
+        played.evicted,
+        played.reason,
+    )
     assert played.blamed == [BAD]
-    dropped = {(each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"}
+    dropped = {
+        (each["silo"], each["code"]) for each in played.events if each["event"] == "silo.dropped"
+    }
     assert dropped == {(BAD, "MISDEALT")}
     played.check_models()
 

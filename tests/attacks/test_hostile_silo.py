@@ -1,4 +1,6 @@
-"""Silos with the right keys and bad intentions, over real TLS, against the coordinator as it ships."""
+"""Silos with the right keys and bad intentions, over real TLS, against the coordinator as
+it ships.
+"""
 
 import asyncio
 import contextlib
@@ -38,7 +40,10 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 @pytest.fixture(scope="module")
 def world(request, tmp_path_factory):
-    """A federation with a signed job; a test may give what its job's file has beside or instead of this one's."""
+    """A federation with a signed job.
+
+    A test may give what its job's file has beside or instead of this one's.
+    """
     federation = local_federation.make(tmp_path_factory.mktemp("attacked") / "federation", SILOS)
     document = {
         "version": 1,
@@ -77,12 +82,16 @@ def serving(world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(server, "Daemon", Noted)
     guards, addresses = [], []
-    monkeypatch.setattr(server, "Guard", lambda roster: guards.append(guard.Guard(roster)) or guards[-1])
+    monkeypatch.setattr(
+        server, "Guard", lambda roster: guards.append(guard.Guard(roster)) or guards[-1]
+    )
     complaints = []
 
     @contextlib.asynccontextmanager
     async def begin():
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: complaints.append(context)
+        )
         config = world.config.model_copy(update={"directory": tmp_path / "state"})
         async with server.running(config) as address:
             addresses.append(address)
@@ -127,7 +136,9 @@ def test_a_weight_that_no_silo_has_is_refused_and_the_others_go_on(serving, weig
             opened = await north.told("round")
             assert opened.round == 1
             await east.told("round")
-            assert set(torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).tolist()) == {0.5}
+            assert set(
+                torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).tolist()
+            ) == {0.5}
             assert not list(serving.folder.glob("spool/*"))
 
     asyncio.run(scenario())
@@ -142,7 +153,11 @@ def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight)
             for silo in (east, south):
                 await silo.give(fill=-3e38)
             await east.told("round")
-            assert torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32).isfinite().all()
+            assert (
+                torch.frombuffer(bytearray(await east.delivered(1)), dtype=torch.float32)
+                .isfinite()
+                .all()
+            )
 
     asyncio.run(scenario())
 
@@ -153,16 +168,31 @@ def test_a_weight_that_a_silo_may_have_keeps_every_value_finite(serving, weight)
 @pytest.mark.parametrize(
     "other",
     [
-        lambda north: NoLedger(north.ledger.signer, b"x" * 32).end(9, held=north.ledger.held),  # written anew
+        # written anew
+        lambda north: NoLedger(north.ledger.signer, b"x" * 32).end(9, held=north.ledger.held),
         lambda north: NoLedger(north.ledger.signer).end(9, held=0),  # as if nothing were held
         lambda north: NoLedger(north.ledger.signer).end(2, held=3),  # shorter
-        lambda north: NoLedger(north.ledger.signer).end(north.ledger.held - 1, held=north.ledger.held),  # the same
+        # the same
+        lambda north: NoLedger(north.ledger.signer).end(
+            north.ledger.held - 1, held=north.ledger.held
+        ),
         lambda north: {**north.ledger.end(), "inclusion": []},
         lambda north: {**north.ledger.end(), "ledger_leaf": b"x" * 32},
         lambda north: {**north.ledger.end(), "head": b""},
-        lambda north: NoLedger(Signer("staddle.example/local/east/egress", north.ledger.signer.key)).end(9, held=4),
+        lambda north: NoLedger(
+            Signer("staddle.example/local/east/egress", north.ledger.signer.key)
+        ).end(9, held=4),
     ],
-    ids=["anew", "from nothing", "shorter", "the same", "no inclusion", "another leaf", "no head", "another silo's"],
+    ids=[
+        "anew",
+        "from nothing",
+        "shorter",
+        "the same",
+        "no inclusion",
+        "another leaf",
+        "no head",
+        "another silo's",
+    ],
 )
 def test_an_upload_under_a_head_that_does_not_extend_the_one_held_is_refused(serving, other):
     async def scenario():
@@ -176,14 +206,23 @@ def test_an_upload_under_a_head_that_does_not_extend_the_one_held_is_refused(ser
             for name in ("head", "inclusion", "ledger_leaf"):
                 end.ClearField(name)
             end.MergeFrom(tensor.End(**other(north)))
-            await refused(north.upload(frames, wary=True), "LEDGER", grpc.StatusCode.FAILED_PRECONDITION, "head")
+            await refused(
+                north.upload(frames, wary=True),
+                "LEDGER",
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "head",
+            )
             assert serving.state().failed == {"north": "LEDGER"}
             held = north.ledger.held
             for silo in (east, south):
                 await silo.give(1)
             await north.hello()
             assert north.ledger.held == held
-            kept = [record for record in stored(serving.folder / "ledger") if record["type"] == "head.refused"]
+            kept = [
+                record
+                for record in stored(serving.folder / "ledger")
+                if record["type"] == "head.refused"
+            ]
             signed = end.head and b"local/north/" in end.head
             assert [record["silo"] for record in kept] == (["north"] if signed else [])
 
@@ -199,16 +238,36 @@ STATISTICS = {"model": {"name": "cnn-digits", "classes": 10, "norm": "batch", "b
     ("world", "good", "bad", "code", "named"),
     [
         (HOLDERS, {"weight": 1.0}, {"weight": 2.0}, "WEIGHT", "rows/@weight holds a value above 1"),
-        (HOLDERS, {"weight": 0.0}, {"weight": 2.0**53}, "WEIGHT", "rows/@weight holds a value above 1"),
-        (HOLDERS, {"weight": 1.0}, {"weight": 1.0, "named": {WEIGHT: 1.5}}, "WEIGHT", "rows/@weight holds a value"),
+        (
+            HOLDERS,
+            {"weight": 0.0},
+            {"weight": 2.0**53},
+            "WEIGHT",
+            "rows/@weight holds a value above 1",
+        ),
+        (
+            HOLDERS,
+            {"weight": 1.0},
+            {"weight": 1.0, "named": {WEIGHT: 1.5}},
+            "WEIGHT",
+            "rows/@weight holds a value",
+        ),
         (STALE, {"fill": 1.0}, {"fill": 2.0}, "BOUNDS", "deltas/presence holds a value above 1"),
         (STALE, {"fill": 1.0}, {"fill": -2.0}, "BOUNDS", "deltas/presence holds a value below -1"),
-        (STATISTICS, {}, {"named": {"extractor.norm1.running_var": -1e-3}}, "BOUNDS", "norm1.running_var holds"),
+        (
+            STATISTICS,
+            {},
+            {"named": {"extractor.norm1.running_var": -1e-3}},
+            "BOUNDS",
+            "norm1.running_var holds",
+        ),
         (STATISTICS, {}, {"fill": -1.0}, "BOUNDS", "running_var holds a value below 0"),
     ],
     indirect=["world"],
 )
-def test_a_value_beyond_the_bounds_of_the_schema_is_refused_and_the_others_go_on(serving, good, bad, code, named):
+def test_a_value_beyond_the_bounds_of_the_schema_is_refused_and_the_others_go_on(
+    serving, good, bad, code, named
+):
     """One silo cannot stand for three holders of a class, nor make every model's output NaN."""
 
     async def scenario():
@@ -218,10 +277,15 @@ def test_a_value_beyond_the_bounds_of_the_schema_is_refused_and_the_others_go_on
             for silo in (east, south):
                 await silo.give(**good)
             assert (await north.told("round")).round == 1
-            part = next(part for part in serving.run().job.down(1) if part.name in {"header", "model"})
-            delivered = dict(zip((spec.name for spec in part.tensors), await parts_of(east, part), strict=True))
+            part = next(
+                part for part in serving.run().job.down(1) if part.name in {"header", "model"}
+            )
+            delivered = dict(
+                zip((spec.name for spec in part.tensors), await parts_of(east, part), strict=True)
+            )
             if "status" in delivered:
-                assert 2 not in delivered["status"]  # nothing is published with two holders of three
+                # nothing is published with two holders of three
+                assert 2 not in delivered["status"]
             for name, value in delivered.items():
                 assert value.isfinite().all()
                 assert not name.endswith("running_var") or (value >= 0).all()
@@ -256,7 +320,8 @@ def test_small_chunks_are_refused_at_the_first(serving, size):
     async def scenario():
         async with serving() as (north, east, south):
             call = north.stub.Upload(timeout=SECONDS)
-            for frame in frames_of(north, size=size)[:2]:  # the coordinator does not wait for a third
+            # the coordinator does not wait for a third
+            for frame in frames_of(north, size=size)[:2]:
                 await call.write(frame)
             await refused(call, "LENGTH", INVALID, f"a chunk of {size} bytes")
             for silo in (east, south):
@@ -271,14 +336,20 @@ def test_odd_numbers_in_messages_are_refused_or_change_nothing(serving, world):
         async with serving() as (north, east, south):
             await refused(
                 north.upload(
-                    [*frames_of(north, 0)[:-1], tensor.Frame(end=tensor.End(ledger_leaf=b"x" * 3_000_000))], wary=True
+                    [
+                        *frames_of(north, 0)[:-1],
+                        tensor.Frame(end=tensor.End(ledger_leaf=b"x" * 3_000_000)),
+                    ],
+                    wary=True,
                 ),
                 "DIGEST",
                 grpc.StatusCode.DATA_LOSS,
             )
             frames = frames_of(east)
             frames[0].manifest.round = 2**32 - 1
-            await refused(east.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            await refused(
+                east.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION
+            )
             frames = frames_of(east)
             frames[0].manifest.job_digest = b"12345"
             await refused(east.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND)
@@ -286,7 +357,9 @@ def test_odd_numbers_in_messages_are_refused_or_change_nothing(serving, world):
             await east.answer("FAILED", 2**32 - 1, 77777)
             await east.answer("ACCEPT", 2**32 - 1)
             await east.answer("DECLINE")
-            await refused(east.delivered(2**32 - 1), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            await refused(
+                east.delivered(2**32 - 1), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION
+            )
             assert serving.state() == before
             for silo in (east, south):
                 await silo.give()
@@ -305,9 +378,18 @@ def frame(kind, flags, stream, body=b""):
 
 def fields(path):
     """The header of a call, as literals that nobody need remember (RFC 7541, section 6.2.2)."""
-    pairs = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x", "te": "trailers"}
+    pairs = {
+        ":method": "POST",
+        ":scheme": "https",
+        ":path": path,
+        ":authority": "x",
+        "te": "trailers",
+    }
     pairs["content-type"] = "application/grpc"
-    return b"".join(b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in pair) for pair in pairs.items())
+    return b"".join(
+        b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in pair)
+        for pair in pairs.items()
+    )
 
 
 def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, monkeypatch):
@@ -322,10 +404,14 @@ def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, monkeypa
 
     async def flood():
         tls = ssl.create_default_context(cadata=world.roster.coordinator.certificate)
-        tls.load_cert_chain(world.folder / "north/keys/tls.crt", world.folder / "north/keys/tls.key")
+        tls.load_cert_chain(
+            world.folder / "north/keys/tls.crt", world.folder / "north/keys/tls.key"
+        )
         tls.set_alpn_protocols(["h2"])
         host, _, port = serving.address().rpartition(":")
-        reader, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname="coordinator.staddle")
+        reader, writer = await asyncio.open_connection(
+            host, port, ssl=tls, server_hostname="coordinator.staddle"
+        )
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
         await reader.readexactly(9)
         writer.write(frame(4, 1, 0))  # their settings are taken
@@ -341,7 +427,9 @@ def test_calls_that_are_opened_and_reset_count_as_calls(serving, world, monkeypa
             with monkeypatch.context() as patch:
                 patch.setattr(guard.Guard, "intercept_service", noted)
                 await flood()
-            await refused(north.poll(), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "calls a second")
+            await refused(
+                north.poll(), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "calls a second"
+            )
             for silo in (east, south):
                 await silo.give()
             async with asyncio.timeout(SECONDS):
@@ -411,7 +499,10 @@ def test_a_fold_that_breaks_ends_the_job_with_a_reason(serving, monkeypatch, err
 @pytest.mark.parametrize("failures", [1, 2])
 @pytest.mark.control
 def test_a_fold_without_files_or_disk_is_tried_again(serving, monkeypatch, failures):
-    errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOSPC, "No space left on device")][:failures]
+    errors = [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ][:failures]
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.05, 0.05, 0.05))
     asked = breaking(monkeypatch, *errors)
 
@@ -445,7 +536,9 @@ def test_a_disk_that_stays_full_ends_the_job(serving, monkeypatch):
 
 @pytest.mark.parametrize("failures", [0, 1, 9])
 @pytest.mark.control
-def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_waited_for(serving, monkeypatch, failures):
+def test_the_result_is_kept_before_the_end_is_told_and_a_full_disk_is_waited_for(
+    serving, monkeypatch, failures
+):
     monkeypatch.setattr(daemons, "FOLD_WAITS", (0.02, 0.02))
     asked, kept = breaking(monkeypatch), []
 
@@ -487,10 +580,17 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
             monkeypatch.setattr(service, "transfer_seconds", lambda _: 1.0)
             with monkeypatch.context() as patched:
                 patched.setattr(service, "chunks", padded)
-                patched.setattr(service, "Digester", lambda *_: SimpleNamespace(update=lambda _: None))
+                patched.setattr(
+                    service, "Digester", lambda *_: SimpleNamespace(update=lambda _: None)
+                )
                 call = north.fetch(1)
                 assert (await call.read()).WhichOneof("body") == "manifest"
-                await refused(north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "running already")
+                await refused(
+                    north.delivered(1),
+                    "LIMIT",
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "running already",
+                )
                 await asyncio.sleep(1.5)
             assert len(await north.delivered(1)) > 0  # its place is free again
             call.cancel()
@@ -503,7 +603,10 @@ def test_a_delivery_that_nobody_reads_ends_by_its_deadline(serving, monkeypatch)
 
 @pytest.mark.control
 def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkeypatch):
-    """A delivery of round 1 is being read while round 1 is folded; round 2 delivers the new value to everybody."""
+    """A delivery of round 1 is being read while round 1 is folded.
+
+    Round 2 delivers the new value to everybody.
+    """
     reading, go_on = threading.Event(), threading.Event()
     real = tensor_file.load_file
 
@@ -527,7 +630,9 @@ def test_a_fetch_during_a_publication_leaves_no_old_value_behind(serving, monkey
             await north.answer("FAILED", 1)
             await asyncio.sleep(0.3)  # the fold is at its publication, or past it
             go_on.set()
-            assert set(torch.frombuffer(bytearray(await old), dtype=torch.float32).tolist()) == {0.25}
+            assert set(torch.frombuffer(bytearray(await old), dtype=torch.float32).tolist()) == {
+                0.25
+            }
             for silo in (north, east, south):
                 assert (await silo.told("round")).round == 2
                 values = torch.frombuffer(bytearray(await silo.delivered(2)), dtype=torch.float32)
@@ -542,7 +647,12 @@ def test_a_negative_count_is_refused(serving, named):
 
     async def scenario():
         async with serving() as (north, east, south):
-            await refused(north.give(named={named: -1}, wary=True), "BOUNDS", INVALID, f"metrics/{named} holds a value")
+            await refused(
+                north.give(named={named: -1}, wary=True),
+                "BOUNDS",
+                INVALID,
+                f"metrics/{named} holds a value",
+            )
             for silo in (east, south):
                 await silo.give()
             assert (await east.told("round")).round == 1

@@ -1,7 +1,8 @@
-"""A hostile coordinator of the key that a job's silos share, over real TLS, against the agent as it ships.
+"""A hostile coordinator of the key that a job's silos share, over real TLS, against the agent as it
+ships.
 
-It has all keys but that of ``north``, whose part it does not have: what it brings of the others is as good as theirs.
-A round ends here once the silo has the key.
+It has all keys but that of ``north``, whose part it does not have: what it brings of the others is
+as good as theirs. A round ends here once the silo has the key.
 """
 
 import asyncio
@@ -11,7 +12,16 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from support.hostile_coordinator import GARBAGE, SILO, Hostile, finish, offer, play, records, round_of
+from support.hostile_coordinator import (
+    GARBAGE,
+    SILO,
+    Hostile,
+    finish,
+    offer,
+    play,
+    records,
+    round_of,
+)
 
 from staddle import log
 from staddle.algorithms.data.dataset import digits
@@ -45,7 +55,9 @@ def rounds():
 
     async def key_alone(agent, admitted, asked):
         await agent._group_keys.keys(admitted.job)
-        await agent._gate.answer(admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING")
+        await agent._gate.answer(
+            admitted.job.name, admitted.job.digest, asked.round, "FAILED", "TRAINING"
+        )
 
     patch.setattr(agents.Agent, "_round", key_alone)
     yield
@@ -69,7 +81,9 @@ def world(tmp_path_factory):
         "security": {"secure_aggregation": "required"},
     }
     job = local_federation.sign_job(federation, document)
-    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
+    local_federation.write_silo(
+        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job]
+    )
     folder = federation.folder
     roster = rosters.load(folder / "roster.json")
     return SimpleNamespace(
@@ -87,7 +101,10 @@ def world(tmp_path_factory):
 
 
 class Keying(Hostile):
-    """``refuse``: codes with which the next contributions are refused. ``bring``: what comes next, then the truth."""
+    """``refuse``: codes with which the next contributions are refused.
+
+    ``bring``: what comes next, then the truth.
+    """
 
     def __init__(self, world, tasks, *, refuse=(), bring=(), **options):
         super().__init__(world, tasks, **options)
@@ -100,7 +117,11 @@ class Keying(Hostile):
         self.given.append(messages.contributed_from_wire(SILO, request))
         if self.refuse:
             code = self.refuse.pop(0)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no", trailing_metadata=((ERROR_METADATA, code),))
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "no",
+                trailing_metadata=((ERROR_METADATA, code),),
+            )
         return secure.SecureTaken()
 
     async def group_key(self, request, context):
@@ -117,14 +138,18 @@ class Keying(Hostile):
 
     def parts(self):
         """Of what makes that key."""
-        return g.parts_of((self.given[0].contribution, *(self.give(silo, self.world.epoch)[0] for silo in OTHERS)))
+        return g.parts_of(
+            (self.given[0].contribution, *(self.give(silo, self.world.epoch)[0] for silo in OTHERS))
+        )
 
     def key(self):
         """As another silo of the job makes it; the silo's part is the one that it gave."""
         me, *others = OTHERS
         given = {SILO: (self.given[0].contribution, self.given[0].pieces)}
         given |= {silo: self.give(silo, self.world.epoch) for silo in others}
-        relayed = [g.Relayed(contribution, letters(pieces)[me]) for contribution, pieces in given.values()]
+        relayed = [
+            g.Relayed(contribution, letters(pieces)[me]) for contribution, pieces in given.values()
+        ]
         seed = self.world.other_keys[me].exchange.private_bytes_raw()
         signers = g.Signers.of(self.world.roster, SILOS)
         made = self.give(me, self.world.epoch)[0]
@@ -133,11 +158,17 @@ class Keying(Hostile):
 
 def files(folder):
     paths = (folder / "jobs" / "first").glob("group.*")
-    return {path.name: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path) for path in paths}
+    return {
+        path.name: b"" if path.name == group_keys.ENDED else checked_file.read_bytes(path)
+        for path in paths
+    }
 
 
 def check_kept(world, hostile, folder):
-    """The key, our prekey's private half, and the prekeys of the others; nothing of what the key was made of."""
+    """The key, our prekey's private half, and the prekeys of the others.
+
+    Nothing of what the key was made of.
+    """
     kept = files(folder)
     assert set(kept) == {KEY, OWN}
     context = world.epoch.context()
@@ -166,7 +197,10 @@ def test_offered_again_and_again_it_gives_the_very_same_and_then_has_the_key(wor
 
 
 def test_a_job_that_it_gave_to_is_not_taken_anew_once_its_memory_of_rows_is_gone(world, tmp_path):
-    """A folder that was lost, all of it or a file; a coordinator that offers the job again would find it empty."""
+    """A folder that was lost, all of it or a file.
+
+    A coordinator that offers the job again would find it empty.
+    """
     play(Keying(world, [offer(world)]), tmp_path)
     memory = tmp_path / "jobs" / "first" / "mix-extractor.rows.json"
     kept = memory.read_bytes()
@@ -205,7 +239,11 @@ def doubled(hostile):
 
 def with_swapped_letters(hostile):
     first, second, third = hostile.relayed()
-    return (g.Relayed(first.contribution, second.letter), g.Relayed(second.contribution, first.letter), third)
+    return (
+        g.Relayed(first.contribution, second.letter),
+        g.Relayed(second.contribution, first.letter),
+        third,
+    )
 
 
 def of_another_recipient(hostile):
@@ -215,7 +253,9 @@ def of_another_recipient(hostile):
 
 
 def of_another_epoch(hostile):
-    return hostile.relayed(g.Epoch.of(hostile.world.roster, SILOS, hostile.world.jobs["first"].digest, 1))
+    return hostile.relayed(
+        g.Epoch.of(hostile.world.roster, SILOS, hostile.world.jobs["first"].digest, 1)
+    )
 
 
 def of_another_job(hostile):
@@ -225,7 +265,9 @@ def of_another_job(hostile):
 def its_own_back(hostile):
     _, pieces = hostile.give("east", hostile.world.epoch)
     own = g.Relayed(hostile.given[0].contribution, letters(pieces)[SILO])
-    return tuple(sorted((*hostile.relayed(), own), key=lambda each: each.contribution.sealing.sender))
+    return tuple(
+        sorted((*hostile.relayed(), own), key=lambda each: each.contribution.sealing.sender)
+    )
 
 
 def far_too_many(hostile):
@@ -233,7 +275,8 @@ def far_too_many(hostile):
 
 
 WRONG = (
-    without_one, doubled, with_swapped_letters, of_another_recipient, of_another_epoch, of_another_job, its_own_back,
+    without_one, doubled, with_swapped_letters, of_another_recipient, of_another_epoch,
+    of_another_job, its_own_back,
 )  # fmt: skip
 
 
@@ -251,7 +294,9 @@ def test_after_wrong_answers_the_right_one_counts(world, tmp_path):
     check_kept(world, hostile, tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [lambda _: GARBAGE, far_too_many], ids=["garbage", "far too many"])
+@pytest.mark.parametrize(
+    "wrong", [lambda _: GARBAGE, far_too_many], ids=["garbage", "far too many"]
+)
 def test_bytes_that_are_no_answer_are_a_lost_coordinator(world, tmp_path, wrong):
     tasks = [offer(world), round_of(world, 0), round_of(world, 0)]
     hostile = play(Keying(world, tasks, bring=[wrong]), tmp_path)
@@ -268,9 +313,14 @@ def test_once_it_has_the_key_it_asks_no_more_and_gives_nothing_for_the_job_again
 
 
 @pytest.mark.parametrize("completed", [False, True])
-def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_answer(world, tmp_path, completed):
+def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_answer(
+    world, tmp_path, completed
+):
     """Also where it could not take the results: there is nothing to open them with any more."""
-    end, damaged = finish(world, 2, completed=completed), lambda: [tensor.Frame(chunk=b"no manifest")]
+    end, damaged = (
+        finish(world, 2, completed=completed),
+        lambda: [tensor.Frame(chunk=b"no manifest")],
+    )
     tasks = [offer(world), round_of(world, 0), end, end, offer(world)]
     hostile = play(Keying(world, tasks, fetch=[damaged]), tmp_path)
     assert hostile.calls["fetch"] == completed
@@ -281,7 +331,10 @@ def test_once_the_end_is_told_its_keys_are_gone_and_the_same_end_has_the_same_an
 
 def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
     """The coordinator may take the confirmation for the erasure."""
-    hostile, found = Keying(world, [offer(world), round_of(world, 0), finish(world, 2, completed=False)]), []
+    hostile, found = (
+        Keying(world, [offer(world), round_of(world, 0), finish(world, 2, completed=False)]),
+        [],
+    )
     answer = hostile.answer
 
     async def looking(request, context):
@@ -300,7 +353,9 @@ def test_keys_are_gone_before_the_end_is_confirmed(world, tmp_path):
 def test_what_is_withheld_for_ever_is_asked_for_at_our_pace(world, tmp_path, monkeypatch):
     monkeypatch.setattr(group_keys, "PAUSE_SECONDS", 0.1)
     monkeypatch.setattr(group_keys, "MOST_ASKED", 3)
-    hostile = Keying(world, [offer(world)], bring=[lambda _: ()] * 10_000, endless=round_of(world, 0))
+    hostile = Keying(
+        world, [offer(world)], bring=[lambda _: ()] * 10_000, endless=round_of(world, 0)
+    )
     play(hostile, tmp_path, seconds=3)
     asked = hostile.calls["group_key"]
     assert 6 <= asked <= 3 / 0.1 + 3

@@ -1,4 +1,6 @@
-"""Attacks on per-recipient sums and on inner products: each works on the naive form, and what becomes of it on ours."""
+"""Attacks on per-recipient sums and on inner products: each works on the naive form, and what
+becomes of it on ours.
+"""
 
 import hashlib
 
@@ -36,7 +38,9 @@ def alike(one, other):
 def integer_rows(seed=0, n=N):
     """A full-rank matrix of integer weights [n, n] of which no entry stands out."""
     random = np.random.default_rng(seed)
-    return np.array([integer_weights(random.uniform(0.5, 1.5, n).tolist()) for _ in range(n)], np.uint64)
+    return np.array(
+        [integer_weights(random.uniform(0.5, 1.5, n).tolist()) for _ in range(n)], np.uint64
+    )
 
 
 def admitted(made, row, signature, memory=None, terms=None):
@@ -56,13 +60,16 @@ def test_n_weighted_sums_solve_for_every_model():
     models, A = np.random.default_rng(0).normal(size=(N, D)), integer_rows()
     shares = A / 2.0**32
 
-    # Naive: one masked sum a recipient, opened by the coordinator, which then has n equations in n unknowns.
+    # Naive: one masked sum a recipient, opened by the coordinator, which then has n equations in n
+    # unknowns.
     solved = np.linalg.solve(shares, shares @ models)
     assert np.abs(solved - models).max() < 1e-9
 
     # Ours: what the coordinator holds, uploads and rows, is uniform, and solves for noise.
     made = mixing(models)
-    offers = [made.row(silo, dict(zip(SILOS, A[r].tolist(), strict=True))) for r, silo in enumerate(SILOS)]
+    offers = [
+        made.row(silo, dict(zip(SILOS, A[r].tolist(), strict=True))) for r, silo in enumerate(SILOS)
+    ]
     rows = [made.mixed(row)[0] for row, _ in offers]
     for data in (b"".join(made.stored[s].hidden for s in SILOS), b"".join(rows)):
         assert chi_square(data) < 255 + 5 * 22.6
@@ -105,7 +112,9 @@ def test_n_rows_of_one_version_solve_for_every_model_at_a_recipient():
 
 
 def factored(cosines, classes):
-    """Non-negative unit vectors [n, classes] of these inner products: rotate any factor into the positive corner."""
+    """Non-negative unit vectors [n, classes] of these inner products: rotate any factor into the
+    positive corner.
+    """
     values, vectors = np.linalg.eigh(cosines)
     points = vectors[:, -classes:] * np.sqrt(values[-classes:].clip(0))
     left, corners = points.copy(), []
@@ -140,7 +149,8 @@ def test_histograms_from_a_gram_of_proportions():
     proportions = np.random.default_rng(0).dirichlet([0.1] * 10, 50)
     unit = proportions / np.linalg.norm(proportions, axis=1, keepdims=True)
 
-    # Naive: a secret rotation keeps inner products, and these alone give every histogram up to the order of classes.
+    # Naive: a secret rotation keeps inner products, and these alone give every histogram up to the
+    # order of classes.
     turned = rotation.rotate(unit, rotation.Use(0, "j1", 0, 0, "proportions", 0).key(KEY))
     found = factored(turned @ turned.T, 10)
     found = matched(found / found.sum(axis=1, keepdims=True), proportions)
@@ -156,11 +166,15 @@ def test_histograms_from_a_gram_of_proportions():
 
 
 def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
-    """Rotated or not: Q keeps it, and for a unit vector its square is 1 ± √(2/k), by all of the vector."""
+    """Rotated or not: Q keeps it, and for a unit vector its square is 1 ± √(2/k), by all of the
+    vector.
+    """
     random, size, seed = np.random.default_rng(6), 256, 11
     guesses = random.normal(size=(200, 5000))
     guesses /= np.linalg.norm(guesses, axis=1, keepdims=True)
-    public = np.stack([count_sketch(torch.from_numpy(guess), size, seed).numpy() for guess in guesses])
+    public = np.stack(
+        [count_sketch(torch.from_numpy(guess), size, seed).numpy() for guess in guesses]
+    )
     lengths = np.linalg.norm(public, axis=1)
     another = rotation.Use(0, "j1", 999, 0, "direction", 0).key(KEY)
     seen = np.linalg.norm(rotated_sketch.sketched(guesses, size, another), axis=1)
@@ -169,13 +183,15 @@ def test_a_guess_is_confirmed_by_the_length_of_a_sketch_whose_map_is_known():
         key = rotation.Use(0, "j1", true, 0, "direction", 0).key(KEY)
         secret = rotated_sketch.sketched(guesses[true : true + 1], size, key)
         for places, sent, known in (
-            # Naive: the map is that of the job's seed, which all know, and only the rotation after it is secret.
+            # Naive: the map is that of the job's seed, which all know, and only the rotation after
+            # it is secret.
             (naive, rotation.rotate(public[true : true + 1], key), lengths),
             (ours, secret, lengths),
             (leaked, secret, seen),  # who has all lengths by the map of another round
         ):
             away = np.abs(known - np.linalg.norm(sent.astype(np.float32).astype(np.float64)))
-            places.append(int((away < away[true]).sum()))  # how many guesses fit better than the true one
+            # how many guesses fit better than the true one
+            places.append(int((away < away[true]).sum()))
     assert set(naive) == {0}
     assert all(70 < np.mean(places) < 130 for places in (ours, leaked))  # at random 99.5 ± 9.1
 
@@ -193,7 +209,8 @@ def test_a_shifted_row_kills_an_extractor_unless_it_has_a_tag():
     assert np.abs(opening._row - made.open(row) - 4).max() < 1e-6
 
     # Ours.
-    by_a_prime = (np.frombuffer(hidden, "<u8") + np.uint64(2**61 - 1)).tobytes()  # by 4: rule 8 said to tag modulo this
+    # by 4: rule 8 said to tag modulo this
+    by_a_prime = (np.frombuffer(hidden, "<u8") + np.uint64(2**61 - 1)).tobytes()
     for wrong in (shifted, by_a_prime, hidden[:-8] + bytes(8), bytes(len(hidden))):
         with pytest.raises(RefusedError, match="was altered") as caught:
             made.open(row, (wrong, tag))
@@ -212,7 +229,8 @@ def test_a_re_used_pad_shows_what_changed():
     difference = (words(after, 0) - words(before, 0)).view("<i8") / 2.0**27
     assert np.abs(difference - (after - before)).max() < 2.0**-26
 
-    # Ours: an upload that begins again is another version, or is not begun; and each version has its own stream.
+    # Ours: an upload that begins again is another version, or is not begun; and each version has
+    # its own stream.
     first = made.stored[SILOS[0]].upload.version
     memory = mix_row.VersionMemory().began(first)
     with pytest.raises(LocalError, match="a stream hides one upload only"):
@@ -226,10 +244,11 @@ def test_a_re_used_pad_shows_what_changed():
 @pytest.mark.actor("silo")
 @pytest.mark.succeeds
 def test_a_recipient_over_many_rounds(blind):
-    """Rows over versions that drift are not protected: only differential privacy closes this (SECURITY.md rule 4).
+    """Rows over versions that drift are not protected: only differential privacy closes this
+    (SECURITY.md rule 4).
 
-    The attack works on ours as on the naive form, and better with each round: the guard bounds rows over one vector of
-    versions, and what a recipient may open it may also collect.
+    The attack works on ours as on the naive form, and better with each round: the guard bounds rows
+    over one vector of versions, and what a recipient may open it may also collect.
     """
     n, d, rounds, random = 10, 150, 20, np.random.default_rng(5)
     models, made, memory = random.normal(size=(n, d)), Mixing(n, elements=d), mix_row.RowMemory()
@@ -240,7 +259,9 @@ def test_a_recipient_over_many_rounds(blind):
         shares = weights / 2.0**32
         row = shares @ models
         if blind:
-            offer = mixing(models, number, made).row(me, dict(zip(made.silos, weights.tolist(), strict=True)))
+            offer = mixing(models, number, made).row(
+                me, dict(zip(made.silos, weights.tolist(), strict=True))
+            )
             _, memory = admitted(made, *offer, memory)
             opened = made.open(offer[0])
             assert np.abs(opened - row).max() < 1e-7
@@ -254,7 +275,9 @@ def test_a_recipient_over_many_rounds(blind):
 
 
 def test_weights_that_the_coordinator_makes_up_are_refused_by_the_recipient_alone():
-    """The coordinator could add uploads in any proportion: what holds is that the recipient opens none that leans."""
+    """The coordinator could add uploads in any proportion: what holds is that the recipient opens
+    none that leans.
+    """
     made = mixing(np.random.default_rng(6).normal(size=(N, D)))
     share = [
         mix_row.Share(version=made.stored[s].upload.version, weight=w)

@@ -1,6 +1,8 @@
-"""A hostile coordinator of rows, over real TLS, against the agent as it ships: what breaks a rule is not trained on.
+"""A hostile coordinator of rows, over real TLS, against the agent as it ships: what breaks a rule
+is not trained on.
 
-The key that the silos share is given to the agent: how it comes to be is in test_key_coordinator.py.
+The key that the silos share is given to the agent: how it comes to be is in
+test_key_coordinator.py.
 """
 
 from types import SimpleNamespace
@@ -41,7 +43,10 @@ def hurried(monkeypatch):
         pass
 
     async def keys(keys, job):
-        own, files = job_keys(job, SILO), PrekeyFiles(keys._jobs / job.name, keys._epoch(job).context())
+        own, files = (
+            job_keys(job, SILO),
+            PrekeyFiles(keys._jobs / job.name, keys._epoch(job).context()),
+        )
         if not (files.folder / OWN).exists():
             files.begin(first_prekey(SILO), Known.first(own.others))
         return own
@@ -56,10 +61,17 @@ def world(tmp_path_factory):
     files = local_federation.make(folder / "federation", SILOS)
     roster = rosters.load(files.folder / "roster.json")
     made = Made(files, roster, load_keys(files.folder / "coordinator" / "keys"))
-    security, model = {"secure_aggregation": "required", "clip_exponent": 6}, {"name": "cnn-digits", "classes": 10}
-    job = made.job("first", "pfedsim", SILOS, {"rho": 0}, model=model, min_cohort=3, security=security)
+    security, model = (
+        {"secure_aggregation": "required", "clip_exponent": 6},
+        {"name": "cnn-digits", "classes": 10},
+    )
+    job = made.job(
+        "first", "pfedsim", SILOS, {"rho": 0}, model=model, min_cohort=3, security=security
+    )
     local_federation.write_silo(files, SILO, "127.0.0.1:1", digits().take(np.arange(80)), [job])
-    mixing = Coordinator(made, job, expected_rows(JobPlan(job).round(1))["extractor"].part, folder / "silos")
+    mixing = Coordinator(
+        made, job, expected_rows(JobPlan(job).round(1))["extractor"].part, folder / "silos"
+    )
     for number in range(2):
         mixing.give_all(number)
     return SimpleNamespace(
@@ -101,7 +113,8 @@ def vector(tensors):
 
 
 def test_a_row_of_old_uploads_does_not_give_a_single_silos_part(world, tmp_path, opened):
-    """First the mean of three, then that of two of them once more, and three new uploads at 2^-32 each.
+    """First the mean of three, then that of two of them once more, and three new uploads at 2^-32
+    each.
 
     Before: the third is found to 8e-9.
     """
@@ -115,8 +128,13 @@ def test_a_row_of_old_uploads_does_not_give_a_single_silos_part(world, tmp_path,
     assert (opened[0] - vector(mixing.wanted(first))).abs().max() < 1e-6
     if len(opened) > 1:
         found, true = 3 * opened[0] - 2 * opened[1], vector(mixing.values(new[0], 0))
-        error, cosine = float((found - true).abs().max()), float(torch.cosine_similarity(found, true, 0))
-        pytest.fail(f"two rows were opened: the part of {new[0]} is off by {error:.1e}, cosine {cosine:.4f}")
+        error, cosine = (
+            float((found - true).abs().max()),
+            float(torch.cosine_similarity(found, true, 0)),
+        )
+        pytest.fail(
+            f"two rows were opened: the part of {new[0]} is off by {error:.1e}, cosine {cosine:.4f}"
+        )
     assert hostile.answers[-1] == ("FAILED", 2, "POLICY")
 
 
@@ -130,10 +148,19 @@ def halved(words):
 
 ATTACKS = {
     "a shifted word": (lambda m: [m.row(SILO, even(versions(0)), words=shifted)], "DELIVERY"),
-    "weights that do not add up": (lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 6))], "DELIVERY"),
+    "weights that do not add up": (
+        lambda m: [m.row(SILO, dict.fromkeys(versions(0), WHOLE // 6))],
+        "DELIVERY",
+    ),
     "too few silos": (lambda m: [m.row(SILO, even(versions(0, OTHERS[:2])))], "POLICY"),
-    "the row of another": (lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))], "DELIVERY"),
-    "two rows": (lambda m: [m.row(SILO, even(versions(number))) for number in range(2)], "DELIVERY"),
+    "the row of another": (
+        lambda m: [m.row(OTHERS[0], even(versions(0, (*OTHERS[1:], SILO))))],
+        "DELIVERY",
+    ),
+    "two rows": (
+        lambda m: [m.row(SILO, even(versions(number))) for number in range(2)],
+        "DELIVERY",
+    ),
     "half a row": (
         lambda m: [m.row(SILO, even(versions(0)), words=lambda words: words[: len(words) // 2])],
         "DELIVERY",
@@ -155,7 +182,9 @@ def test_a_row_that_breaks_a_rule_ends_the_round_here_and_nothing_leaves(world, 
 
 
 def test_a_second_row_over_the_same_uploads_is_not_opened_after_a_restart(world, tmp_path):
-    """The first is asked for in a round that fails for another reason, and the agent begins anew."""
+    """The first is asked for in a round that fails for another reason, and the agent begins
+    anew.
+    """
     first = world.mixing.delivery(1, [world.mixing.row(SILO, even(versions(0)), words=shifted)])
     play(Hostile(world, [offer(world), round_of(world, 1)], fetch=[lambda: first]), tmp_path)
     other = world.mixing.delivery(1, [world.mixing.row(SILO, even(versions(0), 1 << 30), 1 << 30)])

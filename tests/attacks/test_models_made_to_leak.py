@@ -1,7 +1,8 @@
-"""A coordinator alone, and a silo alone, read the others' records by a model that is made to leak: real agents, TLS.
+"""A coordinator alone, and a silo alone, read the others' records by a model that is made to leak:
+real agents, TLS.
 
-The measure is how many records come out above 25 dB. Each attack is made on silos whose policy bounds nothing of what
-comes down too: there it has to succeed.
+The measure is how many records come out above 25 dB. Each attack is made on silos whose policy
+bounds nothing of what comes down too: there it has to succeed.
 """
 
 import re
@@ -41,7 +42,9 @@ BOUNDS = re.compile(r"^max_(step|parallel) = .*\n", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    return make_world(tmp_path_factory.mktemp("leaking"), SECURITY, model=leaky_models.MODEL, training=TRAINING)
+    return make_world(
+        tmp_path_factory.mktemp("leaking"), SECURITY, model=leaky_models.MODEL, training=TRAINING
+    )
 
 
 class Trapped(Attempted):
@@ -49,7 +52,8 @@ class Trapped(Attempted):
 
     def __init__(self, world):
         self.data = {
-            s: digits().take(np.arange(n, n + OTHERS_EACH)) for n, s in zip((200, 300, 400), OTHERS, strict=True)
+            s: digits().take(np.arange(n, n + OTHERS_EACH))
+            for n, s in zip((200, 300, 400), OTHERS, strict=True)
         }
         self.trap = LAYER.bins({})
         super().__init__(world, "blind", 1)
@@ -75,8 +79,13 @@ class Trapped(Attempted):
             return super().contribution(group, silo)
         method, own = self.job.method(), self.data[silo]
         began = initial_state(method, silo)
-        trained = local_round(method, self.job, began, 1, {"model": self.trap}, own, own, silo).state
-        flat = [trained.parts[name.partition(".")[0]][name.partition(".")[2]].ravel() for name in self.trap]
+        trained = local_round(
+            method, self.job, began, 1, {"model": self.trap}, own, own, silo
+        ).state
+        flat = [
+            trained.parts[name.partition(".")[0]][name.partition(".")[2]].ravel()
+            for name in self.trap
+        ]
         return GroupValues(torch.cat(flat).double().numpy(), np.full(group.rows, float(len(own))))
 
 
@@ -86,34 +95,49 @@ def opened_model(attempted):
         return None
     values = torch.from_numpy(attempted.opened[0].mean(np.float64))
     pieces = values.split([tensor.numel() for tensor in attempted.trap.values()])
-    return {name: piece.reshape(attempted.trap[name].shape) for name, piece in zip(attempted.trap, pieces, strict=True)}
+    return {
+        name: piece.reshape(attempted.trap[name].shape)
+        for name, piece in zip(attempted.trap, pieces, strict=True)
+    }
 
 
 @pytest.mark.parametrize(
     ("taken_out", "why"),
     [
-        pytest.param("max_(step|parallel)", "", marks=pytest.mark.control),  # drafted policies have both
+        # drafted policies have both
+        pytest.param("max_(step|parallel)", "", marks=pytest.mark.control),
         ("max_step", "that are multiples of others"),
         ("max_parallel", "times the longest step of this silo's own training"),
     ],
     ids=["unbounded", "rows", "steps"],
 )
 def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
-    """One round of 95 records: 40 are read where nothing is bounded, and none where the one bound or the other is."""
+    """One round of 95 records: 40 are read where nothing is bounded, and none where the one bound
+    or the other is.
+    """
     (tmp_path / "split.key").write_bytes(bytes(32))
     trapped = Trapped(world)
-    tasks = [offer(world, "blind"), *(round_of(world, number, "blind", counted=number) for number in range(2))]
+    tasks = [
+        offer(world, "blind"),
+        *(round_of(world, number, "blind", counted=number) for number in range(2)),
+    ]
     hostile = Blind(world, tasks, {0: [Attempted(world, "blind")], 1: [trapped]})
     hostile.script["fetch"] = [lambda: delivery(world, "blind", 0), trapped.frames]
     drafted = policy_text(list(world.jobs.values()))
-    play(hostile, tmp_path, policy=re.sub(f"^{taken_out} = [0-9.]+\n", "", drafted, flags=re.MULTILINE))
+    play(
+        hostile,
+        tmp_path,
+        policy=re.sub(f"^{taken_out} = [0-9.]+\n", "", drafted, flags=re.MULTILINE),
+    )
     own = split(digits().take(np.arange(80)), bytes(32), 0.25)[0].x
     every = torch.cat([own, *(data.x for data in trapped.data.values())])
     trained = opened_model(trapped)
     count = 0 if trained is None else len(LAYER.read(trapped.trap, trained, every, bins=True))
     denied = [record for record in records(tmp_path) if record["type"] == "policy.deny"]
     if not why:
-        assert count > 20, f"{count} of {len(every)} records were read: the attack does not work as it should"
+        assert count > 20, (
+            f"{count} of {len(every)} records were read: the attack does not work as it should"
+        )
         assert denied == []
         return
     assert count == 0, f"{count} of {len(every)} records were read"
@@ -122,12 +146,16 @@ def test_a_coordinator_alone_hands_down_a_trap(world, tmp_path, taken_out, why):
 
 
 class Handed(Tagged):
-    """What comes down of the sum is the trap in words, with its own weights, and with the tag of the sum."""
+    """What comes down of the sum is the trap in words, with its own weights, and with the tag of
+    the sum.
+    """
 
     def down(self):
         group, trap = self.spec.groups[0], LAYER.bins({})
         words = np.frombuffer(self.words, WORD[group.ring]).copy()
-        weight = dequantise(words[group.elements :], group.ring, weight_exponent(group.ring, len(SILOS)))
+        weight = dequantise(
+            words[group.elements :], group.ring, weight_exponent(group.ring, len(SILOS))
+        )
         names = next(part for part in self.job.up(0) if part.name == "model").tensors
         flat = torch.cat([trap[spec.name].ravel() for spec in names]).double().numpy()
         scaled = np.rint(flat * weight * 2.0**group.scale_exponent)
@@ -137,9 +165,14 @@ class Handed(Tagged):
 
 
 def test_a_coordinator_alone_hands_down_a_trap_where_sums_are_tagged(tmp_path):
-    """The default. Without tags 40 of 95 records are read (above); here nothing is bounded either, and none is."""
+    """The default. Without tags 40 of 95 records are read (above).
+
+    Here nothing is bounded either, and none is.
+    """
     security = {"secure_aggregation": "required", "weight_most": 2000}
-    world = make_world(tmp_path / "leaking", {"first": security}, model=leaky_models.MODEL, training=TRAINING)
+    world = make_world(
+        tmp_path / "leaking", {"first": security}, model=leaky_models.MODEL, training=TRAINING
+    )
     (tmp_path / "silo").mkdir()
     drafted = policy_text(list(world.jobs.values()))
     hostile = play(Keyed(world, kind=Handed), tmp_path / "silo", policy=BOUNDS.sub("", drafted))
@@ -148,7 +181,11 @@ def test_a_coordinator_alone_hands_down_a_trap_where_sums_are_tagged(tmp_path):
     given = [record["round"] for record in found if record["type"] == "egress.intent"]
     assert given == [0], f"what was trained on the trap left in round {given[-1]}"
     assert [each["round"] for each in found if each["type"] == "ingress"] == []
-    ended = [(each["round"], each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
+    ended = [
+        (each["round"], each["code"], each["blame"])
+        for each in found
+        if each["type"] == "secagg.end"
+    ]
     assert ended == [(0, "SUM", COORDINATOR_OR_SILO)]
 
 
@@ -162,9 +199,12 @@ LED = {"epochs": 1, "batch_size": 64, "lr": 0.5}
 
 @pytest.fixture
 def trapped(start, tmp_path):
-    """A job with tags in which one silo sets a trap; what the model was before and after its last round.
+    """A job with tags in which one silo sets a trap.
 
-    ``bounded``: the other silos' policies are as they are drafted, else without bounds on what comes down.
+    What the model was before and after its last round.
+
+    ``bounded``: the other silos' policies are as they are drafted, else without bounds on what
+    comes down.
     """
 
     def call(kind, layer, rounds, training, bounded):
@@ -172,8 +212,12 @@ def trapped(start, tmp_path):
         starts = dict(zip(running.data, (0, 100, 200, 300), strict=True))
         running.data = {silo: digits().take(np.arange(at, at + 16)) for silo, at in starts.items()}
         security = {"secure_aggregation": "required", "weight_most": 2000}
-        document = job_document("job", (SILO, *OTHERS), rounds=rounds, min_cohort=3, security=security, seed=SEED)
-        job = running.job({**document, "model": leaky_models.LAYERS[layer].model, "training": training})
+        document = job_document(
+            "job", (SILO, *OTHERS), rounds=rounds, min_cohort=3, security=security, seed=SEED
+        )
+        job = running.job(
+            {**document, "model": leaky_models.LAYERS[layer].model, "training": training}
+        )
         assert job.keyed
         coordinator = running.start_coordinator()
         (folder := tmp_path / "read").mkdir()
@@ -183,16 +227,27 @@ def trapped(start, tmp_path):
             assert len(BOUNDS.findall(policy.read_text())) == 2
             if not bounded or silo == SILO:
                 policy.write_text(BOUNDS.sub("", policy.read_text()))
-        running.launch(SILO, (TRAPPING, str(folder), kind, layer, str(rounds)), running.federation.silo_config(SILO))
+        running.launch(
+            SILO,
+            (TRAPPING, str(folder), kind, layer, str(rounds)),
+            running.federation.silo_config(SILO),
+        )
         for silo in OTHERS:
             running.start_silo(silo)
         ended = coordinator.wait_for("job.ended", 240)
         running.stop()
         denied = {
-            silo: [(record["round"], record["purpose"]) for record in records_of(running, silo) if denies(record)]
+            silo: [
+                (record["round"], record["purpose"])
+                for record in records_of(running, silo)
+                if denies(record)
+            ]
             for silo in OTHERS
         }
-        shards = {s: split(data, split_key(running.federation.state(s)), 0.25)[0] for s, data in running.data.items()}
+        shards = {
+            s: split(data, split_key(running.federation.state(s)), 0.25)[0]
+            for s, data in running.data.items()
+        }
         every = torch.cat([shards[silo].x for silo in OTHERS])
         return (
             ended["outcome"],
@@ -213,8 +268,13 @@ def steps_of(folder, rounds, share):
     for round_ in range(1, rounds):
         if not (after := folder / f"down-{round_ + 1}").exists():
             break
-        before, given, mean = (load(path) for path in (folder / f"down-{round_}", folder / f"given-{round_}", after))
-        others = {name: (value.double() - share * given[name].double()) / (1 - share) for name, value in mean.items()}
+        before, given, mean = (
+            load(path) for path in (folder / f"down-{round_}", folder / f"given-{round_}", after)
+        )
+        others = {
+            name: (value.double() - share * given[name].double()) / (1 - share)
+            for name, value in mean.items()
+        }
         yield before, others
 
 
@@ -231,18 +291,23 @@ AT_ONCE = {silo: [(2, "delivery")] for silo in OTHERS}
 @pytest.mark.parametrize("layer", leaky_models.LAYERS)
 @pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.control), True])
 def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
-    """Three rounds with tags, 37 records of three silos. Where nothing is bounded 15 are read, behind convolutions 5;
-    else the others train on no trap. Of the honest model before it the same reading gives 2, and none.
+    """Three rounds with tags, 37 records of three silos.
+
+    Where nothing is bounded 15 are read, behind convolutions 5; else the others train on no trap.
+    Of the honest model before it the same reading gives 2, and none.
     """
     outcome, denied, steps, every = trapped("bins", layer, 3, TRAINING, bounded)
     read = [len(leaky_models.LAYERS[layer].read(*step, every, bins=True)) for step in steps]
     if not bounded:
         assert (outcome, denied) == ("completed", NOBODY)
         least = {"dense": 8, "convolved": 2}[layer]
-        assert read[-1] > least, f"{read[-1]} of {len(every)} were read: the attack does not work as it should"
+        assert read[-1] > least, (
+            f"{read[-1]} of {len(every)} were read: the attack does not work as it should"
+        )
         return
     assert (outcome, denied) == ("failed", AT_ONCE)
-    assert len(read) == 1, f"{read[-1]} of {len(every)} records were read"  # of the round before the trap
+    # of the round before the trap
+    assert len(read) == 1, f"{read[-1]} of {len(every)} records were read"
 
 
 @pytest.mark.timeout(300)
@@ -257,8 +322,8 @@ def test_a_silo_alone_makes_the_mean_a_trap(trapped, layer, bounded):
 def test_a_silo_alone_leads_the_mean_to_rare_units(trapped, kind, least, most):
     """What neither bound sees, nor tags: no round goes far, and no row is another one's multiple.
 
-    9, 10 and 15 of 37 records were read in the last of 16 rounds with three seeds. Silos of a dozen records are so
-    small that an honest model shows some, too: 6.
+    9, 10 and 15 of 37 records were read in the last of 16 rounds with three seeds. Silos of a dozen
+    records are so small that an honest model shows some, too: 6.
     """
     outcome, denied, steps, every = trapped(kind, "dense", ROUNDS, LED, bounded=True)
     assert (outcome, denied) == ("completed", NOBODY)

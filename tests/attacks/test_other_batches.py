@@ -1,7 +1,8 @@
-"""What a silo's ledger says of a coordinator that summed other batches, honestly, since one silo would have it so.
+"""What a silo's ledger says of a coordinator that summed other batches, honestly, since one silo
+would have it so.
 
-The measure is whom the ledger of an honest silo blames. The gate, its checks of sums and the ledger are as they ship;
-the sum is that which an honest coordinator opens.
+The measure is whom the ledger of an honest silo blames. The gate, its checks of sums and the ledger
+are as they ship; the sum is that which an honest coordinator opens.
 """
 
 import pytest
@@ -28,27 +29,41 @@ class Sum(Summed):
 
     def values(self, part, silo):
         rng = torch.Generator().manual_seed(ALL.index(silo))
-        given = {spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype]) for spec in part.tensors}
+        given = {
+            spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
+            for spec in part.tensors
+        }
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))
         weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
-        return given if weight is None else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+        return (
+            given
+            if weight is None
+            else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+        )
 
 
 @pytest.fixture(scope="module")
 def fifteen(tmp_path_factory):
     """A job of five batches, of which round 0 was summed twice."""
     files = local_federation.make(tmp_path_factory.mktemp("made") / "local", ALL)
-    made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+    made = Made(
+        files,
+        rosters.load(files.folder / "roster.json"),
+        load_keys(files.folder / "coordinator" / "keys"),
+    )
     made.job("simple", "fedavg", ALL, {}, min_cohort=3, security=BLIND)
     return made
 
 
-def test_an_honest_coordinator_is_not_blamed_for_a_silo_that_spoils_a_sum_and_leaves_the_next(fifteen, tmp_path):
-    """A mate of this silo's batch spoils the sum over all, which this silo signed, and is lost from the next.
+def test_an_honest_coordinator_is_not_blamed_for_a_silo_that_spoils_a_sum_and_leaves_the_next(
+    fifteen, tmp_path
+):
+    """A mate of this silo's batch spoils the sum over all, which this silo signed, and is lost from
+    the next.
 
-    The next is asked of all batches but another one, and opened without theirs. What comes down then is that sum.
-    Before: ``SUM``, blame ``coordinator``.
+    The next is asked of all batches but another one, and opened without theirs. What comes down
+    then is that sum. Before: ``SUM``, blame ``coordinator``.
     """
     job = fifteen.jobs["simple"]
     (own,) = [batch for batch in job.batches if ME in batch]

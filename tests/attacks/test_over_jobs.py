@@ -1,4 +1,6 @@
-"""What a coordinator recovers of one silo by comparing jobs, all parties being honest: real daemons, real TLS."""
+"""What a coordinator recovers of one silo by comparing jobs, all parties being honest: real
+daemons, real TLS.
+"""
 
 import numpy as np
 import pytest
@@ -37,13 +39,17 @@ def mean_of(running, job):
 
 def trained(running, job, silo):
     """What a silo gave in the one round."""
-    state = state_from_bytes((running.federation.state(silo) / "jobs" / job.name / "state-1.safetensors").read_bytes())
+    state = state_from_bytes(
+        (running.federation.state(silo) / "jobs" / job.name / "state-1.safetensors").read_bytes()
+    )
     return flat(job, lambda name: state.parts[name.partition(".")[0]][name.partition(".")[2]])
 
 
 @pytest.mark.timeout(300)
 def test_two_jobs_that_differ_by_one_silo_do_not_tell_its_model(start):
-    """The same job again under a new name, without one of its silos. Before: error 1.1e-7, cosine 1.0000.
+    """The same job again under a new name, without one of its silos.
+
+    Before: error 1.1e-7, cosine 1.0000.
 
     The silos' policies let sums tell of one silo: record counts are, models are not.
     """
@@ -55,13 +61,18 @@ def test_two_jobs_that_differ_by_one_silo_do_not_tell_its_model(start):
     for silo in SILOS:
         running.write_silo(silo)
         policy = running.federation.folder / silo / "policy.toml"
-        policy.write_text(policy.read_text().replace("min_difference = 3\n", "min_difference = 1\n"))
+        policy.write_text(
+            policy.read_text().replace("min_difference = 3\n", "min_difference = 1\n")
+        )
         running.start_silo(silo)
     for job in (first, again):
         ended = coordinator.wait_for("job.ended", 120)
         assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
     running.stop()
-    weights = {s: len(split(running.data[s], split_key(running.federation.state(s)), 0.25)[0]) for s in SILOS}
+    weights = {
+        s: len(split(running.data[s], split_key(running.federation.state(s)), 0.25)[0])
+        for s in SILOS
+    }
     with_it, without = (sum(weights[silo] for silo in job.silos) for job in (first, again))
     found = (with_it * mean_of(running, first) - without * mean_of(running, again)) / weights[GONE]
     true = trained(running, first, GONE)
@@ -83,7 +94,10 @@ def holders_of(running, job):
 
 @pytest.mark.timeout(300)
 def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_before(start):
-    """FedSSA counts who holds each class. Before: the classes of the silo were all found from the second job on."""
+    """FedSSA counts who holds each class.
+
+    Before: the classes of the silo were all found from the second job on.
+    """
     running = start(*SILOS)
     four = [silo for silo in SILOS if silo != GONE]
     blind = {"rounds": 1, "min_cohort": 3, "security": {"secure_aggregation": "required"}}
@@ -97,8 +111,13 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
     found = holders_of(running, again)
     train, _ = split(running.data[GONE], split_key(running.federation.state(GONE)), 0.25)
     held = np.bincount(train.y, minlength=10) > 0
-    assert found is None, f"wrong classes: {int((held != (holders_of(running, first) - found > 0)).sum())} of 10"
-    assert [(each["job"], each["outcome"]) for each in outcomes] == [("a1", "completed"), ("a2", "failed")]
+    assert found is None, (
+        f"wrong classes: {int((held != (holders_of(running, first) - found > 0)).sum())} of 10"
+    )
+    assert [(each["job"], each["outcome"]) for each in outcomes] == [
+        ("a1", "completed"),
+        ("a2", "failed"),
+    ]
     for silo in four:
         declined = running.daemons[silo].wait_for("job.declined", 30)
         assert (declined["job"], declined["code"]) == ("a2", "POLICY")
@@ -114,7 +133,8 @@ def test_which_classes_a_silo_holds_is_told_once_it_left_the_roster_and_not_befo
         running.start_silo(silo)
     ended = coordinator.wait_for("job.ended", 120)
     assert (ended["job"], ended["outcome"], ended["reason"]) == ("a3", "completed", "")
-    assert (held == (holders_of(running, first) - holders_of(running, once_more) > 0)).all()  # as is documented
+    # as is documented
+    assert (held == (holders_of(running, first) - holders_of(running, once_more) > 0)).all()
 
 
 def left(running, silo):
@@ -125,15 +145,28 @@ def left(running, silo):
 
 
 @pytest.mark.parametrize(
-    ("model", "found"), [pytest.param("glm", True, marks=pytest.mark.succeeds), ("cnn-digits", False)]
+    ("model", "found"),
+    [pytest.param("glm", True, marks=pytest.mark.succeeds), ("cnn-digits", False)],
 )
 def test_a_model_that_training_finds_from_anywhere_is_told_by_two_jobs_that_are_let(model, found):
-    """Documented: whatever a convex model begins from, it ends alike. Simulations give a federation's bits.
+    """Documented: whatever a convex model begins from, it ends alike.
 
-    Error 7.4e-3, cosine 0.9999 for the convex one, after 500 steps over all records; a network is not found.
+    Simulations give a federation's bits.
+
+    Error 7.4e-3, cosine 0.9999 for the convex one, after 500 steps over all records; a network is
+    not found.
     """
-    training = {"epochs": 500 if found else 20, "batch_size": 512, "lr": 1.0 if found else 0.1, "weight_decay": 0.01}
-    changes = {"rounds": 1, "training": training, "model": {"name": model, "classes": 10, "input": [1, 8, 8]}}
+    training = {
+        "epochs": 500 if found else 20,
+        "batch_size": 512,
+        "lr": 1.0 if found else 0.1,
+        "weight_decay": 0.01,
+    }
+    changes = {
+        "rounds": 1,
+        "training": training,
+        "model": {"name": model, "classes": 10, "input": [1, 8, 8]},
+    }
     four = [silo for silo in SILOS if silo != GONE]
     data = {silo: split(own, silo.encode().ljust(32), 0.25) for silo, own in shards(SILOS).items()}
     counts = {silo: len(train) for silo, (train, _) in data.items()}
@@ -142,10 +175,14 @@ def test_a_model_that_training_finds_from_anywhere_is_told_by_two_jobs_that_are_
         document = {**job_document(name, of, method), **changes}
         job = Job.from_file(validate(document, JobFile, "job"), "job").for_federation()
         parts = simulate(job, {each: data[each] for each in of}).states[silo].parts
-        return np.concatenate([parts[part][name].double().numpy().ravel() for part in parts for name in parts[part]])
+        return np.concatenate(
+            [parts[part][name].double().numpy().ravel() for part in parts for name in parts[part]]
+        )
 
     whole, without = model_of("first", SILOS, "north"), model_of("again", four, "north")
-    solved = (sum(counts.values()) * whole - sum(counts[silo] for silo in four) * without) / counts[GONE]
+    solved = (sum(counts.values()) * whole - sum(counts[silo] for silo in four) * without) / counts[
+        GONE
+    ]
     true = model_of("alone", (GONE, "north"), GONE, "local")
     cosine = float(solved @ true / (np.linalg.norm(solved) * np.linalg.norm(true)))
     told = f"the recovered model is off by {np.abs(solved - true).max():.1e}, cosine {cosine:.4f}"

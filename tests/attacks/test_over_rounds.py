@@ -1,7 +1,8 @@
-"""What a coordinator recovers of one silo's model over the rounds of a job, against the agent as it ships.
+"""What a coordinator recovers of one silo's model over the rounds of a job, against the agent as it
+ships.
 
-The measure of each attack is its own: the largest error of the model that it recovers, and its cosine with the true
-one. Models have weights of about 0.1.
+The measure of each attack is its own: the largest error of the model that it recovers, and its
+cosine with the true one. Models have weights of about 0.1.
 """
 
 import numpy as np
@@ -23,7 +24,8 @@ from staddle.security.secagg.masked_sum import Accumulator
 
 pytestmark = [pytest.mark.actor("coordinator"), pytest.mark.usefixtures("hurried")]
 
-OUTSIDERS = tuple(f"outsider-{number}" for number in range(9))  # 2n + 1 for the four silos of the jobs
+# 2n + 1 for the four silos of the jobs
+OUTSIDERS = tuple(f"outsider-{number}" for number in range(9))
 COUNT = 60  # records of each silo, as the public job declares them
 SECURITY = {  # without tags, by which a silo refuses most of these deliveries already
     "public": {
@@ -47,14 +49,19 @@ def world(tmp_path_factory):
 
 
 def model_of(folder, job):
-    """The model that the real silo trained, in the order in which it crosses; in each round that begins alike the same.
+    """The model that the real silo trained, in the order in which it crosses.
+
+    In each round that begins alike the same.
 
     Its newest state has it, unless a later round was refused once it was trained.
     """
     path = max((folder / "jobs" / job.name).glob("state-*.safetensors"))
     state = state_from_bytes(path.read_bytes())
     (part,) = [part for part in summed(job.up(0)) if part.name == "model"]
-    found = [state.parts[module][leaf] for module, _, leaf in (spec.name.partition(".") for spec in part.tensors)]
+    found = [
+        state.parts[module][leaf]
+        for module, _, leaf in (spec.name.partition(".") for spec in part.tensors)
+    ]
     return np.concatenate([tensor.double().numpy().ravel() for tensor in found])
 
 
@@ -84,31 +91,54 @@ def delivered_frames(world, number):
 
 
 def set_back(world, tmp_path, counted):
-    """Four rounds, each without another of the silos; ``counted`` is what the real one is told of its rounds."""
+    """Four rounds, each without another of the silos.
+
+    ``counted`` is what the real one is told of its rounds.
+    """
     absent = [(), *((silo,) for silo in OTHERS)]
-    sums = {number: [Attempted(world, "public", number, absent=gone, empty=True)] for number, gone in enumerate(absent)}
+    sums = {
+        number: [Attempted(world, "public", number, absent=gone, empty=True)]
+        for number, gone in enumerate(absent)
+    }
     tasks = [round_of(world, number, "public", counted=counted(number)) for number in range(4)]
     hostile = Blind(world, [offer(world, "public"), *tasks], sums)
-    hostile.script["fetch"] = [lambda number=number: delivered_frames(world, number) for number in range(4)]
+    hostile.script["fetch"] = [
+        lambda number=number: delivered_frames(world, number) for number in range(4)
+    ]
     play(hostile, tmp_path)
     return [attempt for attempts in sums.values() for attempt in attempts]
 
 
-@pytest.mark.parametrize("counted", [lambda _: 0, lambda number: number], ids=["set back", "empty deliveries"])
+@pytest.mark.parametrize(
+    "counted", [lambda _: 0, lambda number: number], ids=["set back", "empty deliveries"]
+)
 def test_leave_one_out_sums_from_one_state_are_not_to_be_had(world, tmp_path, counted):
-    """Before: error 7.5e-8 where the silo is set back, 8.8e-3 where it trains on without a delivery; cosine 1.0000."""
+    """Before: error 7.5e-8 where the silo is set back, 8.8e-3 where it trains on without a
+    delivery; cosine 1.0000.
+    """
     attempts = set_back(world, tmp_path, counted)
     sums, found = solved(attempts)
     error, cosine = error_of(found, model_of(tmp_path, world.jobs["public"]))
-    assert sums == 1, f"{sums} sums were opened; the recovered model is off by {error:.1e}, cosine {cosine:.4f}"
+    assert sums == 1, (
+        f"{sums} sums were opened; the recovered model is off by {error:.1e}, cosine {cosine:.4f}"
+    )
     assert error > 0.01
     assert cosine < 0.9
-    ended = [(each["round"], each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
-    assert {(code, blame) for _, code, blame in ended} in ({("ATTEMPT", "coordinator")}, {("SUM", "coordinator")})
+    ended = [
+        (each["round"], each["code"], each["blame"])
+        for each in records(tmp_path)
+        if each["type"] == "secagg.end"
+    ]
+    assert {(code, blame) for _, code, blame in ended} in (
+        {("ATTEMPT", "coordinator")},
+        {("SUM", "coordinator")},
+    )
 
 
 class Unasked(Attempted):
-    """The real silo uploads, and is not asked to sign who survived: the others may have the sum opened without it."""
+    """The real silo uploads, and is not asked to sign who survived: the others may have the sum
+    opened without it.
+    """
 
     def act(self, who, effect):
         if not isinstance(effect, c.DeliverSurvivors):
@@ -116,8 +146,15 @@ class Unasked(Attempted):
 
 
 def test_values_of_one_state_are_not_given_as_if_they_were_of_another(world, tmp_path):
-    """What a silo trained lies on its disk. Before, it was given again for any state that the coordinator named."""
-    tasks = [offer(world, "public"), round_of(world, 0, "public"), round_of(world, 0, "public", counted=3)]
+    """What a silo trained lies on its disk.
+
+    Before, it was given again for any state that the coordinator named.
+    """
+    tasks = [
+        offer(world, "public"),
+        round_of(world, 0, "public"),
+        round_of(world, 0, "public", counted=3),
+    ]
     hostile = Blind(world, tasks, {0: [Unasked(world, "public", 0)]})
     hostile.script["fetch"] = [lambda: delivery(world, "public", 0)] * 2
     play(hostile, tmp_path)
@@ -137,27 +174,40 @@ def batched(tmp_path_factory):
     outsiders = [silo for silo in BATCHED if silo not in SILOS]
     security = {"half": {**SECURITY["whole"], "counts": dict.fromkeys(BATCHED, COUNT)}}
     silos, folder = {"half": BATCHED}, tmp_path_factory.mktemp("batched")
-    return make_world(folder, security, outsiders, silos, rounds=24, participation=0.5, training=training)
+    return make_world(
+        folder, security, outsiders, silos, rounds=24, participation=0.5, training=training
+    )
 
 
 @pytest.mark.parametrize("name", ["half", "whole"])
 def test_sums_of_a_part_of_a_batch_are_not_to_be_had(world, batched, tmp_path, name):
-    """A round with all of the batch, then three that lack one each. Before: four sums over four sets of silos."""
+    """A round with all of the batch, then three that lack one each.
+
+    Before: four sums over four sets of silos.
+    """
     world = batched if name == "half" else world
     job = world.jobs[name]
     numbers = [number for number in range(job.length) if SILO in job.cohort(number)][:4]
     mates = [silo for silo in job.cohort(numbers[0]) if silo != SILO]
     tasks, sums, counted = [offer(world, name)], {}, 0
     for number, gone in zip(numbers, ((), *((silo,) for silo in mates)), strict=True):
-        sums[number] = [Attempted(world, name, number, cohort=job.cohort(number), absent=gone, lenient=True)]
+        sums[number] = [
+            Attempted(world, name, number, cohort=job.cohort(number), absent=gone, lenient=True)
+        ]
         tasks.append(round_of(world, number, name, cohort=job.cohort(number), counted=counted))
         counted = number + 1
     hostile = Blind(world, tasks, sums)
-    hostile.script["fetch"] = [lambda n=number: delivery(world, name, n, seed=n) for number in numbers]
+    hostile.script["fetch"] = [
+        lambda n=number: delivery(world, name, n, seed=n) for number in numbers
+    ]
     play(hostile, tmp_path)
     opened = [set(each.state.u3) for (each,) in sums.values() if each.opened is not None]
     assert opened == [set(job.cohort(numbers[0]))]
-    ended = [(each["round"], each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    ended = [
+        (each["round"], each["code"], each["blame"])
+        for each in records(tmp_path)
+        if each["type"] == "secagg.end"
+    ]
     assert ended[0] == (numbers[1], "SURVIVORS", "coordinator")
 
 
@@ -166,14 +216,20 @@ def test_sums_of_a_part_of_a_batch_are_not_to_be_had(world, batched, tmp_path, n
 
 @pytest.mark.actor("coordinator and silos")
 def test_who_is_not_of_the_job_is_in_no_sum(world, tmp_path):
-    """Before: nine outsiders of the roster held t shares of each of the real silo's secrets: error 2.8e-16."""
+    """Before: nine outsiders of the roster held t shares of each of the real silo's secrets: error
+    2.8e-16.
+    """
     crowd = Attempted(world, "private", cohort=tuple(sorted((*SILOS, *OUTSIDERS))), lenient=True)
     assert crowd.spec.threshold == len(OUTSIDERS)
     hostile = Blind(world, [offer(world, "private"), round_of(world, 0, "private")], {0: [crowd]})
     play(hostile, tmp_path)
     found = unmasked(crowd)
     true = model_of(tmp_path, world.jobs["private"])
-    said = "" if found is None else "the recovered model is off by {:.1e}, cosine {:.4f}".format(*error_of(found, true))
+    said = (
+        ""
+        if found is None
+        else "the recovered model is off by {:.1e}, cosine {:.4f}".format(*error_of(found, true))
+    )
     assert found is None, said
     assert [kind for _, _, kind in hostile.given] == ["end"]
     (ended,) = [each for each in records(tmp_path) if each["type"] == "secagg.end"]
@@ -182,13 +238,19 @@ def test_who_is_not_of_the_job_is_in_no_sum(world, tmp_path):
 
 
 def unmasked(crowd):
-    """The real silo's model out of its upload, by the shares that the outsiders hold; None where nothing came."""
+    """The real silo's model out of its upload, by the shares that the outsiders hold.
+
+    None where nothing came.
+    """
     if SILO not in crowd.uploads:
         return None
     spec, ctx = crowd.spec, crowd.spec.context()
     holders = {spec.holder(silo): crowd.held[silo][SILO] for silo in OUTSIDERS}
     weights = dict(zip(sorted(holders), weights_at_zero(sorted(holders)), strict=True))
-    own, pair = (join({n: held.of(kind).share for n, held in holders.items()}, weights) for kind in (SELF, PAIR))
+    own, pair = (
+        join({n: held.of(kind).share for n, held in holders.items()}, weights)
+        for kind in (SELF, PAIR)
+    )
     h_u2 = crowd.states[OUTSIDERS[0]].h_u2
     terms = [Term(self_key(own, ctx, SILO, spec.prg, h_u2))]
     for silo in crowd.others:
@@ -203,7 +265,10 @@ def unmasked(crowd):
 
 
 class Delivered(Attempted):
-    """An attempt in which a model of this seed is delivered; the other silos wait for nobody's signature."""
+    """An attempt in which a model of this seed is delivered.
+
+    The other silos wait for nobody's signature.
+    """
 
     def __init__(self, world, seed, **changes):
         self.seed = seed
@@ -211,7 +276,9 @@ class Delivered(Attempted):
 
     def framed(self, round_):
         items = delivered_items(self.job.down(round_))
-        digests = list(delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end.tensor_sha256)
+        digests = list(
+            delivery(self.world, self.job.name, round_, seed=self.seed)[-1].end.tensor_sha256
+        )
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, digests)
         return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model)
@@ -225,7 +292,9 @@ class Delivered(Attempted):
 
 @pytest.mark.parametrize("signs", [False, True], ids=["before it signs", "after it signed"])
 def test_a_round_that_is_summed_twice_shows_nothing_twice(world, tmp_path, signs):
-    """The silo dies in between; both sums are of the very same values, whatever it is delivered the second time."""
+    """The silo dies in between; both sums are of the very same values, whatever it is delivered the
+    second time.
+    """
     hidden = () if signs else (s.SurvivorsReceived, s.NotesReceived)
     cut = (s.ResultReceived, s.NotesReceived, *hidden)  # it waits, until its process ends
     first = Delivered(world, 1, alter=lambda _, body: [] if isinstance(body, cut) else [body])
@@ -233,12 +302,16 @@ def test_a_round_that_is_summed_twice_shows_nothing_twice(world, tmp_path, signs
     tasks = [offer(world, "private"), round_of(world, 1, "private")]
     for attempted, told in ((first, tasks), (second, tasks[1:])):
         hostile = Blind(world, told, {1: [attempted]})
-        hostile.script["fetch"] = [lambda seed=attempted.seed: delivery(world, "private", 1, seed=seed)]
+        hostile.script["fetch"] = [
+            lambda seed=attempted.seed: delivery(world, "private", 1, seed=seed)
+        ]
         play(hostile, tmp_path)
     assert first.opened is not None
     assert second.opened is not None
     assert set(first.state.u3) == set(second.state.u3) == set(SILOS)
     for one, other in zip(first.opened, second.opened, strict=True):
         assert np.array_equal(one.total, other.total)
-    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    ended = [
+        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
+    ]
     assert {blame for _, blame in ended} <= {""}

@@ -1,19 +1,24 @@
-"""An empirical lower bound on what private training gives away, by canaries; it stays below the claimed ε.
+"""An empirical lower bound on what private training gives away, by canaries.
 
-Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023. Each of m canaries is a training
-record or not, by a coin of its own. Whoever sees the trained model guesses of r canaries whether they were. If training
-is (ε, δ)-DP, then the number of right guesses W is about as large as a sum of r coins of e^ε / (1 + e^ε) each::
+It stays below the claimed ε.
 
-    P[W >= v] <= P[B >= v] + 2 m δ max over i of P[v > B >= v - i] / i          B ~ Binomial(r, e^ε / (1 + e^ε))
+Steinke, Nasr, Jagielski, "Privacy auditing with one (1) training run", NeurIPS 2023. Each of m
+canaries is a training record or not, by a coin of its own. Whoever sees the trained model guesses
+of r canaries whether they were. If training is (ε, δ)-DP, then the number of right guesses W is
+about as large as a sum of r coins of e^ε / (1 + e^ε) each::
 
-and the least ε that makes what was seen no rarer than one in twenty is the bound, at 95 %. The attack is strong: each
-canary has a feature that no other record has, a wrong label, and a gradient of nine clips, and the guess is read off
-the weights of its feature in the trained model.
+    P[W >= v] <= P[B >= v] + 2 m δ max over i of P[v > B >= v - i] / i  B ~ Binomial(r, e^ε / (1 +
+                                                                        e^ε))
 
-Of 200 guesses 185 must be right for a bound above the claimed ε = 2. Each guess is right with probability 0.68 of the
-real mechanism (in 300 trainings 117 to 155 right, deviation 6.5) and above 0.98 of each broken one (in 60 trainings of
-each never below 195). By the binomial tails either is on the wrong side of 185 in less than one of 10^9 runs, and the
-attack sees nothing, that is 110 right or less of the real one, in less than one of 10^4.
+and the least ε that makes what was seen no rarer than one in twenty is the bound, at 95 %. The
+attack is strong: each canary has a feature that no other record has, a wrong label, and a gradient
+of nine clips, and the guess is read off the weights of its feature in the trained model.
+
+Of 200 guesses 185 must be right for a bound above the claimed ε = 2. Each guess is right with
+probability 0.68 of the real mechanism (in 300 trainings 117 to 155 right, deviation 6.5) and above
+0.98 of each broken one (in 60 trainings of each never below 195). By the binomial tails either is
+on the wrong side of 185 in less than one of 10^9 runs, and the attack sees nothing, that is 110
+right or less of the real one, in less than one of 10^4.
 """
 
 from dataclasses import dataclass
@@ -58,7 +63,9 @@ def lower_bound(right):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Steps this small take several times as long on two threads where others have a core's time."""
+    """Steps this small take several times as long on two threads where others have a core's
+    time.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -78,7 +85,9 @@ def canaries(rng):
     inside = rng.random(CANARIES) < 0.5
     x = torch.zeros(ORDINARY + CANARIES, FEATURES + CANARIES)
     y = torch.from_numpy(rng.integers(0, CLASSES, len(x)))
-    x[:ORDINARY, :FEATURES] = torch.from_numpy(rng.normal(size=(ORDINARY, FEATURES))) + y[:ORDINARY, None]
+    x[:ORDINARY, :FEATURES] = (
+        torch.from_numpy(rng.normal(size=(ORDINARY, FEATURES))) + y[:ORDINARY, None]
+    )
     x[ORDINARY:, FEATURES:] = SCALE * torch.eye(CANARIES)
     kept = np.concatenate([np.ones(ORDINARY, bool), inside])
     return Canaries(Dataset(x[kept], y[kept]), inside, y[ORDINARY:])
@@ -89,11 +98,16 @@ def cross_entropy(parts, x, y, context):
 
 
 def right_guesses(rng, sigma, clip=1.0, fresh=Randomness):
-    """Train once, guess of the canaries learnt most and least that they were in and were not; count what is right."""
+    """Train once, guess of the canaries learnt most and least that they were in and were not.
+
+    Count what is right.
+    """
     placed = canaries(rng)
     model = nn.Linear(FEATURES + CANARIES, CLASSES)
     nn.init.zeros_(model.weight)
-    how = Mechanism(clip=clip, sigma=sigma, whole_sigma=sigma, q=Q, divisor=Q * EXPECTED, physical_batch=1000)
+    how = Mechanism(
+        clip=clip, sigma=sigma, whole_sigma=sigma, q=Q, divisor=Q * EXPECTED, physical_batch=1000
+    )
     way = Private(how, fresh, lambda _: None)
     stage = Stage(("classifier",), EPOCHS, cross_entropy, Optimiser(0.1))
     train({"classifier": model}, stage, placed.records, 1, rng, way)
@@ -130,7 +144,10 @@ def test_what_private_training_gives_away_stays_below_the_claim():
     [
         pytest.param({"sigma": 0.0}, id="no noise"),
         pytest.param({"sigma": float(SIGMA) / 10}, id="a tenth of the noise"),
-        pytest.param({"sigma": float(SIGMA) / 1000, "clip": 1000.0}, id="the noise of clip 1, but none is cut"),
+        pytest.param(
+            {"sigma": float(SIGMA) / 1000, "clip": 1000.0},
+            id="the noise of clip 1, but none is cut",
+        ),
         pytest.param({"sigma": float(SIGMA), "fresh": Everybody}, id="all records in each step"),
     ],
 )

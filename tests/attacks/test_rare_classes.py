@@ -1,7 +1,8 @@
-"""A class that one silo alone holds: its row in a sum class by class (SECURITY.md rule 7), done and refused.
+"""A class that one silo alone holds: its row in a sum class by class (SECURITY.md rule 7), done and
+refused.
 
-Five silos, three classes: all hold class 0, three hold class 1, the victim alone holds class 2. Four holders are
-needed: ``min_cohort`` = 3, and one that may be in league with the coordinator.
+Five silos, three classes: all hold class 0, three hold class 1, the victim alone holds class 2.
+Four holders are needed: ``min_cohort`` = 3, and one that may be in league with the coordinator.
 """
 
 import numpy as np
@@ -82,7 +83,9 @@ def facts(silo, round_):
 
 @pytest.mark.control
 def test_a_row_that_is_withheld_after_the_sum_was_opened_was_read(tagged, shards):
-    """FedSSA's own ``min_holders`` is of what is published: the coordinator has opened the row of the victim alone."""
+    """FedSSA's own ``min_holders`` is of what is published: the coordinator has opened the row of
+    the victim alone.
+    """
     naive = tagged.job("naive", "fedssa", SILOS, {"min_holders": 4}, min_cohort=3)
     coordinator = Opened(naive)
     made = simulate(naive, shards, exchanges=coordinator)
@@ -90,7 +93,8 @@ def test_a_row_that_is_withheld_after_the_sum_was_opened_was_read(tagged, shards
         assert found[WEIGHT].tolist() == [5, 3, 1]
         assert own[2].any()
         assert torch.allclose(found["rows"][2], own[2], atol=1e-5)
-    assert made.coordinator["status"].tolist() == [2, 1, 1]  # nobody else has it, which does not help
+    # nobody else has it, which does not help
+    assert made.coordinator["status"].tolist() == [2, 1, 1]
 
 
 def test_a_row_that_few_hold_is_never_summed(job, shards):
@@ -103,7 +107,8 @@ def test_a_row_that_few_hold_is_never_summed(job, shards):
         assert found[WEIGHT].tolist() == [5, 0, 0]
         assert not found["rows"][1:].any()
     rows = rows_of(made.states[VICTIM].parts["classifier"])
-    assert not torch.equal(rows[2], rows_of(made.states[ME].parts["classifier"])[2])  # it has its own
+    # it has its own
+    assert not torch.equal(rows[2], rows_of(made.states[ME].parts["classifier"])[2])
 
 
 def test_class_sums_of_ppfl_are_the_membership_of_who_alone_has_a_class(tagged, shards):
@@ -115,7 +120,9 @@ def test_class_sums_of_ppfl_are_the_membership_of_who_alone_has_a_class(tagged, 
     made = simulate(naive, shards, exchanges=coordinator)
     last = coordinator.sums[-1]
     assert torch.allclose(
-        (last["m"][2] / last["b"][2]).float(), made.states[VICTIM].parts["membership"]["c"], atol=1e-5
+        (last["m"][2] / last["b"][2]).float(),
+        made.states[VICTIM].parts["membership"]["c"],
+        atol=1e-5,
     )
     coordinator = Opened(ours, "coupling")
     simulate(ours, shards, exchanges=coordinator)
@@ -177,12 +184,17 @@ def test_holders_as_tensors_are_refused(recipient, job):
 
 def test_the_holders_of_fewer_silos_are_refused(recipient, tagged, job):
     made = Counted(tagged, job, 0, SILOS[:4], SILOS[:4])
-    with pytest.raises(RefusedError, match="the cohort lacks silo-e, without whom silo-a, silo-b, silo-c, silo-d are"):
+    with pytest.raises(
+        RefusedError,
+        match="the cohort lacks silo-e, without whom silo-a, silo-b, silo-c, silo-d are",
+    ):
         recipient.take(job, 1, delivery(job, 1, [made.down(HOLDERS)]))
 
 
 def test_where_some_get_no_holders_nobody_gives_a_row(job, shards):
-    """Withheld from four silos, which would then give zeros: the fifth would be alone in its row, of any class."""
+    """Withheld from four silos, which would then give zeros: the fifth would be alone in its row,
+    of any class.
+    """
     method = job.method()
     for silo in SILOS[:4]:
         state = method.deliver(initial_state(method, silo), {}, facts(silo, 0))
@@ -210,21 +222,31 @@ def test_with_the_key_of_one_silo_the_coordinator_can_forge_them(recipient, tagg
 
 
 @pytest.mark.actor("installed method")
-def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(job, shards, monkeypatch):
+def test_a_method_that_gives_rows_of_classes_that_it_lacks_fails_the_round(
+    job, shards, monkeypatch
+):
     """Rows that nobody counted would be alone in a sum, and could hold anything."""
 
     def smuggling(self, state, facts):
-        return {"rows": Contribution({"rows": rows_of(state.parts["classifier"])}, torch.ones(3, dtype=torch.float64))}
+        return {
+            "rows": Contribution(
+                {"rows": rows_of(state.parts["classifier"])}, torch.ones(3, dtype=torch.float64)
+            )
+        }
 
     monkeypatch.setattr(FedSSA, "give", smuggling)
-    with pytest.raises(LocalError, match="part 'rows' has rows of other classes than this silo has records of"):
+    with pytest.raises(
+        LocalError, match="part 'rows' has rows of other classes than this silo has records of"
+    ):
         simulate(job, shards, exchanges=simulated(job))
 
 
 @pytest.mark.actor("installed method")
 def test_a_method_that_gives_rows_that_are_not_shown_gives_zeros(job, shards, monkeypatch):
     def smuggling(self, state, facts):
-        weight = torch.tensor([float(label in CLASSES[facts.silo]) for label in range(3)], dtype=torch.float64)
+        weight = torch.tensor(
+            [float(label in CLASSES[facts.silo]) for label in range(3)], dtype=torch.float64
+        )
         return {"rows": Contribution({"rows": torch.full((3, self.width + 1), 7.0)}, weight)}
 
     monkeypatch.setattr(FedSSA, "give", smuggling)

@@ -1,8 +1,8 @@
 """A coordinator in league with a dealer whose shares do not join, against the agent as it ships.
 
-Only the two can open the first sum, and the agent takes part in a second one of the same values. If that were over
-other silos, the difference of the two sums would be one silo's model. The measure is the largest error of that model,
-as it is recovered; models have numbers of about 0.05.
+Only the two can open the first sum, and the agent takes part in a second one of the same values. If
+that were over other silos, the difference of the two sums would be one silo's model. The measure is
+the largest error of that model, as it is recovered; models have numbers of about 0.05.
 """
 
 from dataclasses import replace
@@ -43,7 +43,9 @@ def world(tmp_path_factory):
 
 
 class Betrayed(Attempted):
-    """The first attempt: a dealer commits to another secret than it deals, and tells the coordinator the true one."""
+    """The first attempt: a dealer commits to another secret than it deals, and tells the
+    coordinator the true one.
+    """
 
     def __init__(self, world):
         self.secret, self.sum = b"", None
@@ -54,7 +56,9 @@ class Betrayed(Attempted):
             case s.SendShares(dealing, portions) if who == DEALER:
                 self.secret = self.states[DEALER].seeds.own
                 ctx, sign = self.spec.context(), self.world.others[DEALER].sign
-                dealing = replace(dealing, seed=seed_commitment(ctx, DEALER, bytes(32)), signature=b"")
+                dealing = replace(
+                    dealing, seed=seed_commitment(ctx, DEALER, bytes(32)), signature=b""
+                )
                 dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
                 self.states[DEALER] = replace(self.states[DEALER], dealing=dealing)
                 super().act(who, s.SendShares(dealing, portions))
@@ -66,7 +70,10 @@ class Betrayed(Attempted):
     def shares(self, dealer):
         """The shares of a dealer that t silos revealed."""
         found = {
-            h: each.held for h, reveal in self.state.reveals.items() for each in reveal.shares if each.dealer == dealer
+            h: each.held
+            for h, reveal in self.state.reveals.items()
+            for each in reveal.shares
+            if each.dealer == dealer
         }
         return dict(sorted(found.items())[: self.spec.threshold])
 
@@ -75,7 +82,11 @@ class Betrayed(Attempted):
         state, ctx, terms = self.state, self.spec.context(), []
         for dealer in state.u3:
             dealt = state.bundles[dealer], state.dealings[dealer]
-            known = self.secret if dealer == DEALER else joins(self.spec, *dealt, SELF, self.shares(dealer))
+            known = (
+                self.secret
+                if dealer == DEALER
+                else joins(self.spec, *dealt, SELF, self.shares(dealer))
+            )
             terms.append(Term(self_key(known, ctx, dealer, self.spec.prg, state.h_u2)))
         accumulator = Accumulator(self.spec)
         for silo in state.u3:
@@ -108,8 +119,20 @@ def recovered(first, second):
 @pytest.mark.parametrize(
     ("evidence", "absent", "code", "refused"),
     [
-        pytest.param(lambda first: first.state.evidence, VICTIM, "SURVIVORS", True, id="another silo left out"),
-        pytest.param(against_an_honest_dealer, VICTIM, "MISDEALT", True, id="evidence against an honest dealer"),
+        pytest.param(
+            lambda first: first.state.evidence,
+            VICTIM,
+            "SURVIVORS",
+            True,
+            id="another silo left out",
+        ),
+        pytest.param(
+            against_an_honest_dealer,
+            VICTIM,
+            "MISDEALT",
+            True,
+            id="evidence against an honest dealer",
+        ),
         pytest.param(lambda _: None, DEALER, "ATTEMPT", True, id="no evidence"),
         pytest.param(
             lambda first: first.state.evidence,
@@ -133,7 +156,9 @@ def test_a_second_sum_shows_no_silo(world, tmp_path, monkeypatch, evidence, abse
         monkeypatch.setattr(blind, "begin", lax)
     first, second = played(world, tmp_path, evidence, absent)
     assert first.sum is not None, "the two could not open the first sum"
-    ended = [(each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"]
+    ended = [
+        (each["code"], each["blame"]) for each in records(tmp_path) if each["type"] == "secagg.end"
+    ]
     if not refused:
         error = recovered(first, second)
         assert error < 1e-6, f"off by {error:.1e}"
@@ -148,14 +173,18 @@ def test_a_second_sum_without_the_dealer_is_made(world, tmp_path):
     assert second.state.u3 == tuple(silo for silo in sorted(SILOS) if silo != DEALER)
     own = first.contribution(first.spec.groups[0], DEALER).values
     assert np.abs((first.sum - second.opened[0].total) / COUNT - own).max() < 1e-6
-    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [list(second.state.u3)]
+    assert [each["survivors"] for each in records(tmp_path) if each["type"] == "secagg.sum"] == [
+        list(second.state.u3)
+    ]
 
 
 def played(world, tmp_path, evidence, absent):
     """A round of two attempts; the second has this evidence, and this silo is not in it."""
     first = Betrayed(world)
     second = Later(first, lambda first: Repeated(world, evidence(first), absent))
-    hostile = Blind(world, [offer(world, "public"), round_of(world, 0, "public")], {0: [first, second]})
+    hostile = Blind(
+        world, [offer(world, "public"), round_of(world, 0, "public")], {0: [first, second]}
+    )
     hostile.script["fetch"] = [lambda: delivery(world, "public", 0)]
     play(hostile, tmp_path)
     assert SILO in first.state.reveals

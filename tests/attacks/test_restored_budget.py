@@ -1,7 +1,9 @@
-"""A budget that was put back from a backup, and a coordinator that says what fits the backup, over real TLS.
+"""A budget that was put back from a backup, and a coordinator that says what fits the backup, over
+real TLS.
 
-The silo's folder, ledger and budget together, is what it was after its first round. The coordinator greets it with the
-head that it held then. What counts is how many releases are paid for twice, and what they have cost in truth.
+The silo's folder, ledger and budget together, is what it was after its first round. The coordinator
+greets it with the head that it held then. What counts is how many releases are paid for twice, and
+what they have cost in truth.
 """
 
 import asyncio
@@ -50,7 +52,9 @@ def world(tmp_path_factory):
         "privacy": TABLE,
     }
     job = local_federation.sign_job(federation, document)
-    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(200)), [job])
+    local_federation.write_silo(
+        federation, SILO, "127.0.0.1:1", digits().take(np.arange(200)), [job]
+    )
     folder, text = federation.folder, local_federation.policy_text([job])
     return SimpleNamespace(
         jobs={"first": job},
@@ -61,20 +65,25 @@ def world(tmp_path_factory):
         silo_keys=load_keys(folder / SILO / "keys"),
         other_keys=load_keys(folder / OTHER / "keys"),
         config=configs.load(federation.silo_config(SILO)),
-        policy=re.sub(r"(?m)^max_(step|parallel) = .*\n", "", text),  # what comes down are numbers drawn at random
+        # what comes down are numbers drawn at random
+        policy=re.sub(r"(?m)^max_(step|parallel) = .*\n", "", text),
     )
 
 
 @pytest.fixture
 def other(world, tmp_path):
     """Another silo, honest: what it answers for a challenge, and heads that it is given."""
-    with Ledger.open(tmp_path / "other" / "ledger", OTHER, world.roster.federation, world.other_keys.log) as ledger:
+    with Ledger.open(
+        tmp_path / "other" / "ledger", OTHER, world.roster.federation, world.other_keys.log
+    ) as ledger:
         ledger.start("test", rosters.digest(world.roster), "0" * 64)
         yield Witness(ledger, world.roster, world.other_keys, tmp_path / "other" / HEADS)
 
 
 class Agreeing(Hostile):
-    """Says at each greeting that it holds ``held``, and passes on what ``word`` has for the silo's challenge."""
+    """Says at each greeting that it holds ``held``, and passes on what ``word`` has for the silo's
+    challenge.
+    """
 
     def __init__(self, world, tasks, held, word):
         super().__init__(world, tasks)
@@ -84,7 +93,9 @@ class Agreeing(Hostile):
     async def hello(self, request, context):
         await super().hello(request, context)
         self.tasks.insert(0, pb.Task(witness=pb.Witness(told=self.word(request.challenge))))
-        return pb.HelloReply(protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1, held=self.greeted)
+        return pb.HelloReply(
+            protocol=1, session=b"s" * 16, beat_seconds=1, hold_seconds=1, held=self.greeted
+        )
 
     def receipt(self, manifest, end, *arguments, **changes):
         self.held = bytes(Consistency.parse(end.head).checkpoint)
@@ -96,7 +107,9 @@ def answer(other, challenge):
 
 
 def life(world, folder, rounds, held, word):
-    """One life of the silo's agent: it is told these rounds, and offered the job before the first."""
+    """One life of the silo's agent: it is told these rounds, and offered the job before the
+    first.
+    """
     tasks = [round_of(world, number, counted=number) for number in rounds]
     if 0 in rounds:
         tasks.insert(0, offer(world))
@@ -104,7 +117,10 @@ def life(world, folder, rounds, held, word):
 
 
 class Lives:
-    """A silo that gave a round and was copied, then gave the two others; ``restore`` puts the copy back."""
+    """A silo that gave a round and was copied, then gave the two others.
+
+    ``restore`` puts the copy back.
+    """
 
     def __init__(self, world, folder, other):
         self.folder, self._copy, self.challenges = folder / "silo", folder / "copy", []
@@ -127,20 +143,30 @@ class Lives:
         """Reservations of the budget as it lies there, as events."""
         lines = records(self.folder, "privacy/data")
         reserved = [record["events"] for record in lines if record["type"] == "budget.reserve"]
-        return [MechanismSteps(**event).event(event["steps"]) for events in reserved for event in events]
+        return [
+            MechanismSteps(**event).event(event["steps"]) for events in reserved for event in events
+        ]
 
 
 def told(lives, again):
     """The attack's measure: releases that left twice, and what all has cost in truth."""
-    twice = [upload[:2] for upload in again.uploads if upload[:2] in [known[:2] for known in lives.second.uploads]]
+    twice = [
+        upload[:2]
+        for upload in again.uploads
+        if upload[:2] in [known[:2] for known in lives.second.uploads]
+    ]
     once, new = lives.reserved, lives.paid()[lives.kept :]
     spent, counted = (cost(events, TABLE["delta"]) for events in ([*once, *new], once))
-    return f"{len(twice)} releases left twice; epsilon = {spent:.2f} was spent, {counted:.2f} counted"
+    return (
+        f"{len(twice)} releases left twice; epsilon = {spent:.2f} was spent, {counted:.2f} counted"
+    )
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("word", ["none", "replayed", "forged"])
-def test_a_restored_budget_is_not_spent_again_because_the_coordinator_agrees(world, tmp_path, other, word):
+def test_a_restored_budget_is_not_spent_again_because_the_coordinator_agrees(
+    world, tmp_path, other, word
+):
     """Before: two of two releases left twice; epsilon = 8.02 was spent, 5.38 counted."""
     lives = Lives(world, tmp_path, other)
     assert [upload[1] for upload in (*lives.first.uploads, *lives.second.uploads)] == [0, 1, 2]
@@ -151,7 +177,8 @@ def test_a_restored_budget_is_not_spent_again_because_the_coordinator_agrees(wor
         if word == "none":
             return []
         real = answer(other, challenge if word == "forged" else lives.challenges[0])
-        if word == "replayed":  # what that silo signed for an earlier session, under the challenge of this one
+        # what that silo signed for an earlier session, under the challenge of this one
+        if word == "replayed":
             real.challenge = challenge
         else:  # in another silo's name
             real.by = "south"
@@ -164,18 +191,30 @@ def test_a_restored_budget_is_not_spent_again_because_the_coordinator_agrees(wor
     assert again.calls["fetch"] == 0
 
 
-def test_a_silo_that_was_shown_what_came_after_the_backup_stops_the_restored_one(world, tmp_path, other):
+def test_a_silo_that_was_shown_what_came_after_the_backup_stops_the_restored_one(
+    world, tmp_path, other
+):
     lives = Lives(world, tmp_path, other)
     asyncio.run(other.relayed([lives.second.held]))
     lives.restore()
-    with pytest.raises(LocalError, match=r"records were cut off: .* and east holds a signed checkpoint"):
-        life(world, lives.folder, [1, 2], lives.first.held, lambda challenge: [answer(other, challenge)])
+    with pytest.raises(
+        LocalError, match=r"records were cut off: .* and east holds a signed checkpoint"
+    ):
+        life(
+            world,
+            lives.folder,
+            [1, 2],
+            lives.first.held,
+            lambda challenge: [answer(other, challenge)],
+        )
 
 
 @pytest.mark.control
 def test_the_round_that_waited_goes_on_once_another_silo_answers(world, tmp_path, other, caplog):
     """No history anywhere: what it answers is that it holds nothing."""
-    first = Agreeing(world, [offer(world), round_of(world, 0), round_of(world, 0)], b"", lambda _: [])
+    first = Agreeing(
+        world, [offer(world), round_of(world, 0), round_of(world, 0)], b"", lambda _: []
+    )
 
     async def hello(request, context):
         reply = await Agreeing.hello(first, request, context)

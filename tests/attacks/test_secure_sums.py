@@ -1,8 +1,10 @@
-"""Attacks on secure sums (SECURITY.md section 0), each twice: done where a rule is left out, and refused.
+"""Attacks on secure sums (SECURITY.md section 0), each twice: done where a rule is left out, and
+refused.
 
-Beside these, in tests/security: a lowered threshold is refused (test_round_spec.py, step 4), keys and sets that differ
-from silo to silo (test_secagg_silo.py), a sum that was shifted or wrapped around is noticed by its tags (test_tags.py,
-test_secagg_round.py), messages with anything in them (test_secagg_hostile.py).
+Beside these, in tests/security: a lowered threshold is refused (test_round_spec.py, step 4), keys
+and sets that differ from silo to silo (test_secagg_silo.py), a sum that was shifted or wrapped
+around is noticed by its tags (test_tags.py, test_secagg_round.py), messages with anything in them
+(test_secagg_hostile.py).
 """
 
 from dataclasses import replace
@@ -30,12 +32,16 @@ pytestmark = pytest.mark.actor("coordinator")
 
 FIVE = names(5)
 VICTIM = FIVE[4]
-SECRETS = {silo: [GroupValues(np.random.default_rng(i).uniform(-1, 1, 20))] for i, silo in enumerate(FIVE)}
+SECRETS = {
+    silo: [GroupValues(np.random.default_rng(i).uniform(-1, 1, 20))] for i, silo in enumerate(FIVE)
+}
 STEP = 2.0**-24  # well above the rounding of five silos' numbers at a clip of 8
 
 
 def asked(silo, spec, own, *, terms=None, memory=None):
-    """A silo before a coordinator that asks it into any cohort: the state it enters, or RefusedError."""
+    """A silo before a coordinator that asks it into any cohort: the state it enters, or
+    RefusedError.
+    """
     party = machine.Participant(silo, signers(FIVE), terms or Terms(), signer(silo), Drawn("asked"))
     signature = signer("coordinator")(SECAGG_SPEC, spec.payload())
     return machine.begin(party, own, spec.payload(), signature, memory or Memory())
@@ -60,16 +66,23 @@ def count_frame(round_):
 
 
 def given_counts():
-    return {silo: [GroupValues(np.zeros(20), np.array([float(count)]))] for silo, count in COUNTS.items()}
+    return {
+        silo: [GroupValues(np.zeros(20), np.array([float(count)]))]
+        for silo, count in COUNTS.items()
+    }
 
 
 @pytest.mark.control
 def test_static_counts_over_varying_cohorts_are_solved_for():
-    """Each round's cohort is known and its total weight comes out, so five rounds are five equations."""
+    """Each round's cohort is known and its total weight comes out, so five rounds are five
+    equations.
+    """
     rounds = list(combinations(FIVE, 4))
     totals = []
     for number, cohort in enumerate(rounds):
-        run = Run(specify(count_frame(number), cohort, 0), given_counts(), own=count_frame(number)).finish()
+        run = Run(
+            specify(count_frame(number), cohort, 0), given_counts(), own=count_frame(number)
+        ).finish()
         totals.append(run.opened[0].weight[0])
     who = np.array([[silo in cohort for silo in FIVE] for cohort in rounds], np.float64)
     solved, *_ = np.linalg.lstsq(who, np.array(totals))
@@ -85,10 +98,15 @@ def test_static_counts_are_summed_over_all_or_not_at_all():
     own = count_frame(9)
     run = Run(specify(own, FIVE, 0), given_counts(), own=own, terms=terms).finish()
     assert run.opened[0].weight[0] == pytest.approx(sum(COUNTS.values()))
-    # the cohort is whole, and one is lost on the way: neither the coordinator as it ships nor a silo opens the rest
-    run = Run(specify(own, FIVE, 0), given_counts(), own=own, terms=terms, drops={VICTIM: "SendHeader"}).finish()
+    # the cohort is whole, and one is lost on the way: neither the coordinator as it ships nor a
+    # silo opens the rest
+    run = Run(
+        specify(own, FIVE, 0), given_counts(), own=own, terms=terms, drops={VICTIM: "SendHeader"}
+    ).finish()
     assert (run.opened, run.ends["coordinator"].code) == (None, "TOO_FEW")
-    lenient = Run(specify(own, FIVE, 0), given_counts(), own=own, drops={VICTIM: "SendHeader"}).finish()
+    lenient = Run(
+        specify(own, FIVE, 0), given_counts(), own=own, drops={VICTIM: "SendHeader"}
+    ).finish()
     for silo in FIVE[:4]:
         state, event = lenient.before[silo, "SurvivorsReceived"]
         _, (end,) = machine.advance(replace(state, party=replace(state.party, terms=terms)), event)
@@ -117,7 +135,10 @@ AGAIN = {
 
 @pytest.mark.parametrize("how", AGAIN)
 def test_two_sums_of_the_same_values_differ_by_one_silo(how):
-    """Silos that forget let a coordinator open the sum again without the victim; those that remember refuse."""
+    """Silos that forget let a coordinator open the sum again without the victim.
+
+    Those that remember refuse.
+    """
     first, own = Run(attempt(5), SECRETS).finish(), AGAIN[how]
     smaller = specify(own, FIVE[:4], 1)
     forgetful = Run(smaller, SECRETS, own=own, seed=1).finish()
@@ -133,7 +154,9 @@ def test_two_sums_of_the_same_values_differ_by_one_silo(how):
 
 
 def test_an_upload_that_may_still_be_opened_is_no_reason_for_another():
-    """The coordinator has all uploads, says that the attempt failed, asks again without the victim, and opens both."""
+    """The coordinator has all uploads, says that the attempt failed, asks again without the victim,
+    and opens both.
+    """
     run = Run(attempt(5), SECRETS).finish()
     smaller = specify(frame(), FIVE[:4], 1)
     for silo in FIVE[:4]:
@@ -152,7 +175,9 @@ def test_a_pad_used_twice_shows_the_difference():
     spec, terms = attempt(5), [Term(bytes([i]) * 32) for i in range(5)]
     before, after = SECRETS[FIVE[0]], [GroupValues(SECRETS[FIVE[0]][0].values + 0.25)]
     one, two = (
-        np.concatenate([words.copy() for words in masked_sum.masked_chunks(spec, FIVE[0], given, terms)])
+        np.concatenate(
+            [words.copy() for words in masked_sum.masked_chunks(spec, FIVE[0], given, terms)]
+        )
         for given in (before, after)
     )
     scale = spec.groups[0].scale_exponent
@@ -176,7 +201,9 @@ def test_a_pad_used_twice_shows_the_difference():
 
 
 def unmasked(run, shares):
-    """The victim's vector, out of its upload and the shares of it that holders gave: (number, own, pair)."""
+    """The victim's vector, out of its upload and the shares of it that holders gave: (number, own,
+    pair).
+    """
     spec, ctx, state = run.spec, run.spec.context(), run.state
     weights = weights_at_zero([number for number, _, _ in shares])
     weights = dict(zip([number for number, _, _ in shares], weights, strict=True))
@@ -186,7 +213,9 @@ def unmasked(run, shares):
     terms = [Term(self_key(own, ctx, VICTIM, spec.prg, state.h_u2))]
     for other in FIVE[:4]:
         shared = agree(pair, state.bundles[other].mask, other)
-        terms.append(pair_term(VICTIM, other, pair_key(shared, ctx, VICTIM, other, spec.prg, state.h_u2)))
+        terms.append(
+            pair_term(VICTIM, other, pair_key(shared, ctx, VICTIM, other, spec.prg, state.h_u2))
+        )
     accumulator = Accumulator(spec)
     accumulator.add(run.uploads[VICTIM])
     return accumulator.open(terms, [VICTIM])[0].total
@@ -200,8 +229,14 @@ def test_both_shares_of_a_silo_open_its_upload_and_silos_give_one():
 
     lost = Run(attempt(5), SECRETS, drops={VICTIM: "SendSurvival"}).finish()
     gone = Run(attempt(5), SECRETS, drops={VICTIM: "SendHeader"}).finish()
-    for ran, kind in ((run, SELF), (lost, SELF), (gone, PAIR)):  # lost after its upload, it is in the sum
-        given = [each for sent in ran.effects(s.SendReveal) for each in sent.reveal.shares if each.dealer == VICTIM]
+    # lost after its upload, it is in the sum
+    for ran, kind in ((run, SELF), (lost, SELF), (gone, PAIR)):
+        given = [
+            each
+            for sent in ran.effects(s.SendReveal)
+            for each in sent.reveal.shares
+            if each.dealer == VICTIM
+        ]
         assert {each.kind for each in given} == {kind}
         assert len(given) >= ran.spec.threshold
 
@@ -210,10 +245,14 @@ def test_both_shares_of_a_silo_open_its_upload_and_silos_give_one():
 
 
 def wrapped(spec, value):
-    """The sum of what silos send who clip w x in the place of x, with the canaries that belong to it."""
+    """The sum of what silos send who clip w x in the place of x, with the canaries that belong to
+    it.
+    """
     accumulator, own = Accumulator(spec), spec.groups[0]
     for silo in spec.cohort:
-        product = np.clip(np.full(own.elements, value * spec.share_of(silo, own)), -own.clip, own.clip)
+        product = np.clip(
+            np.full(own.elements, value * spec.share_of(silo, own)), -own.clip, own.clip
+        )
         sent = []
         for chunk in masked_sum.chunks(spec):
             words = np.empty(chunk.words, "<u4")
@@ -233,11 +272,17 @@ def test_clipping_the_product_overflows_under_intact_canaries():
     assert naive.tolist() == pytest.approx([3.0] * 20)  # 35 less the 32 that the ring spans
     assert wrapped(spec, 5.0).mean()[0] == pytest.approx(5.0)  # nothing is wrong with small values
 
-    values = {silo: [GroupValues(np.full(20, beyond if silo in FIVE[:3] else 0.0))] for silo in FIVE}
+    values = {
+        silo: [GroupValues(np.full(20, beyond if silo in FIVE[:3] else 0.0))] for silo in FIVE
+    }
     with pytest.raises(LocalError, match="largest magnitude is 35, above its clip 8"):
         masked_sum.check_group_values(spec, values[FIVE[0]])
     accumulator = Accumulator(spec)
     for silo in FIVE:
-        assert masked_sum.check_group_values(spec, values[silo], saturate=True) == (20 if silo in FIVE[:3] else 0,)
-        accumulator.add([words.tobytes() for words in masked_sum.masked_chunks(spec, silo, values[silo], [])])
+        assert masked_sum.check_group_values(spec, values[silo], saturate=True) == (
+            20 if silo in FIVE[:3] else 0,
+        )
+        accumulator.add(
+            [words.tobytes() for words in masked_sum.masked_chunks(spec, silo, values[silo], [])]
+        )
     assert accumulator.open([], FIVE)[0].mean().tolist() == pytest.approx([8.0 * 3 / 5] * 20)

@@ -1,6 +1,8 @@
-"""Who seizes a silo's disk while a job runs, in league with a coordinator that kept all that it ever had.
+"""Who seizes a silo's disk while a job runs, in league with a coordinator that kept all that it
+ever had.
 
-With one prekey a job the disk opens every version; with one for each upload, those that are still to come down alone.
+With one prekey a job the disk opens every version; with one for each upload, those that are still
+to come down alone.
 """
 
 import pytest
@@ -22,19 +24,27 @@ TERMS = Terms(min_cohort=3, min_honest=2, colluders=1)
 
 
 class Running:
-    """A job whose coordinator hands down prekeys, unless it keeps them back; round n mixes the versions n - 1."""
+    """A job whose coordinator hands down prekeys, unless it keeps them back.
+
+    Round n mixes the versions n - 1.
+    """
 
     def __init__(self, keyed, folder):
         self.folder, self.job = folder, keyed.jobs["long"]
-        self.made = Coordinator(keyed, self.job, expected_rows(JobPlan(self.job).round(1))["extractor"].part, folder)
+        self.made = Coordinator(
+            keyed, self.job, expected_rows(JobPlan(self.job).round(1))["extractor"].part, folder
+        )
         self.round = 0
 
     def deliver(self, silo, words=True):
         """Of versions of others, by silo and number, whatever is newest."""
-        newest = sorted((other, number) for other, number in self.made.newest.items() if other != silo)
+        newest = sorted(
+            (other, number) for other, number in self.made.newest.items() if other != silo
+        )
         told = [self.made.word(silo, *version) for version in newest] if words else []
         sharing = self.made.silos[silo]
-        rows = IncomingRows(sharing, sharing.plan.round(self.round), TERMS, None)  # no part of its own
+        # no part of its own
+        rows = IncomingRows(sharing, sharing.plan.round(self.round), TERMS, None)
         message, _ = self.made.row(silo, even(newest))
         rows.announced("coordinator", [message], words_to_wire(told))
         rows.admit()
@@ -51,7 +61,11 @@ class Running:
 
     def files(self):
         """All that there is of the silo."""
-        return [path.read_bytes() for path in sorted((self.folder / f"of-{ME}").rglob("*")) if path.is_file()]
+        return [
+            path.read_bytes()
+            for path in sorted((self.folder / f"of-{ME}").rglob("*"))
+            if path.is_file()
+        ]
 
     def opens(self, disk, silo, number):
         """Whether anything on a disk, at any place, opens what was uploaded."""
@@ -62,7 +76,9 @@ class Running:
         found |= {bytes.fromhex(each.decode()) for data in disk for each in hexes(data)}
         for secret in found:
             try:
-                open_seed(self.made.line, stored.upload, letter, ME, {generation: secret}, sharing.signers)
+                open_seed(
+                    self.made.line, stored.upload, letter, ME, {generation: secret}, sharing.signers
+                )
             except RefusedError as error:
                 assert error.code == "SHARES" or "low order" in error.why  # noqa: PT017
             else:
@@ -71,7 +87,11 @@ class Running:
 
 
 def hexes(data):
-    return {data[at : at + 64] for at in range(len(data) - 63) if set(data[at : at + 64]) <= set(b"0123456789abcdef")}
+    return {
+        data[at : at + 64]
+        for at in range(len(data) - 63)
+        if set(data[at : at + 64]) <= set(b"0123456789abcdef")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +165,9 @@ def test_an_older_prekey_that_is_handed_down_again_is_not_sealed_to(running):
     before = mine.prekeys.known()
     newest = [(other, 2) for other in OTHERS]
     rows = IncomingRows(mine, mine.plan.round(3), TERMS, None)
-    rows.announced("coordinator", [running.made.row(ME, even(newest))[0]], words_to_wire(old(running)))
+    rows.announced(
+        "coordinator", [running.made.row(ME, even(newest))[0]], words_to_wire(old(running))
+    )
     rows.admit()
     assert mine.prekeys.known().newest == before.newest
     assert {each.generation for each in before.newest.values()} == {2}
@@ -167,7 +189,9 @@ def test_a_row_that_is_sealed_to_an_erased_prekey_is_the_coordinators_fault(runn
     memory.write_bytes(begun)
     sharing, disk = running.made.silos[ME], (running.folder / f"of-{ME}" / OWN).read_bytes()
     rows = IncomingRows(sharing, sharing.plan.round(1), TERMS, None)
-    rows.announced("coordinator", [running.made.row(ME, even([(other, 0) for other in OTHERS]))[0]], [])
+    rows.announced(
+        "coordinator", [running.made.row(ME, even([(other, 0) for other in OTHERS]))[0]], []
+    )
     with pytest.raises(RefusedError, match="sealed to prekey 0, which is erased") as caught:
         rows.admit()
     assert (caught.value.peer, caught.value.code) == ("coordinator", "SHARES")
@@ -180,7 +204,9 @@ HOSTILE = {
     "skipped": lambda messages: setattr(messages[0].prekey, "generation", 9),
     "doubled": lambda messages: messages.insert(0, messages[0]),
     "of no part": lambda messages: setattr(messages[0], "part", "classifier"),
-    "another generation of ours": lambda messages: setattr(messages[0].letter.sealed, "generation", 1),
+    "another generation of ours": lambda messages: setattr(
+        messages[0].letter.sealed, "generation", 1
+    ),
 }
 
 

@@ -1,7 +1,9 @@
-"""A method of our own installation that tries to get a secret past the gate, through the agent as it ships.
+"""A method of our own installation that tries to get a secret past the gate, through the agent as
+it ships.
 
-Everything that the client is handed is kept (recording_gate.py). Code of a method runs in the agent's process: what is
-tested here is that nothing it gives, raises or changes makes the gate let out more than the signed job declares.
+Everything that the client is handed is kept (recording_gate.py). Code of a method runs in the
+agent's process: what is tested here is that nothing it gives, raises or changes makes the gate let
+out more than the signed job declares.
 """
 
 import asyncio
@@ -11,7 +13,16 @@ import threading
 import numpy as np
 import pytest
 import torch
-from support.recording_gate import RECORDS, SILO, SILOS, FakeClient, World, kinds, make_federation, records
+from support.recording_gate import (
+    RECORDS,
+    SILO,
+    SILOS,
+    FakeClient,
+    World,
+    kinds,
+    make_federation,
+    records,
+)
 from torch import Tensor
 
 from staddle.algorithms import catalog
@@ -56,7 +67,9 @@ def world(made, tmp_path):
 
 def crossed(client):
     """Every byte of every message that the client was handed."""
-    return b"".join(message.SerializeToString() for message in (*client.messages, *client.all_frames))
+    return b"".join(
+        message.SerializeToString() for message in (*client.messages, *client.all_frames)
+    )
 
 
 class Coordinator(FakeClient):
@@ -70,7 +83,10 @@ class Coordinator(FakeClient):
         self.tasks = [pb.Task(offer=offer), pb.Task(round=asked)]
         self.told = asyncio.Event()
         nothing = tensor.Manifest(job=job.name, job_digest=digest)
-        self.delivery = [tensor.Frame(manifest=nothing), tensor.Frame(end=tensor.End(sha256=Digests(()).total))]
+        self.delivery = [
+            tensor.Frame(manifest=nothing),
+            tensor.Frame(end=tensor.End(sha256=Digests(()).total)),
+        ]
 
     async def poll(self, request, hold):
         self.messages.append(request)
@@ -83,7 +99,9 @@ class Coordinator(FakeClient):
     def codes(self):
         """The codes of the answers."""
         answers = [message for message in self.messages if isinstance(message, pb.AnswerRequest)]
-        return [(pb.AnswerKind.Name(answer.kind), pb.ErrorCode.Name(answer.code)) for answer in answers]
+        return [
+            (pb.AnswerKind.Name(answer.kind), pb.ErrorCode.Name(answer.code)) for answer in answers
+        ]
 
 
 class Hostile(FedPer):
@@ -97,14 +115,19 @@ class Hostile(FedPer):
 
 @pytest.fixture
 def attack(world, tmp_path, monkeypatch):
-    """Run the agent through an offer and a round with a method that does this; its coordinator's client."""
+    """Run the agent through an offer and a round with a method that does this.
+
+    Its coordinator's client.
+    """
     monkeypatch.setattr(agents, "PAUSE_SECONDS", 0.01)
     monkeypatch.setitem(catalog.METHODS, "fedper", Hostile)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 1, 8, 8)).astype(np.float32), rng.integers(0, 3, 40)
     shard = Dataset(torch.from_numpy(x), torch.from_numpy(y))
     local_federation.write_silo(world.made.files, SILO, "127.0.0.1:1", shard, [world.job])
-    config = configs.load(world.made.files.silo_config(SILO)).model_copy(update={"directory": tmp_path / "state"})
+    config = configs.load(world.made.files.silo_config(SILO)).model_copy(
+        update={"directory": tmp_path / "state"}
+    )
     (tmp_path / "state").mkdir()
 
     def run(trick):
@@ -117,7 +140,10 @@ def attack(world, tmp_path, monkeypatch):
             agent = Agent(config, SILO, world.made.roster, world.policy, world.gate, world.keys)
             running = asyncio.create_task(agent.run())
             async with asyncio.timeout(30):
-                await asyncio.wait({running, asyncio.create_task(client.told.wait())}, return_when="FIRST_COMPLETED")
+                await asyncio.wait(
+                    {running, asyncio.create_task(client.told.wait())},
+                    return_when="FIRST_COMPLETED",
+                )
             agent.stop()
             assert await running == ""
             return client
@@ -128,7 +154,10 @@ def attack(world, tmp_path, monkeypatch):
 
 
 def nothing_left(world, client):
-    """No upload, no record of one, no trace of the secret; the ledger's count of control messages is what came."""
+    """No upload, no record of one, no trace of the secret.
+
+    The ledger's count of control messages is what came.
+    """
     world.nothing_left()
     assert SECRET[:16] not in crossed(client)
     explained(world, client)
@@ -137,9 +166,14 @@ def nothing_left(world, client):
 def explained(world, client):
     """Every byte that the client was handed stands in the ledger."""
     (close,) = [record for record in records(world.path) if record["type"] == "control.close"]
-    assert (close["messages"], close["bytes"]) == (len(client.messages), sum(m.ByteSize() for m in client.messages))
+    assert (close["messages"], close["bytes"]) == (
+        len(client.messages),
+        sum(m.ByteSize() for m in client.messages),
+    )
     sizes = [sum(len(f.chunk) for f in frames) for frames in client.all_uploads]
-    assert sizes == [r["message"]["bytes"] for r in records(world.path) if r["type"] == "egress.intent"]
+    assert sizes == [
+        r["message"]["bytes"] for r in records(world.path) if r["type"] == "egress.intent"
+    ]
     world.ledger.close()
     assert world.audited().ok
 
@@ -148,7 +182,9 @@ def explained(world, client):
 
 
 def changed(name, value):
-    """The contributions with one tensor of the extractor set: added, or in place of the right one."""
+    """The contributions with one tensor of the extractor set: added, or in place of the
+    right one.
+    """
 
     def trick(contributions):
         tensors = {**contributions["extractor"].tensors, name: value}
@@ -158,7 +194,9 @@ def changed(name, value):
 
 
 def weighted(weight):
-    return lambda contributions: {"extractor": Contribution(contributions["extractor"].tensors, weight)}
+    return lambda contributions: {
+        "extractor": Contribution(contributions["extractor"].tensors, weight)
+    }
 
 
 class Changing(Tensor):
@@ -179,7 +217,13 @@ def lazy():
 class Duck:
     """No tensor, but asked like one."""
 
-    dtype, shape, layout, is_meta, device = torch.float32, (16,), torch.strided, False, torch.device("cpu")
+    dtype, shape, layout, is_meta, device = (
+        torch.float32,
+        (16,),
+        torch.strided,
+        False,
+        torch.device("cpu"),
+    )
 
     def detach(self):
         return secret()[:16]
@@ -198,7 +242,10 @@ class Name(str):
 
 
 TRICKS = {
-    "an extra part": lambda contributions: {**contributions, "secret": Contribution({"x": secret()})},
+    "an extra part": lambda contributions: {
+        **contributions,
+        "secret": Contribution({"x": secret()}),
+    },
     "an extra tensor": changed("extractor.secret", secret()),
     "a longer tensor": changed(BIAS, torch.cat([torch.zeros(16), secret()])),
     "another dtype of the same size": changed(BIAS, secret(torch.int32)[:16]),
@@ -210,7 +257,9 @@ TRICKS = {
     "a number as a name": changed(1, secret()[:16]),
     "a name that equals every name": changed(Name("other"), secret()),
     "no tensor at all": changed(BIAS, Duck()),
-    "data in NaNs": changed(BIAS, torch.frombuffer(bytearray(b"PA\xc0\x7f" * 16), dtype=torch.float32)),
+    "data in NaNs": changed(
+        BIAS, torch.frombuffer(bytearray(b"PA\xc0\x7f" * 16), dtype=torch.float32)
+    ),
     "a weight that is not a whole number": weighted(24.000000000000004),
     "a weight of more records than there are": weighted(41.0),
     "a negative weight": weighted(-1.0),
@@ -223,7 +272,10 @@ TRICKS = {
 def test_what_the_job_does_not_declare_stays(world, attack, trick):
     client = attack(trick)
     nothing_left(world, client)
-    assert client.codes == [("ANSWER_KIND_ACCEPT", "ERROR_CODE_UNSPECIFIED"), ("ANSWER_KIND_FAILED", TRAINING)]
+    assert client.codes == [
+        ("ANSWER_KIND_ACCEPT", "ERROR_CODE_UNSPECIFIED"),
+        ("ANSWER_KIND_FAILED", TRAINING),
+    ]
 
 
 @pytest.mark.control
@@ -259,7 +311,9 @@ def test_negative_zeros_and_denormals_are_numbers_and_cross_bit_by_bit(world, at
 
 
 def test_metrics_are_the_runners_and_not_the_methods(world, attack):
-    fake = Contribution({name: torch.tensor(2**40) for name in ("correct.delivered", "correct.trained", "tested")})
+    fake = Contribution(
+        {name: torch.tensor(2**40) for name in ("correct.delivered", "correct.trained", "tested")}
+    )
     client = attack(lambda contributions: {**contributions, METRICS.name: fake})
     assert client.uploads == 1
     payload = b"".join(frame.chunk for frame in client.frames)
@@ -270,7 +324,9 @@ def test_metrics_are_the_runners_and_not_the_methods(world, attack):
     explained(world, client)
 
 
-def test_a_tensor_that_is_another_when_it_is_copied_crosses_as_the_numbers_that_were_checked(world, attack):
+def test_a_tensor_that_is_another_when_it_is_copied_crosses_as_the_numbers_that_were_checked(
+    world, attack
+):
     """They are declared numbers, and any are: docs/wire.md says so."""
     client = attack(changed(BIAS, lazy()))
     assert client.uploads == 1
@@ -342,7 +398,9 @@ def test_memory_that_runs_out_in_the_gate_costs_the_round_and_not_the_agent(
 # What a method changes.
 
 
-def test_a_schema_that_grows_after_the_job_was_accepted_is_not_the_signed_one(world, attack, monkeypatch):
+def test_a_schema_that_grows_after_the_job_was_accepted_is_not_the_signed_one(
+    world, attack, monkeypatch
+):
     more = Part("secret", Kind.WHOLE_MODEL, Sum("total"), (TensorSpec("x", "float32", (16,)),))
 
     def trick(contributions):
@@ -365,7 +423,9 @@ def test_a_job_that_is_renamed_gives_under_the_signed_name_and_digest(world, att
 
     name, digest = world.job.name, world.job.digest
     client = attack(trick)
-    assert [(f[0].manifest.job, f[0].manifest.job_digest.hex()) for f in client.all_uploads] == [(name, digest)]
+    assert [(f[0].manifest.job, f[0].manifest.job_digest.hex()) for f in client.all_uploads] == [
+        (name, digest)
+    ]
     assert SECRET[:16] not in crossed(client)
     explained(world, client)
 
@@ -454,7 +514,11 @@ class Twice(dict):
     def items(self):
         first, self["read"] = "read" not in self, True
         pairs = [(key, value) for key, value in super().items() if key != "read"]
-        return pairs if first else [(key, secret()[: value.numel()].reshape(value.shape)) for key, value in pairs]
+        return (
+            pairs
+            if first
+            else [(key, secret()[: value.numel()].reshape(value.shape)) for key, value in pairs]
+        )
 
 
 def test_a_mapping_is_read_once(world):
@@ -539,4 +603,6 @@ def test_a_negated_view_crosses_as_its_numbers(world):
 def test_frames_are_what_the_codec_writes(world):
     """What ``crossed`` looks at is what gRPC would be handed."""
     world.give()
-    assert [tensor.Frame.FromString(encode(frame)) for frame in world.client.frames] == world.client.frames
+    assert [
+        tensor.Frame.FromString(encode(frame)) for frame in world.client.frames
+    ] == world.client.frames

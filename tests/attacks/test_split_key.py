@@ -1,8 +1,9 @@
-"""A coordinator in league with one silo splits the key of a job's silos, over real TLS, against the agent as it ships.
+"""A coordinator in league with one silo splits the key of a job's silos, over real TLS, against the
+agent as it ships.
 
-The silo signs two contributions. The coordinator brings one to the real silo and the other to the rest. The attack's
-measure is what it gets for that: what the real silo gives, and whether a sum with its model in it is opened that it
-cannot check. Whom the silo's ledger names is what is known.
+The silo signs two contributions. The coordinator brings one to the real silo and the other to the
+rest. The attack's measure is what it gets for that: what the real silo gives, and whether a sum
+with its model in it is opened that it cannot check. Whom the silo's ledger names is what is known.
 """
 
 import pytest
@@ -11,7 +12,11 @@ from support.hostile_keyed_coordinator import LIAR, Keyed
 from support.hostile_sum_coordinator import OTHERS, make_world
 
 from staddle.proto.convert import group_key as messages
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_received import (
+    SecaggDelivery,
+    SignedSpec,
+    secagg_delivery_to_wire,
+)
 from staddle.proto.convert.secagg_sent import secagg_upload_from_wire
 from staddle.security.blind import group_key as g
 from staddle.security.blind.sealing import letters
@@ -30,7 +35,9 @@ def world(tmp_path_factory):
 
 
 class Split(Keyed):
-    """``fitting``: the real silo is told a specification of its own, which fits what it was brought."""
+    """``fitting``: the real silo is told a specification of its own, which fits what it was
+    brought.
+    """
 
     def __init__(self, world, fitting):
         self.fitting = fitting
@@ -40,7 +47,10 @@ class Split(Keyed):
     def second(self):
         """What the real silo is brought."""
         changed = tuple(bytes([each[0] ^ 1]) + each[1:] for each in self.secrets[LIAR])
-        return {**self.parts(), LIAR: g.contribute(self.epoch, LIAR, *changed, self.world.others[LIAR].sign)}
+        return {
+            **self.parts(),
+            LIAR: g.contribute(self.epoch, LIAR, *changed, self.world.others[LIAR].sign),
+        }
 
     async def group_key(self, request, context):
         self.calls["group_key"] += 1
@@ -57,12 +67,16 @@ class Split(Keyed):
         if self.fitting:
             spec = self.tagged.spec.model_copy(update={"key_parts": parts.hex()})
             self.own = self.tagged.named(spec)
-            signed = SignedSpec(spec.payload(), self.world.keys.sign(SECAGG_SPEC, spec.payload()), ())
+            signed = SignedSpec(
+                spec.payload(), self.world.keys.sign(SECAGG_SPEC, spec.payload()), ()
+            )
             self.tagged.told[0] = secagg_delivery_to_wire(SecaggDelivery(self.own, signed))
         return taken
 
     async def secure(self, request, context):
-        """The real silo's keys are told on beside those of the others, which are for another attempt."""
+        """The real silo's keys are told on beside those of the others, which are for another
+        attempt.
+        """
         given, made = secagg_upload_from_wire(SILO, request), self.tagged.state
         if self.fitting and isinstance(given.body, s.SendKeys):
             bundles = {SILO: given.body.bundle, **made.bundles}
@@ -72,9 +86,14 @@ class Split(Keyed):
         return await super().secure(request, context)
 
 
-@pytest.mark.parametrize("fitting", [False, True], ids=["one specification", "a specification of its own"])
+@pytest.mark.parametrize(
+    "fitting", [False, True], ids=["one specification", "a specification of its own"]
+)
 def test_silos_with_different_keys_give_nothing_under_them(world, tmp_path, fitting):
-    """Before: the sum was opened with the real silo's model in it, whose tag no silo could check; nobody was named."""
+    """Before: the sum was opened with the real silo's model in it, whose tag no silo could check.
+
+    Nobody was named.
+    """
     hostile = play(Split(world, fitting), tmp_path)
     found = records(tmp_path)
     gained = [kind for _, _, kind in hostile.given if kind not in ("keys", "end")]
@@ -82,5 +101,9 @@ def test_silos_with_different_keys_give_nothing_under_them(world, tmp_path, fitt
     assert not opened, f"a sum with the real silo's model was opened; it gave {gained}"
     assert (gained, hostile.contexts) == ([], [])
     assert [kind for _, _, kind in hostile.given].count("keys") == fitting
-    ended = [(each["round"], each["code"], each["blame"]) for each in found if each["type"] == "secagg.end"]
+    ended = [
+        (each["round"], each["code"], each["blame"])
+        for each in found
+        if each["type"] == "secagg.end"
+    ]
     assert ended == [(0, "KEYS", COORDINATOR)]

@@ -1,8 +1,9 @@
 """A silo that gives what no value within the clip can be, in a federation of real daemons over TLS.
 
-It shifts every number of the sum, and tags what it gives, so that no silo's check of tags finds it. The measures are
-how far the model goes that the others are handed, in clips, and how many rounds the job completes. The agent of the bad
-silo is ours but for one function (hostile_dealer.py); coordinator and other silos are as they ship.
+It shifts every number of the sum, and tags what it gives, so that no silo's check of tags finds it.
+The measures are how far the model goes that the others are handed, in clips, and how many rounds
+the job completes. The agent of the bad silo is ours but for one function (hostile_dealer.py);
+coordinator and other silos are as they ship.
 """
 
 import json
@@ -27,9 +28,13 @@ CLIP = 8.0
 
 
 def play(start, silos, bad, how="beyond"):
-    """A FedAvg job with this silo in it, to its end: the federation, the job, and what the coordinator logged."""
+    """A FedAvg job with this silo in it, to its end: the federation, the job, and what the
+    coordinator logged.
+    """
     running = start(*silos)
-    running.data = {silo: digits().take(np.arange(60 * i, 60 * i + 60)) for i, silo in enumerate(silos)}
+    running.data = {
+        silo: digits().take(np.arange(60 * i, 60 * i + 60)) for i, silo in enumerate(silos)
+    }
     job = running.job(job_document("job", silos, rounds=ROUNDS, min_cohort=3, security=SECURITY))
     coordinator = running.start_coordinator()
     for silo in silos:
@@ -41,7 +46,11 @@ def play(start, silos, bad, how="beyond"):
             running.start_impatient(silo, "never")
     coordinator.wait_for("job.ended", 200)
     running.stop()
-    events = [json.loads(line) for line in coordinator.log.read_text().splitlines() if line.startswith("{")]
+    events = [
+        json.loads(line)
+        for line in coordinator.log.read_text().splitlines()
+        if line.startswith("{")
+    ]
     return running.federation, job, events
 
 
@@ -51,7 +60,9 @@ def largest(federation, silo):
     if not path.exists():
         return 0.0
     parts = state_from_bytes(path.read_bytes()).parts
-    return max(float(torch.abs(each).max()) for tensors in parts.values() for each in tensors.values())
+    return max(
+        float(torch.abs(each).max()) for tensors in parts.values() for each in tensors.values()
+    )
 
 
 def records(federation, silo):
@@ -65,37 +76,52 @@ def check_ledger(federation, silo):
 
 
 def test_the_round_goes_on_without_the_batch_that_a_lying_silo_is_in(start):
-    """Before: the sum was published, all silos refused it in the next round, and the job ended with nobody named."""
+    """Before: the sum was published, all silos refused it in the next round, and the job ended with
+    nobody named.
+    """
     silos = tuple(f"silo-{number}" for number in range(8))
     federation, job, events = play(start, silos, lambda job: job.batches[1][0])
     good, bad = job.batches
     (ended,) = [event for event in events if event["event"] == "job.ended"]
     assert ended["outcome"] == "completed", ended
     spoiled = [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"]
-    assert spoiled == [sorted(silos), sorted(bad)]  # then the other batch is left out, without which there is a sum
+    # then the other batch is left out, without which there is a sum
+    assert spoiled == [sorted(silos), sorted(bad)]
     rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
     assert rounds == [sorted(good)] * ROUNDS
-    assert [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"] == [sorted(bad)]
+    assert [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"] == [
+        sorted(bad)
+    ]
     moved = [largest(federation, silo) for silo in silos]
     assert all(0 < each < CLIP for each in moved), f"models of {max(moved) / CLIP:.1f} clips"
     for silo in silos:
         check_ledger(federation, silo)
     for silo in silos:  # each sum that was signed stands in the ledger: unions of batches alone
-        signed = {frozenset(each["survivors"]) for each in records(federation, silo) if each["type"] == "secagg.signed"}
+        signed = {
+            frozenset(each["survivors"])
+            for each in records(federation, silo)
+            if each["type"] == "secagg.signed"
+        }
         assert signed <= {frozenset(silos), frozenset(good), frozenset(bad)}
 
 
 def test_a_lie_told_once_excludes_no_honest_batch(start):
-    """The liar of the second batch spoils the sums over all, and gives what it is to where one batch is left out.
+    """The liar of the second batch spoils the sums over all, and gives what it is to where one
+    batch is left out.
 
-    Before: the sum without the first batch being sound, its four honest silos were excluded from the job.
+    Before: the sum without the first batch being sound, its four honest silos were excluded from
+    the job.
     """
     silos = tuple(f"silo-{number}" for number in range(8))
-    federation, job, events = play(start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}")
+    federation, job, events = play(
+        start, silos, lambda job: job.batches[1][0], f"once:{len(silos)}"
+    )
     honest, bad = job.batches
     out = [sorted(event["silos"]) for event in events if event["event"] == "batch.excluded"]
     assert out == [], f"excluded: {out}"
-    assert [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"] == [sorted(silos)] * ROUNDS
+    assert [sorted(event["silos"]) for event in events if event["event"] == "sum.spoiled"] == [
+        sorted(silos)
+    ] * ROUNDS
     rounds = [sorted(event["members"]) for event in events if event["event"] == "round.closed"]
     assert rounds == [sorted((bad, honest)[number % 2]) for number in range(ROUNDS)]
     for silo in silos:
@@ -114,5 +140,7 @@ def test_where_the_silos_are_one_batch_the_round_is_not_published(start):
     assert max(moved) < CLIP, f"models of {max(moved) / CLIP:.1f} clips"
     for silo in silos:
         check_ledger(federation, silo)
-        blamed = {each["blame"] for each in records(federation, silo) if each["type"] == "secagg.end"}
+        blamed = {
+            each["blame"] for each in records(federation, silo) if each["type"] == "secagg.end"
+        }
         assert not blamed & {*silos, "coordinator"}

@@ -1,9 +1,11 @@
-"""A silo's daemon that sets a trap: ``trapping.py FOLDER KIND LAYER ROUNDS --config CONFIG``, for tests.
+"""A silo's daemon that sets a trap: ``trapping.py FOLDER KIND LAYER ROUNDS --config CONFIG``, for
+tests.
 
-In round 0 it trains. In the rounds up to the last it gives what turns the mean of four silos with as many records into
-a model that is made to leak, in the last one that mean as it came down. ``KIND`` is ``bins``, which it makes of the
-mean at once, or ``rare``, to which it leads it: in each round by no more than ``PUSH`` of the longest step that its own
-training made. ``honest`` gives what it trained. What came down and what it gave goes into the folder, round by round.
+In round 0 it trains. In the rounds up to the last it gives what turns the mean of four silos with
+as many records into a model that is made to leak, in the last one that mean as it came down.
+``KIND`` is ``bins``, which it makes of the mean at once, or ``rare``, to which it leads it: in each
+round by no more than ``PUSH`` of the longest step that its own training made. ``honest`` gives what
+it trained. What came down and what it gave goes into the folder, round by round.
 """
 
 import sys
@@ -25,13 +27,21 @@ from staddle.silo.training import round as work  # noqa: E402
 OTHERS = 3
 PUSH = 2.0
 PARTS = ("extractor", "classifier")
-folder, kind, layer, rounds = Path(sys.argv.pop(1)), sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
+folder, kind, layer, rounds = (
+    Path(sys.argv.pop(1)),
+    sys.argv.pop(1),
+    sys.argv.pop(1),
+    int(sys.argv.pop(1)),
+)
 train, finish = work.JobTraining.train, work.JobTraining.finish
 longest = dict.fromkeys(PARTS, 0.0)
 
 
 def length(part, tensors):
-    return sum(float(value.square().sum()) for name, value in tensors.items() if name.startswith(part)) ** 0.5
+    return (
+        sum(float(value.square().sum()) for name, value in tensors.items() if name.startswith(part))
+        ** 0.5
+    )
 
 
 def led(mean, own):
@@ -41,7 +51,9 @@ def led(mean, own):
     wanted = leaky_models.LAYERS[layer].rare(mean)
     way = {name: value - mean[name] for name, value in wanted.items()}
     for part in PARTS:
-        longest[part] = max(longest[part], length(part, {name: own[name] - mean[name] for name in mean}))
+        longest[part] = max(
+            longest[part], length(part, {name: own[name] - mean[name] for name in mean})
+        )
     far = {part: max(length(part, way) / (PUSH * longest[part]), 1) for part in PARTS}
     return {name: mean[name] + value / far[name.partition(".")[0]] for name, value in way.items()}
 

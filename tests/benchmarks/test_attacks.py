@@ -8,7 +8,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "threat-model.md"
 ATTACKS = Path(__file__).resolve().parents[1] / "attacks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +62,14 @@ def test_each_attack_counts_for_its_actor(attacks):
         (("tests.attacks.test_one", "", ""), "says no actor"),
         (("tests.attacks.test_one", "silo", "error"), "could not be run"),
         (("tests.attacks.test_one", "silo", "skipped"), "was left out"),
-        (("tests.attacks.test_one", "silo", "failure", "control"), "the attacks beside it show nothing"),
-        (("tests.attacks.test_one", "silo", "failure", "succeeds"), "does not go as docs/threat-model.md says"),
+        (
+            ("tests.attacks.test_one", "silo", "failure", "control"),
+            "the attacks beside it show nothing",
+        ),
+        (
+            ("tests.attacks.test_one", "silo", "failure", "succeeds"),
+            "does not go as docs/threat-model.md says",
+        ),
         (("tests.silo.test_work", "silo", ""), "have no test of"),
     ],
 )
@@ -79,7 +87,9 @@ def test_each_file_has_an_actor_and_the_page_has_them_all():
     """The counts are of the day that stands below the table; the actors are those of today."""
     actors = set()
     for path in ATTACKS.glob("test_*.py"):
-        assert re.search(r"^pytestmark = .*mark\.actor\(", path.read_text(), re.MULTILINE), path.name
+        assert re.search(r"^pytestmark = .*mark\.actor\(", path.read_text(), re.MULTILINE), (
+            path.name
+        )
         actors |= set(re.findall(r'mark\.actor\("([^"]+)"\)', path.read_text()))
     lines = PAGE.read_text().split("| actor | tried |")[1].splitlines()[2:]
     table = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]

@@ -6,7 +6,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 def test_both_forms_of_each_convolution_are_timed(monkeypatch):

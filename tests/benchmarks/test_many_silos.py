@@ -5,7 +5,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 def test_all_silos_of_one_process_take_part_in_each_round(monkeypatch):

@@ -10,7 +10,9 @@ import staddle
 ROOT = Path(str(staddle.__file__)).resolve().parent  # what is installed: the checkout, or the wheel
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,11 @@ def planted_faults():
 
 def test_there_are_twenty_faults_a_folder_two_a_module_at_most(planted_faults):
     faults = planted_faults.faults()
-    assert Counter(fault.folder for fault in faults) == {"security": 20, "silo": 20, "coordinator": 20}
+    assert Counter(fault.folder for fault in faults) == {
+        "security": 20,
+        "silo": 20,
+        "coordinator": 20,
+    }
     assert max(Counter(planted_faults.place(ROOT, fault) for fault in faults).values()) == 2
 
 
@@ -37,7 +43,9 @@ def test_each_snippet_stands_once_and_the_module_with_the_fault_is_other_code(pl
         assert fault.why.endswith(".")
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "0 times, in no module"), ("a b a", "2 times, in silo/x.py")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "0 times, in no module"), ("a b a", "2 times, in silo/x.py")]
+)
 def test_a_snippet_that_is_missing_or_not_unique_is_named(planted_faults, tmp_path, text, said):
     (tmp_path / "silo").mkdir()
     (tmp_path / "silo" / "x.py").write_text(text)
@@ -49,7 +57,9 @@ def test_a_snippet_that_is_missing_or_not_unique_is_named(planted_faults, tmp_pa
 def test_results_are_counted_by_folder_and_read_again(planted_faults, tmp_path):
     made = {
         2: planted_faults.Result(2, "silo", found=False, test=None),
-        1: planted_faults.Result(1, "security", found=True, test="tests/security/test_x.py::test_y"),
+        1: planted_faults.Result(
+            1, "security", found=True, test="tests/security/test_x.py::test_y"
+        ),
     }
     path = tmp_path / "out.json"
     planted_faults.write(path, made)
@@ -66,7 +76,13 @@ def test_results_are_counted_by_folder_and_read_again(planted_faults, tmp_path):
     ("source", "found"),
     [
         ("def test_a():\n    pass\n", None),
-        ("import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n    assert 0\n", "test_a"),
+        (
+            (
+                "import pytest\n\n@pytest.mark.parametrize('x', ['p - q'])\ndef test_a(x):\n   "
+                " assert 0\n"
+            ),
+            "test_a",
+        ),
         ("import staddle_is_gone\n", "test_x.py"),
         ("import time\n\ndef test_a():\n    time.sleep(60)\n", "took longer"),
     ],
@@ -76,5 +92,7 @@ def test_the_first_test_that_fails_has_found_it(planted_faults, tmp_path, source
     copy.mkdir()
     (copy / "test_x.py").write_text(source)
     seconds = 3 if "sleep" in source else 60
-    said = planted_faults.first_failure(["test_x.py"], copy, planted_faults.time.monotonic() + seconds)
+    said = planted_faults.first_failure(
+        ["test_x.py"], copy, planted_faults.time.monotonic() + seconds
+    )
     assert said is None if found is None else found in said

@@ -5,7 +5,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 def test_blind_rounds_of_silos_whose_names_are_not_sorted(monkeypatch):

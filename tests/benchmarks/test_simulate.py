@@ -10,7 +10,9 @@ from staddle.algorithms.training import loop as training
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def population(benchmark):
 
 
 @pytest.mark.parametrize("way", ["images", "normalised", "tensors"])
-def test_both_train_the_same_steps_and_test_on_the_same_records(benchmark, population, monkeypatch, way):
+def test_both_train_the_same_steps_and_test_on_the_same_records(
+    benchmark, population, monkeypatch, way
+):
     job = benchmark.job_of("pfedsim", population.silos, 2, epochs=1)
     loop, _ = benchmark.plain(population, job, way, epochs=1)
     taken, apply = [], training.apply
@@ -66,7 +70,9 @@ def test_the_records_are_the_same_in_every_way(benchmark, population):
 
 
 def test_the_operations_of_a_step_by_hand(benchmark):
-    """Convolutions and layers of LeNet-5: once forward, and backward once for weights and once for what came in."""
+    """Convolutions and layers of LeNet-5: once forward, and backward once for weights and once for
+    what came in.
+    """
     first, others = 6 * 28 * 28 * 75, 16 * 10 * 10 * 150 + 400 * 120 + 120 * 84 + 84 * 10
     assert benchmark.flops(benchmark.job_of("pfedsim", 3, 2)) == 2 * 32 * (2 * first + 3 * others)
 
@@ -85,5 +91,7 @@ def test_engines_are_told_side_by_side(benchmark, monkeypatch):
 def test_the_plain_loop_is_as_exact_as_ours(benchmark):
     seen = []
     for precision, wanted in (("float32", "ieee"), ("tf32", "tf32")):
-        benchmark.as_exact(lambda _: seen.append(torch.backends.cudnn.conv.fp32_precision), precision)(0)
+        benchmark.as_exact(
+            lambda _: seen.append(torch.backends.cudnn.conv.fp32_precision), precision
+        )(0)
         assert seen[-1] == wanted

@@ -8,7 +8,9 @@ from staddle.errors import LocalError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
-pytestmark = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository")
+pytestmark = pytest.mark.skipif(
+    not BENCHMARKS.is_dir(), reason="the wheel's tests run without the repository"
+)
 
 
 @pytest.fixture
@@ -56,7 +58,9 @@ def test_what_fell_is_counted_and_can_be_repeated(soak, falling, capsys):
     assert capsys.readouterr().out == "a coin: LocalError: it fell\n"
 
 
-@pytest.mark.parametrize("wrong", ["", "--row odd", "--hours 1 --row odd", "--area x --hours 0", "--row x --seed 0"])
+@pytest.mark.parametrize(
+    "wrong", ["", "--row odd", "--hours 1 --row odd", "--area x --hours 0", "--row x --seed 0"]
+)
 def test_what_cannot_be_done_is_said(soak, capsys, wrong):
     with pytest.raises(SystemExit) as caught:
         soak.main(wrong.split())

@@ -1,6 +1,8 @@
-"""Commands over what others wrote: ledgers, rosters, jobs, files, names of files, a coordinator's answers.
+"""Commands over what others wrote: ledgers, rosters, jobs, files, names of files, a coordinator's
+answers.
 
-Each of these has texts that clear the screen, set the clipboard, link, ring, overwrite the line and turn it around.
+Each of these has texts that clear the screen, set the clipboard, link, ring, overwrite the line and
+turn it around.
 """
 
 import hashlib
@@ -38,13 +40,16 @@ HOSTILE = "é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\\l\rc\x9b
 SHOWN = r"é你\x1b[31mr\x1b[2J\x1b]52;c;eA==\x07\x1b]8;;http://x\x1b\l\rc\x9bHd\u202ee\u2066f\x7fg\th\ni\x00"
 OWNER = "s\x9bH\u202e\x7f"  # an owner's name has none below U+0020
 KEYED = "k\x1b]52;c;eA==\x07"  # keys of our files are ASCII
-FILE_NAME = HOSTILE.replace("/", "").replace("\x00", "").replace("\n", "") + "\udcff\udc9b"  # bytes that are no UTF-8
+# bytes that are no UTF-8
+FILE_NAME = HOSTILE.replace("/", "").replace("\x00", "").replace("\n", "") + "\udcff\udc9b"
 FILE_SHOWN = SHOWN.replace("/", "").replace(r"\x00", "").replace(r"\n", "") + r"\udcff\udc9b"
 
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Run the program; what it printed on both streams, once no character of it steers a terminal."""
+    """Run the program; what it printed on both streams, once no character of it steers a
+    terminal.
+    """
 
     def run(*arguments, code=0):
         monkeypatch.setattr(sys, "argv", ["staddle", *map(str, arguments)])
@@ -83,7 +88,9 @@ def test_a_silos_ledger(call, ledger, tmp_path):
     with open_ledger(tmp_path / "other" / "ledger", OWNER) as other:
         other.start(HOSTILE, HASH, HASH)
     assert r"s\x9bH\u202e\x7f" in call("ledger", "verify", tmp_path / "other", code=1)
-    assert r"\x1b" in call("ledger", "show", ledger, "--job", HOSTILE.replace("\x00", "") + "x", code=1)
+    assert r"\x1b" in call(
+        "ledger", "show", ledger, "--job", HOSTILE.replace("\x00", "") + "x", code=1
+    )
     call("ledger", "report", ledger, "--out", tmp_path / f"{FILE_NAME}.html")
     first = next(ledger.glob("seg-*"))
     first.write_bytes(first.read_bytes().replace(b'"seq":3', '"seq":"\x9b\u202e"'.encode()))
@@ -113,8 +120,16 @@ def changed(path, to, **fields):
 def test_a_roster_and_a_members_keys(call, federation, tmp_path):
     path = federation.folder / "roster.json"
     document = json.loads(path.read_text())
-    entries = [{**entry, "organisation": HOSTILE, "host_operator": HOSTILE} for entry in document["entries"]]
-    for fields in ({"entries": entries}, {"federation": HOSTILE}, {"signatures": {KEYED: HOSTILE}}, {KEYED: 1}):
+    entries = [
+        {**entry, "organisation": HOSTILE, "host_operator": HOSTILE}
+        for entry in document["entries"]
+    ]
+    for fields in (
+        {"entries": entries},
+        {"federation": HOSTILE},
+        {"signatures": {KEYED: HOSTILE}},
+        {KEYED: 1},
+    ):
         roster = changed(path, tmp_path / "roster.json", **fields)
         assert r"\x1b" in call("roster", "show", roster, code=1)
     call("roster", "add", path, changed_entry(federation, tmp_path), code=1)
@@ -137,18 +152,29 @@ def test_a_roster_and_a_members_keys(call, federation, tmp_path):
 
 
 def changed_entry(federation, folder):
-    return changed(federation.folder / "a" / "keys" / "entry.json", folder / "entry.json", id=HOSTILE, spki=HOSTILE)
+    return changed(
+        federation.folder / "a" / "keys" / "entry.json",
+        folder / "entry.json",
+        id=HOSTILE,
+        spki=HOSTILE,
+    )
 
 
 def test_a_job(call, federation, tmp_path):
     roster, operator = federation.folder / "roster.json", federation.folder / "operator"
     path, policy = tmp_path / "job.json", tmp_path / "policy.toml"
     call("policy", "init", policy)
-    for document in ({"name": HOSTILE}, {KEYED: HOSTILE}, {"version": 1, "method": {"name": HOSTILE, KEYED: KEYED}}):
+    for document in (
+        {"name": HOSTILE},
+        {KEYED: HOSTILE},
+        {"version": 1, "method": {"name": HOSTILE, KEYED: KEYED}},
+    ):
         signed = sign_document(document, rosters.load(roster), load_keys(operator), JOB)
         path.write_bytes(canonical_json(signed))
         assert json.loads(call("job", "show", path, "--roster", roster)) == document
-        assert r"\x1b" in call("policy", "check", path, "--policy", policy, "--roster", roster, code=1)
+        assert r"\x1b" in call(
+            "policy", "check", path, "--policy", policy, "--roster", roster, code=1
+        )
         call("policy", "check", path, "--policy", policy, "--roster", roster, "--json", code=1)
         call("privacy", "plan", path, "--roster", roster, code=1)
     path.write_bytes(canonical_json({**signed, "signer": HOSTILE, KEYED: 1}))
@@ -162,13 +188,21 @@ def test_a_job(call, federation, tmp_path):
         "a = \x1b[2J\u202e",
     ):
         draft.write_text(written)
-        said = call("job", "sign", draft, "--keys", operator, "--roster", roster, "--out", path, code=1)
+        said = call(
+            "job", "sign", draft, "--keys", operator, "--roster", roster, "--out", path, code=1
+        )
         assert FILE_SHOWN in said
     call("privacy", "plan", draft, code=1)
     call("simulate", draft, code=1)
 
 
-STATUS = {"job": HOSTILE, "method": HOSTILE, "stage": HOSTILE, "outcome": HOSTILE, "reason": HOSTILE}
+STATUS = {
+    "job": HOSTILE,
+    "method": HOSTILE,
+    "stage": HOSTILE,
+    "outcome": HOSTILE,
+    "reason": HOSTILE,
+}
 ANSWER = pb.JobReport(
     status=pb.JobStatus(
         **STATUS,
@@ -219,11 +253,15 @@ def test_the_state_of_a_coordinator(call, federation, tmp_path):
     local_federation.write_coordinator(federation, [], {})
     folder = federation.state("coordinator")
     silos = (HOSTILE, "b", "c")
-    state = JobState(HOSTILE, silos, 5, 2, 1.0, "round", 1, dict.fromkeys(silos, HOSTILE), silos, {"b": HASH})
+    state = JobState(
+        HOSTILE, silos, 5, 2, 1.0, "round", 1, dict.fromkeys(silos, HOSTILE), silos, {"b": HASH}
+    )
     folder.mkdir(exist_ok=True)
     with closing(Database(folder / "coordinator.sqlite")) as database, database.transaction():
         database.add_job(b"{}", state, {})
-        database.add_job(b"{}", replace(state, job="bad", stage="ended", outcome="failed", reason=HOSTILE), {})
+        database.add_job(
+            b"{}", replace(state, job="bad", stage="ended", outcome="failed", reason=HOSTILE), {}
+        )
     assert SHOWN in call("status", "--config", federation.coordinator_config)
     call("status", "--config", federation.coordinator_config, "--json")
     with closing(sqlite3.connect(folder / "coordinator.sqlite")) as database, database:
@@ -234,7 +272,13 @@ def test_the_state_of_a_coordinator(call, federation, tmp_path):
 
 def test_partitions_and_memberships(call, tmp_path):
     client = {"name": HOSTILE, "train": [0, 1], "validation": [], "test": [2]}
-    document = {"format": "staddle-partition/1", "data": HOSTILE, "records": 3, "labels_sha256": HASH, "seed": 1}
+    document = {
+        "format": "staddle-partition/1",
+        "data": HOSTILE,
+        "records": 3,
+        "labels_sha256": HASH,
+        "seed": 1,
+    }
     path = tmp_path / f"{FILE_NAME}.json"
     path.write_bytes(canonical_json({**document, "how": {"kind": HOSTILE}, "clients": [client]}))
     said = call("partition", "show", path)
@@ -336,8 +380,14 @@ def test_an_error_that_nobody_expected(call, monkeypatch, federation):
 
 
 def test_a_proof_that_a_program_reads_is_as_it_was_made(call, tmp_path):
-    """To a pipe go the bytes of the file, which others check; nothing of a proof steers a terminal."""
+    """To a pipe go the bytes of the file, which others check.
+
+    Nothing of a proof steers a terminal.
+    """
     report_ledgers.full(tmp_path / "ledger")
     said = call("ledger", "prove", "0", tmp_path)
     call("ledger", "prove", "0", tmp_path, "--out", tmp_path / "proof")
-    assert hashlib.sha256(said.encode()).digest() == hashlib.sha256((tmp_path / "proof").read_bytes()).digest()
+    assert (
+        hashlib.sha256(said.encode()).digest()
+        == hashlib.sha256((tmp_path / "proof").read_bytes()).digest()
+    )

@@ -62,7 +62,8 @@ def fields(model, path=()):
     for name, field in model.model_fields.items():
         inner = models(field.annotation)
         yield (*path, name), field, inner
-        named = ("*",) if get_origin(field.annotation) is dict else ()  # tables with names of their own
+        # tables with names of their own
+        named = ("*",) if get_origin(field.annotation) is dict else ()
         for one in inner:
             yield from fields(one, (*path, name, *named))
 
@@ -81,7 +82,9 @@ def at(document, path):
 
 
 @pytest.mark.parametrize(
-    ("noun", "arguments", "model", "mode"), FILES, ids=[" ".join([noun, *words]) for noun, words, _, _ in FILES]
+    ("noun", "arguments", "model", "mode"),
+    FILES,
+    ids=[" ".join([noun, *words]) for noun, words, _, _ in FILES],
 )
 def test_an_example_has_every_key_with_its_default(init, noun, arguments, model, mode):
     path = init(noun, *arguments)
@@ -90,7 +93,8 @@ def test_an_example_has_every_key_with_its_default(init, noun, arguments, model,
     assert max(map(len, text.splitlines())) <= 120
     parse_toml(text.encode(), model, "as it stands")
     parsed = parse_toml(uncommented(text).encode(), model, "with every line")
-    documented = text.partition("# How many test records")[0]  # the policy's second rule has the keys of its first
+    # the policy's second rule has the keys of its first
+    documented = text.partition("# How many test records")[0]
     for above, line in pairwise(documented.splitlines()):
         if re.match("(# )?[a-z0-9_]+ = ", line):
             assert above.startswith("# "), f"nothing says what {line!r} does"
@@ -126,7 +130,8 @@ def test_a_job_example_can_be_signed_and_has_all_options_of_its_method(init, met
         assert field.default is None or getattr(checked, name) == field.default
 
 
-@pytest.mark.parametrize("method", ["fedaims", "fedsimsup", "ppfl"])  # of which each spends in its own way
+# of which each spends in its own way
+@pytest.mark.parametrize("method", ["fedaims", "fedsimsup", "ppfl"])
 def test_a_private_job_example_can_be_signed_too(init, method):
     job = planned(Job.from_toml(init("job", "--method", method, "--private")), "f")
     assert job.document()["privacy"]["epsilon"] == "8.0"
@@ -155,7 +160,9 @@ def test_an_example_never_overwrites(init, tmp_path):
 def test_the_example_policy_lets_nothing_leave_as_it_stands(init):
     text = init("policy").read_text()
     assert parse_toml(text.encode(), PolicyFile, "f").allow == ()
-    assert [rule.name for rule in parse_toml(uncommented(text).encode(), PolicyFile, "f").allow] == [
+    assert [
+        rule.name for rule in parse_toml(uncommented(text).encode(), PolicyFile, "f").allow
+    ] == [
         "extractor",
         "metrics",
     ]
@@ -163,20 +170,92 @@ def test_the_example_policy_lets_nothing_leave_as_it_stands(init):
 
 UNKNOWN = [
     ("silo", SiloConfig, "log = ", "logs = ", "unknown key 'logs'; did you mean 'log'?"),
-    ("silo", SiloConfig, "[training]", "[traning]", "unknown key 'traning'; did you mean 'training'?"),
-    ("silo", SiloConfig, "threshold = ", "treshold = ", "unknown key 'trust.treshold'; did you mean 'threshold'?"),
-    ("silo", SiloConfig, "sha256 = ", "sha265 = ", "unknown key 'weights.0.sha265'; did you mean 'sha256'?"),
-    ("silo", SiloConfig, "[training]\n", '[training]\nlog = "json"\n', "'log' belongs at the top of the file"),
-    ("silo", SiloConfig, "[data]\n", "[data]\nthreads = 3\n", "'data.threads'; 'threads' belongs in [training]"),
-    ("coordinator", CoordinatorConfig, "jobs = ", "job = ", "unknown key 'job'; did you mean 'jobs'?"),
-    ("coordinator", CoordinatorConfig, "[timing]", "[timings]", "unknown key 'timings'; did you mean 'timing'?"),
-    ("coordinator", CoordinatorConfig, "beat_seconds", "beat_secs", "unknown key 'timing.beat_secs'; did you mean"),
-    ("coordinator", CoordinatorConfig, "[trust]\n", "[trust]\nhold_seconds = 3\n", "belongs in [timing]"),
+    (
+        "silo",
+        SiloConfig,
+        "[training]",
+        "[traning]",
+        "unknown key 'traning'; did you mean 'training'?",
+    ),
+    (
+        "silo",
+        SiloConfig,
+        "threshold = ",
+        "treshold = ",
+        "unknown key 'trust.treshold'; did you mean 'threshold'?",
+    ),
+    (
+        "silo",
+        SiloConfig,
+        "sha256 = ",
+        "sha265 = ",
+        "unknown key 'weights.0.sha265'; did you mean 'sha256'?",
+    ),
+    (
+        "silo",
+        SiloConfig,
+        "[training]\n",
+        '[training]\nlog = "json"\n',
+        "'log' belongs at the top of the file",
+    ),
+    (
+        "silo",
+        SiloConfig,
+        "[data]\n",
+        "[data]\nthreads = 3\n",
+        "'data.threads'; 'threads' belongs in [training]",
+    ),
+    (
+        "coordinator",
+        CoordinatorConfig,
+        "jobs = ",
+        "job = ",
+        "unknown key 'job'; did you mean 'jobs'?",
+    ),
+    (
+        "coordinator",
+        CoordinatorConfig,
+        "[timing]",
+        "[timings]",
+        "unknown key 'timings'; did you mean 'timing'?",
+    ),
+    (
+        "coordinator",
+        CoordinatorConfig,
+        "beat_seconds",
+        "beat_secs",
+        "unknown key 'timing.beat_secs'; did you mean",
+    ),
+    (
+        "coordinator",
+        CoordinatorConfig,
+        "[trust]\n",
+        "[trust]\nhold_seconds = 3\n",
+        "belongs in [timing]",
+    ),
     ("operator", OperatorConfig, "keys = ", "key = ", "unknown key 'key'; did you mean 'keys'?"),
-    ("operator", OperatorConfig, "threshold = ", "treshold = ", "'trust.treshold'; did you mean 'threshold'?"),
-    ("policy", PolicyFile, "[control]", "[controls]", "unknown key 'controls'; did you mean 'control'?"),
+    (
+        "operator",
+        OperatorConfig,
+        "threshold = ",
+        "treshold = ",
+        "'trust.treshold'; did you mean 'threshold'?",
+    ),
+    (
+        "policy",
+        PolicyFile,
+        "[control]",
+        "[controls]",
+        "unknown key 'controls'; did you mean 'control'?",
+    ),
     ("policy", PolicyFile, "[[allow]]", "[[alow]]", "unknown key 'alow'; did you mean 'allow'?"),
-    ("policy", PolicyFile, "never = ", "nevr = ", "unknown key 'allow.0.nevr'; did you mean 'never'?"),
+    (
+        "policy",
+        PolicyFile,
+        "never = ",
+        "nevr = ",
+        "unknown key 'allow.0.nevr'; did you mean 'never'?",
+    ),
     (
         "policy",
         PolicyFile,
@@ -186,8 +265,20 @@ UNKNOWN = [
     ),
     ("job", JobFile, "rounds = ", "round = ", "unknown key 'round'; did you mean 'rounds'?"),
     ("job", JobFile, "[training]", "[trainin]", "unknown key 'trainin'; did you mean 'training'?"),
-    ("job", JobFile, "epochs = ", "epoch = ", "unknown key 'training.epoch'; did you mean 'epochs'?"),
-    ("job", JobFile, "[model]\n", "[model]\nepochs = 2\n", "'model.epochs'; 'epochs' belongs in [training]"),
+    (
+        "job",
+        JobFile,
+        "epochs = ",
+        "epoch = ",
+        "unknown key 'training.epoch'; did you mean 'epochs'?",
+    ),
+    (
+        "job",
+        JobFile,
+        "[model]\n",
+        "[model]\nepochs = 2\n",
+        "'model.epochs'; 'epochs' belongs in [training]",
+    ),
     (
         "job",
         JobFile,
@@ -199,7 +290,9 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize(("noun", "model", "old", "new", "said"), UNKNOWN)
-def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun, model, old, new, said):
+def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(
+    init, noun, model, old, new, said
+):
     text = uncommented(init(noun).read_text())
     assert old in text
     with pytest.raises(LocalError) as caught:
@@ -210,7 +303,9 @@ def test_an_unknown_key_or_table_of_each_file_is_told_what_was_meant(init, noun,
 def test_an_unknown_option_of_a_method_is_told_what_was_meant(init):
     path = init("job", "--method", "pfedsim")
     path.write_text(uncommented(path.read_text()).replace("rho = ", "roh = "))
-    with pytest.raises(LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"):
+    with pytest.raises(
+        LocalError, match=r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'\?"
+    ):
         Job.from_toml(path)
 
 
@@ -223,9 +318,26 @@ def test_docstrings_of_inherited_options_come_before_a_methods_own():
 @pytest.mark.parametrize(
     ("method", "options", "said"),
     [
-        ("fedavg", (), ["use [privacy] beside them: blind sums do not bound what a model that is made to leak shows"]),
-        ("fedavg", (), ["As --private drafts it, a job is private: noise of ", "of 8 at delta = 1e-05"]),
-        ("ppfl", ("--private",), ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.9"]),
+        (
+            "fedavg",
+            (),
+            [
+                (
+                    "use [privacy] beside them: blind sums do not bound what a model that is made"
+                    " to leak shows"
+                )
+            ],
+        ),
+        (
+            "fedavg",
+            (),
+            ["As --private drafts it, a job is private: noise of ", "of 8 at delta = 1e-05"],
+        ),
+        (
+            "ppfl",
+            ("--private",),
+            ["as drafted it is private: noise of ", "441 steps at most, epsilon 7.9"],
+        ),
         ("fedfomo", (), ["a job is refused: job 'first'", "choose fedavg"]),
     ],
 )

@@ -35,7 +35,9 @@ lr = 0.1
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return local_federation.make(tmp_path_factory.mktemp("sign") / "federation", ["a", "b", "c", "d"]).folder
+    return local_federation.make(
+        tmp_path_factory.mktemp("sign") / "federation", ["a", "b", "c", "d"]
+    ).folder
 
 
 @pytest.fixture
@@ -46,22 +48,38 @@ def sign(folder, tmp_path):
             assert old in text
             text = text.replace(old, new)
         (tmp_path / "job.toml").write_text(text)
-        options = {"--keys": folder / keys, "--roster": folder / "roster.json", "--out": tmp_path / "job.json"}
-        arguments = ["sign", tmp_path / "job.toml", *(word for pair in options.items() for word in pair)]
-        return CliRunner().invoke(app, ["job", *(str(argument) for argument in arguments)]), tmp_path / "job.json"
+        options = {
+            "--keys": folder / keys,
+            "--roster": folder / "roster.json",
+            "--out": tmp_path / "job.json",
+        }
+        arguments = [
+            "sign",
+            tmp_path / "job.toml",
+            *(word for pair in options.items() for word in pair),
+        ]
+        return (
+            CliRunner().invoke(app, ["job", *(str(argument) for argument in arguments)]),
+            tmp_path / "job.json",
+        )
 
     return call
 
 
 def blind(counts):
     table = f"secure_aggregation = 'required'\nweights = 'public'\ncounts = {{ {counts} }}"
-    return (("seed =", "min_cohort = 3\nseed ="), ("[training]", f"[security]\n{table}\n[training]"))
+    return (
+        ("seed =", "min_cohort = 3\nseed ="),
+        ("[training]", f"[security]\n{table}\n[training]"),
+    )
 
 
 def test_a_job_whose_declared_weights_show_one_silo_is_not_signed(sign):
     result, out = sign(*blind("a = 40, b = 40, c = 40, d = 200"))
     assert isinstance(result.exception, LocalError)
-    assert "job.toml: security.counts: silo 'd' weighs too much among a, b, c, d" in str(result.exception)
+    assert "job.toml: security.counts: silo 'd' weighs too much among a, b, c, d" in str(
+        result.exception
+    )
     assert not out.exists()
     result, out = sign(*blind("a = 40, b = 40, c = 40, d = 50"))
     assert result.exit_code == 0, result.exception
@@ -72,12 +90,15 @@ def test_a_good_job_is_signed(sign, folder):
     result, out = sign()
     assert result.exit_code == 0, result.exception
     assert "job 'first', method fedper" in result.output
-    shown = CliRunner().invoke(app, ["job", "show", str(out), "--roster", str(folder / "roster.json")])
+    shown = CliRunner().invoke(
+        app, ["job", "show", str(out), "--roster", str(folder / "roster.json")]
+    )
     assert '"malignant"' in shown.output
 
 
 @pytest.mark.parametrize(
-    ("keys", "role"), [("a/keys", "silo"), ("founder", "founder"), ("coordinator/keys", "coordinator")]
+    ("keys", "role"),
+    [("a/keys", "silo"), ("founder", "founder"), ("coordinator/keys", "coordinator")],
 )
 def test_only_an_operator_signs_a_job(sign, keys, role):
     result, out = sign(keys=keys)
@@ -92,16 +113,34 @@ FEDPER = 'name = "fedper"'
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([(FEDPER, 'name = "fedsimsup"')], "(fedsimsup on cnn-digits): method fedsimsup: all 4 silos train in every"),
-        ([('"cnn-digits"', '"glm"')], "(fedper on glm): part 'extractor', which crosses in round 0, is empty"),
-        ([(FEDPER, 'name = "fedaims"')], "(fedaims on cnn-digits): method 'fedaims' supervises the blocks"),
+        (
+            [(FEDPER, 'name = "fedsimsup"')],
+            "(fedsimsup on cnn-digits): method fedsimsup: all 4 silos train in every",
+        ),
+        (
+            [('"cnn-digits"', '"glm"')],
+            "(fedper on glm): part 'extractor', which crosses in round 0, is empty",
+        ),
+        (
+            [(FEDPER, 'name = "fedaims"')],
+            "(fedaims on cnn-digits): method 'fedaims' supervises the blocks",
+        ),
         (
             [(FEDPER, 'name = "fedssa"\noptions = { extractors = ["lenet5"] }')],
-            "(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16 pixels, not [1, 8, 8]; choose",
+            (
+                "(fedssa on cnn-digits): fedssa: extractor 'lenet5' needs at least 16 x 16 pixels,"
+                " not [1, 8, 8]; choose"
+            ),
         ),
-        ([("classes = 2", "classes = 3")], "job.toml: model: 2 class_names for 3 classes; give one a class"),
+        (
+            [("classes = 2", "classes = 3")],
+            "job.toml: model: 2 class_names for 3 classes; give one a class",
+        ),
         ([('"malignant"', '"benign"')], "job.toml: model: classes 0 and 1 are both named 'benign'"),
-        ([("lr = 0.1", "lr = 0.1\nepoch = 3")], "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?"),
+        (
+            [("lr = 0.1", "lr = 0.1\nepoch = 3")],
+            "job.toml: unknown key 'training.epoch'; did you mean 'epochs'?",
+        ),
         ([('"d"]', '"e"]')], "job.toml: silos names 'e', which is not a silo of"),
     ],
 )
@@ -125,9 +164,13 @@ def test_the_noise_of_a_private_job_is_planned_where_it_is_signed(sign):
     assert cost(job_spends(job, str(Decimal(sigma) - Decimal("0.001"))), 1e-5) > 8
     assert f"digest {job.digest}" in result.output
     last = result.output.splitlines()[-1]
-    assert last.startswith(f"private: noise of {sigma} times the clip of 1, 50 steps at most, epsilon 7.9")
+    assert last.startswith(
+        f"private: noise of {sigma} times the clip of 1, 50 steps at most, epsilon 7.9"
+    )
     assert last.endswith(" of 8 at delta = 1e-05 of each silo's data set")
-    again, _ = sign((PRIVATE[0], PRIVATE[1].replace("[training]", f"sigma = '{sigma}'\n[training]")))
+    again, _ = sign(
+        (PRIVATE[0], PRIVATE[1].replace("[training]", f"sigma = '{sigma}'\n[training]"))
+    )
     assert job.digest in again.output
 
 
@@ -135,28 +178,39 @@ def test_noise_that_costs_more_than_the_job_may_is_not_signed(sign):
     result, out = sign((PRIVATE[0], PRIVATE[1].replace("[training]", "sigma = '0.5'\n[training]")))
     assert isinstance(result.exception, LocalError)
     assert re.search(
-        r"job\.toml: \[privacy\] sigma = '0\.5' costs epsilon = [0-9.]+ at delta = 1e-05, and the job may cost 8.0; "
+        r"job\.toml: \[privacy\] sigma = '0\.5' costs epsilon = [0-9.]+ at delta = 1e-05, and the"
+        r" job may cost 8.0; "
         r"'0\.[0-9]{3}' would do, and left out it is planned",
         str(result.exception),
     )
     result, out = sign((PRIVATE[0], PRIVATE[1].replace("epsilon = 8", "epsilon = 0.3")))
-    assert "job.toml: [privacy] no noise of its steps keeps the job within epsilon = 0.3" in str(result.exception)
+    assert "job.toml: [privacy] no noise of its steps keeps the job within epsilon = 0.3" in str(
+        result.exception
+    )
     assert "raise histogram_sigma, or epsilon" in str(result.exception)
     assert not out.exists()
 
 
 def test_a_blind_job_must_have_room_for_the_noise_of_its_class_means(sign):
-    aims = ('name = "fedper"', 'name = "fedaims"'), ('"cnn-digits"', '"convnet-digits"\nnorm = "group"')
+    aims = (
+        ('name = "fedper"', 'name = "fedaims"'),
+        ('"cnn-digits"', '"convnet-digits"\nnorm = "group"'),
+    )
     blind = "[security]\nsecure_aggregation = 'required'\nclip_exponent = 1\n"
     changes = (*aims, ("seed =", "min_cohort = 3\nseed ="), (PRIVATE[0], blind + PRIVATE[1]))
     result, out = sign(*changes)
     assert isinstance(result.exception, LocalError)
-    assert "security.clip_exponent = 1: with the noise of statistics_sigma, class means of" in str(result.exception)
+    assert "security.clip_exponent = 1: with the noise of statistics_sigma, class means of" in str(
+        result.exception
+    )
     assert str(result.exception).endswith("; set it to 2")
     assert not out.exists()
 
 
 def test_counts_that_silos_keep_are_not_shown_as_zeros():
-    assert job_command._counts({"tested": 0, "correct.trained": 0}) == "the silos keep their test counts to themselves"
+    assert (
+        job_command._counts({"tested": 0, "correct.trained": 0})
+        == "the silos keep their test counts to themselves"
+    )
     assert job_command._counts({"tested": 3, "correct.trained": 0}) == "correct.trained 0, tested 3"
     assert job_command._counts({}) == "-"

@@ -28,8 +28,23 @@ def fails(*arguments):
 
 @pytest.fixture
 def folder(tmp_path):
-    for member, role in [("f1", "founder"), ("f2", "founder"), ("coordinator", "coordinator"), ("silo-a", "silo")]:
-        run("keys", "new", member, "--role", role, "--organisation", f"Org {member}", "--out", tmp_path / member)
+    for member, role in [
+        ("f1", "founder"),
+        ("f2", "founder"),
+        ("coordinator", "coordinator"),
+        ("silo-a", "silo"),
+    ]:
+        run(
+            "keys",
+            "new",
+            member,
+            "--role",
+            role,
+            "--organisation",
+            f"Org {member}",
+            "--out",
+            tmp_path / member,
+        )
     return tmp_path
 
 
@@ -42,11 +57,23 @@ def test_keys(folder):
     assert "organisation  Org silo-a" in shown
     assert fingerprint(folder, "silo-a") in shown
     assert "PRIVATE" not in shown
-    again = ["keys", "new", "silo-a", "--role", "silo", "--organisation", "x", "--out", folder / "silo-a"]
+    again = [
+        "keys",
+        "new",
+        "silo-a",
+        "--role",
+        "silo",
+        "--organisation",
+        "x",
+        "--out",
+        folder / "silo-a",
+    ]
     assert "holds files already" in fails(*again)
     (folder / "silo-a" / "log.key").chmod(0o644)
     assert "chmod 600" in fails("keys", "show", folder / "silo-a")
-    assert "Invalid value" in run("keys", "new", "x", "--role", "boss", "--organisation", "x", "--out", "x", code=2)
+    assert "Invalid value" in run(
+        "keys", "new", "x", "--role", "boss", "--organisation", "x", "--out", "x", code=2
+    )
 
 
 def test_roster_from_founders_to_verified(folder):
@@ -127,14 +154,27 @@ def test_ledger_show_and_summary(tmp_path):
     filled(tmp_path)
     silo = tmp_path / "silo"
     shown = run("ledger", "show", silo)
-    for cell in ("j1", "j2", "round-update", "coordinator", "4,000", "sent", "no outcome, no digest"):
+    for cell in (
+        "j1",
+        "j2",
+        "round-update",
+        "coordinator",
+        "4,000",
+        "sent",
+        "no outcome, no digest",
+    ):
         assert cell in shown
     assert "2 messages, 8,000 bytes" in shown
     assert "1 messages" in run("ledger", "show", silo, "--round", 2)
     assert "0 messages" in run("ledger", "show", silo, "--round", 2, "--job", "j1")
     for more in ((), ("--json",), ("--round", 2)):
-        assert "no record is of job 'j3'; its jobs: j1, j2" in fails("ledger", "show", silo, "--job", "j3", *more)
-    assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == ["sent", "no outcome"]
+        assert "no record is of job 'j3'; its jobs: j1, j2" in fails(
+            "ledger", "show", silo, "--job", "j3", *more
+        )
+    assert [m["outcome"] for m in json.loads(run("ledger", "show", silo, "--json"))] == [
+        "sent",
+        "no outcome",
+    ]
     assert "8,000 bytes in all" in run("ledger", "summary", silo)
     rows = json.loads(run("ledger", "summary", silo, "--json"))
     assert [(row["job"], row["part"], row["bytes"], row["assumed"]) for row in rows] == [
@@ -146,7 +186,9 @@ def test_ledger_show_and_summary(tmp_path):
     with open_ledger(silo / "ledger") as log:
         log.put_in_force(digest, "a policy")
     for command in ("show", "summary"):
-        assert re.search(rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo))
+        assert re.search(
+            rf"policy {digest} in force from 20.*Z on \(record 5,", run("ledger", command, silo)
+        )
 
 
 def test_ledger_show_and_summary_of_secure_sums(tmp_path):
@@ -199,7 +241,11 @@ def test_show_and_summary_tell_padded_and_rotated_parts(tmp_path):
     assert "3 messages, 992 bytes" in run("ledger", "show", tmp_path, "--part", "extractor")
     assert "2 messages, 120 bytes" in run("ledger", "show", tmp_path, "--part", "heads")
     documents = json.loads(run("ledger", "show", tmp_path, "--json"))
-    numbers = [(document["form"], document["hidden"]["number"]) for document in documents if document.get("hidden")]
+    numbers = [
+        (document["form"], document["hidden"]["number"])
+        for document in documents
+        if document.get("hidden")
+    ]
     assert numbers == [("padded", 0), ("rotated", 0), ("padded", 1), ("padded", 1), ("rotated", 0)]
     rows = json.loads(run("ledger", "summary", tmp_path, "--json"))
     assert [(row["part"], row["messages"], row["bytes"], row["assumed"]) for row in rows] == [
@@ -230,17 +276,32 @@ def test_show_and_summary_tell_what_paid_and_what_it_cost(tmp_path):
         {"dataset": "data", "ids": [2, 4, 6]},
         None,
     ]
-    assert [document["size"] for document in documents if document["type"] == "privacy.head"] == [3, 5, 7, 3]
+    assert [document["size"] for document in documents if document["type"] == "privacy.head"] == [
+        3,
+        5,
+        7,
+        3,
+    ]
     told = run("ledger", "summary", tmp_path)
-    assert "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001, as of record 6" in told
+    assert (
+        "data set 'data': epsilon 1.7500 of 8 spent or reserved, at delta 0.00001, as of record 6"
+        in told
+    )
     *rows, data, scans = json.loads(run("ledger", "summary", tmp_path, "--json"))
-    assert [(row["job"], row["part"], row["taint"], row["messages"], row["bytes"]) for row in rows] == [
+    assert [
+        (row["job"], row["part"], row["taint"], row["messages"], row["bytes"]) for row in rows
+    ] == [
         ("j1", "model", "dp", 2, 352),
         ("j1", "metric", "public", 2, 16),
         ("j2", "model", "private", 1, 176),
         ("j2", "metric", "private", 1, 8),
     ]
-    assert (data["dataset"], data["epsilon"], scans["dataset"], scans["limit"]) == ("data", "1.7500", "scans", "1.5")
+    assert (data["dataset"], data["epsilon"], scans["dataset"], scans["limit"]) == (
+        "data",
+        "1.7500",
+        "scans",
+        "1.5",
+    )
 
 
 def test_help_names_every_command():

@@ -23,10 +23,16 @@ SLOW = {"torch", "grpc", "numpy", "opacus", "cryptography", "jinja2", "matplotli
 def imported(*arguments):
     """Which of the libraries that take long a program imported until it ended."""
     program = (
-        "import sys\nfrom staddle.commands import main\ntry:\n    main.main()\nexcept SystemExit as ended:\n"
-        f"    print('imported', *sorted({SLOW!r} & set(sys.modules)))\n    sys.exit(ended.code)"
+        "import sys\nfrom staddle.commands import main\ntry:\n    main.main()\nexcept SystemExit"
+        f" as ended:\n    print('imported', *sorted({SLOW!r} & set(sys.modules)))\n   "
+        " sys.exit(ended.code)"
     )
-    run = subprocess.run([sys.executable, "-P", "-c", program, *arguments], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(run.stdout.splitlines()[-1].split()[1:])
 
 
@@ -41,15 +47,23 @@ def test_a_command_imports_what_it_needs():
 
 
 def without_tls(*program):
-    """Run Python in a process where nobody has set the variable that gRPC reads when it is imported."""
+    """Run Python in a process where nobody has set the variable that gRPC reads when it is
+    imported.
+    """
     environment = {name: value for name, value in os.environ.items() if name != CIPHERS_VARIABLE}
     return subprocess.run(
-        [sys.executable, "-P", *program], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-P", *program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
 
 
 def test_tls_is_set_before_a_command_imports_grpc():
-    call = "from staddle.commands import loader\nloader.function('silo:run')\nloader.require_tls13()"
+    call = (
+        "from staddle.commands import loader\nloader.function('silo:run')\nloader.require_tls13()"
+    )
     assert without_tls("-c", call).stderr == ""
 
 
@@ -69,7 +83,10 @@ def test_the_line_of_help_is_the_one_of_the_function(path):
 def test_every_group_has_commands_and_every_command_its_group():
     assert {path.split()[0] for path in COMMANDS if " " in path} == GROUPS.keys()
     assert list(LazyGroup(name="silo").commands) == ["init", "check", "run"]
-    assert LazyGroup(name="").commands.keys() == {path for path in COMMANDS if " " not in path} | GROUPS.keys()
+    assert (
+        LazyGroup(name="").commands.keys()
+        == {path for path in COMMANDS if " " not in path} | GROUPS.keys()
+    )
 
 
 def test_commands_import_at_the_top_of_their_modules():
@@ -86,7 +103,10 @@ def test_commands_import_at_the_top_of_their_modules():
 
 def blocks():
     """The pieces of code of the page, in their order."""
-    return [piece.split("\n", 1)[1] for piece in PAGE.read_text().partition("## A command")[2].split("```")[1::2]]
+    return [
+        piece.split("\n", 1)[1]
+        for piece in PAGE.read_text().partition("## A command")[2].split("```")[1::2]
+    ]
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the tests run without docs/ beside them")
@@ -96,7 +116,9 @@ def test_the_example_of_the_page_is_a_command(monkeypatch, tmp_path):
     package = f"{loader.__package__}.hello"
     monkeypatch.setattr(sys.modules[loader.__package__], "__path__", [str(tmp_path), str(ROOT)])
     monkeypatch.setattr(loader, "__file__", str(tmp_path / "loader.py"))
-    monkeypatch.setattr(loader, "COMMANDS", {**ast.literal_eval(f"{{{entry}}}"), "status": "status:status"})
+    monkeypatch.setattr(
+        loader, "COMMANDS", {**ast.literal_eval(f"{{{entry}}}"), "status": "status:status"}
+    )
     monkeypatch.setattr(loader, "GROUPS", {})
     (tmp_path / "status.py").write_text((ROOT / "status.py").read_text())
     loader._docstrings.cache_clear()

@@ -11,4 +11,6 @@ def test_it_says_its_version_and_what_it_is():
     asked = CliRunner().invoke(app, ["--version"])
     assert (asked.exit_code, asked.output) == (0, f"staddle {metadata.version('staddle')}\n")
     help_ = CliRunner().invoke(app, ["--help"])
-    assert "Cross-silo personalised federated learning, with a ledger" in " ".join(help_.output.split())
+    assert "Cross-silo personalised federated learning, with a ledger" in " ".join(
+        help_.output.split()
+    )

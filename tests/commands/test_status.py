@@ -39,7 +39,8 @@ app.command()(status.status)
 def show(config, *arguments):
     result = CliRunner().invoke(app, ["--config", str(config), *arguments])
     assert result.exit_code == 0, (result.output, result.exception)
-    for line in [] if arguments else result.output.splitlines():  # the head names a folder, which may be long
+    # the head names a folder, which may be long
+    for line in [] if arguments else result.output.splitlines():
         assert len(line) <= 100 or line.startswith(("coordinator ", "silo ")), line
     return result.output
 
@@ -62,7 +63,13 @@ def made(tmp_path_factory):
 @pytest.fixture
 def coordinator(tmp_path):
     config = tmp_path / "coordinator.toml"
-    document = {"version": 1, "listen": "127.0.0.1:0", "directory": "state", "keys": "k", "roster": "r"}
+    document = {
+        "version": 1,
+        "listen": "127.0.0.1:0",
+        "directory": "state",
+        "keys": "k",
+        "roster": "r",
+    }
     trust = {"federation": "lung", "founders": ["SHA256:" + "A" * 43], "threshold": 1}
     config.write_text(to_toml({**document, "trust": trust}))
     return config
@@ -83,9 +90,21 @@ def keep(database, *states):
 
 
 OPEN = JobState(
-    "open", SILOS, 5, 2, 1.0, "round", 1, dict.fromkeys(SILOS, "accepted"), SILOS, {"a": HASH}, {"c": "TRAINING"}
+    "open",
+    SILOS,
+    5,
+    2,
+    1.0,
+    "round",
+    1,
+    dict.fromkeys(SILOS, "accepted"),
+    SILOS,
+    {"a": HASH},
+    {"c": "TRAINING"},
 )
-FAILED = JobState("bad", SILOS, 5, 2, stage="ended", outcome="failed", reason="0 silos accepted, min_cohort is 2")
+FAILED = JobState(
+    "bad", SILOS, 5, 2, stage="ended", outcome="failed", reason="0 silos accepted, min_cohort is 2"
+)
 
 
 def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coordinator, database):
@@ -102,7 +121,10 @@ def test_a_coordinators_jobs_stand_in_order_with_who_gave_and_who_is_missing(coo
     assert lines[2].split() == ["bad", "ended", "0", "of", "5", "failed", "-"]
     assert "1 of 5" in lines[3]
     assert lines[3].endswith("2 silos, 80.0% right as delivered, 90.0% as trained")
-    assert lines[5:] == [f"bad: {FAILED.reason}", "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)"]
+    assert lines[5:] == [
+        f"bad: {FAILED.reason}",
+        "open: round, round 1: gave: a; missing: b; dropped: c (TRAINING)",
+    ]
 
 
 def test_who_has_no_privacy_budget_left_is_named_with_that(coordinator, database):
@@ -117,11 +139,19 @@ def test_what_a_coordinator_passes_on_and_cannot_open_is_named(coordinator, data
     words = {("words", part, ""): f"0.{part}.words" for part in ("model", "read", "coupling")}
     with database.transaction():
         database.close_round(
-            "open", 0, ["a", "b"], METRICS, {}, {**words, ("result", "read", ""): "0.read.safetensors"}
+            "open",
+            0,
+            ["a", "b"],
+            METRICS,
+            {},
+            {**words, ("result", "read", ""): "0.read.safetensors"},
         )
     (job,) = read(coordinator)["jobs"]
     assert job["relayed"] == ["coupling", "model"]
-    assert "open: coupling, model: passed on to its silos, which alone can open it" in show(coordinator).splitlines()
+    assert (
+        "open: coupling, model: passed on to its silos, which alone can open it"
+        in show(coordinator).splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +183,8 @@ def test_reading_neither_waits_for_a_running_coordinator_nor_leaves_a_file(coord
         database.save_state(replace(OPEN, stage="folding"))
         before = {path.name for path in folder.iterdir()}
         found = read(coordinator)
-        assert (found["running"], found["jobs"][0]["stage"]) == (True, "round")  # what was committed
+        # what was committed
+        assert (found["running"], found["jobs"][0]["stage"]) == (True, "round")
     found = read(coordinator)
     assert (found["running"], found["jobs"][0]["stage"]) == (False, "folding")
     assert {path.name for path in folder.iterdir()} == before
@@ -202,12 +233,26 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
     assert (job["job"], job["method"], job["done"], job["rounds"]) == ("first", "fedavg", 1, 4)
     assert (job["tested"], job["correct"], job["finished"], job["problem"]) == (10, 8, False, "")
     assert (found["ledger"]["ok"], found["ledger"]["records"]) == (True, 3)
-    assert [(total["part"], total["bytes"]) for total in found["ledger"]["totals"]] == [("(control)", 120)]
+    assert [(total["part"], total["bytes"]) for total in found["ledger"]["totals"]] == [
+        ("(control)", 120)
+    ]
     silo.save_model(SiloState({}))
     silo.finish(RoundReport(4, 0, 10, 6, 6, None), {})
     lines = show(config).splitlines()
     assert lines[0].startswith("silo does not run: ")
-    assert lines[2].split() == ["first", "fedavg", "4", "of", "4", "finished", "6", "of", "10", "right", "(60.0%)"]
+    assert lines[2].split() == [
+        "first",
+        "fedavg",
+        "4",
+        "of",
+        "4",
+        "finished",
+        "6",
+        "of",
+        "10",
+        "right",
+        "(60.0%)",
+    ]
     assert lines[3] == "ledger: holds, 3 records, 120 bytes left"
     assert lines[4].startswith("head 2:")
     assert not any("epsilon" in line for line in lines)
@@ -215,11 +260,15 @@ def test_a_silo_sees_its_rounds_its_accuracy_and_its_ledger(made, silo):
 
 def test_a_silo_sees_what_its_jobs_have_cost_a_data_set(made, silo):
     head = TreeHead("staddle.example/local/a/privacy/data", 3, bytes(32))
-    with Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log) as opened:
+    with Ledger.open(
+        made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
+    ) as opened:
         for spent in ("1.0000", "2.5000"):
             opened.privacy_head("data", head, epsilon=spent, delta="0.00001", limit="8")
     shown = show(made.silo_config("a"))
-    assert "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001" in " ".join(shown.split())
+    assert "data set 'data': epsilon 2.5000 of 8 spent or reserved, at delta 0.00001" in " ".join(
+        shown.split()
+    )
     (told,) = read(made.silo_config("a"))["privacy"]
     assert told == {"dataset": "data", "epsilon": "2.5000", "limit": "8", "delta": "0.00001"}
 
@@ -229,13 +278,17 @@ def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
     other.accept(silo.signed())
 
     def state():
-        (line,) = [line for line in show(made.silo_config("a")).splitlines() if line.startswith("other ")]
+        (line,) = [
+            line for line in show(made.silo_config("a")).splitlines() if line.startswith("other ")
+        ]
         return line.split()[5]
 
     assert state() == "open"
     other.fail()
     assert state() == "failed"
-    assert [job["failed"] for job in read(made.silo_config("a"))["jobs"] if job["job"] == "other"] == [True]
+    assert [
+        job["failed"] for job in read(made.silo_config("a"))["jobs"] if job["job"] == "other"
+    ] == [True]
     other.accept(other.signed())  # offered again
     assert state() == "open"
     shutil.rmtree(other.path)
@@ -244,7 +297,9 @@ def test_a_job_that_ended_without_its_result_is_not_open_for_ever(made, silo):
 
 
 def test_what_a_session_that_is_open_may_send_is_said_to_be_assumed(made, silo):
-    with Ledger.open(made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log) as opened:
+    with Ledger.open(
+        made.state("a") / "ledger", "a", made.name, load_keys(made.keys("a")).log
+    ) as opened:
         opened.control_open("a-3", Peer(id="coordinator", spki=HASH), 10, 1000)
         said = show(made.silo_config("a"))
     assert " bytes left, 1,000 of these assumed\n" in said
@@ -287,7 +342,20 @@ def test_a_file_that_is_no_database_is_named(coordinator, tmp_path):
 
 
 def test_a_blind_round_shows_its_attempt(coordinator, database):
-    keep(database, JobState("j", SILOS, 3, 2, stage="round", cohort=SILOS, failed={"c": "lost"}, blind=True, attempt=1))
+    keep(
+        database,
+        JobState(
+            "j",
+            SILOS,
+            3,
+            2,
+            stage="round",
+            cohort=SILOS,
+            failed={"c": "lost"},
+            blind=True,
+            attempt=1,
+        ),
+    )
     assert "round, round 0, secure sum, attempt 2" in show(coordinator)
     assert read(coordinator)["jobs"][0]["attempt"] == 1
     database.close()
@@ -295,7 +363,12 @@ def test_a_blind_round_shows_its_attempt(coordinator, database):
 
 def test_a_blind_round_shows_whose_masked_words_are_here_and_who_is_excluded(coordinator, database):
     cohort, excluded = SILOS[:2], {SILOS[2]: "BATCH"}
-    keep(database, JobState("j", SILOS, 3, 2, stage="round", cohort=cohort, excluded=excluded, blind=True, attempt=1))
+    keep(
+        database,
+        JobState(
+            "j", SILOS, 3, 2, stage="round", cohort=cohort, excluded=excluded, blind=True, attempt=1
+        ),
+    )
     with database.transaction():
         for attempt, silo in enumerate(cohort):  # those of the attempt before do not count
             database.add_secure("j", 0, dumped(attempt, Spooled(silo, 8, bytes(32))))

@@ -1,4 +1,6 @@
-"""Which jobs a coordinator begins with, and what speaks against one: in one process, over real TLS."""
+"""Which jobs a coordinator begins with, and what speaks against one: in one process, over
+real TLS.
+"""
 
 import asyncio
 import shutil
@@ -34,7 +36,9 @@ DOCUMENT = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    federation = local_federation.make(tmp_path_factory.mktemp("begin") / "federation", (*SILOS, "c", "d"))
+    federation = local_federation.make(
+        tmp_path_factory.mktemp("begin") / "federation", (*SILOS, "c", "d")
+    )
     for name in ("one", "two"):
         local_federation.sign_job(federation, {**DOCUMENT, "name": name})
     local_federation.write_coordinator(federation, ["one"], {})
@@ -58,7 +62,9 @@ def begin(world, tmp_path):
         pair = (keys.tls_key, keys.entry.certificate.encode())
         credentials = grpc.ssl_channel_credentials(coordinator.certificate.encode(), *pair)
         named = ("grpc.ssl_target_name_override", "coordinator.staddle")
-        async with grpc.aio.secure_channel(address, credentials, options=[*OPTIONS, named]) as channel:
+        async with grpc.aio.secure_channel(
+            address, credentials, options=[*OPTIONS, named]
+        ) as channel:
             yield OperationsStub(channel)
 
     def call(then, **changes):
@@ -83,7 +89,11 @@ def submitting(signed):
         try:
             await stub.Submit(pb.SubmitRequest(signed_job=signed))
         except grpc.aio.AioRpcError as error:
-            return dict(error.trailing_metadata())[ERROR_METADATA], error.details(), await names(stub)
+            return (
+                dict(error.trailing_metadata())[ERROR_METADATA],
+                error.details(),
+                await names(stub),
+            )
         return await names(stub)
 
     return submit
@@ -102,7 +112,9 @@ def test_a_coordinator_whose_database_is_gone_refuses_to_start_and_removes_nothi
     shutil.copyfile(begin.database, copy)
     remove(begin.database)
     for _ in range(2):  # the first start has made a database, which is no better
-        with pytest.raises(LocalError, match=rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"):
+        with pytest.raises(
+            LocalError, match=rf"{kept.parent}: holds {kept.name}, .*bring coordinator\.sqlite back"
+        ):
             begin(names)
         assert kept.read_bytes() == b"the only copy"
     remove(begin.database)
@@ -114,7 +126,9 @@ def test_a_database_that_is_older_than_the_tensors_is_refused(begin):
     assert begin(names) == ["one"]
     kept = begin.jobs / "one" / "1.a.upload"
     kept.write_bytes(b"the only copy")
-    with pytest.raises(LocalError, match=r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"):
+    with pytest.raises(
+        LocalError, match=r"1\.a\.upload, but by coordinator.sqlite the job stands in round 0"
+    ):
         begin(names)
     kept.rename(kept.with_name("0.a.upload"))  # what a crash leaves of round 0 is rubbish
     assert begin(names) == ["one"]
@@ -142,10 +156,19 @@ def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
     """The coordinator says which silo it is, before the silos refuse each round."""
     counts = {"a": 30, "b": 30, "c": 30, "d": 200}
     silos = {"silos": list(counts), "min_cohort": 3}
-    even = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys(counts, 30)}
+    even = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "counts": dict.fromkeys(counts, 30),
+    }
     for name, own in (("even", even), ("uneven", {**even, "counts": counts})):
-        local_federation.sign_job(world.federation, {**DOCUMENT, **silos, "name": name, "security": own})
-    signed = {name: (world.federation.folder / "jobs" / f"{name}.json").read_bytes() for name in ("even", "uneven")}
+        local_federation.sign_job(
+            world.federation, {**DOCUMENT, **silos, "name": name, "security": own}
+        )
+    signed = {
+        name: (world.federation.folder / "jobs" / f"{name}.json").read_bytes()
+        for name in ("even", "uneven")
+    }
     code, why, listed = begin(submitting(signed["uneven"]))
     assert (code, listed) == ("STORAGE", ["one"])
     assert "job 'uneven': silo 'd' weighs too much among a, b, c, d, with 200 records of 290" in why
@@ -154,7 +177,9 @@ def test_a_job_whose_declared_weights_show_one_silo_is_refused(begin, world):
 
 def test_a_job_over_the_limit_of_a_job_is_refused(begin, world):
     few = JobLimits(max_job_bytes=286_000)
-    with pytest.raises(LocalError, match=r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"):
+    with pytest.raises(
+        LocalError, match=r"job 'one' with 2 silos may take .*max_job_bytes is 279.3 KiB"
+    ):
         begin(names, limits=few)
     code, why, listed = begin(submitting(world.signed["two"]), limits=few, jobs=())
     assert (code, listed) == ("STORAGE", [])

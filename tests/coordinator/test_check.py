@@ -21,7 +21,18 @@ from staddle.security.identity.keys import load_keys
 from staddle.security.ledger.ingress_ledger import ReceivingLedger
 
 SILOS = ["a", "b"]
-NAMES = ["configuration", "keys", "roster", "member", "clock", "database", "ledger", "job", "disk", "listen"]
+NAMES = [
+    "configuration",
+    "keys",
+    "roster",
+    "member",
+    "clock",
+    "database",
+    "ledger",
+    "job",
+    "disk",
+    "listen",
+]
 
 
 def job(name, **changes):
@@ -56,7 +67,11 @@ def federation(original, tmp_path):
 @pytest.fixture
 def failed(federation):
     def call():
-        return {found.name: found.text for found in check(federation.coordinator_config).findings if not found.ok}
+        return {
+            found.name: found.text
+            for found in check(federation.coordinator_config).findings
+            if not found.ok
+        }
 
     return call
 
@@ -78,10 +93,14 @@ def serve(federation, then):
 
 
 def test_all_that_is_as_it_should_be(federation):
-    result = CliRunner().invoke(app, ["coordinator", "check", "--config", str(federation.coordinator_config)])
+    result = CliRunner().invoke(
+        app, ["coordinator", "check", "--config", str(federation.coordinator_config)]
+    )
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == "all is well"
-    result = CliRunner().invoke(app, ["coordinator", "check", "--json", "--config", str(federation.coordinator_config)])
+    result = CliRunner().invoke(
+        app, ["coordinator", "check", "--json", "--config", str(federation.coordinator_config)]
+    )
     document = json.loads(result.output)
     assert [finding["name"] for finding in document["findings"]] == NAMES
     texts = {finding["name"]: finding["text"] for finding in document["findings"]}
@@ -127,7 +146,11 @@ def test_jobs_that_are_not_signed_for_this_roster(federation, failed):
 def test_the_database_and_the_port_of_a_coordinator_that_runs(federation, failed):
     def beside(address):
         edit(federation.coordinator_config, "127.0.0.1:0", address)
-        texts = {found.name: found.text for found in check(federation.coordinator_config).findings if found.ok}
+        texts = {
+            found.name: found.text
+            for found in check(federation.coordinator_config).findings
+            if found.ok
+        }
         assert list(texts) == NAMES
         assert texts["listen"].startswith(f"{address} is taken by the coordinator that runs with ")
         assert "1 jobs, 1 of them not ended" in texts["database"]
@@ -171,13 +194,20 @@ def test_a_folder_of_tensors_without_its_database(federation, failed):
     folder.mkdir(parents=True)
     assert failed() == {}
     (folder / "1.model.safetensors").touch()
-    assert f"{folder}: holds 1.model.safetensors, but by coordinator.sqlite there is no such job" in failed()["job"]
+    assert (
+        f"{folder}: holds 1.model.safetensors, but by coordinator.sqlite there is no such job"
+        in failed()["job"]
+    )
 
 
 def test_a_job_that_may_take_more_disk_than_a_job_is_given(federation, failed):
     texts = {found.name: found.text for found in check(federation.coordinator_config).findings}
-    assert "; at most 280.2 KiB (107.1 KiB uploads, 173.1 KiB published) on the disk" in texts["job"]
-    edit(federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]')
+    assert (
+        "; at most 280.2 KiB (107.1 KiB uploads, 173.1 KiB published) on the disk" in texts["job"]
+    )
+    edit(
+        federation.coordinator_config, "[timing]", '[limits]\nmax_job_bytes = "280KiB"\n\n[timing]'
+    )
     assert "job 'one' with 2 silos may take 280.2 KiB" in failed()["job"]
     assert "limits.max_job_bytes is 280.0 KiB: raise it" in failed()["job"]
     edit(federation.coordinator_config, '"280KiB"', '"281KiB"')
@@ -219,9 +249,13 @@ def test_the_largest_round_of_a_blind_job_has_padded_words_of_eight_bytes():
         "training": {"lr": 0.05},
     }
     plain, blind = (
-        Job.from_file(validate({**document, "security": {"secure_aggregation": how}}, JobFile, "job"), "job")
+        Job.from_file(
+            validate({**document, "security": {"secure_aggregation": how}}, JobFile, "job"), "job"
+        )
         for how in ("off", "required")
     )
     extractor, rows, metrics = (sum(spec.nbytes for spec in part.tensors) for part in plain.up(0))
     assert largest_round(plain) == 4 * (extractor + rows + metrics)
-    assert largest_round(blind) == 4 * (2 * extractor + rows + masked_bytes(JobPlan(blind).round(0)))
+    assert largest_round(blind) == 4 * (
+        2 * extractor + rows + masked_bytes(JobPlan(blind).round(0))
+    )

@@ -61,7 +61,10 @@ def test_the_limit_of_a_job_is_a_size(load):
     [
         (HEAD + 'rooster = "x"\n' + TRUST, "unknown key 'rooster'; did you mean 'roster'?"),
         (TEXT + "[timings]\n", "unknown key 'timings'; did you mean 'timing'?"),
-        (TEXT + "[timing]\nbeat_secs = 3\n", "unknown key 'timing.beat_secs'; did you mean 'beat_seconds'?"),
+        (
+            TEXT + "[timing]\nbeat_secs = 3\n",
+            "unknown key 'timing.beat_secs'; did you mean 'beat_seconds'?",
+        ),
         (TEXT + 'founder = "x"\n', "did you mean 'founders'?"),
         (TEXT.replace("version = 1\n", ""), "missing key 'version'"),
         (TEXT.replace('listen = "127.0.0.1:7443"\n', ""), "missing key 'listen'"),
@@ -75,7 +78,10 @@ def test_the_limit_of_a_job_is_a_size(load):
         (TEXT + "[timing]\nhold_seconds = 301\n", "timing.hold_seconds = 301"),
         (TEXT + "[timing]\nadmission_seconds = 0\n", "timing.admission_seconds = 0"),
         (TEXT + "[timing]\nadmission_seconds = nan\n", "timing.admission_seconds = nan"),
-        (TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n', "metrics.listen = '0.0.0.0:9464': is not on loopback"),
+        (
+            TEXT + '[metrics]\nlisten = "0.0.0.0:9464"\n',
+            "metrics.listen = '0.0.0.0:9464': is not on loopback",
+        ),
         (TEXT + "[metrics]\n", "missing key 'metrics.listen'"),
         (TEXT.replace(FOUNDER, "SHA256:short"), "trust.founders.0 = 'SHA256:short'"),
         (TEXT.replace(f'"{FOUNDER}"', ""), "trust.founders"),

@@ -1,4 +1,6 @@
-"""What a job may take on the disk, against what it takes: every upload and fold of a simulated job, on files."""
+"""What a job may take on the disk, against what it takes: every upload and fold of a simulated job,
+on files.
+"""
 
 import dataclasses
 
@@ -55,7 +57,9 @@ def bytes_in(folder):
 
 @pytest.mark.parametrize("method", JOBS)
 def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path, monkeypatch):
-    """The bound is of a worst case, so what is taken must come near it, or the bound would refuse what fits."""
+    """The bound is of a worst case, so what is taken must come near it, or the bound would refuse
+    what fits.
+    """
     job, taken = made(method), []
     folder = tmp_path / "job"
     store = JobStore(folder, lambda round_: upload_items(job.up(round_)), {})
@@ -73,7 +77,9 @@ def test_no_job_takes_more_than_was_computed_and_none_much_less(method, tmp_path
             store.keep(silo, round_, spool.finished())
         taken.append(bytes_in(folder))
         folding = store.folding(round_)
-        close_round(method, exchanges, state, round_, members, up, store.reader(members, round_), folding)
+        close_round(
+            method, exchanges, state, round_, members, up, store.reader(members, round_), folding
+        )
         store.commit(round_, folding.changes, folding.digests)
         taken.append(bytes_in(folder))
         return close_round(method, exchanges, state, round_, members, up, read, archive)
@@ -108,17 +114,29 @@ def test_the_room_grows_with_the_silos_and_names_what_it_is_for():
 
 def test_a_blind_job_is_counted_by_its_masked_words_and_its_open_sum():
     job = dataclasses.replace(
-        made("fedavg"), min_cohort=3, participation=1.0, security=SecurityTable(secure_aggregation="required")
+        made("fedavg"),
+        min_cohort=3,
+        participation=1.0,
+        security=SecurityTable(secure_aggregation="required"),
     )
-    words, values = masked_bytes(JobPlan(job).round(0)), sum(item.spec.elements for item in upload_items(job.up(0)))
+    words, values = (
+        masked_bytes(JobPlan(job).round(0)),
+        sum(item.spec.elements for item in upload_items(job.up(0))),
+    )
     assert 4 * values < words < 9 * values  # a word of 4 or 8 bytes each, and canaries
     assert 4 * words + 8 * values < room(job).uploads < 4 * words + 8 * values + 20_000
 
 
 def blind_job(method, silos=SILOS, participation=0.75, **security):
-    counts = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 40)} if participation < 1 else {}
+    counts = (
+        {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 40)}
+        if participation < 1
+        else {}
+    )
     table = SecurityTable(secure_aggregation="required", **counts, **security)
-    return dataclasses.replace(made(method, silos), min_cohort=3, participation=participation, security=table)
+    return dataclasses.replace(
+        made(method, silos), min_cohort=3, participation=participation, security=table
+    )
 
 
 def test_a_blind_mix_is_counted_by_eight_bytes_a_number():
@@ -128,7 +146,9 @@ def test_a_blind_mix_is_counted_by_eight_bytes_a_number():
     found = room(job)
     assert found.versions == 4 * 2 * 8 * padded
     whole = 4 * (masked_bytes(JobPlan(job).round(3)) + 8 * padded + 4 * rotated)
-    model = room(dataclasses.replace(job, method_name="fedavg", method_options=made("fedavg").method_options)).uploads
+    model = room(
+        dataclasses.replace(job, method_name="fedavg", method_options=made("fedavg").method_options)
+    ).uploads
     assert found.uploads >= max(whole, model)
     assert found.uploads <= max(whole, model) + 20_000
 
@@ -149,10 +169,17 @@ def samples():
 def test_the_words_of_sums_that_come_down_are_counted():
     plain = {"min_cohort": 3, "participation": 1.0}
     jobs = [
-        dataclasses.replace(made("fedavg"), **plain, security=SecurityTable(secure_aggregation="required", tags=tags))
+        dataclasses.replace(
+            made("fedavg"),
+            **plain,
+            security=SecurityTable(secure_aggregation="required", tags=tags),
+        )
         for tags in (False, True)
     ]
-    (untagged, tagged), values = map(room, jobs), sum(item.spec.elements for item in upload_items(jobs[0].up(0)))
+    (untagged, tagged), values = (
+        map(room, jobs),
+        sum(item.spec.elements for item in upload_items(jobs[0].up(0))),
+    )
     assert (tagged.uploads, tagged.versions) == (untagged.uploads, 0)
     words = (
         tagged.published - untagged.published
@@ -164,5 +191,8 @@ def test_a_job_over_the_limit_is_refused_with_numbers():
     job = made("fedavg")
     total = room(job).total
     assert check_room(job, None) == check_room(job, total) == room(job)
-    with pytest.raises(LocalError, match=r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it"):
+    with pytest.raises(
+        LocalError,
+        match=r"'job' with 4 silos may take .* KiB uploads.*max_job_bytes is .*: raise it",
+    ):
         check_room(job, total - 1)

@@ -1,4 +1,7 @@
-"""One heap for all threads, and a trim that gives back; in a process of its own, since heaps stay."""
+"""One heap for all threads, and a trim that gives back.
+
+In a process of its own, since heaps stay.
+"""
 
 import subprocess
 import sys
@@ -48,7 +51,9 @@ go.set()
 
 def measured(how: str, place: str) -> tuple[int, int]:
     """Heaps of a process with four threads that allocate, and the bytes that a trim gave back."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, how, place], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how, place], capture_output=True, text=True, check=True
+    )
     heaps, freed = done.stdout.split()
     return int(heaps), int(freed)
 

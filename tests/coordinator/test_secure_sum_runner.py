@@ -23,8 +23,14 @@ BATCHED, ANY = {"dropouts": "batches"}, {"dropouts": "any"}
 JOBS = {
     "batches": ({"name": "fedavg"}, BATCHED),
     "changing silos": ({"name": "fedavg"}, ANY),
-    "rows for members": ({"name": "pfedsim", "options": {"rho": 0.5}}, {**BATCHED, "mix": "directed"}),
-    "rows for changing members": ({"name": "pfedsim", "options": {"rho": 0.5}}, {**ANY, "mix": "directed"}),
+    "rows for members": (
+        {"name": "pfedsim", "options": {"rho": 0.5}},
+        {**BATCHED, "mix": "directed"},
+    ),
+    "rows for changing members": (
+        {"name": "pfedsim", "options": {"rho": 0.5}},
+        {**ANY, "mix": "directed"},
+    ),
 }
 
 
@@ -60,17 +66,23 @@ def gathering(tmp_path, name, round_=0, proofs=()):
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
-    """Else it would wait for signatures that they do not give, or let a sum be that they would repeat."""
+    """Else it would wait for signatures that they do not give, or let a sum be that they would
+    repeat.
+    """
     job, summing = gathering(tmp_path, name)
     setting = summing._setting
     terms = Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)
     assert setting.terms == terms
-    assert {silo for batch in setting.together for silo in batch} == (set() if name == "changing silos" else set(SILOS))
+    assert {silo for batch in setting.together for silo in batch} == (
+        set() if name == "changing silos" else set(SILOS)
+    )
 
 
 def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_path):
     """Replayed, an attempt is told what it was told at first, not what came to light after it."""
-    proofs = [replace(longest_evidence(4, at), document=attempt(4, round=at).payload()) for at in range(3)]
+    proofs = [
+        replace(longest_evidence(4, at), document=attempt(4, round=at).payload()) for at in range(3)
+    ]
     _, summing = gathering(tmp_path, "batches", 2, proofs)
     assert summing._setting.proofs == tuple(proofs[:2])
     assert summing._terms.excused == {proof.dealer for proof in proofs[:2]}

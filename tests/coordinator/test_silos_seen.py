@@ -1,4 +1,7 @@
-"""Who counts as there: only silos that this process of the coordinator has heard of. Real TLS, a clock of our own."""
+"""Who counts as there: only silos that this process of the coordinator has heard of.
+
+Real TLS, a clock of our own.
+"""
 
 import asyncio
 from collections import Counter
@@ -40,7 +43,9 @@ def world(tmp_path, monkeypatch):
     return SimpleNamespace(
         clock=clock,
         config=configs.load(federation.coordinator_config),
-        operator=lambda here: operator_client.connected(local_federation.write_operator(federation, here.address)),
+        operator=lambda here: operator_client.connected(
+            local_federation.write_operator(federation, here.address)
+        ),
         caller=lambda here, silo: Caller(
             here.address, load_keys(federation.folder / silo / "keys"), roster, job
         ),
@@ -55,7 +60,9 @@ async def until(condition):
 
 def metric(here):
     """Silos that the metrics show as connected."""
-    (found,) = [gauge for gauge in gauges(here.daemon, here.limits) if gauge.name == "silo_connected"]
+    (found,) = [
+        gauge for gauge in gauges(here.daemon, here.limits) if gauge.name == "silo_connected"
+    ]
     return {silo for (silo,), value in found.values.items() if value}
 
 
@@ -85,7 +92,8 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
         world.clock.now += 5.5
         here.run(asyncio.sleep(2.1))  # two looks of the watch
         assert here.daemon.connected() == metric(here) == set()
-        assert (state().stage, dict(state().failed)) == ("round", {})  # all have six beats to come back
+        # all have six beats to come back
+        assert (state().stage, dict(state().failed)) == ("round", {})
         reports = operator.watch("job")
         assert status_fields(next(reports).status)["unheard"] == list(SILOS)
         here.run(back())
@@ -96,10 +104,13 @@ def test_after_a_restart_silos_count_once_they_are_heard_of(world):
         assert dict(state().failed) == {"east": "lost", "south": "lost"}
         assert here.daemon.connected() == {"north"}
         operator.stop("job")
-        assert status_fields(operator.show("job").status)["unheard"] == []  # a job that waits awaits nobody
+        # a job that waits awaits nobody
+        assert status_fields(operator.show("job").status)["unheard"] == []
 
 
-def test_a_silo_that_was_lost_before_a_round_opens_is_not_awaited_in_it_and_one_that_waits_is_not_lost(world):
+def test_a_silo_lost_before_a_round_opens_is_not_awaited(
+    world,
+):
     """Beats of five minutes: nothing but the opening of a round can drop a silo here."""
 
     async def scenario():
@@ -128,7 +139,9 @@ def test_a_silo_that_was_lost_before_a_round_opens_is_not_awaited_in_it_and_one_
         here.run(scenario())
 
 
-def test_an_upload_wakes_no_other_silo_and_writes_neither_the_state_nor_the_roster_anew(world, monkeypatch):
+def test_an_upload_wakes_no_other_silo_and_writes_neither_the_state_nor_the_roster_anew(
+    world, monkeypatch
+):
     """What one silo costs must not grow with the number of the others."""
     looked, saved, digests = Counter(), [], []
 

@@ -19,8 +19,12 @@ from staddle.silo.parts.contributions import Contributions
 def tensors(draw):
     """Some, of drawn shapes and values."""
     generator = torch.Generator().manual_seed(draw.getrandbits(62))
-    shapes = [[draw.randrange(5) for _ in range(draw.randrange(3))] for _ in range(draw.randrange(1, 5))]
-    return {f"w{number}": torch.rand(shape, generator=generator) for number, shape in enumerate(shapes)}
+    shapes = [
+        [draw.randrange(5) for _ in range(draw.randrange(3))] for _ in range(draw.randrange(1, 5))
+    ]
+    return {
+        f"w{number}": torch.rand(shape, generator=generator) for number, shape in enumerate(shapes)
+    }
 
 
 @row("one bit of a file of tensors", "the file is refused by its name")
@@ -29,10 +33,16 @@ def bit_of_a_tensor_file(folder, draw):
     path.touch()
     tensor_file.write(path, tensors(draw), {"note": "x" * draw.randrange(9)})
     made = flip(path, draw)
-    assert "disk changed" in (why := refused(lambda: tensor_file.read(path), path, LocalError, made)) or "not a" in why
+    assert (
+        "disk changed" in (why := refused(lambda: tensor_file.read(path), path, LocalError, made))
+        or "not a" in why
+    )
 
 
-@row("one bit of a silo's state or outbox of a job", "the job's folder gives neither, and names the file")
+@row(
+    "one bit of a silo's state or outbox of a job",
+    "the job's folder gives neither, and names the file",
+)
 def bit_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
     job.accept(b'{"signed":1}')
@@ -66,12 +76,21 @@ def bit_of_a_methods_state(folder, draw):
     connection.close()
     found = Database(path)
     try:
-        refused(found.jobs, f"{path}: what the method of job 'bad' knows", LocalError, f"a bit of byte {at}")
+        refused(
+            found.jobs,
+            f"{path}: what the method of job 'bad' knows",
+            LocalError,
+            f"a bit of byte {at}",
+        )
     finally:
         found.close()
 
 
-@row("one bit of a ledger that was closed in good order, or of its checkpoint", "it is not opened, nor changed", 6)
+@row(
+    "one bit of a ledger that was closed in good order, or of its checkpoint",
+    "it is not opened, nor changed",
+    6,
+)
 def bit_of_a_ledger(folder, draw):
     path = folder / "ledger"
     with open_log(path) as log:
@@ -90,7 +109,12 @@ def bit_of_a_budget(folder, draw):
     with Budget.open(path, "cxr", FEDERATION, "a", KEY, known=False) as budget:
         budget.set_limit("8", "0.00001", "e3" * 32)
     made = flip(draw.choice([*path.rglob("checkpoint"), *path.rglob("seg-*.jsonl")]), draw)
-    refused(lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close(), path, LocalError, made)
+    refused(
+        lambda: Budget.open(path, "cxr", FEDERATION, "a", KEY, known=True).close(),
+        path,
+        LocalError,
+        made,
+    )
 
 
 @row("one bit of a silo's ledger", "the agent does not start with it", fell=(642541467, 4122710408))

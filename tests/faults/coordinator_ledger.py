@@ -25,7 +25,10 @@ def lived(folder, lives):
     return TreeHead.parse(notes.parse(bytes(stored(folder))).text)
 
 
-@row("the ledger is missing, or an older copy was put back", "no new one is begun; with the newest it goes on")
+@row(
+    "the ledger is missing, or an older copy was put back",
+    "no new one is begun; with the newest it goes on",
+)
 def ledger_put_back(folder, draw):
     path, older, newest = folder / "ledger", folder / "older", folder / "newest"
     lived(path, draw.randrange(1, 4))

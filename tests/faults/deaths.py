@@ -13,7 +13,11 @@ HOW = ("before", "torn", "after")
 LONGEST_SECONDS = 50.0  # of a job with deaths; a row has a minute
 
 
-@row("kill -9 at any change of a ledger", "every record and checkpoint that was promised is there again", 6)
+@row(
+    "kill -9 at any change of a ledger",
+    "every record and checkpoint that was promised is there again",
+    6,
+)
 def death_of_a_log_writer(folder, draw):
     path, count = folder / "ledger", draw.randrange(1, 12)
     ends = draw.randrange(count)
@@ -37,7 +41,9 @@ def death_of_a_log_writer(folder, draw):
     assert not list(path.glob(".*.tmp"))
 
 
-@row("kill -9 while a torn tail is repaired", "some record says what was cut, and its bytes are kept")
+@row(
+    "kill -9 while a torn tail is repaired", "some record says what was cut, and its bytes are kept"
+)
 def death_of_a_repair(folder, draw):
     path = folder / "ledger"
     with open_log(path) as log:
@@ -47,14 +53,18 @@ def death_of_a_repair(folder, draw):
     with (path / "seg-00000001.jsonl").open("ab") as file:
         file.write(torn)
     for _ in range(draw.randrange(1, 4)):  # again and again
-        killed(path, draw.randrange(1, 14), draw.choice(HOW), lambda place, _: open_log(place).close())
+        killed(
+            path, draw.randrange(1, 14), draw.choice(HOW), lambda place, _: open_log(place).close()
+        )
     open_log(path).close()
     dropped = [record["dropped_bytes"] for record in stored(path) if record["type"] == "recovery"]
     assert sum(dropped) >= len(torn)
     assert torn in (path / "seg-00000001.torn").read_bytes()
 
 
-@row("kill -9 at any change of a job's folder", "the job is there as it was accepted, or not at all")
+@row(
+    "kill -9 at any change of a job's folder", "the job is there as it was accepted, or not at all"
+)
 def death_of_a_silos_job(folder, draw):
     job = JobFolder(folder / "jobs" / "j")
 
@@ -72,7 +82,11 @@ def death_of_a_silos_job(folder, draw):
     assert job.failed
 
 
-@row("kill -9 of daemons while a blind job goes on", "all of its rounds close, and nobody is blamed", seeds=0)
+@row(
+    "kill -9 of daemons while a blind job goes on",
+    "all of its rounds close, and nobody is blamed",
+    seeds=0,
+)
 def death_of_daemons_in_a_blind_job(folder, draw):
     import storm  # noqa: PLC0415 it is there in a checkout only, beside soak.py
 

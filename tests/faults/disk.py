@@ -1,4 +1,6 @@
-"""A disk that fails, and a process that is killed, at any of its system calls that change a disk."""
+"""A disk that fails, and a process that is killed, at any of its system calls that change a
+disk.
+"""
 
 import errno
 import os
@@ -10,7 +12,10 @@ CALLS = ("open", "write", "fsync", "fdatasync", "ftruncate", "replace")  # all t
 
 
 class Calls:
-    """Counts the calls that change the disk; ``fault(name, real, args)`` runs in place of the n-th."""
+    """Counts the calls that change the disk.
+
+    ``fault(name, real, args)`` runs in place of the n-th.
+    """
 
     def __init__(self, monkeypatch, nth=0, fault=None):
         self.made = []
@@ -21,7 +26,11 @@ class Calls:
     def _watched(self, name, real, nth, fault):
         def call(*args, **options):
             self.made.append(name)
-            return fault(name, real, args, options) if len(self.made) == nth else real(*args, **options)
+            return (
+                fault(name, real, args, options)
+                if len(self.made) == nth
+                else real(*args, **options)
+            )
 
         return call
 
@@ -42,7 +51,10 @@ def short(name, real, args, options):
 
 
 def killed(place, nth, how, run):
-    """What a child was promised that ran this and died by kill -9 at its n-th call; None if it came through."""
+    """What a child was promised that ran this and died by kill -9 at its n-th call.
+
+    None if it came through.
+    """
 
     def fault(name, real, args, options):
         if how == "after":
@@ -69,7 +81,9 @@ def killed(place, nth, how, run):
 
 
 class Turned:
-    """A disk that takes nothing from the n-th change on, as one that is full or has turned read-only."""
+    """A disk that takes nothing from the n-th change on, as one that is full or has turned
+    read-only.
+    """
 
     def __init__(self, monkeypatch, nth, number):
         self.made = 0

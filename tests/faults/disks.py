@@ -22,7 +22,9 @@ NUMBERS = (errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
 
 def interrupted(draw, folder, most, work):
-    """How much of ``work`` was acknowledged before a disk took nothing any more; it fails with the folder's name.
+    """How much of ``work`` was acknowledged before a disk took nothing any more.
+
+    It fails with the folder's name.
 
     ``work`` acknowledges by adding to the list that it is given.
     """
@@ -36,7 +38,11 @@ def interrupted(draw, folder, most, work):
     return acknowledged
 
 
-@row("a disk takes nothing from any change on, under a ledger", "every record that was acknowledged is there again", 6)
+@row(
+    "a disk takes nothing from any change on, under a ledger",
+    "every record that was acknowledged is there again",
+    6,
+)
 def disk_of_a_log(folder, draw):
     path = folder / "ledger"
     every, size = draw.randrange(1, 5), draw.randrange(300, 2000)
@@ -58,7 +64,10 @@ def disk_of_a_log(folder, draw):
     assert notes == list(range(len(notes)))
 
 
-@row("a disk takes nothing from any change on, under a silo's ledger", "the ledger opens again and goes on")
+@row(
+    "a disk takes nothing from any change on, under a silo's ledger",
+    "the ledger opens again and goes on",
+)
 def disk_of_a_silos_ledger(folder, draw):
     path = folder / "ledger"
 
@@ -72,7 +81,9 @@ def disk_of_a_silos_ledger(folder, draw):
     kept = interrupted(draw, path, 24, work)
     with open_ledger(path) as ledger:
         ledger.start("staddle", "ab" * 32, "cd" * 32)
-    assert [record["type"] for record in stored(path) if record["type"] in ("start", "stop")][: len(kept)] == kept
+    assert [record["type"] for record in stored(path) if record["type"] in ("start", "stop")][
+        : len(kept)
+    ] == kept
 
 
 @row(
@@ -87,7 +98,12 @@ def disk_of_a_silos_job(folder, draw):
         job.accept(b'{"signed":1}')
         for round_ in range(4):
             state = SiloState({"extractor": {"w": torch.tensor([float(round_)])}}, {})
-            job.save_round(round_, round_, state, Contributions({"model": {"w": torch.tensor([float(round_)])}}))
+            job.save_round(
+                round_,
+                round_,
+                state,
+                Contributions({"model": {"w": torch.tensor([float(round_)])}}),
+            )
             acknowledged.append(round_)
 
     kept = interrupted(draw, folder, 80, work)
@@ -132,7 +148,11 @@ def disk_of_a_budget(folder, draw):
     fell=(1000,),
 )
 def disk_of_a_file(folder, draw):
-    path, old, new = folder / "file", b"old" * draw.randrange(1, 9999), b"new" * draw.randrange(1, 9999)
+    path, old, new = (
+        folder / "file",
+        b"old" * draw.randrange(1, 9999),
+        b"new" * draw.randrange(1, 9999),
+    )
     write_atomic(path, old)
 
     def work(acknowledged):
@@ -144,7 +164,8 @@ def disk_of_a_file(folder, draw):
 
 
 @row(
-    "a disk takes nothing from any change on, under an upload", "it is refused with STORAGE, and nothing else is raised"
+    "a disk takes nothing from any change on, under an upload",
+    "it is refused with STORAGE, and nothing else is raised",
 )
 def disk_of_an_upload(folder, draw):
     spool = Spool(folder / "north.part", "north")

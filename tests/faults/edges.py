@@ -14,7 +14,10 @@ class File(Strict):
     version: int
 
 
-@row("a TOML file with a key of thousands of parts, or a number of thousands of digits", "refused at once, by its line")
+@row(
+    "a TOML file with a key of thousands of parts, or a number of thousands of digits",
+    "refused at once, by its line",
+)
 def large_toml(folder, draw):
     path, lines = folder / "c.toml", draw.randrange(20)
     most = 10 ** draw.randrange(4, 6)
@@ -22,7 +25,13 @@ def large_toml(folder, draw):
     parts = ".".join("a" * size)
     digits = draw.choice(("", "-", "+", "0x", "0o", "0b")) + "1" * size
     text = draw.choice(
-        (f"{parts} = 1", f"[{parts}]", f"[[{parts}]]", f"version = {digits}", f"version = [1, {digits}]")
+        (
+            f"{parts} = 1",
+            f"[{parts}]",
+            f"[[{parts}]]",
+            f"version = {digits}",
+            f"version = [1, {digits}]",
+        )
     )
     path.write_text("# nothing\n" * lines + text)
     began = time.process_time()

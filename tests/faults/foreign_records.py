@@ -6,7 +6,10 @@ from support.ledgers import copied, forge, open_log
 from staddle.errors import LocalError
 
 
-@row("forged records behind the checkpoint, some of our own perhaps taken out", "none is signed, the folder stays")
+@row(
+    "forged records behind the checkpoint, some of our own perhaps taken out",
+    "none is signed, the folder stays",
+)
 def records_without_the_log_key(folder, draw):
     path = folder / "ledger"
     with open_log(path) as log:

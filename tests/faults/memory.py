@@ -29,7 +29,13 @@ def npy(shape, dtype="<f4", data=b"", version=b"\1\0", length=None):
     """The bytes of one array, as NEP 1 has them."""
     header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode() + b"\n"
     width = "<H" if version == b"\1\0" else "<I"
-    return b"\x93NUMPY" + version + struct.pack(width, len(header) if length is None else length) + header + data
+    return (
+        b"\x93NUMPY"
+        + version
+        + struct.pack(width, len(header) if length is None else length)
+        + header
+        + data
+    )
 
 
 def archive(path, compression=zipfile.ZIP_DEFLATED, **members):
@@ -64,12 +70,16 @@ def irregular(path, kind):
     if kind != "a socket":
         yield
         return
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # an address is 107 bytes at most
+    # an address is 107 bytes at most
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
         made.bind(path.name)
         yield
 
 
-@row("the header of an array claims more than follows", "it is refused by file and array, and nothing is made of it")
+@row(
+    "the header of an array claims more than follows",
+    "it is refused by file and array, and nothing is made of it",
+)
 def claims(folder, draw):
     version = draw.choice((b"\1\0", b"\2\0"))
     shape = draw.choice(((draw.randrange(10**10, 10**15),), (4, draw.randrange(10**10, 10**13))))
@@ -77,7 +87,9 @@ def claims(folder, draw):
     path = archive(folder / "d.npz", x=npy(shape, dtype, b"1234", version))
     count = int(np.prod(np.array(shape, dtype=object)))
     why = refusal(path)
-    assert why.startswith(f"{path}, holds {path.stat().st_size:,} bytes: the header of array 'x' claims")
+    assert why.startswith(
+        f"{path}, holds {path.stat().st_size:,} bytes: the header of array 'x' claims"
+    )
     assert f"which are {count * size:,} bytes, and 4 follow; write the file again" in why
 
 
@@ -97,7 +109,10 @@ def broken_archive(folder, draw):
                 assert str(error).startswith(str(path)), f"{made}: {error}"  # noqa: PT017 - some can be read
 
 
-@row("a FIFO, a socket or a device is where records should be", "it is named, and nobody waits for it")
+@row(
+    "a FIFO, a socket or a device is where records should be",
+    "it is named, and nobody waits for it",
+)
 def no_file(folder, draw):
     table = draw.choice(({"file": "d.npz"}, CSV))
     source = validate({"data": table}, File, "silo.toml").data.below(folder)

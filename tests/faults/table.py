@@ -1,8 +1,10 @@
-"""The table of faults: what goes wrong, where, and what must hold. One row is one function, in the module of its area.
+"""The table of faults: what goes wrong, where, and what must hold.
 
-A row makes its fault in an empty folder from a seeded generator, and raises whatever it likes where the rule does not
-hold. ``test_rows.py`` runs each row with few seeds, ``benchmarks/soak.py`` with new ones for hours. A new area is a
-module beside these, named in ``AREAS``.
+One row is one function, in the module of its area.
+
+A row makes its fault in an empty folder from a seeded generator, and raises whatever it likes where
+the rule does not hold. ``test_rows.py`` runs each row with few seeds, ``benchmarks/soak.py`` with
+new ones for hours. A new area is a module beside these, named in ``AREAS``.
 """
 
 import contextlib
@@ -26,7 +28,9 @@ AREAS = (
     "deaths",
     "edges",
 )
-SECONDS = 60.0  # after which a row that still runs has fallen: some faults are those that make a reader wait for ever
+# after which a row that still runs has fallen: some faults are those that make a reader wait for
+# ever
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def row(
 ) -> Callable[[Callable[[Path, random.Random], None]], Callable]:
     """Put a function into the table, under its own name and its module's area.
 
-    CI runs it with so many seeds, and with those that ``fell`` once, in benchmarks/soak.py or by hand; where there are
-    none, soak.py alone does.
+    CI runs it with so many seeds, and with those that ``fell`` once, in benchmarks/soak.py or by
+    hand; where there are none, soak.py alone does.
     """
 
     def put(make: Callable[[Path, random.Random], None]) -> Callable[[Path, random.Random], None]:
@@ -76,7 +80,10 @@ def rows() -> dict[str, Row]:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in whatever the block still does then; signals reach the main thread alone."""
+    """Raise TimeoutError in whatever the block still does then.
+
+    Signals reach the main thread alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -103,7 +110,10 @@ def flip(path: Path, draw: random.Random, first: int = 0) -> str:
 
 
 def refused(call: Callable[[], object], where: object, kind: type[Exception], made: str) -> str:
-    """What an error of ours says that names ``where``; AssertionError where the call goes through."""
+    """What an error of ours says that names ``where``.
+
+    AssertionError where the call goes through.
+    """
     try:
         call()
     except kind as error:

@@ -6,7 +6,9 @@ import pytest
 from faults.table import AREAS, limited, rows
 
 
-@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name, row in rows().items() for seed in row.seeds])
+@pytest.mark.parametrize(
+    ("name", "seed"), [(name, seed) for name, row in rows().items() for seed in row.seeds]
+)
 def test_what_must_hold_holds(tmp_path, name, seed):
     rows()[name].run(tmp_path, seed)
 

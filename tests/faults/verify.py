@@ -1,4 +1,6 @@
-"""Ledgers that somebody edited, before those who verify them: the package's command and the file that auditors copy."""
+"""Ledgers that somebody edited, before those who verify them: the package's command and the file
+that auditors copy.
+"""
 
 import contextlib
 import io
@@ -40,7 +42,11 @@ def audited(path):
         return staddle_verify.main(["ledger", str(path), "--key", str(public())])
 
 
-@row("a ledger with a line edited, dropped, repeated, swapped or spelt otherwise", "both verifiers find it", 6)
+@row(
+    "a ledger with a line edited, dropped, repeated, swapped or spelt otherwise",
+    "both verifiers find it",
+    6,
+)
 def edited_ledger(folder, draw):
     path = folder / "ledger"
     for _ in range(draw.randrange(1, 5)):

@@ -23,7 +23,9 @@ TIMING = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
 CRASHING = str(Path(__file__).with_name("crashing.py"))
 
 
-def job_document(name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any) -> dict[str, Any]:
+def job_document(
+    name: str, silos: Sequence[str], method: str = "fedavg", **changes: Any
+) -> dict[str, Any]:
     options, model = changes.pop("options", None), changes.pop("model", "cnn-digits")
     return {
         "version": 1,
@@ -53,17 +55,25 @@ def secrets_of(folder: Path) -> Iterator[str]:
     """The private keys and split keys below a folder, as they might be written in a log."""
     for path in folder.rglob("*.key"):
         data = path.read_bytes()
-        yield from (data.hex(), base64.b64encode(data).decode(), base64.urlsafe_b64encode(data).decode())
+        yield from (
+            data.hex(),
+            base64.b64encode(data).decode(),
+            base64.urlsafe_b64encode(data).decode(),
+        )
         yield from (line for line in data.decode(errors="replace").split() if len(line) >= 32)
 
 
 def check_logs(folder: Path) -> None:
-    """No log holds a key, nor anything that could be a tensor: lists of floats, floats but times, long runs of text."""
+    """No log holds a key, nor anything that could be a tensor: lists of floats, floats but times,
+    long runs of text.
+    """
     secrets = list(secrets_of(folder))
     for path in folder.rglob("*.log"):
         text = path.read_text(errors="replace")
         assert not [secret for secret in secrets if secret in text], f"{path} holds a key"
-        assert not re.search(r"[A-Za-z0-9+=]{65,}|(?:-?\d+\.\d+(?:e-?\d+)?[\s,]+){3}", text), f"{path} holds values"
+        assert not re.search(r"[A-Za-z0-9+=]{65,}|(?:-?\d+\.\d+(?:e-?\d+)?[\s,]+){3}", text), (
+            f"{path} holds values"
+        )
         for line in text.splitlines():
             fields = json.loads(line) if line.startswith("{") else {}
             floats = [name for name, value in fields.items() if isinstance(value, float)]
@@ -98,7 +108,9 @@ class Running:
         return self.daemons[name]
 
     def restart_coordinator(self) -> ChildProcess:
-        daemon = self.launch("coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config)
+        daemon = self.launch(
+            "coordinator", ("-m", "staddle.coordinator"), self.federation.coordinator_config
+        )
         self.address = str(daemon.wait_for("listening", 60)["address"])
         return daemon
 
@@ -116,7 +128,9 @@ class Running:
     def start_impatient(self, name: str, plan: str = "never") -> ChildProcess:
         """One that pauses for moments only and, by a plan of ``crashing.py``, dies."""
         if name == "coordinator":
-            return self.launch(name, (CRASHING, "coordinator", plan), self.federation.coordinator_config)
+            return self.launch(
+                name, (CRASHING, "coordinator", plan), self.federation.coordinator_config
+            )
         return self.launch(name, (CRASHING, "silo", plan), self.federation.silo_config(name))
 
     def stop(self) -> None:
@@ -134,11 +148,15 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
 
 @pytest.fixture
 def start(tmp_path: Path, fork_server: ForkServer) -> Any:
-    """Makes a federation; ``shipped``: its daemons are the commands as a user starts them, not forked."""
+    """Makes a federation; ``shipped``: its daemons are the commands as a user starts them, not
+    forked.
+    """
     made: list[Running] = []
 
     def begin(*silos: str, shipped: bool = False) -> Running:
-        running = Running(tmp_path / "federation", silos, launched if shipped else fork_server.launch)
+        running = Running(
+            tmp_path / "federation", silos, launched if shipped else fork_server.launch
+        )
         made.append(running)
         return running
 

@@ -1,19 +1,23 @@
-"""A daemon that dies again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for tests.
+"""A daemon that dies again and again: ``crashing.py (coordinator|silo) PLAN --config CONFIG``, for
+tests.
 
-The parent imports everything once and forks; each child runs the daemon as it ships and kills itself where ``PLAN``
-says, or finds the disk full; the parent then forks the next. A child that ends by itself for any other reason ends the
-parent, with its status.
+The parent imports everything once and forks; each child runs the daemon as it ships and kills
+itself where ``PLAN`` says, or finds the disk full; the parent then forks the next. A child that
+ends by itself for any other reason ends the parent, with its status.
 
-``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and, for a COMMIT, also
-right after it; steps are told apart by the file and what it holds, so the n-th child gets further than the one before.
-``every:TEXT``: of these, the steps whose name has this text, or one of several: ``every:TEXT|TEXT``.
+``every``: each durable step (fsync, rename, removal, COMMIT) is died at once, right before it and,
+for a COMMIT, also right after it; steps are told apart by the file and what it holds, so the n-th
+child gets further than the one before.
+``every:TEXT``: of these, the steps whose name has this text, or one of several:
+``every:TEXT|TEXT``.
 ``once:TEXT``: only at the first step whose name has this text, and there is no next child.
-``full``: the kernel refuses each durable write once; there is room again for the next child. ``full:TEXT``: only where
-the write's name has this text, and there is no next child.
+``full``: the kernel refuses each durable write once; there is room again for the next child.
+``full:TEXT``: only where the write's name has this text, and there is no next child.
 ``never``: it is left alone.
-``seed:S:N``: N children die after a random time of at most one second, or right before one of their first DRAWN_STEPS
-durable steps where that comes sooner, both drawn from the seed S; the next one lives. So all N die, however fast the
-machine is, where a daemon's part of a job is more steps than were drawn.
+``seed:S:N``: N children die after a random time of at most one second, or right before one of their
+first DRAWN_STEPS durable steps where that comes sooner, both drawn from the seed S; the next one
+lives. So all N die, however fast the machine is, where a daemon's part of a job is more steps than
+were drawn.
 """
 
 import asyncio
@@ -118,7 +122,9 @@ class Steps:
 
         os.fsync, os.fdatasync = watched(os.fsync), watched(os.fdatasync)
         Path.replace, Path.unlink = watched_replace, watched_unlink
-        database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+        database.sqlite3.connect = lambda path, **options: connect(
+            path, factory=Connection, **options
+        )
 
 
 class Countdown(Steps):
@@ -137,10 +143,12 @@ class Countdown(Steps):
 
 
 class Full:
-    """Has the kernel refuse the first write of each name: from then on no file of this process takes a byte.
+    """Has the kernel refuse the first write of each name: from then on no file of this process
+    takes a byte.
 
-    The bytes that a file may have (RLIMIT_FSIZE) are limited, so whoever writes, Python, SQLite or safetensors, meets
-    it, and a write may be cut in the middle. What is tried again by itself, uploads and folds, finds room then.
+    The bytes that a file may have (RLIMIT_FSIZE) are limited, so whoever writes, Python, SQLite or
+    safetensors, meets it, and a write may be cut in the middle. What is tried again by itself,
+    uploads and folds, finds room then.
     """
 
     def __init__(self, died: set[str], told: int, only: str) -> None:
@@ -161,7 +169,11 @@ class Full:
 
     def arm(self) -> None:
         """Watch every durable write of this process."""
-        append, exclusive, connect = append_log.AppendLog._write, documents._write_exclusive, database.sqlite3.connect
+        append, exclusive, connect = (
+            append_log.AppendLog._write,
+            documents._write_exclusive,
+            database.sqlite3.connect,
+        )
         full = self
 
         def watched_append(log, line, *, durable):
@@ -183,7 +195,9 @@ class Full:
                     return write(self, *args)
                 finally:
                     if met:
-                        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                        resource.setrlimit(
+                            resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+                        )
 
             return run
 
@@ -197,14 +211,23 @@ class Full:
                 return super().execute(sql, *args)
 
         append_log.AppendLog._write, documents._write_exclusive = watched_append, watched_exclusive
-        spool.Spool.write = passing(spool.Spool.write, lambda spool, _: f"upload {spool._path.name}")
+        spool.Spool.write = passing(
+            spool.Spool.write, lambda spool, _: f"upload {spool._path.name}"
+        )
         store.JobStore.write = passing(store.JobStore.write, lambda _, name, *__: f"fold {name}")
-        store.JobStore.write_aside = passing(store.JobStore.write_aside, lambda _, name, *__: f"aside {name}")
-        database.sqlite3.connect = lambda path, **options: connect(path, factory=Connection, **options)
+        store.JobStore.write_aside = passing(
+            store.JobStore.write_aside, lambda _, name, *__: f"aside {name}"
+        )
+        database.sqlite3.connect = lambda path, **options: connect(
+            path, factory=Connection, **options
+        )
 
 
 def changed(sql: str, args: tuple, before: str) -> str:
-    """What a transaction changes, after this statement of it; which silo it is of does not matter."""
+    """What a transaction changes, after this statement of it.
+
+    Which silo it is of does not matter.
+    """
     if sql.startswith("BEGIN IMMEDIATE"):
         return OTHER
     if sql.startswith("UPDATE jobs SET state"):
@@ -238,7 +261,9 @@ def changed_rows(sql: str, rows: list[tuple], before: str) -> str:
 
 def transition(state: dict) -> str:
     """A state in short; who came first does not matter."""
-    sizes = " ".join(f"{name} {len(state[name])}" for name in ("answers", "given", "failed", "done"))
+    sizes = " ".join(
+        f"{name} {len(state[name])}" for name in ("answers", "given", "failed", "done")
+    )
     return f"{state['job']} {state['stage']} {state['round']}: {sizes}"
 
 
@@ -296,7 +321,10 @@ def main(role: str, plan: str, config: Path) -> int:
     if plan.startswith("seed"):
         _, seed, number = plan.split(":")
         rng = random.Random(int(seed))
-        drawn = [(rng.uniform(0, LONGEST_SECONDS), rng.randint(1, DRAWN_STEPS)) for _ in range(int(number))]
+        drawn = [
+            (rng.uniform(0, LONGEST_SECONDS), rng.randint(1, DRAWN_STEPS))
+            for _ in range(int(number))
+        ]
     life, asked, child = 0, False, 0
 
     def stop(*_: object) -> None:
@@ -308,7 +336,8 @@ def main(role: str, plan: str, config: Path) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     while True:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # it reaches the next child, or there is none
+        # it reaches the next child, or there is none
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         if asked:
             return 0
         ours, theirs = os.pipe()

@@ -1,11 +1,14 @@
-"""Daemons without the seconds of their imports, for tests: one process imports what they import and forks each of them.
+"""Daemons without the seconds of their imports, for tests: one process imports what they import and
+forks each of them.
 
-What a child runs is the shipped program, its ``__main__``; it leaves out the end of the interpreter, which with torch
-costs as much as its start. gRPC is imported before a fork, never initialised. Linux: descriptors of processes.
+What a child runs is the shipped program, its ``__main__``; it leaves out the end of the
+interpreter, which with torch costs as much as its start. gRPC is imported before a fork, never
+initialised. Linux: descriptors of processes.
 
-A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over the control socket, with two descriptors: of the
-daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}`` with a descriptor of the process, and
-``{"code": 0}`` once it has ended. When the control socket ends the server ends, and whatever it forked with it.
+A launch sends ``{"arguments": ["-m", "staddle.silo", ...]}`` over the control socket, with two
+descriptors: of the daemon's standard error, and of a line to its asker. That gets ``{"pid": 4711}``
+with a descriptor of the process, and ``{"code": 0}`` once it has ended. When the control socket
+ends the server ends, and whatever it forked with it.
 """
 
 import atexit
@@ -44,7 +47,10 @@ PRELOADED = (  # what the daemons import, and what their libraries import late
 
 
 class ForkServer:
-    """The server as the tests see it; ``launch`` is a launcher of ``staddle.commands.processes``."""
+    """The server as the tests see it.
+
+    ``launch`` is a launcher of ``staddle.commands.processes``.
+    """
 
     def __init__(self, log):
         self._log = log
@@ -214,7 +220,8 @@ def main(control):
     if server.left():
         sys.stderr.write(f"{LEFT} {server.left()}\n")
         sys.stderr.flush()
-    os.killpg(0, signal.SIGKILL)  # the session is ours: whatever was forked here, what that forked, and the server
+    # the session is ours: whatever was forked here, what that forked, and the server
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

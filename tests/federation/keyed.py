@@ -1,4 +1,6 @@
-"""What tests of blind jobs that mix and compare share: a federation, its oracle, and what its silos keep."""
+"""What tests of blind jobs that mix and compare share: a federation, its oracle, and what its silos
+keep.
+"""
 
 import json
 import socket
@@ -22,13 +24,18 @@ from staddle.security.log.head import own_log_key
 from staddle.silo.job_folder import split_key
 
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
-TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not
+# lost after 30 s: who restarts is not
+TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
 
 
 def seeded(document, holds):
-    """The document with the first seed for which its job ``holds``: what is drawn follows from all of it."""
+    """The document with the first seed for which its job ``holds``: what is drawn follows from all
+    of it.
+    """
     jobs = (
-        Job.from_file(JobFile.model_validate({**document, "seed": seed}), "job.toml").for_federation()
+        Job.from_file(
+            JobFile.model_validate({**document, "seed": seed}), "job.toml"
+        ).for_federation()
         for seed in range(2000)
     )
     return {**document, "seed": next(job.seed for job in jobs if holds(job))}
@@ -56,7 +63,10 @@ def counts(running, silos):
 
 
 def shards(running, silos):
-    return {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in silos}
+    return {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in silos
+    }
 
 
 def configure(running, silos, timing=TIMING, jobs=None):
@@ -71,9 +81,13 @@ def configure(running, silos, timing=TIMING, jobs=None):
 def finished(running, silos, name):
     """Wait until these silos have the end of a job."""
     for silo in silos:
-        while (ended := running.daemons[silo].event(150) or {}).get("event", "job.finished") != "job.finished":
+        while (ended := running.daemons[silo].event(150) or {}).get(
+            "event", "job.finished"
+        ) != "job.finished":
             running.daemons["coordinator"].check()
-        assert (ended.get("job"), ended.get("completed")) == (name, True), running.daemons[silo].tail()
+        assert (ended.get("job"), ended.get("completed")) == (name, True), running.daemons[
+            silo
+        ].tail()
 
 
 def events(running, name):
@@ -84,7 +98,11 @@ def events(running, name):
 
 def records_of(running, silo):
     path = ledger_folder(running.federation.state(silo))
-    return [json.loads(line) for file in sorted(path.glob("seg-*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(path.glob("seg-*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def job_folder(running, job, silo):
@@ -98,7 +116,8 @@ def group_key(running, job, silos):
 
 
 def check_result(running, job, silos):
-    """Bit for bit what the oracle computes under the job's own key, with those who took part to the end of each round.
+    """Bit for bit what the oracle computes under the job's own key, with those who took part to the
+    end of each round.
 
     Which silos these are is what the coordinator says; it is returned, round by round.
     """
@@ -110,7 +129,9 @@ def check_result(running, job, silos):
     with patch.object(Job, "cohort", lambda _, round_: members[round_]):
         expected = simulate(job, shards(running, job.silos), exchanges=simulated(job, key))
     for silo in silos:
-        found = state_from_bytes((job_folder(running, job, silo) / "model.safetensors").read_bytes())
+        found = state_from_bytes(
+            (job_folder(running, job, silo) / "model.safetensors").read_bytes()
+        )
         for part, tensors in expected.states[silo].parts.items():
             for name, value in tensors.items():
                 assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
@@ -118,16 +139,25 @@ def check_result(running, job, silos):
 
 
 def check_ledgers(running, silos):
-    """They verify, their own and with the coordinator's; nothing left in the clear, and no two words on a version."""
-    roster, state = rosters.load(running.federation.folder / "roster.json"), running.federation.state
+    """They verify, their own and with the coordinator's.
+
+    Nothing left in the clear, and no two words on a version.
+    """
+    roster, state = (
+        rosters.load(running.federation.folder / "roster.json"),
+        running.federation.state,
+    )
     for silo in silos:
         path = ledger_folder(state(silo))
-        assert verify(path, key=own_log_key(running.federation.name, running.federation.keys(silo))).ok
+        assert verify(
+            path, key=own_log_key(running.federation.name, running.federation.keys(silo))
+        ).ok
         assert compare(path, state("coordinator") / "ledger", roster).differences == ()
         records = records_of(running, silo)
         forms = {record["form"] for record in records if record["type"] == "egress.intent"}
         assert forms <= {"masked", "padded", "rotated"}
-        assert {record["blame"] for record in records if record["type"] == "secagg.end"} <= {""}  # nobody broke a rule
+        # nobody broke a rule
+        assert {record["blame"] for record in records if record["type"] == "secagg.end"} <= {""}
 
 
 def stored(running, table, columns):
@@ -137,13 +167,19 @@ def stored(running, table, columns):
 
 
 def check_left_over(running):
-    """The coordinator keeps no words of what silos gave once the job has ended, and no row of them."""
+    """The coordinator keeps no words of what silos gave once the job has ended, and no row
+    of them.
+    """
     folder = running.federation.coordinator_config.parent / "state"
     kinds = (".part", ".upload", ".masked", ".rotated", ".padded", ".rows")
     left = [path.name for path in folder.rglob("*") if path.suffix in kinds or "@sum" in path.name]
     assert not left, left
     silos = {silo for job in running.jobs for silo in job.silos}
-    rows = [path.name for path in folder.rglob("*.words") if any(f".{silo}." in path.name for silo in silos)]
+    rows = [
+        path.name
+        for path in folder.rglob("*.words")
+        if any(f".{silo}." in path.name for silo in silos)
+    ]
     assert not rows, rows  # of a directed mix
     assert stored(running, "hidden", "file") == []
     assert {room for (room,) in stored(running, "files", "room")} <= {"result", "words"}

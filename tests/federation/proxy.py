@@ -1,4 +1,6 @@
-"""A line between silos and their coordinator that can be bad in every way: asyncio, one address, plain TCP."""
+"""A line between silos and their coordinator that can be bad in every way: asyncio, one address,
+plain TCP.
+"""
 
 import asyncio
 import contextlib
@@ -20,7 +22,10 @@ class Line:
     async def open(self):
         host, _, port = self.proxy.target.rpartition(":")
         self.coordinator = await asyncio.open_connection(host, int(port))
-        ways = (("up", self.silo[0], self.coordinator[1]), ("down", self.coordinator[0], self.silo[1]))
+        ways = (
+            ("up", self.silo[0], self.coordinator[1]),
+            ("down", self.coordinator[0], self.silo[1]),
+        )
         self.tasks = [asyncio.create_task(self._pump(*way)) for way in ways]
 
     async def _pump(self, way, reader, writer):
@@ -49,7 +54,9 @@ class Line:
             if reset:
                 linger = struct.pack("ii", 1, 0)
                 with contextlib.suppress(OSError):
-                    end[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    end[1].get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, linger
+                    )
                 end[1].transport.abort()
             else:
                 end[1].close()
@@ -57,7 +64,10 @@ class Line:
 
 
 class Proxy:
-    """Listens while its block runs. ``bytes`` are those forwarded, ``came`` the connections that came."""
+    """Listens while its block runs.
+
+    ``bytes`` are those forwarded, ``came`` the connections that came.
+    """
 
     def __init__(self, target):
         self.target = target
@@ -110,7 +120,9 @@ class Proxy:
         self._refusing = refusing
 
     def reverse(self, number):
-        """Let this many connections gather, and open them in the reverse of the order in which they came."""
+        """Let this many connections gather, and open them in the reverse of the order in which they
+        came.
+        """
         self._together = number
 
     # What they act on.

@@ -1,4 +1,6 @@
-"""Sums that silos alone read, with real processes: a coordinator that keeps all it ever had reads no model, no mean."""
+"""Sums that silos alone read, with real processes: a coordinator that keeps all it ever had reads
+no model, no mean.
+"""
 
 import itertools
 import re
@@ -36,7 +38,12 @@ SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 JOBS = {  # method, options, how sums come down, and which of them do
     "read": ("fedavg", {}, {"tags": True}, {"model"}),
     "avg": ("fedavg", {}, {"audience": "silos"}, {"model"}),
-    "ppfl": ("ppfl", {"models": 2, "lam": 0.5}, {"audience": "silos"}, {"holders", "model", "coupling"}),
+    "ppfl": (
+        "ppfl",
+        {"models": 2, "lam": 0.5},
+        {"audience": "silos"},
+        {"holders", "model", "coupling"},
+    ),
 }  # each of a seed of its own: no sum of one is that of another
 QUIET = ("avg", "ppfl")
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
@@ -44,7 +51,9 @@ LIKELY = 6  # standard deviations
 
 
 class Watched(Quantised):
-    """The exchanges of the oracle, which keep each sum but that of the metrics: part and opened sum, in turn."""
+    """The exchanges of the oracle, which keep each sum but that of the metrics: part and opened
+    sum, in turn.
+    """
 
     def opened(self, part, members, read):
         spec, opened = super().opened(part, members, read)
@@ -55,7 +64,10 @@ class Watched(Quantised):
 
 def oracle(running, job):
     """What each silo should have, and the sums by round and part."""
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     exchanges = Watched(JobPlan(job).bounds)
     exchanges.sums = []
     expected = simulate(job, shards, exchanges=exchanges)
@@ -75,7 +87,9 @@ def words_of(opened):
 
 
 def deliveries(calls, job):
-    """What the coordinator hands down of sums: (round, part) → claim and words, as it had them when they were open."""
+    """What the coordinator hands down of sums: (round, part) → claim and words, as it had them when
+    they were open.
+    """
     found = {}
     for call in (call for call in calls if call.method == FETCH):
         frames = [tensor.Frame.FromString(data) for data in call.received]
@@ -90,7 +104,12 @@ def deliveries(calls, job):
             index = [own.name for own in spec.groups].index(name)
             own = spec.groups[index]
             size = own.body * own.ring // 8
-            found[spec.round, name] = (spec, index, claim, np.frombuffer(data[at : at + size], f"<u{own.ring // 8}"))
+            found[spec.round, name] = (
+                spec,
+                index,
+                claim,
+                np.frombuffer(data[at : at + size], f"<u{own.ring // 8}"),
+            )
             at += size
         assert at == len(data)
     return found
@@ -99,12 +118,20 @@ def deliveries(calls, job):
 def had(running, calls):
     """All bytes that a coordinator sent, received or has on its disk."""
     folder = running.federation.coordinator_config.parent / "state"
-    crossed = (data for call in itertools.chain.from_iterable(calls.values()) for data in (*call.sent, *call.received))
-    return b"\0".join((*crossed, *(path.read_bytes() for path in folder.rglob("*") if path.is_file())))
+    crossed = (
+        data
+        for call in itertools.chain.from_iterable(calls.values())
+        for data in (*call.sent, *call.received)
+    )
+    return b"\0".join(
+        (*crossed, *(path.read_bytes() for path in folder.rglob("*") if path.is_file()))
+    )
 
 
 def pieces_of(opened):
-    """A sum as it might stand somewhere: its integers, its totals and its means, as numbers of either size."""
+    """A sum as it might stand somewhere: its integers, its totals and its means, as numbers of
+    either size.
+    """
     yield words_of(opened).tobytes()
     for values in (opened.total, opened.mean(np.float64)):
         for dtype in ("<f4", "<f8"):
@@ -113,21 +140,33 @@ def pieces_of(opened):
 
 def places(sums, seen):
     """How many of the windows of these sums stand in what was seen, of how many."""
-    looked = {bytes(w) for opened in sums for piece in pieces_of(opened) for w in windows(piece) if len(w) > 8}
+    looked = {
+        bytes(w)
+        for opened in sums
+        for piece in pieces_of(opened)
+        for w in windows(piece)
+        if len(w) > 8
+    }
     assert len(looked) > 100
     near = beginnings(looked, seen)
     return sum(window[:8] in near and window in seen for window in looked), len(looked)
 
 
 def check_reads(down, sums, quiet):
-    """Naively each sum is what was opened; where silos alone read it, it is noise, also beside the other rounds'."""
+    """Naively each sum is what was opened.
+
+    Where silos alone read it, it is noise, also beside the other rounds'.
+    """
     assert down.keys() == sums.keys()
     for place, (spec, index, claim, words) in down.items():
         naive = opened_group(spec, index, claim.survivors, [(0, words)])
         if not quiet:
             assert np.array_equal(naive.total, sums[place].total)
             continue
-        own = [each.view(f"<i{words.itemsize}")[: naive.elements] for each in (words, words_of(sums[place]))]
+        own = [
+            each.view(f"<i{words.itemsize}")[: naive.elements]
+            for each in (words, words_of(sums[place]))
+        ]
         assert (
             np.intersect1d(*own).size <= naive.elements // 2000
         )  # of 14 356 random words of 32 bits, a pair in 20 runs
@@ -135,15 +174,27 @@ def check_reads(down, sums, quiet):
     for (one, a), (other, b) in itertools.combinations(down.items(), 2):
         if quiet and one[1] == other[1]:
             difference = (a[3] - b[3]).view(f"<i{a[3].itemsize}")
-            plain = (words_of(sums[one]) - words_of(sums[other])).view(f"<i{a[3].itemsize}")[: difference.size]
-            assert np.ptp(difference)  # also where two sums are the same: splits are drawn, and may show no class
-            assert difference.size < 30 or not np.ptp(plain) or related(difference[: plain.size], plain) < LIKELY
+            plain = (words_of(sums[one]) - words_of(sums[other])).view(f"<i{a[3].itemsize}")[
+                : difference.size
+            ]
+            # also where two sums are the same: splits are drawn, and may show no class
+            assert np.ptp(difference)
+            assert (
+                difference.size < 30
+                or not np.ptp(plain)
+                or related(difference[: plain.size], plain) < LIKELY
+            )
 
 
 def check_key(down, sums, key):
-    """Coordinator and one silo together read the sums, and no more than them; without the key nothing is opened."""
+    """Coordinator and one silo together read the sums, and no more than them.
+
+    Without the key nothing is opened.
+    """
     for place, (spec, index, claim, words) in down.items():
-        assert np.array_equal(open_group(spec, index, claim, key, words.copy()).total, sums[place].total)
+        assert np.array_equal(
+            open_group(spec, index, claim, key, words.copy()).total, sums[place].total
+        )
         with pytest.raises(RefusedError):
             open_group(spec, index, claim, bytes(32), words.copy())
 
@@ -176,7 +227,9 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
         check_results(running, job, parts, quiet, tmp_path)
     for silo in SILOS:
         check_ledger(running, silo, sum(job.length for job in running.jobs))
-        intents = [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
+        intents = [
+            record for record in records_of(running, silo) if record["type"] == "egress.intent"
+        ]
         readers = {record["job"]: record["readers"] for record in intents}
         assert readers == {"read": ["sum"], "avg": ["silos", "sum"], "ppfl": ["silos", "sum"]}
         for record in (record for record in intents if record["job"] in QUIET):
@@ -189,13 +242,19 @@ def test_sums_that_silos_alone_read(start, document, tmp_path):
 
 @pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
 def test_the_documentation_says_what_is_relayed_of_each_method(document):
-    text = DOCS.read_text().partition("## What the coordinator passes on and cannot read")[2].partition("\n## ")[0]
+    text = (
+        DOCS.read_text()
+        .partition("## What the coordinator passes on and cannot read")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| (`.*?) \| (.*?) \|$", text, re.MULTILINE)
     found = {mode.replace("`", ""): frozenset(re.findall(r"`(.*?)`", cell)) for mode, cell in rows}
     relayed, quiet = {}, {"secure_aggregation": "required", "audience": "silos"}
     for name, (mode, method, changes) in MODES.items():
         made = document(name, SILOS, method, **changes)
-        job = Job.from_file(JobFile.model_validate({**made, "min_cohort": 3, "security": quiet}), "job.toml")
+        job = Job.from_file(
+            JobFile.model_validate({**made, "min_cohort": 3, "security": quiet}), "job.toml"
+        )
         if method in ("fedsimsup", "local") or mode == "pfedsim per_class":
             with pytest.raises(LocalError):
                 job.document()
@@ -223,6 +282,9 @@ def check_results(running, job, parts, quiet, folder):
     assert result.exit_code == 0, result.output
     files = {path.stem for path in (folder / job.name).glob("*.safetensors")}
     assert files == (set() if quiet else parts)
-    said = f"not among them: {', '.join(sorted(parts))}, which the coordinator passed on and cannot open; every silo"
+    said = (
+        f"not among them: {', '.join(sorted(parts))}, which the coordinator passed on and cannot"
+        " open; every silo"
+    )
     assert (said in result.stderr) == quiet
     assert result.stderr or not quiet

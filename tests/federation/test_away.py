@@ -1,4 +1,6 @@
-"""A silo dies once its masked words may have left, and stays away while that round and a later one close without it."""
+"""A silo dies once its masked words may have left, and stays away while that round and a later one
+close without it.
+"""
 
 import json
 
@@ -15,9 +17,12 @@ DEAD, ROUNDS, AWAY = SILOS[0], 60, 2
 
 @pytest.mark.timeout(240)
 def test_it_and_its_batch_are_summed_again(start, document):
-    """Before: ABANDON in every later round, with the coordinator blamed, and its batch in no sum any more."""
+    """Before: ABANDON in every later round, with the coordinator blamed, and its batch in no sum
+    any more.
+    """
     running = start(*SILOS)
-    parts = dirichlet(digits().y.numpy(), len(SILOS), 10.0, 3, minimum=100)  # else a step looks like a trap's to some
+    # else a step looks like a trap's to some
+    parts = dirichlet(digits().y.numpy(), len(SILOS), 10.0, 3, minimum=100)
     running.data = {silo: digits().take(part) for silo, part in zip(SILOS, parts, strict=True)}
     security = {"secure_aggregation": "required", "weight_most": 2000}
     changes = {"rounds": ROUNDS, "min_cohort": 3, "round_timeout": 120, "security": security}
@@ -27,7 +32,9 @@ def test_it_and_its_batch_are_summed_again(start, document):
     configure(running, SILOS, {**TIMING, "beat_seconds": 1})
     coordinator = running.start_impatient("coordinator")
     for silo in SILOS:
-        running.start_impatient(silo, "once:egress.intent job 0 masked" if silo == DEAD else "never")
+        running.start_impatient(
+            silo, "once:egress.intent job 0 masked" if silo == DEAD else "never"
+        )
     for number in range(AWAY):
         closed = coordinator.wait_for("round.closed", 120)
         assert (closed["round"], set(closed["members"])) == (number, set(SILOS) - set(batch))
@@ -36,5 +43,9 @@ def test_it_and_its_batch_are_summed_again(start, document):
         closed = coordinator.wait_for("round.closed", 120)
     running.stop()
     ledger = ledger_folder(running.federation.state(DEAD))
-    records = [json.loads(line) for path in ledger.glob("seg-*.jsonl") for line in path.read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for path in ledger.glob("seg-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     assert {each["blame"] for each in records if each["type"] == "secagg.end"} <= {""}

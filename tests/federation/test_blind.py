@@ -1,4 +1,6 @@
-"""Blind rounds with real processes and real TLS: the sums that the coordinator opens are those of the pure core."""
+"""Blind rounds with real processes and real TLS: the sums that the coordinator opens are those of
+the pure core.
+"""
 
 import json
 
@@ -47,11 +49,17 @@ def check_silo(running, job, silo, expected):
 
 def records_of(running, silo):
     path = ledger_folder(running.federation.state(silo))
-    return [json.loads(line) for file in sorted(path.glob("seg-*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(path.glob("seg-*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def check_ledger(running, silo, rounds):
-    """All that left as tensors is masked, each round was summed over all silos, and both ledgers agree."""
+    """All that left as tensors is masked, each round was summed over all silos, and both ledgers
+    agree.
+    """
     path = ledger_folder(running.federation.state(silo))
     roster = rosters.load(running.federation.folder / "roster.json")
     assert verify(path, key=own_log_key(running.federation.name, running.federation.keys(silo))).ok
@@ -70,7 +78,9 @@ def check_ledger(running, silo, rounds):
 def check_withheld(running, job, silo, train, _):
     """The silo's own log says once in a counted job, and never in another, what it withholds."""
     events = [json.loads(line) for line in running.daemons[silo].log.read_text().splitlines()]
-    told = [event for event in events if event["event"] == "job.withheld" and event["job"] == job.name]
+    told = [
+        event for event in events if event["event"] == "job.withheld" and event["job"] == job.name
+    ]
     assert len(told) == job.counted
     for each in told:
         assert each["fewest_holders"] == job.fewest_holders
@@ -91,7 +101,10 @@ def test_blind_jobs_give_the_sums_of_the_quantised_simulation(start, document):
         ended = coordinator.wait_for("job.ended", 120)
         assert (ended["job"], ended["outcome"], ended["reason"]) == (job.name, "completed", "")
     running.stop()
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     for job in running.jobs:
         expected = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds))
         for silo in SILOS:

@@ -1,4 +1,6 @@
-"""What the coordinator sees of each method that can be blind: the parts of the table, and of these no value."""
+"""What the coordinator sees of each method that can be blind: the parts of the table, and of these
+no value.
+"""
 
 import itertools
 import re
@@ -12,7 +14,14 @@ import pytest
 import torch
 from federation import test_blind_mixes_recorded as mixes
 from federation import test_blind_recorded
-from federation.test_blind_recorded import LARGEST_CHI_SQUARE, Kept, chi_square, related, tapped, told
+from federation.test_blind_recorded import (
+    LARGEST_CHI_SQUARE,
+    Kept,
+    chi_square,
+    related,
+    tapped,
+    told,
+)
 from support.key_watch import keys_watched
 
 from staddle.algorithms.data.dataset import digits, split
@@ -44,15 +53,19 @@ MODES = {  # name of the job: its row of the table, its method, and what its doc
     "avg": ("fedavg", "fedavg", {}),
     "per": ("fedper", "fedper", {}),
     "ssa": ("fedssa", "fedssa", {"options": {"t_stable": 3}}),
-    "ssa-stale": ("fedssa stale_inclusive", "fedssa", {"options": {"t_stable": 3, "stale_inclusive": True}}),
+    "ssa-stale": ("fedssa stale_inclusive", "fedssa", {"options": {"t_stable": 3,
+    "stale_inclusive": True}}),
     "ppfl": ("ppfl", "ppfl", {"options": {"models": 2}}),
     "aims": ("fedaims balanced", "fedaims", CONVOLVING),
-    "aims-grouped": ("fedaims algorithm2", "fedaims", {"options": {"sampling": "algorithm2"}, **CONVOLVING}),
+    "aims-grouped": ("fedaims algorithm2", "fedaims", {"options": {"sampling": "algorithm2"},
+    **CONVOLVING}),
     "sim": ("pfedsim mean", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
-    "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0, "similarity": "per_class"}}),
+    "sim-classes": ("pfedsim per_class", "pfedsim", {"options": {"rho": 0.0,
+    "similarity": "per_class"}}),
     "sim-directed": ("pfedsim directed", "pfedsim", {"options": {"rho": 0.34}, "rounds": 3}),
     "sup": ("fedsimsup samples", "fedsimsup", {"options": {"similarity": "samples"}, "rounds": 3}),
-    "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"}, "rounds": 3}),
+    "sup-labels": ("fedsimsup labels", "fedsimsup", {"options": {"similarity": "labels"},
+    "rounds": 3}),
     "sup-directed": ("fedsimsup directed", "fedsimsup", {"rounds": 3}),
 }  # fmt: skip
 RECORDS = 120  # of a silo: it is not to learn much
@@ -69,7 +82,9 @@ class Place(NamedTuple):
 
 
 class World:
-    """What the tap has of all jobs, and what each silo had: ``contributions`` and ``clear`` by place."""
+    """What the tap has of all jobs, and what each silo had: ``contributions`` and ``clear`` by
+    place.
+    """
 
     def __init__(self, running, calls, keys):
         self.running, self.calls, self.keys = running, calls, keys
@@ -88,7 +103,9 @@ class World:
     def _simulate(self, job):
         torch.set_num_threads(1)
         state = self.running.federation.state
-        shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS}
+        shards = {
+            silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in SILOS
+        }
         said = job.security
         kept = Kept(
             JobPlan(job).bounds,
@@ -105,10 +122,16 @@ class World:
         assert next(gave, None) is None
 
     def parts(self, place, exchange):
-        return [(part, tensors) for part, tensors in self.contributions[place] if isinstance(part.exchange, exchange)]
+        return [
+            (part, tensors)
+            for part, tensors in self.contributions[place]
+            if isinstance(part.exchange, exchange)
+        ]
 
     def summed(self, place):
-        """What a silo gave for each group of a sum, one for each silo that gets a row of it included."""
+        """What a silo gave for each group of a sum, one for each silo that gets a row of it
+        included.
+        """
         spec = self.specs[place.job, place.round, place.silo]
         rows = self.parts(place, Mix) * sum(map(is_row, spec.groups))
         return [*self.parts(place, Sum), *rows]
@@ -120,7 +143,9 @@ class World:
 
     def unpadded(self, place, part, tensors):
         """Words of a Mix without a pad."""
-        line = JobPlan(self.jobs[place.job]).line(part, self.roster.federation, rosters.digest(self.roster))
+        line = JobPlan(self.jobs[place.job]).line(
+            part, self.roster.federation, rosters.digest(self.roster)
+        )
         words = np.empty(line.group.elements, "<u8")
         flat = torch.cat([tensors[spec.name].double().reshape(-1) for spec in part.tensors]).numpy()
         quantise(line.group, flat, 1.0, words)
@@ -149,7 +174,9 @@ class World:
 def uploads(calls):
     """Bytes of each upload, and the names of its tensors, by place."""
     crossed, tensors = {}, {}
-    for silo, call in ((silo, call) for silo, of in calls.items() for call in of if call.method == UPLOAD):
+    for silo, call in (
+        (silo, call) for silo, of in calls.items() for call in of if call.method == UPLOAD
+    ):
         frames = [tensor.Frame.FromString(data) for data in call.sent]
         manifest = frames[0].manifest
         place = Place(manifest.job, manifest.round, silo, manifest.part)
@@ -161,8 +188,15 @@ def uploads(calls):
 
 def documents(document, shards):
     counts = {silo: len(train) for silo, (train, _) in shards.items()}
-    by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
-    declared = {"secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": counts}
+    by_class = {
+        silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()
+    }
+    declared = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "dropouts": "any",
+        "counts": counts,
+    }
     away = {
         "sup": {"participation": 0.8, "security": declared},
         "sup-labels": {"participation": 0.8, "security": {**declared, "class_counts": by_class}},
@@ -179,11 +213,17 @@ def documents(document, shards):
 
 def recorded(start, document):
     running = start(*SILOS)
-    parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)  # none outweighs the others
-    running.data = {silo: digits().take(part[:RECORDS]) for silo, part in zip(SILOS, parts, strict=True)}
+    # none outweighs the others
+    parts = dirichlet(digits().y.numpy(), len(SILOS), 3.0, 3, minimum=250)
+    running.data = {
+        silo: digits().take(part[:RECORDS]) for silo, part in zip(SILOS, parts, strict=True)
+    }
     for silo in SILOS:
         running.fix_split(silo)
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     for each in documents(document, shards):
         running.job(each)
     with keys_watched(running.federation, SILOS) as seen:
@@ -196,7 +236,9 @@ def recorded(start, document):
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
-def test_the_coordinator_sees_of_each_method_what_the_tables_say_and_no_value(start, document, tmp_path):
+def test_the_coordinator_sees_of_each_method_what_the_tables_say_and_no_value(
+    start, document, tmp_path
+):
     world = recorded(start, document)
     check_table(world)
     check_fields(world.calls)
@@ -224,7 +266,8 @@ def check_table(world):
     for name, (mode, *_) in MODES.items():
         every = [g for (job, *_), spec in world.specs.items() if job == name for g in spec.groups]
         groups = {group.name for group in every if not is_row(group)}
-        rows = {group.name.partition(".")[0] for group in every if is_row(group)}  # in the words of the sum
+        # in the words of the sum
+        rows = {group.name.partition(".")[0] for group in every if is_row(group)}
         parts = {True: set(), False: rows}  # by whether tensors are named
         for place, named in world.tensors.items():
             if place.job == name and place.part:
@@ -253,14 +296,19 @@ def check_fields(calls):
                 found[name] |= set() if body == "chunk" else set(mixes.paths(getattr(frame, body)))
             elif method == "Secure":
                 message = secure.SecureUpload.FromString(data)
-                found[f"Secure {message.WhichOneof('body')}"] |= set(mixes.paths(message)) | {"attempt.attempt"}
+                found[f"Secure {message.WhichOneof('body')}"] |= set(mixes.paths(message)) | {
+                    "attempt.attempt"
+                }
             elif method not in test_blind_recorded.ELSEWHERE:
                 found[method] |= set(
-                    mixes.paths({**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method].FromString(data))
+                    mixes.paths(
+                        {**test_blind_recorded.REQUESTS, **mixes.REQUESTS}[method].FromString(data)
+                    )
                 )
     allowed = {**{call: set(fields.split()) for call, fields in blind.items()}, **mixes.table()}
     allowed["Secure header"].add("header.tags")  # of keyed jobs
-    found["Beat"] |= {"session", "job", "round"}  # rounds may be over before the first heartbeat, or all but round 0
+    # rounds may be over before the first heartbeat, or all but round 0
+    found["Beat"] |= {"session", "job", "round"}
     assert found == allowed
 
 
@@ -289,7 +337,9 @@ def test_a_window_is_found_wherever_it_stands(at):
 
 
 def check_words(world):
-    """Masked and padded words look like random ones, alone, beside what they hide, and beside one another."""
+    """Masked and padded words look like random ones, alone, beside what they hide, and beside one
+    another.
+    """
     clear = world.clear
     assert clear.keys() == {place for place, named in world.tensors.items() if not named}
     for place, plain in clear.items():
@@ -298,8 +348,13 @@ def check_words(world):
         assert chi_square(words) < LARGEST_CHI_SQUARE, place
         assert len(words) < 2000 or chi_square(plain) > LARGEST_CHI_SQUARE, place
         check_unrelated(words, plain, place)
-    for one, other in itertools.combinations(clear, 2):  # two rounds of a silo, or two silos in a round
-        near = one.job == other.job and one.part == other.part and (one.silo == other.silo or one.round == other.round)
+    # two rounds of a silo, or two silos in a round
+    for one, other in itertools.combinations(clear, 2):
+        near = (
+            one.job == other.job
+            and one.part == other.part
+            and (one.silo == other.silo or one.round == other.round)
+        )
         a, b = world.crossed[one], world.crossed[other]
         if near and len(a) == len(b):
             check_unrelated(a, b, (one, other))
@@ -318,7 +373,9 @@ def check_unrelated(a, b, where):
 
 
 def check_rotated(world):
-    """Lengths and inner products of one row in one round are those of the plain vectors; all else is unrelated.
+    """Lengths and inner products of one row in one round are those of the plain vectors.
+
+    All else is unrelated.
 
     Those of sketches are off as the docs say.
     """
@@ -330,16 +387,26 @@ def check_rotated(world):
             JobPlan(world.jobs[place.job]).use(part, place.round, row).key(world.keys[place.job])
             for row in range(len(vectors))
         ]
-        expected = [hidden(vectors[row : row + 1].copy(), part.sketch, key)[0] for row, key in enumerate(keys)]
+        expected = [
+            hidden(vectors[row : row + 1].copy(), part.sketch, key)[0]
+            for row, key in enumerate(keys)
+        ]
         assert np.array_equal(left, np.array(expected, "<f4")), place
         seed = world.jobs[place.job].seed
         for row, (own, other) in enumerate(zip(vectors, left.astype(np.float64), strict=True)):
             plain[place, row], turned[place, row], public[place, row] = own, other, own
             near[place.job] = 2**-22
             if part.sketch:
-                public[place, row] = count_sketch(torch.from_numpy(own.copy()), part.sketch, seed).numpy()
+                public[place, row] = count_sketch(
+                    torch.from_numpy(own.copy()), part.sketch, seed
+                ).numpy()
                 near[place.job] = LIKELY * np.sqrt(2 / part.sketch)
-    assert {place.job for place, _ in plain} == {"aims-grouped", "sim", "sim-classes", "sim-directed"}
+    assert {place.job for place, _ in plain} == {
+        "aims-grouped",
+        "sim",
+        "sim-classes",
+        "sim-directed",
+    }
     differs = False
     for one, other in itertools.combinations_with_replacement(plain, 2):
         (a, row), (b, column) = one, other
@@ -358,22 +425,36 @@ def check_rotated(world):
 
 
 def check_rows(world):
-    """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to all that is in it."""
+    """What the coordinator has of a directed row, once the sum is open, is unrelated to it and to
+    all that is in it.
+    """
     opened = {}
-    for reader, call in ((silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH):
+    for reader, call in (
+        (silo, call) for silo in SILOS for call in world.calls[silo] if call.method == FETCH
+    ):
         frames = [tensor.Frame.FromString(data) for data in call.received]
         manifest, payload = frames[0].manifest, b"".join(frame.chunk for frame in frames)
-        for at, row in enumerate(manifest.rows if manifest.job in ("sup-directed", "sim-directed") else ()):
-            spec, size = parse_canonical(row.document, RoundSpec, "row"), len(payload) // len(manifest.rows)
+        for at, row in enumerate(
+            manifest.rows if manifest.job in ("sup-directed", "sim-directed") else ()
+        ):
+            spec, size = (
+                parse_canonical(row.document, RoundSpec, "row"),
+                len(payload) // len(manifest.rows),
+            )
             opened[spec.job, spec.round, reader] = spec, payload[at * size : (at + 1) * size]
     away = {(round_, silo) for job, round_, silo in opened if job == "sup-directed"}
-    assert len(away) == len({round_ for round_, _ in away}) == 3  # of each round that trained, for who was away
-    assert opened.keys() - {("sup-directed", *place) for place in away} == {("sim-directed", 2, s) for s in SILOS}
+    # of each round that trained, for who was away
+    assert len(away) == len({round_ for round_, _ in away}) == 3
+    assert opened.keys() - {("sup-directed", *place) for place in away} == {
+        ("sim-directed", 2, s) for s in SILOS
+    }
     for (job, round_, silo), (spec, words) in opened.items():
         (index,) = [at for at, group in enumerate(spec.groups) if group.reader == silo]
         accumulator = Accumulator(test_blind_recorded.readable(spec))
         for other in spec.cohort:
-            accumulator.add(test_blind_recorded.unmasked(spec, other, world.summed(Place(job, round_, other))))
+            accumulator.add(
+                test_blind_recorded.unmasked(spec, other, world.summed(Place(job, round_, other)))
+            )
         accumulator.open((), spec.cohort)
         plain = b"".join(each.tobytes() for at, each in accumulator.numbers() if at == index)
         assert len(plain) == len(words) > 2000
@@ -382,21 +463,32 @@ def check_rows(world):
 
 
 def check_plaintext(world, silo):
-    """No piece of a tensor, no weight and no count stands in any message, in whatever number format."""
+    """No piece of a tensor, no weight and no count stands in any message, in whatever number
+    format.
+    """
     seen = b"\0".join(data for call in world.calls[silo] for data in call.sent)
     pieces = [data for place, data in world.clear.items() if place.silo == silo]
     for place, parts in world.contributions.items():
         if place.silo == silo:
             for value in itertools.chain.from_iterable(tensors.values() for _, tensors in parts):
-                pieces += [tensor_bytes(value.to(dtype)) for dtype in (torch.float32, torch.float64, torch.int64)]
-    looked = {bytes(window) for window in itertools.chain.from_iterable(map(test_blind_recorded.windows, pieces))}
+                pieces += [
+                    tensor_bytes(value.to(dtype))
+                    for dtype in (torch.float32, torch.float64, torch.int64)
+                ]
+    looked = {
+        bytes(window)
+        for window in itertools.chain.from_iterable(map(test_blind_recorded.windows, pieces))
+    }
     assert len(looked) > 5000
     near = beginnings(looked, seen)
     assert [window for window in looked if window[:8] in near and window in seen] == []
 
 
 def beginnings(windows, seen):
-    """First 8 bytes of those windows that stand somewhere; most of the places miss a table of low bits."""
+    """First 8 bytes of those windows that stand somewhere.
+
+    Most of the places miss a table of low bits.
+    """
     heads = np.frombuffer(b"".join(window[:8] for window in windows), "<u8")
     bits, table = np.uint64(2**22 - 1), np.zeros(2**22, bool)
     table[heads & bits] = True

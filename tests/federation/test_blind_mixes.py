@@ -1,4 +1,6 @@
-"""Rounds that mix and compare blind, over real TLS: a coordinator, and silos of raw calls with the pure core."""
+"""Rounds that mix and compare blind, over real TLS: a coordinator, and silos of raw calls with the
+pure core.
+"""
 
 import json
 import sqlite3
@@ -45,7 +47,10 @@ def made(part, silos, silo, round_):
     elif isinstance(part.exchange, Gram):
         tensors = {spec.name: vectors(spec, rng) for spec in part.tensors}
     else:
-        tensors = {spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype]) for spec in part.tensors}
+        tensors = {
+            spec.name: torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
+            for spec in part.tensors
+        }
     return PLAIN.give(part, Contribution(tensors, None if part.wire == part.tensors else 60.0))
 
 
@@ -72,13 +77,16 @@ def world(tmp_path):
         timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
         local_federation.write_coordinator(federation, ["job"], timing)
         roster = rosters.load(federation.folder / "roster.json")
-        contributions = lambda silo: lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}  # noqa: E731
+        contributions = lambda silo: (  # noqa: E731
+            lambda round_: {p.name: made(p, silos, silo, round_) for p in job.up(round_)}
+        )
         keys = {silo: load_keys(federation.folder / silo / "keys") for silo in silos}
         config = configs.load(federation.coordinator_config)
         return SimpleNamespace(
             job=job, roster=roster, contributions=contributions, config=config,
             folder=config.directory / "jobs" / "job",
-            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job, contributions(name)),
+            silo=lambda here, name: MixSilo(here.address, keys[name], roster, job,
+            contributions(name)),
         )  # fmt: skip
 
     return build
@@ -93,7 +101,11 @@ class Oracle:
     """The same job in one process."""
 
     def __init__(self, world):
-        self.world, self.method, self.exchanges = world, world.job.method(), simulated(world.job, KEY)
+        self.world, self.method, self.exchanges = (
+            world,
+            world.job.method(),
+            simulated(world.job, KEY),
+        )
         self.archive, self.state = MemoryArchive(), world.job.method().begin()
 
     def down(self, round_, silo):
@@ -102,22 +114,40 @@ class Oracle:
     def close(self, round_, members):
         read = lambda part, silo, name: self.world.contributions(silo)(round_)[part][name]  # noqa: E731
         up = self.world.job.up(round_)
-        self.state, _ = close_round(self.method, self.exchanges, self.state, round_, members, up, read, self.archive)
+        self.state, _ = close_round(
+            self.method, self.exchanges, self.state, round_, members, up, read, self.archive
+        )
 
 
 def part_of(job, name):
-    return next(p for n in range(job.length) for p in job.up(n) if p.name == name and isinstance(p.exchange, Mix))
+    return next(
+        p
+        for n in range(job.length)
+        for p in job.up(n)
+        if p.name == name and isinstance(p.exchange, Mix)
+    )
 
 
 def as_mailed(part, found):
-    """What a silo makes of the rows that were put aside for it: m ← keep·m + (1 − keep)·row, k ← keep·k."""
-    mailed, kept = {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors}, 1.0
+    """What a silo makes of the rows that were put aside for it: m ← keep·m + (1 − keep)·row, k ←
+    keep·k.
+    """
+    mailed, kept = (
+        {spec.name: torch.zeros(spec.shape, dtype=DTYPES[spec.dtype]) for spec in part.tensors},
+        1.0,
+    )
     for place, (_, values, keep) in enumerate(found):
         at = 0
         for spec in part.tensors:
-            row = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+            row = (
+                torch.from_numpy(values[at : at + spec.elements])
+                .reshape(spec.shape)
+                .to(DTYPES[spec.dtype])
+            )
             share = row.double() * (1 - keep)
-            mailed[spec.name] = (share + (mailed[spec.name].double() * keep if place else 0)).to(DTYPES[spec.dtype])
+            mailed[spec.name] = (share + (mailed[spec.name].double() * keep if place else 0)).to(
+                DTYPES[spec.dtype]
+            )
             at += spec.elements
         kept *= keep
     return {**mailed, KEEP.name: torch.tensor(kept, dtype=torch.float64)}
@@ -125,20 +155,28 @@ def as_mailed(part, found):
 
 def check_rows(world, found, expected):
     """Bit for bit what the oracle delivers by Row."""
-    mixed = {part: tensors for part, tensors in expected.items() if part in found or part == "extractor"}
+    mixed = {
+        part: tensors for part, tensors in expected.items() if part in found or part == "extractor"
+    }
     assert set(found) == set(mixed)
     for name, ((row, values, keep),) in found.items():
         part, whole, at = part_of(world.job, name), mixed[name], 0
         assert keep == 0
         assert row.own_weight > 0
         for spec in part.tensors:
-            own = torch.from_numpy(values[at : at + spec.elements]).reshape(spec.shape).to(DTYPES[spec.dtype])
+            own = (
+                torch.from_numpy(values[at : at + spec.elements])
+                .reshape(spec.shape)
+                .to(DTYPES[spec.dtype])
+            )
             assert torch.equal(own, whole[spec.name])
             at += spec.elements
 
 
 def check_prekeys(each, last):
-    """Beside the last upload of each other silo that counted, whoever was away since, there is a prekey of its own."""
+    """Beside the last upload of each other silo that counted, whoever was away since, there is a
+    prekey of its own.
+    """
     assert {silo: word.version.round for (_, silo), word in each.prekeys.items()} == last
     for (part, _), word in each.prekeys.items():
         word.check(each.line(part_of(each.job, part)), each.silo, each.signers)
@@ -149,9 +187,15 @@ async def check_mail(world, oracle, each, round_):
     """Bit for bit what the oracle delivers by Mail; of how many rows it is."""
     expected = oracle.down(round_, each.silo).get("theta")
     found = (await each.opened(round_)).get("theta", [])
-    rounds = range(round_ if round_ < world.job.length and expected_rows(JobPlan(world.job).round(round_)) else 0)
+    rounds = range(
+        round_
+        if round_ < world.job.length and expected_rows(JobPlan(world.job).round(round_))
+        else 0
+    )
     rounds = [n for n in rounds if uploaded(world.job.up(n))]
-    check_prekeys(each, {other: n for n in rounds for other in set(world.job.cohort(n)) - {each.silo}})
+    check_prekeys(
+        each, {other: n for n in rounds for other in set(world.job.cohort(n)) - {each.silo}}
+    )
     assert bool(found) == (expected is not None)
     for name, value in as_mailed(part_of(world.job, "theta"), found).items() if found else ():
         assert torch.equal(value, expected[name])
@@ -174,10 +218,14 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
                 found = await each.opened(round_)
                 check_rows(world, found, expected)
                 last = round_ - 1 if 0 < round_ < world.job.length else None
-                check_prekeys(each, {other: last for other in FOUR if last is not None and other != each.silo})
+                check_prekeys(
+                    each, {other: last for other in FOUR if last is not None and other != each.silo}
+                )
                 assert bool(found) == (round_ > 0)
                 again = await each.opened(round_)  # the same row is made again
-                assert {part: rows[0][0] for part, rows in again.items()} == {p: r[0][0] for p, r in found.items()}
+                assert {part: rows[0][0] for part, rows in again.items()} == {
+                    p: r[0][0] for p, r in found.items()
+                }
             if round_ < world.job.length:
                 await in_turn(silos, lambda each, round_=round_: each.take_part(round_))
                 oracle.close(round_, FOUR)
@@ -186,10 +234,15 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
         for each in silos[1:]:
             await each.answer("DONE")
         (run,) = here.daemon.runs
-        assert len(rows_of(world)) == len([*world.folder.glob("*.padded")]) - len(run.store._rubbish) == 4
+        assert (
+            len(rows_of(world))
+            == len([*world.folder.glob("*.padded")]) - len(run.store._rubbish)
+            == 4
+        )
         here.daemon.apply(run, RoundDeadline("finishing", world.job.length))
         assert_nothing_is_padded(world)
-        await silos[0].told("finish")  # who comes too late gets no row, and goes on with its own part
+        # who comes too late gets no row, and goes on with its own part
+        await silos[0].told("finish")
         assert await silos[0].opened(world.job.length) == {}
         await silos[0].answer("DONE")
         for each in silos:
@@ -205,9 +258,21 @@ def test_extractors_are_mixed_and_classifiers_compared_as_in_the_oracle(world):
     (world.folder / name).write_bytes(bytes(8))
     with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
         table_seals.keep(database)
-        fields = ("job", world.job.length - 1, "extractor", "north", b"\1" * 32, name, 8, "02" * 32, b"")
+        fields = (
+            "job",
+            world.job.length - 1,
+            "extractor",
+            "north",
+            b"\1" * 32,
+            name,
+            8,
+            "02" * 32,
+            b"",
+        )
         database.execute("INSERT INTO hidden VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", fields)
-        database.execute("INSERT INTO files VALUES ('job', 'version', 'extractor', 'north', ?)", (name,))
+        database.execute(
+            "INSERT INTO files VALUES ('job', 'version', 'extractor', 'north', ?)", (name,)
+        )
     with coordinator(world.config) as here:
         assert here.broken == []
     assert_nothing_is_padded(world)
@@ -217,7 +282,11 @@ def assert_nothing_is_padded(world):
     """The job has ended: the coordinator has deleted what silos gave to be mixed."""
     assert rows_of(world) == []
     assert {row[1] for row in rows_of(world, "files")} <= {"result", "words"}
-    assert [path.name for path in world.folder.iterdir() if path.suffix in (".padded", ".rotated", ".rows")] == []
+    assert [
+        path.name
+        for path in world.folder.iterdir()
+        if path.suffix in (".padded", ".rotated", ".rows")
+    ] == []
 
 
 def test_a_job_that_fails_leaves_nothing_of_what_was_given_to_be_mixed(world):
@@ -244,7 +313,12 @@ def test_a_job_that_fails_leaves_nothing_of_what_was_given_to_be_mixed(world):
         assert here.broken == []
 
 
-PUBLIC = {"secure_aggregation": "required", "weights": "public", "dropouts": "any", "counts": dict.fromkeys(SIX, 60)}
+PUBLIC = {
+    "secure_aggregation": "required",
+    "weights": "public",
+    "dropouts": "any",
+    "counts": dict.fromkeys(SIX, 60),
+}
 
 
 def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(world):
@@ -253,7 +327,8 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
     world = world("fedsimsup", options, SIX, rounds=7, participation=0.67, security=PUBLIC)
     oracle, piled, rounds = Oracle(world), [], iter(range(world.job.length + 1))
     away = [set(SIX) - set(world.job.cohort(round_)) for round_ in range(world.job.length)]
-    stop = next(n for n in range(2, world.job.length) if away[n] & away[n - 1]) + 1  # rows of two rounds lie there
+    # rows of two rounds lie there
+    stop = next(n for n in range(2, world.job.length) if away[n] & away[n - 1]) + 1
 
     async def go_on(here, silos, count):
         for _ in range(count):
@@ -264,7 +339,8 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
                     assert (await each.told("round")).round == round_
                     piled.append(await check_mail(world, oracle, each, round_))
             await in_turn(
-                [each for each in silos if each.silo in cohort], lambda each, round_=round_: each.take_part(round_)
+                [each for each in silos if each.silo in cohort],
+                lambda each, round_=round_: each.take_part(round_),
             )
             oracle.close(round_, cohort)
 
@@ -295,20 +371,32 @@ def test_rows_that_were_put_aside_are_opened_in_order_and_kept_over_a_restart(wo
         assert here.broken == []
     with coordinator(world.config) as here:
         files = {row[4] for row in rows_of(world, "files")}
-        asides = [json.loads((world.folder / name).read_text())["rows"] for name in files if name.endswith(".rows")]
+        asides = [
+            json.loads((world.folder / name).read_text())["rows"]
+            for name in files
+            if name.endswith(".rows")
+        ]
         shares = [
-            share["version"] for rows in asides for row in rows for share in json.loads(row["document"])["shares"]
+            share["version"]
+            for rows in asides
+            for row in rows
+            for share in json.loads(row["document"])["shares"]
         ]
         needed = {f"{share['round']}.{share['silo']}.theta.padded" for share in shares}
         assert {int(name.partition(".")[0]) for name in needed} == {stop - 2, stop - 1}
         assert {path.name for path in world.folder.iterdir()} == files | needed
-        assert {row[5] for row in rows_of(world)} == {name for name in files | needed if name.endswith(".padded")}
+        assert {row[5] for row in rows_of(world)} == {
+            name for name in files | needed if name.endswith(".padded")
+        }
         newest = {tuple(row[1:3]): json.loads(row[3])["last"] for row in rows_of(world, "mixed")}
         for name in files:
             if name.endswith(".rows"):
                 _, part, silo, _ = name.split(".")
                 last = json.loads((world.folder / name).read_text())["rows"][-1]["document"]
-                assert newest[part, silo] == parse_canonical(last.encode(), RecipientRow, name).digest()
+                assert (
+                    newest[part, silo]
+                    == parse_canonical(last.encode(), RecipientRow, name).digest()
+                )
         here.run(second(here, known), 120)
         assert here.broken == []
     assert max(piled) > 1

@@ -1,4 +1,6 @@
-"""A coordinator that dies around each durable step of padded and rotated uploads: rows and files agree all the same."""
+"""A coordinator that dies around each durable step of padded and rotated uploads: rows and files
+agree all the same.
+"""
 
 import json
 import socket
@@ -42,20 +44,27 @@ def test_killed_around_each_durable_step_it_goes_on_with_what_it_has(start, docu
         assert running.daemons[silo].wait_for("job.finished", 180)["completed"]
     running.daemons["coordinator"].wait_for("job.ended", 60)
     running.stop()
-    running.start_impatient("coordinator")  # the last may have died as it deleted what the ended job left
+    # the last may have died as it deleted what the ended job left
+    running.start_impatient("coordinator")
     running.daemons["coordinator"].wait_for("listening", 60)
     running.daemons["coordinator"].stop()
 
     died = died_at(running)
     for round_ in range(ROUNDS):
-        for step in ("padded or rotated {}: extractor", "padded or rotated {}: rows", "word on padded {}: extractor"):
+        for step in (
+            "padded or rotated {}: extractor",
+            "padded or rotated {}: rows",
+            "word on padded {}: extractor",
+        ):
             name = f"COMMIT of job {step.format(round_)}"
             assert {f"before {name}", f"after {name}"} <= set(died), died
         assert {f"rename {round_}.{silo}.extractor.padded" for silo in SILOS} <= set(died)
     folder = running.federation.state("coordinator") / "jobs" / "job"
     with sqlite3.connect(folder.parent.parent / "coordinator.sqlite") as database:
         hidden = {row[0] for row in database.execute("SELECT file FROM hidden WHERE signed != x''")}
-        versions = {row[0] for row in database.execute("SELECT file FROM files WHERE room = 'version'")}
+        versions = {
+            row[0] for row in database.execute("SELECT file FROM files WHERE room = 'version'")
+        }
         (rest,) = database.execute("SELECT count(*) FROM hidden WHERE signed = x''").fetchone()
         memories = database.execute("SELECT silo FROM mixed").fetchall()
     assert hidden == versions == set()

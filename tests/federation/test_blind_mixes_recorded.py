@@ -1,4 +1,6 @@
-"""What the coordinator sees of parts that are mixed or compared blind, by a tap that holds the keys of both sides."""
+"""What the coordinator sees of parts that are mixed or compared blind, by a tap that holds the keys
+of both sides.
+"""
 
 import itertools
 import re
@@ -19,7 +21,11 @@ SILOS = ("north", "east", "south", "west")
 SECURITY = {"secure_aggregation": "required"}
 DOCS = Path(__file__).parents[2] / "docs" / "wire.md"
 TITLE = "## What the coordinator sees of a part that is mixed or compared blind"
-REQUESTS = {"Contribute": secure.Contributed, "GroupKey": secure.KeyPoll, "Padded": secure.PaddedWordUpload}
+REQUESTS = {
+    "Contribute": secure.Contributed,
+    "GroupKey": secure.KeyPoll,
+    "Padded": secure.PaddedWordUpload,
+}
 OF_TENSORS = {"part", "kind", "name", "dtype", "shape", "size"}
 LARGEST_CHI_SQUARE = 420  # of 256 values, 255 degrees of freedom: exceeded once in 10^10 uploads
 
@@ -41,7 +47,9 @@ def table():
     found = {}
     for call, fields in re.findall(r"^\| `(.*?) \| (.*?) \|$", text, re.MULTILINE):
         found[call.replace("`", "")] = set(re.findall(r"`(.*?)`", fields))
-    found["Upload manifest, rotated"] = found["Upload manifest, padded"] | {f"tensors.{name}" for name in OF_TENSORS}
+    found["Upload manifest, rotated"] = found["Upload manifest, padded"] | {
+        f"tensors.{name}" for name in OF_TENSORS
+    }
     return found
 
 
@@ -55,7 +63,10 @@ def test_the_coordinator_sees_the_fields_of_the_table_and_words_like_random_ones
     folder = running.federation.folder
     keys = {silo: load_keys(folder / silo / "keys") for silo in SILOS}
     with Tap(
-        running.address, rosters.load(folder / "roster.json"), load_keys(folder / "coordinator" / "keys"), keys
+        running.address,
+        rosters.load(folder / "roster.json"),
+        load_keys(folder / "coordinator" / "keys"),
+        keys,
     ) as tap:
         running.address = tap.address
         for silo in SILOS:

@@ -1,4 +1,6 @@
-"""What the coordinator sees of blind rounds: a tap records all of it, and nothing of it is what one silo gave."""
+"""What the coordinator sees of blind rounds: a tap records all of it, and nothing of it is what one
+silo gave.
+"""
 
 import hashlib
 import itertools
@@ -44,21 +46,30 @@ SEEN = {  # all that silos say in blind rounds; the same table stands in docs/wi
     "Fetch": "session job job_digest round",
     "Beat": "session job round",
     "SecureNext": "session job job_digest round had",
-    "Secure keys": f"session {ATTEMPT} keys.bundle.silo keys.bundle.seal keys.bundle.mask keys.bundle.receiving "
-    "keys.bundle.signature keys.keys.dealer keys.keys.public",
-    "Secure shares": f"session {ATTEMPT} shares.dealing.dealer shares.dealing.h_u1 shares.dealing.seed "
-    "shares.dealing.root shares.dealing.signature shares.portions.holder shares.portions.sealed shares.portions.own "
-    "shares.portions.pair shares.portions.key",
+    "Secure keys": (
+        f"session {ATTEMPT} keys.bundle.silo keys.bundle.seal keys.bundle.mask"
+        " keys.bundle.receiving keys.bundle.signature keys.keys.dealer keys.keys.public"
+    ),
+    "Secure shares": (
+        f"session {ATTEMPT} shares.dealing.dealer shares.dealing.h_u1 shares.dealing.seed"
+        " shares.dealing.root shares.dealing.signature shares.portions.holder"
+        " shares.portions.sealed shares.portions.own shares.portions.pair shares.portions.key"
+    ),
     "Upload manifest": "session job job_digest round size context",
     "Upload chunk": "",
     "Upload end": "sha256 tensor_sha256 ledger_seq ledger_leaf head inclusion holds",
-    "Secure header": f"session {ATTEMPT} header.silo header.h_u2 header.length header.sha256 header.signature",
+    "Secure header": (
+        f"session {ATTEMPT} header.silo header.h_u2 header.length header.sha256 header.signature"
+    ),
     "Secure survival": f"session {ATTEMPT} survival.silo survival.signature",
-    "Secure reveal": f"session {ATTEMPT} reveal.silo reveal.shares.dealer reveal.shares.kind reveal.shares.share "
-    "reveal.shares.salt reveal.signature",
+    "Secure reveal": (
+        f"session {ATTEMPT} reveal.silo reveal.shares.dealer reveal.shares.kind reveal.shares.share"
+        " reveal.shares.salt reveal.signature"
+    ),
 }
 REQUESTS = {"Fetch": pb.FetchRequest, "Beat": pb.BeatRequest, "SecureNext": secure.SecurePoll}
-ELSEWHERE = {"Hello", "Poll", "Answer", "Attest"}  # of greetings and offers; the reader of explained.py knows them
+# of greetings and offers; the reader of explained.py knows them
+ELSEWHERE = {"Hello", "Poll", "Answer", "Attest"}
 WINDOW = 16  # bytes of a tensor that are looked for
 LARGEST_CHI_SQUARE = 420  # of 256 values, 255 degrees of freedom: exceeded once in 10^10 uploads
 
@@ -97,9 +108,16 @@ def test_the_coordinator_sees_sums_alone(start, document, tmp_path):
 
 @pytest.mark.skipif(not DOCS.exists(), reason="the tests run without docs/ beside them")
 def test_the_documentation_has_the_same_table():
-    text = DOCS.read_text().partition("## What the coordinator sees of a blind round")[2].partition("\n## ")[0]
+    text = (
+        DOCS.read_text()
+        .partition("## What the coordinator sees of a blind round")[2]
+        .partition("\n## ")[0]
+    )
     rows = re.findall(r"^\| `(.*?)` \| (.*?) \|$", text, re.MULTILINE)
-    found = {call.replace("` `", " "): {field.strip("`,") for field in fields.split()} for call, fields in rows}
+    found = {
+        call.replace("` `", " "): {field.strip("`,") for field in fields.split()}
+        for call, fields in rows
+    }
     assert found == {call: set(fields.split()) or {"bytes"} for call, fields in SEEN.items()}
 
 
@@ -126,7 +144,9 @@ def tapped(running, silos):
         for job in running.jobs:
             ended = running.daemons["coordinator"].wait_for("job.ended", 120)
             assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in silos))
+        tap.wait_for(
+            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in silos)
+        )
         for silo in silos:  # before the coordinator, which they would look for
             running.daemons[silo].stop()
         running.stop()
@@ -134,9 +154,14 @@ def tapped(running, silos):
 
 
 def contributions(running):
-    """What each silo gave, before masks: (job, round), silo → [(part, its tensors in the clear)]."""
+    """What each silo gave, before masks: (job, round), silo → [(part, its tensors in the
+    clear)].
+    """
     torch.set_num_threads(1)
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     found = defaultdict(list)
     for job in running.jobs:
         kept = Kept(JobPlan(job).bounds)
@@ -180,7 +205,9 @@ def spec_of(calls, place):
 
 def unmasked(spec, silo, parts):
     """The chunks of an upload as they would be without masks: numbers of the ring, and canaries."""
-    made = [given(part, own, tensors) for (part, tensors), own in zip(parts, spec.groups, strict=True)]
+    made = [
+        given(part, own, tensors) for (part, tensors), own in zip(parts, spec.groups, strict=True)
+    ]
     return [words.tobytes() for words in masked_chunks(readable(spec), silo, made, ())]
 
 
@@ -223,7 +250,9 @@ def check_fields(calls):
             if call.method == UPLOAD:
                 frame = tensor.Frame.FromString(data)
                 body = frame.WhichOneof("body")
-                found[f"Upload {body}"] |= set() if body == "chunk" else set(paths(getattr(frame, body)))
+                found[f"Upload {body}"] |= (
+                    set() if body == "chunk" else set(paths(getattr(frame, body)))
+                )
             elif call.method == SECURE:
                 message = secure.SecureUpload.FromString(data)
                 found[f"Secure {message.WhichOneof('body')}"] |= set(paths(message))
@@ -231,8 +260,10 @@ def check_fields(calls):
                 found[method] |= set(paths(REQUESTS[method].FromString(data)))
     assert found.keys() | {"Beat"} == SEEN.keys()  # a round may be over before the first heartbeat
     for call, fields in found.items():
-        zero = {"attempt.attempt"} if call.startswith("Secure ") else set()  # all first attempts: it is not written
-        zero |= {"round"} if call == "Beat" else set()  # the first round may be the only one that takes so long
+        # all first attempts: it is not written
+        zero = {"attempt.attempt"} if call.startswith("Secure ") else set()
+        # the first round may be the only one that takes so long
+        zero |= {"round"} if call == "Beat" else set()
         assert fields | zero == set(SEEN[call].split()), call
 
 
@@ -243,7 +274,8 @@ def sums_of(running, silo):
 
 
 def check_sum(calls, given_by, job, round_, folder, cohort=SILOS):
-    """What the coordinator opened, and said the digest of, is the sum of what silos gave, and nothing but that.
+    """What the coordinator opened, and said the digest of, is the sum of what silos gave, and
+    nothing but that.
 
     The digest, in hex.
     """
@@ -256,20 +288,27 @@ def check_sum(calls, given_by, job, round_, folder, cohort=SILOS):
     tensors, words = {}, {}
     opened = accumulator.open((), spec.cohort)
     numbers = list(accumulator.numbers())
-    for index, ((part, _), own, each) in enumerate(zip(given_by[place, cohort[0]], spec.groups, opened, strict=True)):
+    for index, ((part, _), own, each) in enumerate(
+        zip(given_by[place, cohort[0]], spec.groups, opened, strict=True)
+    ):
         if is_row(own):  # which one silo reads
             continue
         if part.name in published:  # silos get its words, whose digest stands for them
-            of_part = b"".join(each.astype(f"<i{own.ring // 8}").tobytes() for at, each in numbers if at == index)
+            of_part = b"".join(
+                each.astype(f"<i{own.ring // 8}").tobytes() for at, each in numbers if at == index
+            )
             words[part.name] = hashlib.sha256(of_part).hexdigest()
             continue
-        tensors |= {f"{part.name}/{name}": value.clone() for name, value in folded(part, own, each).items()}
+        tensors |= {
+            f"{part.name}/{name}": value.clone() for name, value in folded(part, own, each).items()
+        }
     store = JobStore(folder / place[0], lambda _: (), {})
     header = {SURVIVORS: json.dumps(list(spec.cohort)), WORDS: json.dumps(words, sort_keys=True)}
     store.write(opened_sum(round_), tensors, header)
     digest = hashlib.sha256(store.sum_file(round_).read_bytes()).digest()
     (same,) = {told(calls[silo], "result")[place].sha256 for silo in cohort}
-    padded = any(is_row(own) and any(own.counts) for own in spec.groups)  # the digests of rows' words are in it, too
+    # the digests of rows' words are in it, too
+    padded = any(is_row(own) and any(own.counts) for own in spec.groups)
     assert padded or same == digest
     return same.hex()
 
@@ -289,7 +328,9 @@ def related(a, b):
 
 
 def check_words(calls, given_by, silo):
-    """Masked words look like random ones, alone, beside what they hide, and beside those of other rounds."""
+    """Masked words look like random ones, alone, beside what they hide, and beside those of other
+    rounds.
+    """
     crossed = uploads(calls)
     assert len(crossed) == ROUNDS * len(METHODS)
     for place, payload in crossed.items():
@@ -302,13 +343,17 @@ def check_words(calls, given_by, silo):
     for first, second in itertools.combinations(crossed, 2):
         if first[0] == second[0] and len(crossed[first]) == len(crossed[second]):
             spec = spec_of(calls, first)
-            pairs = list(zip(words_of(spec, crossed[first]), words_of(spec, crossed[second]), strict=True))
+            pairs = list(
+                zip(words_of(spec, crossed[first]), words_of(spec, crossed[second]), strict=True)
+            )
             assert all(a.size < 100 or related(a, b) < 6 for a, b in pairs)
             assert chi_square(b"".join((a - b).tobytes() for a, b in pairs)) < LARGEST_CHI_SQUARE
 
 
 def check_plaintext(running, calls, given_by, silo):
-    """No piece of a tensor, no weight and no count stands in any message, in whatever number format."""
+    """No piece of a tensor, no weight and no count stands in any message, in whatever number
+    format.
+    """
     seen = b"\0".join(data for call in calls for data in call.sent)
     looked = 0
     for (place, of), parts in given_by.items():
@@ -316,16 +361,26 @@ def check_plaintext(running, calls, given_by, silo):
             continue
         pieces = unmasked(spec_of(calls, place), silo, parts)
         for value in itertools.chain.from_iterable(tensors.values() for _, tensors in parts):
-            pieces += [tensor_bytes(value.to(dtype)) for dtype in (torch.float32, torch.float64, torch.int64)]
+            pieces += [
+                tensor_bytes(value.to(dtype))
+                for dtype in (torch.float32, torch.float64, torch.int64)
+            ]
         for window in itertools.chain.from_iterable(map(windows, pieces)):
             looked += 1
             assert window not in seen, (place, silo, window)
         if place[1] == ROUNDS - 1:  # it is what the silo really had
-            outbox = running.federation.state(silo) / "jobs" / place[0] / f"outbox-{ROUNDS}.safetensors"
+            outbox = (
+                running.federation.state(silo) / "jobs" / place[0] / f"outbox-{ROUNDS}.safetensors"
+            )
             had = safetensors.torch.load_file(outbox)
-            assert had.keys() == {f"{part.name}/{name}" for part, tensors in parts for name in tensors}
+            assert had.keys() == {
+                f"{part.name}/{name}" for part, tensors in parts for name in tensors
+            }
             for part, tensors in parts:
-                assert all(torch.equal(had[f"{part.name}/{name}"], value) for name, value in tensors.items())
+                assert all(
+                    torch.equal(had[f"{part.name}/{name}"], value)
+                    for name, value in tensors.items()
+                )
     assert looked > 1000
 
 

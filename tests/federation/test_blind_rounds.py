@@ -65,9 +65,11 @@ def world(tmp_path):
             for part in job.up(round_):
                 counts = part.name == METRICS.name
                 tensors = {
-                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64)
-                    if counts
-                    else torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
+                    spec.name: (
+                        torch.full(spec.shape, 7, dtype=torch.int64)
+                        if counts
+                        else torch.randn(spec.shape, generator=rng).to(DTYPES[spec.dtype])
+                    )
                     for spec in part.tensors
                 }
                 weight = None if part.wire == part.tensors else 50.0 + SILOS.index(silo)
@@ -77,10 +79,17 @@ def world(tmp_path):
         return given
 
     def silo(here, name):
-        return BlindSilo(here.address, load_keys(federation.folder / name / "keys"), roster, job, contributions(name))
+        return BlindSilo(
+            here.address,
+            load_keys(federation.folder / name / "keys"),
+            roster,
+            job,
+            contributions(name),
+        )
 
     return SimpleNamespace(
-        job=job, config=configs.load(federation.coordinator_config), silo=silo, contributions=contributions,
+        job=job, config=configs.load(federation.coordinator_config), silo=silo,
+        contributions=contributions,
         folder=tmp_path / "federation" / "coordinator" / "state",
     )  # fmt: skip
 
@@ -115,8 +124,14 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
                 asked = await each.told("round" if round_ == 0 else "finish")
                 assert (asked.round, asked.counted) == (round_ + 1, round_ + 1)
             attempts.append(slow.attempt)
-            for slow.attempt in reversed(attempts):  # the sum is open; of a round before the last nothing is awaited
-                await refusal(slow.say(Over(Code.STOPPED)), "ROUND_CLOSED", "FAILED_PRECONDITION", "sums nothing")
+            # the sum is open; of a round before the last nothing is awaited
+            for slow.attempt in reversed(attempts):
+                await refusal(
+                    slow.say(Over(Code.STOPPED)),
+                    "ROUND_CLOSED",
+                    "FAILED_PRECONDITION",
+                    "sums nothing",
+                )
         for each in made:
             assert await each.delivered(2) == published(world, 1)
             await each.answer("DONE")
@@ -125,7 +140,11 @@ def test_two_blind_rounds_are_the_quantised_ones_to_the_bit(world, caplog):
     with coordinator(world.config) as here:
         made = here.run(scenario())
         assert here.broken == []
-    told = [(line.message, line.levelname) for line in caplog.records if line.message in ("late", "refused")]
+    told = [
+        (line.message, line.levelname)
+        for line in caplog.records
+        if line.message in ("late", "refused")
+    ]
     assert told == [("late", "INFO"), ("late", "INFO"), ("refused", "WARNING")]
     assert {each.received for each in made} == {published(world, 0)}
     assert not list(world.folder.glob("jobs/job/*.masked"))
@@ -171,7 +190,12 @@ async def finish(each, terms, round_=0):
 def test_masked_words_are_refused_before_a_byte_unless_they_are_due(world):
     async def scenario():
         made = await begun(world, here)
-        await refusal(made[0].upload(frames_of(made[0]), True), "MANIFEST", "INVALID_ARGUMENT", "sums are blind")
+        await refusal(
+            made[0].upload(frames_of(made[0]), True),
+            "MANIFEST",
+            "INVALID_ARGUMENT",
+            "sums are blind",
+        )
         await asyncio.gather(*(until_words_are_due(each) for each in made))
         first = made[0]
         for changes in ({"context": b"\1" * 32}, {"round": 1}):
@@ -183,7 +207,8 @@ def test_masked_words_are_refused_before_a_byte_unless_they_are_due(world):
             )
         last = made[-1]
         short = last.masked_frames(size=len(last.words) - 4)
-        await refusal(last.upload(short, True), "MANIFEST", "INVALID_ARGUMENT", "due are")  # it drops out
+        # it drops out
+        await refusal(last.upload(short, True), "MANIFEST", "INVALID_ARGUMENT", "due are")
         assert not list(world.folder.glob("jobs/job/*.masked"))
 
     with coordinator(world.config) as here:
@@ -287,7 +312,9 @@ def test_only_a_silo_with_its_session_asks_and_only_for_an_open_round(world):
         each.had = 1
         assert await each.next(0) is None  # nothing for the hold time
         each.attempt = dataclasses.replace(told.attempt, ctx=b"\1" * 32)
-        await refusal(each.say(Over(Code.STOPPED)), "SECURE", "FAILED_PRECONDITION", "no attempt of round 0")
+        await refusal(
+            each.say(Over(Code.STOPPED)), "SECURE", "FAILED_PRECONDITION", "no attempt of round 0"
+        )
         assert own.round == 0
 
     with coordinator(world.config) as here:
@@ -300,7 +327,9 @@ def test_a_method_that_delivers_different_values_fails_its_job_and_says_why(worl
     async def delivery(run, round_, silo):
         found = await real(run, round_, silo)
         if round_ == 1 and silo == "east":
-            tensors = {part: {name: t + 1 for name, t in of.items()} for part, of in found.tensors.items()}
+            tensors = {
+                part: {name: t + 1 for name, t in of.items()} for part, of in found.tensors.items()
+            }
             return jobruns.SiloDelivery(tensors, {})
         return found
 
@@ -333,7 +362,9 @@ def test_nobody_waits_in_the_round_of_a_job_that_was_stopped(world):
         await asyncio.gather(*(until_words_are_due(each) for each in made))
         here.daemon.apply(here.daemon.runs[0], OperatorStopped())
         for each in made:
-            await refusal(leave(each), "ROUND_CLOSED", "FAILED_PRECONDITION", "is stopped in round 0")
+            await refusal(
+                leave(each), "ROUND_CLOSED", "FAILED_PRECONDITION", "is stopped in round 0"
+            )
 
     with coordinator(world.config) as here:
         here.run(scenario())
@@ -358,7 +389,9 @@ def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world
     async def scenario():
         made = await begun(world, here)
         terms = await asyncio.gather(*(until_words_are_due(each) for each in made))
-        finishing = [asyncio.create_task(finish(each, of)) for each, of in zip(made, terms, strict=True)]
+        finishing = [
+            asyncio.create_task(finish(each, of)) for each, of in zip(made, terms, strict=True)
+        ]
         (run,) = here.daemon.runs
         async with asyncio.timeout(SECONDS):
             while run.summing.stage != "opening":
@@ -369,4 +402,8 @@ def test_a_coordinator_that_is_stopped_while_it_opens_a_sum_folds_it_first(world
 
     with coordinator(world.config) as here:
         run = here.run(scenario())
-    assert (run.state.round, run.state.outcome, run.state.counted) == (1, "running", dict.fromkeys(SILOS, 1))
+    assert (run.state.round, run.state.outcome, run.state.counted) == (
+        1,
+        "running",
+        dict.fromkeys(SILOS, 1),
+    )

@@ -1,4 +1,6 @@
-"""Jobs that compare by shares, with real processes and TLS: the bits of the oracle, and no vector in any message."""
+"""Jobs that compare by shares, with real processes and TLS: the bits of the oracle, and no vector
+in any message.
+"""
 
 import pytest
 from federation.keyed import (
@@ -18,7 +20,12 @@ SHARED = {**SECURITY, "compare": "shared"}
 
 
 def begin(running, document, plans, **options):
-    changes = {"options": {"rho": 0.0, **options}, "min_cohort": 3, "rounds": 2, "round_timeout": 120}
+    changes = {
+        "options": {"rho": 0.0, **options},
+        "min_cohort": 3,
+        "rounds": 2,
+        "round_timeout": 120,
+    }
     running.job(document("compared", SILOS, "pfedsim", security=SHARED, **changes))
     even(running, SILOS)
     configure(running, SILOS)
@@ -39,25 +46,38 @@ def check(running):
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("similarity", "groups", "width"), [("mean", 1, 640), ("per_class", 10, 64)])
-def test_what_is_compared_by_shares_has_the_bits_of_the_oracle(start, document, similarity, groups, width):
+@pytest.mark.parametrize(
+    ("similarity", "groups", "width"), [("mean", 1, 640), ("per_class", 10, 64)]
+)
+def test_what_is_compared_by_shares_has_the_bits_of_the_oracle(
+    start, document, similarity, groups, width
+):
     running = start(*SILOS)
     begin(running, document, {}, similarity=similarity)
     job = check(running)
     for silo in SILOS:
-        intents = [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
+        intents = [
+            record for record in records_of(running, silo) if record["type"] == "egress.intent"
+        ]
         assert [intent["form"] for intent in intents] == ["padded", "masked"] * job.length
         for intent in intents[1::2]:
             (rows,) = [tensor for tensor in intent["tensors"] if tensor["part"] == "rows"]
-            assert (rows["dtype"], rows["shape"]) == ("uint64", [3, groups, width + 4])  # to each other silo
+            # to each other silo
+            assert (rows["dtype"], rows["shape"]) == ("uint64", [3, groups, width + 4])
             assert set(intent["readers"]) == {"sum", "gram"}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "plans", [{"north": "every:compared 0 masked|0 header|0 survival|0 reveal"}, {"coordinator": "every:masked"}]
+    "plans",
+    [
+        {"north": "every:compared 0 masked|0 header|0 survival|0 reveal"},
+        {"coordinator": "every:masked"},
+    ],
 )
-def test_killed_between_the_steps_the_next_attempt_compares_what_an_undisturbed_one_would(start, document, plans):
+def test_killed_between_the_steps_the_next_attempt_compares_what_an_undisturbed_one_would(
+    start, document, plans
+):
     running = start(*SILOS)
     begin(running, document, plans)
     check(running)

@@ -1,4 +1,7 @@
-"""A coordinator whose own ledger is missing, or older than its database, does not begin a new one. Real processes."""
+"""A coordinator whose own ledger is missing, or older than its database, does not begin a new one.
+
+Real processes.
+"""
 
 import shutil
 
@@ -12,7 +15,11 @@ SILOS = ("north", "east")
 
 
 def problems(running):
-    return [finding for finding in check.check(running.federation.coordinator_config).findings if not finding.ok]
+    return [
+        finding
+        for finding in check.check(running.federation.coordinator_config).findings
+        if not finding.ok
+    ]
 
 
 def test_a_coordinator_without_its_ledger_says_how_to_restore_it(start, document):
@@ -37,7 +44,9 @@ def test_a_coordinator_without_its_ledger_says_how_to_restore_it(start, document
     (missing,) = problems(running)
     assert (missing.name, "is missing" in missing.text) == ("ledger", True)
     older.rename(ledger)
-    with pytest.raises(AbortedError, match=r"is not the ledger that the database knows: .*restore the newest copy"):
+    with pytest.raises(
+        AbortedError, match=r"is not the ledger that the database knows: .*restore the newest copy"
+    ):
         running.start_coordinator()
     (cut,) = problems(running)
     assert "records were cut off" in cut.text

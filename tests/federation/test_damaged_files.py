@@ -1,7 +1,8 @@
-"""One bit that a disk changes in a file of tensors: it is made or asked for again, or the job ends and names it.
+"""One bit that a disk changes in a file of tensors: it is made or asked for again, or the job ends
+and names it.
 
-Real processes. One of them dies where files wait for what comes next, and the others wait for it; a bit changes
-meanwhile.
+Real processes. One of them dies where files wait for what comes next, and the others wait for it; a
+bit changes meanwhile.
 """
 
 import pytest
@@ -26,13 +27,17 @@ def flip(path):
 
 @pytest.mark.timeout(200)
 def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_same(start, document):
-    """An upload that waits to be folded is given again; an outbox of which nothing left is trained again."""
+    """An upload that waits to be folded is given again.
+
+    An outbox of which nothing left is trained again.
+    """
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=2, round_timeout=60))
     configure(running, SILOS)
     running.start_impatient("coordinator", f"once:after COMMIT of {job.name} folding 0")
     running.start_impatient("east")
-    running.start_impatient("north", "once:remove outbox")  # that of round 0, once that of round 1 is there
+    # that of round 0, once that of round 1 is there
+    running.start_impatient("north", "once:remove outbox")
     with pytest.raises(AbortedError, match="coordinator ended with code"):
         running.daemons["coordinator"].wait_for("job.ended", 100)
     flip(running.federation.state("coordinator") / "jobs" / job.name / "0.north.upload")
@@ -44,16 +49,28 @@ def test_what_a_silo_can_give_again_is_asked_for_again_and_the_result_is_the_sam
     finished(running, SILOS, job.name)
     (trained,) = [event for event in events(running, "north") if event["event"] == "outbox.damaged"]
     assert "outbox-2.safetensors: is not as it was written: the disk changed it" in trained["why"]
-    (asked,) = [event for event in events(running, "coordinator") if event["event"] == "upload.damaged"]
+    (asked,) = [
+        event for event in events(running, "coordinator") if event["event"] == "upload.damaged"
+    ]
     assert (asked["silos"], "the disk changed 0.north.upload" in asked["why"]) == (["north"], True)
     torch.set_num_threads(1)
     expected = simulate(job, shards(running, SILOS))
-    roster, state = rosters.load(running.federation.folder / "roster.json"), running.federation.state
+    roster, state = (
+        rosters.load(running.federation.folder / "roster.json"),
+        running.federation.state,
+    )
     for silo in SILOS:
-        found = state_from_bytes((job_folder(running, job, silo) / "model.safetensors").read_bytes())
+        found = state_from_bytes(
+            (job_folder(running, job, silo) / "model.safetensors").read_bytes()
+        )
         for part, tensors in expected.states[silo].parts.items():
-            assert all(torch.equal(found.parts[part][name], value) for name, value in tensors.items())
-        assert compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences == ()
+            assert all(
+                torch.equal(found.parts[part][name], value) for name, value in tensors.items()
+            )
+        assert (
+            compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences
+            == ()
+        )
 
 
 @pytest.mark.timeout(200)

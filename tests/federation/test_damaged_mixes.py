@@ -1,4 +1,6 @@
-"""Padded words and rotated vectors that the coordinator's disk changed are neither mixed nor compared."""
+"""Padded words and rotated vectors that the coordinator's disk changed are neither mixed nor
+compared.
+"""
 
 import grpc
 import pytest
@@ -16,7 +18,10 @@ def flip(path):
 
 @pytest.mark.parametrize("kind", ["padded", "rotated"])
 def test_an_upload_that_the_disk_changed_ends_the_job_by_its_name(world, kind):  # noqa: F811
-    """Before: silos refused a row, and blamed each other or the coordinator; what was compared came out otherwise."""
+    """Before: silos refused a row, and blamed each other or the coordinator.
+
+    What was compared came out otherwise.
+    """
     torch.set_num_threads(1)
     made = world()
 

@@ -1,4 +1,7 @@
-"""Silos whose records ask for too much, or come from no file, decline at once; nobody waits for them."""
+"""Silos whose records ask for too much, or come from no file, decline at once.
+
+Nobody waits for them.
+"""
 
 import io
 import os
@@ -14,7 +17,9 @@ def claim_400_gb(path):
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for name in ("x", "y"):
-            archive.writestr(f"{name}.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header)
+            archive.writestr(
+                f"{name}.npy", b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header
+            )
     path.write_bytes(made.getvalue())
 
 
@@ -30,11 +35,19 @@ def test_silos_decline_and_the_job_ends(start, document):
     fifo.parent.mkdir(parents=True)
     os.mkfifo(fifo)
     config = running.federation.silo_config("east")
-    config.write_text(config.read_text().replace('file = "data.npz"\n', 'kind = "images"\nfolder = "scans"\n'))
+    config.write_text(
+        config.read_text().replace('file = "data.npz"\n', 'kind = "images"\nfolder = "scans"\n')
+    )
     for silo in SILOS:
         running.start_silo(silo)
     for silo, why in (
-        ("north", f"{claims}, holds {claims.stat().st_size:,} bytes: the header of array 'x' claims float32"),
+        (
+            "north",
+            (
+                f"{claims}, holds {claims.stat().st_size:,} bytes: the header of array 'x' claims"
+                " float32"
+            ),
+        ),
         ("east", f"{fifo}: is a FIFO, not a file; put a file with the records there"),
     ):
         declined = running.daemons[silo].wait_for("job.declined", 60)

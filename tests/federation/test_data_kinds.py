@@ -26,10 +26,16 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
     torch.set_num_threads(1)
     running = start(*SILOS)
     running.data = {
-        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 2)).read() for k, silo in enumerate(SILOS, 1)
+        silo: Bundled(kind="bundled", name="breast-cancer", share=(k, 2)).read()
+        for k, silo in enumerate(SILOS, 1)
     }
     job = document("tumours", SILOS)
-    job["model"] = {"name": "glm", "classes": 2, "input": [1, 1, 30], "class_names": ["malignant", "benign"]}
+    job["model"] = {
+        "name": "glm",
+        "classes": 2,
+        "input": [1, 1, 30],
+        "class_names": ["malignant", "benign"],
+    }
     running.job(job)
     coordinator = running.start_coordinator()
     for silo in SILOS:
@@ -51,7 +57,10 @@ def test_a_csv_file_and_an_npz_file_train_together(start, document):
     for silo in SILOS:
         kept = running.federation.state(silo) / "jobs" / "tumours" / "model.safetensors"
         found = state_from_bytes(kept.read_bytes()).parts["classifier"]
-        assert all(torch.equal(found[name], v) for name, v in expected.states[silo].parts["classifier"].items())
+        assert all(
+            torch.equal(found[name], v)
+            for name, v in expected.states[silo].parts["classifier"].items()
+        )
     assert expected.history["north"][-1].correct_delivered / len(shards["north"][1]) > 0.85
 
 

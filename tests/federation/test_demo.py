@@ -31,7 +31,9 @@ def test_demo_trains_compares_and_verifies(tmp_path):
     for heading in ("local", "fedavg", "fedper", "silo-2"):
         assert heading in done.stdout
     assert len(re.findall(r"ledger verified \(\d+ records\)", done.stdout)) == 2
-    spent = re.findall(r"epsilon ([\d.]+) of ([\d.]+) spent at delta = 0.0001 .alone: demo-local", done.stdout)
+    spent = re.findall(
+        r"epsilon ([\d.]+) of ([\d.]+) spent at delta = 0.0001 .alone: demo-local", done.stdout
+    )
     assert len(spent) == 2
     assert all(0 < float(own) <= float(limit) < 24 for own, limit in spent)  # three jobs of 8
     for n in (1, 2):
@@ -63,7 +65,9 @@ def test_demo_does_not_overwrite(tmp_path):
     assert (tmp_path / "precious").read_text() == "x"
 
 
-@pytest.mark.parametrize("noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "membership", "demo"])
+@pytest.mark.parametrize(
+    "noun", ["keys", "roster", "job", "coordinator", "silo", "ledger", "membership", "demo"]
+)
 def test_help_reads(noun):
     done = staddle(noun, "--help")
     assert done.exit_code == 0

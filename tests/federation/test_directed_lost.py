@@ -1,4 +1,6 @@
-"""A silo is lost in a round whose rows are for its members: they are over the rest, or made anew where one leans."""
+"""A silo is lost in a round whose rows are for its members: they are over the rest, or made anew
+where one leans.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -18,7 +20,8 @@ from staddle.security.secagg.dealing import seed_commitment
 from staddle.security.secagg.spec import kept
 
 A, B, C, D, E = FIVE
-LIKENESS = {A: {B: 0.49, C: 0.03, D: 0.24, E: 0.24, A: 1.0}}  # without D more than half of it is B's
+# without D more than half of it is B's
+LIKENESS = {A: {B: 0.49, C: 0.03, D: 0.24, E: 0.24, A: 1.0}}
 
 
 class GoneError(Exception):
@@ -45,7 +48,9 @@ async def lost(each):
 
 @pytest.fixture
 def played(tmp_path, monkeypatch):
-    """What a round without D comes to, by weights of the coordinator's: the world, specifications and mail by silo."""
+    """What a round without D comes to, by weights of the coordinator's: the world, specifications
+    and mail by silo.
+    """
 
     def play(weights):
         monkeypatch.setattr(PFedSim, "member_weights", weights)
@@ -82,14 +87,20 @@ def test_rows_that_do_not_lean_are_over_the_others_who_survived(played):
     for silo, mailed in came.items():
         whole = CODE_SELF_WEIGHT + sum(raw[each] for each in came if each != silo)
         row = next(row for row in specs[silo].groups if row.reader == silo)
-        assert float(mailed["@keep"]) == kept(specs[silo], row, tuple(came)) == pytest.approx(CODE_SELF_WEIGHT / whole)
+        assert (
+            float(mailed["@keep"])
+            == kept(specs[silo], row, tuple(came))
+            == pytest.approx(CODE_SELF_WEIGHT / whole)
+        )
         for name in world.contributions(silo)(1)["extractor"]:
             gave = {
                 each: raw[each] * world.contributions(each)(1)["extractor"][name].double()
                 for each in came
                 if each != silo
             }
-            assert torch.allclose(mailed[name].double(), sum(gave.values()) / whole, rtol=0, atol=1e-6)
+            assert torch.allclose(
+                mailed[name].double(), sum(gave.values()) / whole, rtol=0, atol=1e-6
+            )
 
 
 def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made(played):
@@ -105,7 +116,9 @@ def test_the_round_is_summed_again_without_it_and_the_row_that_leans_is_not_made
         others = [each for each in again.cohort if each != silo]
         assert float(mailed["@keep"]) == pytest.approx(2 / 5, abs=2**-31)
         for name in world.contributions(silo)(1)["extractor"]:
-            wanted = sum(world.contributions(each)(1)["extractor"][name].double() for each in others) / 5
+            wanted = (
+                sum(world.contributions(each)(1)["extractor"][name].double() for each in others) / 5
+            )
             assert torch.allclose(mailed[name].double(), wanted, rtol=0, atol=1e-6)
 
 
@@ -117,19 +130,30 @@ def unjoined(each):
             return effect
         seed = seed_commitment(each.state.ctx, each.silo, b"w" * 32)
         unsigned = replace(effect.dealing, seed=seed, signature=b"")
-        signed = replace(unsigned, signature=each.keys.sign(SECAGG_DEALING, unsigned.payload(each.state.ctx)))
+        signed = replace(
+            unsigned, signature=each.keys.sign(SECAGG_DEALING, unsigned.payload(each.state.ctx))
+        )
         each.state = replace(each.state, dealing=signed)
         return s.SendShares(signed, effect.portions)
 
     return hear
 
 
-def test_a_sum_that_a_dealer_kept_from_opening_is_repeated_with_the_same_rows(tmp_path, monkeypatch):
-    """Silos signed survivors: they take part in that very sum once more, weights included, and in no other."""
+def test_a_sum_that_a_dealer_kept_from_opening_is_repeated_with_the_same_rows(
+    tmp_path, monkeypatch
+):
+    """Silos signed survivors: they take part in that very sum once more, weights included, and in
+    no other.
+    """
     monkeypatch.setattr(
-        PFedSim, "member_weights", lambda _method, _state, silo: {**dict.fromkeys(FIVE, 1.0), silo: 2.0}
+        PFedSim,
+        "member_weights",
+        lambda _method, _state, silo: {**dict.fromkeys(FIVE, 1.0), silo: 2.0},
     )
-    world, specs = make_world(tmp_path, weights="public", dropouts="any", counts=dict.fromkeys(FIVE, 30)), []
+    world, specs = (
+        make_world(tmp_path, weights="public", dropouts="any", counts=dict.fromkeys(FIVE, 30)),
+        [],
+    )
 
     async def rounds(here):
         silos = await begin(world, here)
@@ -138,7 +162,9 @@ def test_a_sum_that_a_dealer_kept_from_opening_is_repeated_with_the_same_rows(tm
         (dealer,) = (each for each in silos if each.silo == D)
         dealer.hear = unjoined(dealer)
         alone = asyncio.ensure_future(dealer.take_part(1))
-        await in_turn([each for each in silos if each is not dealer], lambda each: each.take_part(1))
+        await in_turn(
+            [each for each in silos if each is not dealer], lambda each: each.take_part(1)
+        )
         alone.cancel()
         await asyncio.wait({alone})
         specs.extend(each.state.spec for each in silos)

@@ -1,4 +1,6 @@
-"""Jobs whose directed rows are for the round's own members, with real processes and TLS: silos get what is computed."""
+"""Jobs whose directed rows are for the round's own members, with real processes and TLS: silos get
+what is computed.
+"""
 
 import json
 
@@ -15,16 +17,21 @@ def documents(document, running):
     declared = {**SECURITY, "weights": "public", "dropouts": "any", "counts": counts}
     common = {"min_cohort": 3, "model": "cnn-digits"}
     every, part = {"rounds": 4, "options": {"rho": 0.25}}, {"rounds": 5, "options": {"rho": 0.2}}
-    private = {**SECURITY, "weight_most": 2000, "compare": "shared"}  # nothing of it is hidden by the silos' key
+    # nothing of it is hidden by the silos' key
+    private = {**SECURITY, "weight_most": 2000, "compare": "shared"}
     return [
         document("all", SILOS, "pfedsim", **every, **common, security=private),
-        document("in-part", SILOS, "pfedsim", **part, **common, participation=0.8, security=declared),
+        document(
+            "in-part", SILOS, "pfedsim", **part, **common, participation=0.8, security=declared
+        ),
     ]
 
 
 def opened(running, job, silo):
     """The newest round of which a silo opened a row."""
-    return json.loads((job_folder(running, job, silo) / "mix-extractor.directed.json").read_bytes())["newest"]
+    return json.loads(
+        (job_folder(running, job, silo) / "mix-extractor.directed.json").read_bytes()
+    )["newest"]
 
 
 @pytest.mark.timeout(240)
@@ -47,6 +54,7 @@ def test_members_get_what_the_oracle_computes(start, document):
         assert [set(members[round_]) for round_ in range(job.length)] == [
             set(job.cohort(round_)) for round_ in range(job.length)
         ]
-    assert {opened(running, everybody, silo) for silo in SILOS} == {everybody.length - 1}  # each in each round
+    # each in each round
+    assert {opened(running, everybody, silo) for silo in SILOS} == {everybody.length - 1}
     assert {opened(running, in_part, silo) for silo in SILOS} - {-1}
     check_ledgers(running, SILOS)

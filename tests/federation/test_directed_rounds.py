@@ -1,4 +1,6 @@
-"""Rounds that mix by directed sums, over real TLS: a coordinator, and silos of raw calls, one of which is lost."""
+"""Rounds that mix by directed sums, over real TLS: a coordinator, and silos of raw calls, one of
+which is lost.
+"""
 
 import sqlite3
 from itertools import pairwise
@@ -35,9 +37,13 @@ SECURITY = {
 
 
 def waits_twice(job):
-    """A silo that is like others is away in two rounds on end that mix, and the one that is like nobody in one."""
+    """A silo that is like others is away in two rounds on end that mix, and the one that is like
+    nobody in one.
+    """
     away = [set(job.away(round_)) for round_ in range(1, job.length)]
-    return any(one & two - {"down"} for one, two in pairwise(away)) and any("down" in each for each in away)
+    return any(one & two - {"down"} for one, two in pairwise(away)) and any(
+        "down" in each for each in away
+    )
 
 
 class GoneError(Exception):
@@ -74,15 +80,20 @@ def world(tmp_path):
             rng = torch.Generator().manual_seed(100 * round_ + SIX.index(silo))
             found = {}
             for part in job.up(round_):
-                seven = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
+                seven = {
+                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors
+                }
                 drawn = {spec.name: torch.randn(spec.shape, generator=rng) for spec in part.tensors}
-                found[part.name] = PLAIN.give(part, Contribution(seven if part == METRICS else drawn))
+                found[part.name] = PLAIN.give(
+                    part, Contribution(seven if part == METRICS else drawn)
+                )
             return found
 
         return of
 
     return SimpleNamespace(
-        job=job, config=config, contributions=contributions, folder=config.directory / "jobs" / "job",
+        job=job, config=config, contributions=contributions,
+        folder=config.directory / "jobs" / "job",
         silo=lambda here, name: DirectedSilo(
             here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name
         ),
@@ -90,7 +101,9 @@ def world(tmp_path):
 
 
 class Expected:
-    """By hand, what waits for each silo: rows over who survived, put together by the method's own posts."""
+    """By hand, what waits for each silo: rows over who survived, put together by the method's own
+    posts.
+    """
 
     def __init__(self, world):
         self.world, self.method = world, world.job.method()
@@ -103,7 +116,9 @@ class Expected:
         away = self.world.job.away(round_)
         for post in combined.posts:
             if post.silo in away:  # who was drawn and lost has no row
-                self.waiting[post.silo].append((round_, self.row(round_, survivors, post.silo), post.keep))
+                self.waiting[post.silo].append(
+                    (round_, self.row(round_, survivors, post.silo), post.keep)
+                )
 
     def row(self, round_, survivors, reader):
         drawn = self.method.row_weights(round_, reader)
@@ -111,7 +126,10 @@ class Expected:
         gave = {silo: self.world.contributions(silo)(round_)["theta"] for silo in weights}
         names = next(iter(gave.values()))
         return {
-            name: sum(weight * gave[silo][name].double() for silo, weight in weights.items()) / sum(weights.values())
+            name: (
+                sum(weight * gave[silo][name].double() for silo, weight in weights.items())
+                / sum(weights.values())
+            )
             for name in names
         }
 
@@ -168,8 +186,12 @@ def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_giv
                     mailed, of = await each.mail(round_)
                     expected.check(each.silo, mailed, of)
                     piled.append(of)
-            await in_turn(cohort, lambda each, round_=round_: take_part(each, round_, lost.get(round_)))
-            expected.close(round_, tuple(silo for silo in job.cohort(round_) if silo != lost.get(round_)))
+            await in_turn(
+                cohort, lambda each, round_=round_: take_part(each, round_, lost.get(round_))
+            )
+            expected.close(
+                round_, tuple(silo for silo in job.cohort(round_) if silo != lost.get(round_))
+            )
 
     async def first(here):
         silos = [world.silo(here, name) for name in SIX]
@@ -196,11 +218,14 @@ def test_rows_are_over_who_survived_and_wait_over_a_restart_until_their_silo_giv
         here.run(first(here), 120)
         assert here.broken == []
     with coordinator(world.config) as here:
-        waiting = {(round_, silo) for silo, rows in expected.waiting.items() for round_, _, _ in rows}
+        waiting = {
+            (round_, silo) for silo, rows in expected.waiting.items() for round_, _, _ in rows
+        }
         words = {path.name for path in world.folder.glob("*.words")}
         assert words == {f"{round_}.theta.{silo}.words" for round_, silo in waiting}
         with sqlite3.connect(world.config.directory / "coordinator.sqlite") as database:
-            assert database.execute("SELECT DISTINCT room FROM files").fetchall() == [("mail",)]  # and no versions
+            # and no versions
+            assert database.execute("SELECT DISTINCT room FROM files").fetchall() == [("mail",)]
         here.run(second(here), 120)
         assert here.broken == []
     assert any("down" in job.away(round_) for round_ in range(1, job.length))

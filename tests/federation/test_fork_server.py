@@ -26,7 +26,9 @@ def test_it_ends_as_the_shipped_command_does(fork_server, tmp_path, role):
     (tmp_path / "bad.toml").write_text("version = 7\n")
     ended = []
     for launch in (launched, fork_server.launch):
-        daemon = ChildProcess(f"{role}-{len(ended)}", ("-m", f"staddle.{role}"), tmp_path / "bad.toml", launch)
+        daemon = ChildProcess(
+            f"{role}-{len(ended)}", ("-m", f"staddle.{role}"), tmp_path / "bad.toml", launch
+        )
         with pytest.raises(AbortedError):
             daemon.wait_for("started", 60)
         ended.append((daemon.returncode, daemon.tail()))

@@ -1,4 +1,7 @@
-"""One silo fails in some way; its error is clear, nobody hangs, the other silos go on. Real processes."""
+"""One silo fails in some way; its error is clear, nobody hangs, the other silos go on.
+
+Real processes.
+"""
 
 import asyncio
 import contextlib
@@ -54,7 +57,9 @@ def test_sigterm_stops_everybody_cleanly(start, document):
 
 
 def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
-    """Training runs in a worker: heartbeats go on beside it, and a stop is not kept waiting for its end."""
+    """Training runs in a worker: heartbeats go on beside it, and a stop is not kept waiting for its
+    end.
+    """
     silos = SILOS[:2]
     running = start(*silos)
     table = document("long", silos, rounds=1, round_timeout=120)
@@ -69,7 +74,8 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
         coordinator.wait_for("delivered", 60)
     assert coordinator.event(4) is None
     assert north.stop() == 0, north.tail()
-    assert coordinator.event(3.5) is None  # LOST_AFTER_BEATS beats of 1 s after the deliveries: both were heard
+    # LOST_AFTER_BEATS beats of 1 s after the deliveries: both were heard
+    assert coordinator.event(3.5) is None
     seen = events_until(coordinator, "silo.dropped", 30)
     assert (seen[-1]["silo"], seen[-1]["code"]) == ("north", "lost")
     assert coordinator.event(1.5) is None  # east goes on
@@ -77,7 +83,9 @@ def test_sigterm_reaches_a_silo_in_the_middle_of_training(start, document):
 
 
 def test_a_killed_silo_is_dropped_and_the_others_go_on(start, document):
-    running, coordinator = launch(start, document, rounds=3, timing={"beat_seconds": 1, "hold_seconds": 1})
+    running, coordinator = launch(
+        start, document, rounds=3, timing={"beat_seconds": 1, "hold_seconds": 1}
+    )
     north = running.start_silo("north")
     for silo in SILOS[1:]:
         running.start_silo(silo)
@@ -88,7 +96,8 @@ def test_a_killed_silo_is_dropped_and_the_others_go_on(start, document):
     last = [e for e in seen if e["event"] == "round.closed"][-1]
     assert (last["round"], set(last["members"])) == (2, {"east", "south"})
     running.stop()
-    assert verify(ledger_folder(running.federation.state("north"))).ok  # at most a torn line, which is reported apart
+    # at most a torn line, which is reported apart
+    assert verify(ledger_folder(running.federation.state("north"))).ok
 
 
 def test_a_policy_that_denies_declines_the_job(start, document):
@@ -105,7 +114,9 @@ def test_a_policy_that_denies_declines_the_job(start, document):
     assert "classifier.weight" in log
     assert "fedavg-model" in log
     running.stop()
-    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {"(control)"}
+    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {
+        "(control)"
+    }
 
 
 def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
@@ -122,7 +133,9 @@ def test_diverging_training_gives_nothing_and_the_others_go_on(start, document):
     assert [(e["silo"], e["code"]) for e in dropped] == [("north", "TRAINING")]
     assert seen[-1]["outcome"] == "completed"
     running.stop()
-    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {"(control)"}
+    assert {part for (_, part) in summary(ledger_folder(running.federation.state("north")))} == {
+        "(control)"
+    }
 
 
 @pytest.mark.parametrize("fault", ["label", "no npz"])
@@ -137,7 +150,9 @@ def test_data_that_do_not_fit_decline_the_job(start, document, fault):
     for silo in SILOS:
         running.start_silo(silo)
     seen = events_until(coordinator, "job.ended")
-    assert [(e["silo"], e["code"]) for e in seen if e["event"] == "job.declined"] == [("north", "DATA")]
+    assert [(e["silo"], e["code"]) for e in seen if e["event"] == "job.declined"] == [
+        ("north", "DATA")
+    ]
     assert seen[-1]["outcome"] == "completed"
 
 
@@ -158,9 +173,12 @@ def test_silos_check_the_operators_signature_themselves(start, document, monkeyp
     folder = running.federation.folder
     roster = rosters.load(folder / "roster.json")
     own = sign_document(job.document(), roster, load_keys(folder / "coordinator" / "keys"), JOB)
-    monkeypatch.setattr(server, "_job", lambda *_: (job, canonical_json(own)))  # this coordinator believes anything
+    # this coordinator believes anything
+    monkeypatch.setattr(server, "_job", lambda *_: (job, canonical_json(own)))
     local_federation.write_coordinator(
-        running.federation, ["forged"], {"admission_seconds": 30, "beat_seconds": 1, "hold_seconds": 2}
+        running.federation,
+        ["forged"],
+        {"admission_seconds": 30, "beat_seconds": 1, "hold_seconds": 2},
     )
 
     async def scenario():
@@ -180,7 +198,9 @@ def test_a_silo_whose_roster_differs_is_told_and_stops(start, document):
     running, coordinator = launch(start, document, rounds=1)
     folder = running.federation.folder
     newer = rosters.remove(rosters.load(folder / "roster.json"), "south")
-    rosters.save(rosters.sign(newer, load_keys(folder / "founder")), folder / "north" / "roster.json")
+    rosters.save(
+        rosters.sign(newer, load_keys(folder / "founder")), folder / "north" / "roster.json"
+    )
     config = running.federation.silo_config("north")
     config.write_text(config.read_text().replace("../roster.json", "roster.json"))
     north = running.start_silo("north")

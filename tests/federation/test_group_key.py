@@ -1,4 +1,6 @@
-"""The key that a job's silos share, over real TLS: a coordinator, and silos of raw calls or with their own gate."""
+"""The key that a job's silos share, over real TLS: a coordinator, and silos of raw calls or with
+their own gate.
+"""
 
 import asyncio
 import contextlib
@@ -62,7 +64,8 @@ def world(tmp_path):
     federation = local_federation.make(tmp_path / "federation", FIVE)
     job = local_federation.sign_job(federation, document("job", "pfedsim"))
     plain = local_federation.sign_job(
-        federation, document("plain", "fedavg", security={"secure_aggregation": "required", "tags": False})
+        federation,
+        document("plain", "fedavg", security={"secure_aggregation": "required", "tags": False}),
     )
     timing = {"admission_seconds": 20, "beat_seconds": 60, "hold_seconds": 1}
     local_federation.write_coordinator(federation, ["job", "plain"], timing)
@@ -70,7 +73,8 @@ def world(tmp_path):
     return SimpleNamespace(
         job=job, plain=plain, roster=roster, federation=federation, folder=tmp_path,
         keys={silo: load_keys(federation.folder / silo / "keys") for silo in FIVE},
-        config=configs.load(federation.coordinator_config), epoch=g.Epoch.of(roster, SILOS, job.digest),
+        config=configs.load(federation.coordinator_config), epoch=g.Epoch.of(roster, SILOS,
+        job.digest),
     )  # fmt: skip
 
 
@@ -96,11 +100,21 @@ class Keyed(Caller):
 
     async def asked(self):
         request = messages.poll_to_wire(messages.KeyPoll(self.session, self.job.name, self.digest))
-        return messages.secagg_delivery_from_wire(await self.stub.GroupKey(request, timeout=SECONDS))
+        return messages.secagg_delivery_from_wire(
+            await self.stub.GroupKey(request, timeout=SECONDS)
+        )
 
     async def key(self):
         seed, signers = self.keys.exchange.private_bytes_raw(), Signers.of(self.world.roster, SILOS)
-        return g.make_key(self.world.epoch, self.silo, seed, self.made()[0], self.secret, await self.asked(), signers)
+        return g.make_key(
+            self.world.epoch,
+            self.silo,
+            seed,
+            self.made()[0],
+            self.secret,
+            await self.asked(),
+            signers,
+        )
 
 
 async def greeted(world, here, silos=SILOS, job=None):
@@ -141,16 +155,27 @@ def test_raw_silos_agree_on_one_key_and_nothing_is_told_before_all_gave(world):
     assert key not in database
 
 
-def test_an_acceptance_without_a_contribution_is_refused_and_the_same_contribution_changes_nothing(world):
+def test_an_acceptance_without_a_contribution_is_refused_and_the_same_contribution_changes_nothing(
+    world,
+):
     async def scenario():
         (north,) = await greeted(world, here, SILOS[:1])
-        await refused(north.answer("ACCEPT"), "SECURE", FAILED, "ORDER", "gave nothing to the key", "call Contribute")
+        await refused(
+            north.answer("ACCEPT"),
+            "SECURE",
+            FAILED,
+            "ORDER",
+            "gave nothing to the key",
+            "call Contribute",
+        )
         assert (await north.told("offer")).job == "job"
         for _ in range(3):
             await north.contribute()
         kept = here.daemon.contributions.bodies(world.job)
         north.secret = os.urandom(32)
-        await refused(north.contribute(), "SECURE", FAILED, "EQUIVOCATION", "a second time, and not the same")
+        await refused(
+            north.contribute(), "SECURE", FAILED, "EQUIVOCATION", "a second time, and not the same"
+        )
         north.ephemeral = os.urandom(32)
         await refused(north.contribute(), "SECURE", FAILED, "EQUIVOCATION")
         assert here.daemon.contributions.bodies(world.job) == kept
@@ -167,7 +192,9 @@ def signed(silo, contribution, epoch, **fields):
     """A silo that signs what it should not."""
     sealing = replace(contribution.sealing, **fields)
     payload = g._payload(epoch, sealing, contribution.prekey)
-    return replace(contribution, sealing=sealing, signature=silo.keys.sign(g.GROUP_CONTRIBUTION, payload))
+    return replace(
+        contribution, sealing=sealing, signature=silo.keys.sign(g.GROUP_CONTRIBUTION, payload)
+    )
 
 
 def another_name(silo, given, pieces):
@@ -201,12 +228,23 @@ def to_all_of_the_roster(silo, *_):
 
 
 def a_piece_short(silo, given, pieces):
-    return signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in pieces[1:]).root()), pieces[1:]
+    return (
+        signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in pieces[1:]).root()),
+        pieces[1:],
+    )
 
 
 def to_a_stranger(silo, given, pieces):
-    swapped = tuple(sorted((replace(pieces[0], recipient="elsewhere"), *pieces[1:]), key=lambda piece: piece.recipient))
-    return signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in swapped).root()), swapped
+    swapped = tuple(
+        sorted(
+            (replace(pieces[0], recipient="elsewhere"), *pieces[1:]),
+            key=lambda piece: piece.recipient,
+        )
+    )
+    return (
+        signed(silo, given, silo.world.epoch, root=Tree(p.leaf() for p in swapped).root()),
+        swapped,
+    )
 
 
 def pieces_that_it_did_not_sign(_, given, pieces):
@@ -214,7 +252,10 @@ def pieces_that_it_did_not_sign(_, given, pieces):
 
 
 def garbage(_, given, pieces):
-    return replace(given, sealing=replace(given.sealing, ephemeral=b"\xff" * 32, root=bytes(32))), pieces
+    return (
+        replace(given, sealing=replace(given.sealing, ephemeral=b"\xff" * 32, root=bytes(32))),
+        pieces,
+    )
 
 
 HARM = {
@@ -239,9 +280,18 @@ def test_what_a_hostile_silo_gives_is_refused_and_not_kept(world):
             await refused(north.contribute(*harm(north, *north.made())), "SECURE", FAILED, text)
         malformed = north.message(*north.made())
         malformed.contribution.ClearField("signature")
-        await refused(north.stub.Contribute(malformed, timeout=SECONDS), "SECURE", FAILED, "KEYS: the signature of")
-        unknown = secure.Contributed.FromString(north.message(*north.made()).SerializeToString() + b"\xf8\x07\x01")
-        await refused(north.stub.Contribute(unknown, timeout=SECONDS), "MANIFEST", INVALID, "does not know")
+        await refused(
+            north.stub.Contribute(malformed, timeout=SECONDS),
+            "SECURE",
+            FAILED,
+            "KEYS: the signature of",
+        )
+        unknown = secure.Contributed.FromString(
+            north.message(*north.made()).SerializeToString() + b"\xf8\x07\x01"
+        )
+        await refused(
+            north.stub.Contribute(unknown, timeout=SECONDS), "MANIFEST", INVALID, "does not know"
+        )
         await refused(north.answer("ACCEPT"), "SECURE", FAILED, "gave nothing")
         await north.contribute()
         await east.contribute()
@@ -265,12 +315,19 @@ def test_who_is_no_silo_of_the_job_or_comes_too_late_gives_nothing(world):
         other = Keyed(here.address, world, "north", world.plain)
         other.session = north.session
         made = g.contribute(
-            g.Epoch.of(world.roster, SILOS, world.plain.digest), "north", *[bytes(32)] * 3, north.keys.sign
+            g.Epoch.of(world.roster, SILOS, world.plain.digest),
+            "north",
+            *[bytes(32)] * 3,
+            north.keys.sign,
         )
-        await refused(other.contribute(*made), "SECURE", FAILED, "ORDER", "job 'plain', which needs none")
+        await refused(
+            other.contribute(*made), "SECURE", FAILED, "ORDER", "job 'plain', which needs none"
+        )
         while here.daemon.runs[0].state.stage == "admitting":
             await here.daemon.changed.wait()
-        await refused(north.contribute(), "ROUND_CLOSED", FAILED, "does not await its part in a key any more")
+        await refused(
+            north.contribute(), "ROUND_CLOSED", FAILED, "does not await its part in a key any more"
+        )
         assert here.daemon._database.contributions("job") == {}
 
     with coordinator(world.config) as here:
@@ -291,7 +348,10 @@ def test_a_keyed_job_fails_without_one_of_its_silos(world):
 
     with coordinator(world.config) as here:
         reason = here.run(scenario())
-    assert reason == "3 of 4 silos accepted, and the key that its silos share takes all of them (west: POLICY)"
+    assert (
+        reason == "3 of 4 silos accepted, and the key that its silos share takes all of them (west:"
+        " POLICY)"
+    )
 
 
 # The roster changes.
@@ -303,7 +363,9 @@ def later_roster(world, without=None):
     if without:
         made = rosters.remove(world.roster, without)
     else:
-        made = rosters.add(world.roster, create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org"))
+        made = rosters.add(
+            world.roster, create_keys(world.folder / "newcomer", "newcomer", Role.SILO, "org")
+        )
     founder = load_keys(folder / "founder")
     made = rosters.sign(made, founder)
     (folder / "roster.json").write_bytes(canonical_json(made.model_dump(mode="json")))
@@ -311,7 +373,9 @@ def later_roster(world, without=None):
 
 
 @pytest.mark.parametrize("stage", ["admitting", "round", "stopped"])
-def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_taken_up(world, stage):
+def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_taken_up(
+    world, stage
+):
     async def scenario():
         silos = await greeted(world, here)
         for each in silos[: 1 if stage == "admitting" else 4]:
@@ -325,8 +389,10 @@ def test_a_job_whose_roster_has_changed_since_its_silos_gave_fails_when_it_is_ta
         state = here.daemon.runs[0].state
         assert here.daemon._database.states()[0] == state  # on the disk before anybody is told
         assert (state.stage, state.outcome) == ("finishing", "failed")
-        assert state.reason == (
-            "the roster has changed since its silos gave to the key that they share; submit it again under a new name"
+        assert (
+            state.reason
+            == "the roster has changed since its silos gave to the key that they share; submit it"
+            " again under a new name"
         )
         (north,) = await greeted(world, here, SILOS[:1])
         finish = await north.told("finish")
@@ -349,11 +415,13 @@ def test_a_job_of_which_a_silo_has_left_the_roster_fails_though_nobody_gave(worl
         with coordinator(world.config) as here:
             state = here.daemon.runs[0].state
             assert (state.stage, state.outcome) == ("ended", "failed")
-            assert state.reason == (
-                "the roster no longer has west, and the key that its silos share takes all of them; submit it again "
-                "under a new name"
+            assert (
+                state.reason
+                == "the roster no longer has west, and the key that its silos share takes all of"
+                " them; submit it again under a new name"
             )
-            assert here.daemon.runs[1].state.stage == "admitting"  # the next, which has no key, may begin
+            # the next, which has no key, may begin
+            assert here.daemon.runs[1].state.stage == "admitting"
             assert here.broken == []
 
 
@@ -388,7 +456,9 @@ class Tapped:
         async def kept(*args):
             reply = await call(*args)
             for message in (*args, reply):
-                self.bytes += message.SerializeToString() if hasattr(message, "SerializeToString") else b""
+                self.bytes += (
+                    message.SerializeToString() if hasattr(message, "SerializeToString") else b""
+                )
             return reply
 
         return kept
@@ -420,12 +490,18 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
                 keys.check_new(world.job)
                 await keys.contribute(world.job)
                 await gate.answer("job", world.job.digest, 0, "ACCEPT")
-            secrets = {name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes() for name in SILOS}
+            secrets = {
+                name: (world.folder / "silos" / name / "jobs/job" / SECRET).read_bytes()
+                for name in SILOS
+            }
             made = {name: await keys.keys(world.job) for name, (_, keys) in at.items()}
             return secrets, made, repr(at)
 
     events = []
-    with log.followed(lambda event, fields: events.append(repr((event, fields)))), coordinator(world.config) as here:
+    with (
+        log.followed(lambda event, fields: events.append(repr((event, fields)))),
+        coordinator(world.config) as here,
+    ):
         secrets, made, printed = asyncio.run(scenario())
         assert here.broken == []
     kept = {name: world.folder / "silos" / name / "jobs" / "job" for name in SILOS}
@@ -433,20 +509,35 @@ def test_silos_behind_their_gates_have_the_same_key_and_it_never_crosses(world, 
     for name, file in files.items():
         own = made[name]
         assert file == b"".join((world.epoch.context(), own.key, own.parts, *own.others.values()))
-        assert own.others == {other: public_key(secrets[other][96:128]) for other in sorted(SILOS) if other != name}
+        assert own.others == {
+            other: public_key(secrets[other][96:128]) for other in sorted(SILOS) if other != name
+        }
         prekeys = checked_file.read_bytes(kept[name] / OWN)
         assert prekeys == b"".join((world.epoch.context(), bytes(8), secrets[name][96:128]))
     assert len({(own.key, own.parts) for own in made.values()}) == 1
     crossed = b"".join(client.bytes for client in clients.values())
-    hidden = [made["north"].key, *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64, 96))]
+    hidden = [
+        made["north"].key,
+        *(kept[at : at + 32] for kept in secrets.values() for at in (32, 64, 96)),
+    ]
     said = "\n".join((printed, repr(made), *events))
     assert "round.opened" in said
-    ledgers = b"".join(path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")).decode()
+    ledgers = b"".join(
+        path.read_bytes() for path in (world.folder / "silos").rglob("seg-*.jsonl")
+    ).decode()
     for each in hidden:
         assert each not in crossed
         assert not re.search(f"{each.hex()}|{re.escape(repr(each))}", said + ledgers)
     assert world.epoch.context().hex() in ledgers
     for name in SILOS:
-        (record,) = [r for r in stored(world.folder / "silos" / name / "ledger") if r["type"] == "egress.protocol"]
-        assert (record["kind"], record["round"], record["ctx"]) == ("contribution", 0, world.epoch.context().hex())
+        (record,) = [
+            r
+            for r in stored(world.folder / "silos" / name / "ledger")
+            if r["type"] == "egress.protocol"
+        ]
+        assert (record["kind"], record["round"], record["ctx"]) == (
+            "contribution",
+            0,
+            world.epoch.context().hex(),
+        )
         assert record["rpc"] == "/staddle.v1.Federation/Contribute"

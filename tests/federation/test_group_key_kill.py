@@ -1,4 +1,6 @@
-"""The key that a job's silos share, where either side dies at every durable step: all silos have the same one."""
+"""The key that a job's silos share, where either side dies at every durable step: all silos have
+the same one.
+"""
 
 import json
 import socket
@@ -32,7 +34,11 @@ def events(running, name):
 
 
 def records(folder):
-    lines = (line for path in sorted(folder.glob("seg-*.jsonl")) for line in path.read_text().splitlines())
+    lines = (
+        line
+        for path in sorted(folder.glob("seg-*.jsonl"))
+        for line in path.read_text().splitlines()
+    )
     return [json.loads(line) for line in lines]
 
 
@@ -60,14 +66,25 @@ STEPS = {
     "east": ("sync seg-00000001.jsonl egress.protocol job 0 contribution",),
     "coordinator": ("before COMMIT of job contribution", "after COMMIT of job contribution"),
 }
-PLANS = {"north": "every:group|prekeys", "east": "every:contribution", "coordinator": "every:contribution"}
+PLANS = {
+    "north": "every:group|prekeys",
+    "east": "every:contribution",
+    "coordinator": "every:contribution",
+}
 
 
 @pytest.mark.timeout(120)
 def test_killed_around_every_durable_step_all_have_one_key(start, document):
     running = start(*SILOS)
     made = document(
-        "job", SILOS, "pfedsim", options={"rho": 0.0}, min_cohort=3, rounds=1, round_timeout=120, security=SECURITY
+        "job",
+        SILOS,
+        "pfedsim",
+        options={"rho": 0.0},
+        min_cohort=3,
+        rounds=1,
+        round_timeout=120,
+        security=SECURITY,
     )
     job = running.job(made)
     running.address = f"127.0.0.1:{free_port()}"
@@ -82,13 +99,16 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     running.stop()
 
     for name, steps in STEPS.items():
-        died = [at for line in events(running, name) if line["event"] == "killed" for at in line["at"]]
+        died = [
+            at for line in events(running, name) if line["event"] == "killed" for at in line["at"]
+        ]
         assert set(steps) <= set(died), died
     epoch = g.Epoch.of(rosters.load(running.federation.folder / "roster.json"), SILOS, job.digest)
     keys, prekeys = set(), {}
     for silo in SILOS:
         folder = running.federation.state(silo) / "jobs" / "job"
-        assert [path.name for path in folder.glob("*group*")] == [ENDED]  # all that was secret is gone
+        # all that was secret is gone
+        assert [path.name for path in folder.glob("*group*")] == [ENDED]
         assert (folder / "model.safetensors").exists()
         (file,) = seen["job", silo]
         assert (file[:32], len(file)) == (epoch.context(), 6 * 32)
@@ -96,7 +116,9 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
         ((first, *_), *_) = sorted(entries(owned["job", silo]), key=len)
         prekeys[silo] = public_key(first)
         others = [file[at : at + 32] for at in range(96, len(file), 32)]
-        prekeys |= {(silo, of): other for of, other in zip(sorted({*SILOS} - {silo}), others, strict=True)}
+        prekeys |= {
+            (silo, of): other for of, other in zip(sorted({*SILOS} - {silo}), others, strict=True)
+        }
         logs = "".join(path.read_text() for path in running.federation.folder.rglob("*.log"))
         secret = {file[32:64], *(seed for each in entries(owned["job", silo]) for seed in each)}
         assert len(secret) == 3  # with the prekey beside the one upload
@@ -104,13 +126,20 @@ def test_killed_around_every_durable_step_all_have_one_key(start, document):
     assert len(keys) == 1
     assert all(prekeys[name] == prekeys[name[1]] for name in prekeys if isinstance(name, tuple))
     assert len(set(prekeys.values())) == len(SILOS)
-    with sqlite3.connect(running.federation.coordinator_config.parent / "state" / "coordinator.sqlite") as rows:
+    with sqlite3.connect(
+        running.federation.coordinator_config.parent / "state" / "coordinator.sqlite"
+    ) as rows:
         kept = dict(rows.execute("SELECT silo, body FROM contributions").fetchall())
     assert set(kept) == set(SILOS)
     assert all(secure.Contributed.FromString(body).session == b"" for body in kept.values())
     refused = [line for line in events(running, "coordinator") if line["event"] == "refused"]
-    assert [line for line in refused if line["code"] == "SECURE"] == []  # a silo that starts anew gives the very same
+    # a silo that starts anew gives the very same
+    assert [line for line in refused if line["code"] == "SECURE"] == []
     for silo in SILOS:
-        given = [r for r in records(running.federation.state(silo) / "ledger") if r.get("kind") == "contribution"]
+        given = [
+            r
+            for r in records(running.federation.state(silo) / "ledger")
+            if r.get("kind") == "contribution"
+        ]
         assert {record["ctx"] for record in given} == {epoch.context().hex()}
         assert len({record["message"]["bytes"] for record in given}) == 1

@@ -1,4 +1,6 @@
-"""What the coordinator keeps of an upload whose connection was lost, and what it says of it: raw calls, real TLS."""
+"""What the coordinator keeps of an upload whose connection was lost, and what it says of it: raw
+calls, real TLS.
+"""
 
 import asyncio
 import contextlib
@@ -66,7 +68,10 @@ def serving(made, tmp_path):
 
 
 async def interrupted(caller, number, spool, before=0):
-    """Send so many frames of what goes on behind ``before``, break off; what the coordinator says that it has."""
+    """Send so many frames of what goes on behind ``before``, break off.
+
+    What the coordinator says that it has.
+    """
     call = caller.stub.Upload(timeout=SECONDS)
     frames = behind(caller, before)[:number]
     for frame in frames:
@@ -117,7 +122,12 @@ def test_an_upload_may_be_cut_again_and_again(serving):
 def test_a_wrong_offset_is_refused_and_the_silo_may_start_over(serving):
     async def scenario():
         async with serving() as (north, east):
-            await refused(north.upload(behind(north, CHUNK_BYTES), wary=True), "MANIFEST", INVALID, "has 0 bytes of it")
+            await refused(
+                north.upload(behind(north, CHUNK_BYTES), wary=True),
+                "MANIFEST",
+                INVALID,
+                "has 0 bytes of it",
+            )
             received = await interrupted(north, 3, serving.spool)
             for offset in (CHUNK_BYTES, 3 * CHUNK_BYTES, received + 1, 2**63):
                 frames = [behind(north, 0)[0], *behind(north, 0)[-1:]]
@@ -138,7 +148,11 @@ def test_bytes_that_changed_meanwhile_are_found_by_the_digests(serving):
             received = await interrupted(north, 3, serving.spool)
             path = serving.spool / "north.part"
             path.write_bytes(b"\x01" + path.read_bytes()[1:])
-            await refused(north.upload(behind(north, received), wary=True), "DIGEST", grpc.StatusCode.DATA_LOSS)
+            await refused(
+                north.upload(behind(north, received), wary=True),
+                "DIGEST",
+                grpc.StatusCode.DATA_LOSS,
+            )
             assert not list(serving.spool.iterdir())
             assert (await north.standing()).received == 0
 
@@ -152,7 +166,9 @@ def test_nothing_stays_of_an_upload_that_was_refused_or_too_slow(serving, monkey
             monkeypatch.setattr(uploads, "transfer_seconds", lambda _: 0.5)
             for frame in frames_of(north)[:3]:
                 await call.write(frame)
-            await refused(call, "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "longer than its size allows")
+            await refused(
+                call, "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "longer than its size allows"
+            )
             assert (await north.standing()).received == 0
             monkeypatch.undo()
             frames = frames_of(north)[:3]
@@ -173,13 +189,17 @@ def test_what_is_kept_goes_with_its_round(serving):
             assert not list(serving.spool.iterdir())
             assert (await north.standing()).received == 0
             frames = behind(north, 2 * CHUNK_BYTES)
-            await refused(north.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION)
+            await refused(
+                north.upload(frames, wary=True), "ROUND_CLOSED", grpc.StatusCode.FAILED_PRECONDITION
+            )
 
     asyncio.run(scenario())
 
 
 def test_whoever_asks_ends_the_upload_that_still_runs(serving):
-    """As after a line that stalled: the coordinator has not noticed yet that the old connection is gone."""
+    """As after a line that stalled: the coordinator has not noticed yet that the old connection is
+    gone.
+    """
 
     async def scenario():
         async with serving() as (north, _):
@@ -187,7 +207,12 @@ def test_whoever_asks_ends_the_upload_that_still_runs(serving):
             for frame in frames_of(north)[:3]:
                 await call.write(frame)
             await arrived(serving.spool, "north", 2 * CHUNK_BYTES)
-            await refused(north.give(wary=True), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "running already")
+            await refused(
+                north.give(wary=True),
+                "LIMIT",
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "running already",
+            )
             assert (await north.standing()).received == 2 * CHUNK_BYTES
             await refused(call, "INTERRUPTED", grpc.StatusCode.ABORTED, "asked meanwhile")
             await north.upload(behind(north, 2 * CHUNK_BYTES))

@@ -1,4 +1,6 @@
-"""Blind jobs that mix and compare, in which both sides die at durable steps: silos get what the oracle computes."""
+"""Blind jobs that mix and compare, in which both sides die at durable steps: silos get what the
+oracle computes.
+"""
 
 import signal
 
@@ -17,16 +19,21 @@ from federation.keyed import (
 )
 
 SILOS = ("north", "east", "south", "west", "middle")
-PFEDSIM = {"method": "pfedsim", "options": {"rho": 0.5}, "rounds": 2}  # a round of means, one of rows
+# a round of means, one of rows
+PFEDSIM = {"method": "pfedsim", "options": {"rho": 0.5}, "rounds": 2}
 AWAY = {
     "method": "fedsimsup",
     "options": {"similarity": "samples", "tau_theta": 1},
     "rounds": 4,
     "participation": 0.8,
 }
-GIVEN = "every:rename mix-extractor|rename gram|job 1 padded|job 1 rotated|of 104448|of 2560|ingress job 2"
+GIVEN = (
+    "every:rename mix-extractor|rename gram|job 1 padded|job 1 rotated|of 104448|of 2560|ingress"
+    " job 2"
+)
 TAKEN = "every:padded or rotated|word on padded|rows of|folding 1"
-SIGNED = "every:egress.protocol job 0 reveal|egress.protocol job 1 reveal"  # too few are left to open either sum
+# too few are left to open either sum
+SIGNED = "every:egress.protocol job 0 reveal|egress.protocol job 1 reveal"
 MAIL = "every:mix-theta.rows|rename mix-theta|intent job 3 padded"
 ASIDE = "every:rotated 2|padded 2|rename 2.theta|folding 2|drawing 3"
 OPENED = "every:rename mix-theta.directed|ingress job 3"
@@ -115,9 +122,14 @@ def begin(running, silos, document, plans, method, mix="one-upload", **changes):
 
 
 def middle_is_away(job):
-    """In round 2 alone, when a row is put aside for it, and it has it in round 3; north gives in all of them."""
+    """In round 2 alone, when a row is put aside for it, and it has it in round 3.
+
+    North gives in all of them.
+    """
     drawn = [job.cohort(round_) for round_ in (1, 2, 3)]
-    return ["middle" in each for each in drawn] == [True, False, True] and all("north" in each for each in drawn)
+    return ["middle" in each for each in drawn] == [True, False, True] and all(
+        "north" in each for each in drawn
+    )
 
 
 def died(running, name):

@@ -1,4 +1,6 @@
-"""Lines that are cut in the middle of what a keyed job gives and gets: it goes on where it broke."""
+"""Lines that are cut in the middle of what a keyed job gives and gets: it goes on where it
+broke.
+"""
 
 import asyncio
 import json
@@ -56,10 +58,14 @@ def finish(net):
 
 
 def uploads_of(net):
-    return [(message.intent.form, message.intent.round, message) for message in net.messages("north")]
+    return [
+        (message.intent.form, message.intent.round, message) for message in net.messages("north")
+    ]
 
 
-def test_masked_padded_and_rotated_uploads_that_are_cut_go_on_where_they_broke(network, monkeypatch):
+def test_masked_padded_and_rotated_uploads_that_are_cut_go_on_where_they_broke(
+    network, monkeypatch
+):
     places = {("masked", 0), ("padded", 1), ("rotated", 1), ("padded", 2)}
     came, write, frames = Counter(), uploads.Arriving.write, Gate._frames
 
@@ -102,7 +108,9 @@ def test_masked_padded_and_rotated_uploads_that_are_cut_go_on_where_they_broke(n
 
 
 def test_receipts_and_answers_that_were_lost_are_settled(network, monkeypatch):
-    """The line is cut after the coordinator took a part, or the word on it, before its answer is through."""
+    """The line is cut after the coordinator took a part, or the word on it, before its answer is
+    through.
+    """
     lost = []
 
     def cut(run, silo, place):

@@ -1,4 +1,6 @@
-"""Keyed jobs that an operator stops and resumes, of which silos are away for rounds, or that silos decline."""
+"""Keyed jobs that an operator stops and resumes, of which silos are away for rounds, or that silos
+decline.
+"""
 
 import json
 
@@ -24,7 +26,8 @@ from staddle.commands.main import app
 from staddle.silo.job_folder import JobFolder
 
 SILOS = ("north", "east", "south", "west", "middle")
-PFEDSIM = {"options": {"rho": 0.34}, "rounds": 3, "min_cohort": 3, "security": SECURITY}  # one round of means
+# one round of means
+PFEDSIM = {"options": {"rho": 0.34}, "rounds": 3, "min_cohort": 3, "security": SECURITY}
 
 
 @pytest.fixture
@@ -46,8 +49,13 @@ def signed(running, name):
     return running.federation.folder / "jobs" / f"{name}.json"
 
 
-def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_restart(operator, document):
-    """Two keyed jobs of the same silos have two keys; of the second, north is away in its last three rounds."""
+def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_restart(
+    operator, document
+):
+    """Two keyed jobs of the same silos have two keys.
+
+    Of the second, north is away in its last three rounds.
+    """
     running, call = operator
     declared = {
         "secure_aggregation": "required",
@@ -67,8 +75,11 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     )
     configure(running, SILOS, jobs=[])
     local_federation.write_operator(running.federation, running.address)
-    for name in ("coordinator", *SILOS):  # round 1 stays open: one silo dies before it gives anything in it
-        running.start_impatient(name, "once:egress.intent first 1 padded" if name == "middle" else "never")
+    # round 1 stays open: one silo dies before it gives anything in it
+    for name in ("coordinator", *SILOS):
+        running.start_impatient(
+            name, "once:egress.intent first 1 padded" if name == "middle" else "never"
+        )
     running.daemons["coordinator"].wait_for("listening", 60)
 
     call("submit", signed(running, "first"))
@@ -95,8 +106,11 @@ def test_a_keyed_job_stops_between_its_uploads_and_resumes_after_another_and_a_r
     assert group_key(running, first, SILOS) != group_key(running, second, SILOS)
     rows = json.loads((job_folder(running, second, "north") / "mix-theta.rows.json").read_text())
     assert len(rows["delivered"]) == 3
-    words = [r for r in records_of(running, "north") if r.get("kind") == "padded" and r["job"] == "first"]
-    assert len({record["ctx"] for record in words}) == 2  # one a round: the word that was given before the stop stands
+    words = [
+        r for r in records_of(running, "north") if r.get("kind") == "padded" and r["job"] == "first"
+    ]
+    # one a round: the word that was given before the stop stands
+    assert len({record["ctx"] for record in words}) == 2
     check_ledgers(running, SILOS)
 
 
@@ -116,7 +130,10 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
     ended = running.daemons["coordinator"].wait_for("job.ended", 60)
     assert (ended["outcome"], ended["reason"]) == (
         "failed",
-        "3 of 5 silos accepted, and the key that its silos share takes all of them (north: POLICY, east: POLICY)",
+        (
+            "3 of 5 silos accepted, and the key that its silos share takes all of them (north:"
+            " POLICY, east: POLICY)"
+        ),
     )
     running.stop()
     (north,), (east,) = (
@@ -124,9 +141,18 @@ def test_a_keyed_job_fails_where_silos_decline_it_and_says_who_and_why(operator,
         for silo in ("north", "east")
     )
     assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator"' in north
-    assert "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4" in east
-    accepted = [silo for silo in SILOS if (running.federation.state(silo) / "jobs" / "job").exists()]
+    assert (
+        "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4"
+        in east
+    )
+    accepted = [
+        silo for silo in SILOS if (running.federation.state(silo) / "jobs" / "job").exists()
+    ]
     assert accepted == [silo for silo in SILOS if silo not in ("north", "east")]
-    assert all(JobFolder(running.federation.state(silo) / "jobs" / "job").failed for silo in accepted)
+    assert all(
+        JobFolder(running.federation.state(silo) / "jobs" / "job").failed for silo in accepted
+    )
     for silo in SILOS:
-        assert not [record for record in records_of(running, silo) if record["type"] == "egress.intent"]
+        assert not [
+            record for record in records_of(running, silo) if record["type"] == "egress.intent"
+        ]

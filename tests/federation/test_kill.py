@@ -1,4 +1,6 @@
-"""Either side dies at every durable step or at random, or its disk is full: the job goes on to the same result."""
+"""Either side dies at every durable step or at random, or its disk is full: the job goes on to the
+same result.
+"""
 
 import json
 import signal
@@ -19,7 +21,8 @@ from staddle.security.ledger.messages import messages
 from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west")
-TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}  # lost after 30 s: who restarts is not
+# lost after 30 s: who restarts is not
+TIMING = {"admission_seconds": 120, "beat_seconds": 5, "hold_seconds": 2}
 
 
 def free_port():
@@ -29,7 +32,10 @@ def free_port():
 
 
 def begin(running, document, plans, rounds):
-    """A federation in which some daemons die and die; fedsimsup's mail is what a fold may not apply twice."""
+    """A federation in which some daemons die and die.
+
+    Fedsimsup's mail is what a fold may not apply twice.
+    """
     options = {"participation": 0.75, "rounds": rounds, "round_timeout": 120}
     running.job(document("sup", SILOS, "fedsimsup", options={"tau_theta": 1}, **options))
     running.address = f"127.0.0.1:{free_port()}"
@@ -43,7 +49,10 @@ def begin(running, document, plans, rounds):
 
 def same_as_undisturbed(running):
     torch.set_num_threads(1)
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     for job in running.jobs:
         expected = simulate(job, shards)
         for silo in SILOS:
@@ -52,22 +61,37 @@ def same_as_undisturbed(running):
             for part, tensors in expected.states[silo].parts.items():
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (job.name, silo, part, name)
-    roster, state = rosters.load(running.federation.folder / "roster.json"), running.federation.state
-    for silo in SILOS:  # whoever died when: both ledgers hold, and no record of one contradicts the other
-        assert compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences == ()
+    roster, state = (
+        rosters.load(running.federation.folder / "roster.json"),
+        running.federation.state,
+    )
+    # whoever died when: both ledgers hold, and no record of one contradicts the other
+    for silo in SILOS:
+        assert (
+            compare(state(silo) / "ledger", state("coordinator") / "ledger", roster).differences
+            == ()
+        )
 
 
 def deaths(running, victim):
-    lines = (json.loads(line) for line in running.daemons[victim].log.read_text().splitlines() if line.startswith("{"))
+    lines = (
+        json.loads(line)
+        for line in running.daemons[victim].log.read_text().splitlines()
+        if line.startswith("{")
+    )
     return [line["at"] for line in lines if line["event"] == "killed"]
 
 
 def finished(running):
     for job in running.jobs:
         for silo in SILOS:
-            while (ended := running.daemons[silo].event(150) or {}).get("event", "job.finished") != "job.finished":
+            while (ended := running.daemons[silo].event(150) or {}).get(
+                "event", "job.finished"
+            ) != "job.finished":
                 running.daemons["coordinator"].check()
-            assert (ended.get("job"), ended.get("completed")) == (job.name, True), running.daemons[silo].tail()
+            assert (ended.get("job"), ended.get("completed")) == (job.name, True), running.daemons[
+                silo
+            ].tail()
 
 
 @pytest.mark.timeout(300)
@@ -98,7 +122,9 @@ def test_killed_again_and_again(start, document, plans, rounds, fewest):
     same_as_undisturbed(running)
     assert len(died) >= fewest
     if "full" in plans.values():  # whoever met it said so, and what to do
-        said = [line for name in plans for line in running.daemons[name].log.read_text().splitlines()]
+        said = [
+            line for name in plans for line in running.daemons[name].log.read_text().splitlines()
+        ]
         ends = [line for line in said if line.startswith("staddle: ")]
         assert len(ends) == len(died)
         assert all("make room" in line and str(running.federation.folder) in line for line in ends)
@@ -118,8 +144,14 @@ def test_what_the_ledger_cannot_take_does_not_leave(start, document, part):
     assert line.startswith(said)
     assert line.endswith("make room, then restart")
     assert messages(ledger) == ()
-    received = [json.loads(line) for line in running.daemons["coordinator"].log.read_text().splitlines()]
-    assert not [event for event in received if event["event"] in ("receipt", "refused") and "north" in str(event)]
+    received = [
+        json.loads(line) for line in running.daemons["coordinator"].log.read_text().splitlines()
+    ]
+    assert not [
+        event
+        for event in received
+        if event["event"] in ("receipt", "refused") and "north" in str(event)
+    ]
     state = running.federation.coordinator_config.parent / "state"
     assert not [path for path in state.rglob("*north*") if path.suffix in (".part", ".upload")]
 

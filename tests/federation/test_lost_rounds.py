@@ -1,4 +1,7 @@
-"""Rounds that did not count: the federation goes on as if the silo had been away. Real silo processes."""
+"""Rounds that did not count: the federation goes on as if the silo had been away.
+
+Real silo processes.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +21,16 @@ from staddle.errors import RefusedError
 from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south", "west", "middle")
-LOST = {(1, "north"), (2, "north"), (2, "east"), (3, "south"), (5, "east"), (5, "south"), (6, "south")}  # round, silo
+# round, silo
+LOST = {
+    (1, "north"),
+    (2, "north"),
+    (2, "east"),
+    (3, "south"),
+    (5, "east"),
+    (5, "south"),
+    (6, "south"),
+}
 METHODS: Mapping[str, Mapping[str, object]] = {
     "fedper": {},
     "pfedsim": {"rho": 0.4},
@@ -30,14 +42,19 @@ METHODS: Mapping[str, Mapping[str, object]] = {
 
 @pytest.mark.timeout(300)
 def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
-    """The coordinator turns some uploads away at their end; the models are those of a simulation without them."""
+    """The coordinator turns some uploads away at their end.
+
+    The models are those of a simulation without them.
+    """
     torch.set_num_threads(1)
     running = start(*SILOS)
     for method, options in METHODS.items():
         fields = {"rounds": 6, "participation": 0.8, "min_cohort": 2, "options": dict(options)}
         running.job(document(f"lost-{method}", SILOS, method, **fields))
     timing = {"admission_seconds": 60, "beat_seconds": 1, "hold_seconds": 5}
-    local_federation.write_coordinator(running.federation, [job.name for job in running.jobs], timing)
+    local_federation.write_coordinator(
+        running.federation, [job.name for job in running.jobs], timing
+    )
     real_accept, real_cohort, turned_away = daemons.JobRun.accept, Job.cohort, set()
 
     async def accept(run, silo, round_, spool, items, context):
@@ -55,17 +72,26 @@ def test_lost_uploads_leave_no_trace(start, document, monkeypatch):
                 running.start_impatient(silo)
             for job in running.jobs:
                 for silo in SILOS:
-                    ended = await asyncio.to_thread(running.daemons[silo].wait_for, "job.finished", 120)
+                    ended = await asyncio.to_thread(
+                        running.daemons[silo].wait_for, "job.finished", 120
+                    )
                     assert (ended["job"], ended["completed"]) == (job.name, True)
 
     monkeypatch.setattr(daemons.JobRun, "accept", accept)
     asyncio.run(scenario())
     running.stop()
-    drawn = {(job.name, r, s) for job in running.jobs for r in range(job.length) for s in job.cohort(r)}
+    drawn = {
+        (job.name, r, s) for job in running.jobs for r in range(job.length) for s in job.cohort(r)
+    }
     assert turned_away == {(job, r, s) for job, r, s in drawn if (r, s) in LOST}
     assert len(turned_away) > len(METHODS)
-    monkeypatch.setattr(Job, "cohort", lambda job, r: tuple(s for s in real_cohort(job, r) if (r, s) not in LOST))
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    monkeypatch.setattr(
+        Job, "cohort", lambda job, r: tuple(s for s in real_cohort(job, r) if (r, s) not in LOST)
+    )
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     for job in running.jobs:
         expected = simulate(job, shards)
         for silo in SILOS:

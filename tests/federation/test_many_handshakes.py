@@ -1,4 +1,7 @@
-"""Handshakes of strangers, many at a time: the coordinator lives. It is a process of its own: tests must live, too."""
+"""Handshakes of strangers, many at a time: the coordinator lives.
+
+It is a process of its own: tests must live, too.
+"""
 
 import contextlib
 import socket

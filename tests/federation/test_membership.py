@@ -38,7 +38,10 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
         assert (ended["job"], ended["outcome"]) == (job.name, "completed")
     running.stop()
     last, never = running.jobs
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     expected = simulate(last, shards)
     jobs = running.federation.state("coordinator") / "jobs"
     found = safetensors.torch.load_file(jobs / last.name / "result.safetensors")
@@ -51,9 +54,12 @@ def test_what_was_released_is_shown_and_nothing_else_is_there(start, document, t
     assert rows[0] == ["silo", "0", "1"]
     assert rows[1:4] == [[silo, *cells(found["memberships"][i])] for i, silo in enumerate(SILOS)]
     assert Image.open(drawn).format == "PNG"
-    # The silent job: no membership anywhere at the coordinator, the command says why, and a silo still has its own.
+    # The silent job: no membership anywhere at the coordinator, the command says why, and a silo
+    # still has its own.
     for path in (jobs / never.name).rglob("*.safetensors"):
-        assert not any("membership" in name or name == "c" for name in safetensors.torch.load_file(path)), path
+        assert not any(
+            "membership" in name or name == "c" for name in safetensors.torch.load_file(path)
+        ), path
     shown = show(jobs / never.name / "result.safetensors")
     assert (type(shown.exception), shown.output) == (LocalError, "")
     assert 'release_membership = "last"' in str(shown.exception)

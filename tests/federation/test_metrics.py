@@ -1,4 +1,7 @@
-"""Metrics of real daemons agree with their logs and ledgers; ``status`` beside them disturbs nobody."""
+"""Metrics of real daemons agree with their logs and ledgers.
+
+``status`` beside them disturbs nobody.
+"""
 
 import json
 import urllib.request
@@ -70,9 +73,14 @@ def test_both_sides_count_what_happened(start, document):
         totals = summary(ledger_folder(files.state(silo)))
         assert left == found[f'coordinator_received_bytes_total{{silo="{silo}"}}']
         assert left == sum(total.bytes for (name, _), total in totals.items() if name == job.name)
-        assert own['silo_sent_bytes_total{job="counted",kind="metric"}'] == totals["counted", "metrics"].bytes
+        assert (
+            own['silo_sent_bytes_total{job="counted",kind="metric"}']
+            == totals["counted", "metrics"].bytes
+        )
         assert own["silo_ledger_records"] == own["silo_ledger_head_seq"] + 1 > 5
-        at_silo = json.loads(CliRunner().invoke(app, ["--config", str(files.silo_config(silo)), "--json"]).output)
+        at_silo = json.loads(
+            CliRunner().invoke(app, ["--config", str(files.silo_config(silo)), "--json"]).output
+        )
         assert at_silo["running"]
         assert at_silo["ledger"]["ok"]
     assert (CONTROL, CONTROL) in totals

@@ -1,4 +1,6 @@
-"""Bad lines between silos and coordinator: real TLS through a proxy that cuts, stalls, delays, throttles, reorders."""
+"""Bad lines between silos and coordinator: real TLS through a proxy that cuts, stalls, delays,
+throttles, reorders.
+"""
 
 import asyncio
 import contextlib
@@ -41,11 +43,16 @@ BIG = {"name": "glm", "classes": 500, "input": [1, 64, 64]}  # about 8 MB
 
 def records(seed):
     rng = torch.Generator().manual_seed(seed)
-    return Dataset(torch.randn(40, 1, 64, 64, generator=rng), torch.randint(0, 10, (40,), generator=rng))
+    return Dataset(
+        torch.randn(40, 1, 64, 64, generator=rng), torch.randint(0, 10, (40,), generator=rng)
+    )
 
 
 class Network:
-    """Silos as agents of this process, each behind a line of its own; ``events`` is what everybody logged."""
+    """Silos as agents of this process, each behind a line of its own.
+
+    ``events`` is what everybody logged.
+    """
 
     def __init__(self, running, events, silos=SILOS):
         self.running = running
@@ -73,11 +80,17 @@ class Network:
     async def silo(self, silo):
         """One agent until it is stopped."""
         config = silo_configs.load(self.running.federation.silo_config(silo))
-        keys, roster, policy = load_keys(config.keys), rosters.load(config.roster), policies.load(config.policy)
+        keys, roster, policy = (
+            load_keys(config.keys),
+            rosters.load(config.roster),
+            policies.load(config.policy),
+        )
         with Ledger.open(self.ledger(silo), silo, roster.federation, keys.log) as ledger:
             ledger.start("test", rosters.digest(roster), policy.digest)
             witness = Witness(ledger, roster, keys, config.directory / HEADS)
-            gate = Gate(open_client(config.coordinator, keys, roster), ledger, policy, roster, witness)
+            gate = Gate(
+                open_client(config.coordinator, keys, roster), ledger, policy, roster, witness
+            )
             self.agents[silo] = Agent(config, silo, roster, policy, gate, keys)
             assert await self.agents[silo].run() == ""
 
@@ -106,10 +119,15 @@ class Network:
     def same_as_simulated(self):
         torch.set_num_threads(1)
         state = self.running.federation.state
-        shards = {silo: split(self.running.data[silo], split_key(state(silo)), 0.25) for silo in self.silos}
+        shards = {
+            silo: split(self.running.data[silo], split_key(state(silo)), 0.25)
+            for silo in self.silos
+        }
         expected = simulate(self.job, shards)
         for silo in self.silos:
-            found = state_from_bytes((state(silo) / "jobs" / self.job.name / "model.safetensors").read_bytes())
+            found = state_from_bytes(
+                (state(silo) / "jobs" / self.job.name / "model.safetensors").read_bytes()
+            )
             for part, tensors in expected.states[silo].parts.items():
                 for name, value in tensors.items():
                     assert torch.equal(found.parts[part][name], value), (silo, part, name)
@@ -129,7 +147,9 @@ def impatient(monkeypatch):
     events = []
 
     def note(event, **fields):
-        events.append({"event": event, "at": time.monotonic(), **json.loads(json.dumps(fields, default=str))})
+        events.append(
+            {"event": event, "at": time.monotonic(), **json.loads(json.dumps(fields, default=str))}
+        )
 
     for module in (agents, daemons):
         monkeypatch.setattr(module.log, "event", note)
@@ -160,7 +180,10 @@ def network(start, document, monkeypatch):
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
-    """Cut four times in two rounds; little crosses twice, each byte of it under an intent that declares it."""
+    """Cut four times in two rounds.
+
+    Little crosses twice, each byte of it under an intent that declares it.
+    """
     net = network()
 
     async def scenario():
@@ -180,7 +203,10 @@ def test_an_upload_that_is_cut_goes_on_where_it_broke(network, reset):
     assert [message.intent.round for message in sent] == [0, 1]
     assert wire < 1.3 * payload, wire / payload
     assert sum(message.intent.message.bytes for message in net.messages("north")) >= payload
-    assert len(net.named("upload.settled", job="net", outcome="unknown")) == len(net.messages("north")) - 2
+    assert (
+        len(net.named("upload.settled", job="net", outcome="unknown"))
+        == len(net.messages("north")) - 2
+    )
     assert not net.named("silo.dropped")
     net.same_as_simulated()
 
@@ -205,13 +231,18 @@ def test_a_receipt_that_was_lost_is_settled(network, monkeypatch):
     asyncio.run(scenario())
     settled = [(e["round"], e["outcome"]) for e in net.named("upload.settled")]
     assert settled == [(0, "sent"), (1, "sent")]
-    assert [(m.intent.round, m.status, m.receipt) for m in net.messages("north")] == [(r, "sent", s) for r, s in lost]
+    assert [(m.intent.round, m.status, m.receipt) for m in net.messages("north")] == [
+        (r, "sent", s) for r, s in lost
+    ]
     assert net.lines["north"].bytes["up"] < 1.1 * 2 * net.size  # it went once
     net.same_as_simulated()
 
 
 def test_a_line_that_stalls_is_noticed_and_the_round_ends_after_the_stall(network, monkeypatch):
-    """Nothing comes through and nothing is closed, as when a router dies. Times of keepalive are shortened."""
+    """Nothing comes through and nothing is closed, as when a router dies.
+
+    Times of keepalive are shortened.
+    """
     short = {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 1000}
     monkeypatch.setattr(clients, "OPTIONS", tuple({**dict(OPTIONS), **short}.items()))
     served = {**short, "grpc.http2.min_ping_interval_without_data_ms": 500}
@@ -279,7 +310,9 @@ def test_a_throttled_silo_finishes_while_the_others_wait(network):
     net.same_as_simulated()
 
 
-def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_first(network, monkeypatch):
+def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_first(
+    network, monkeypatch
+):
     monkeypatch.setattr(agents, "FIRST_WAIT_SECONDS", 0.2)
     monkeypatch.setattr(agents, "LONGEST_WAIT_SECONDS", 5.0)
     monkeypatch.setattr(clients, "RECONNECT_MS", (200, 5000))
@@ -295,7 +328,8 @@ def test_a_coordinator_that_refuses_is_not_hammered_and_late_connections_come_fi
             refused = (north.came, len(net.named("coordinator.lost")))
             north.refuse(False)
             north.reverse(2)
-            probe = await asyncio.open_connection(*north.address.split(":"))  # comes first, is opened last
+            # comes first, is opened last
+            probe = await asyncio.open_connection(*north.address.split(":"))
             await running
             probe[1].close()
             return refused

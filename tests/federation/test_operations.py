@@ -1,4 +1,7 @@
-"""An operator submits, watches, stops and resumes jobs with the command line. Real processes, real TLS."""
+"""An operator submits, watches, stops and resumes jobs with the command line.
+
+Real processes, real TLS.
+"""
 
 import csv
 import json
@@ -17,7 +20,8 @@ from staddle.errors import LocalError, RefusedError
 from staddle.silo.job_folder import split_key
 
 SILOS = ("north", "east", "south")
-TIMING = {"beat_seconds": 5, "hold_seconds": 2}  # nobody is held for lost within 30 s: silos come back in up to ten
+# nobody is held for lost within 30 s: silos come back in up to ten
+TIMING = {"beat_seconds": 5, "hold_seconds": 2}
 
 
 @pytest.fixture
@@ -55,10 +59,15 @@ def signed(running, name):
 def same_as_simulated(running, name):
     torch.set_num_threads(1)
     (job,) = (job for job in running.jobs if job.name == name)
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     expected = simulate(job, shards)
     for silo in SILOS:
-        found = state_from_bytes((running.federation.state(silo) / "jobs" / name / "model.safetensors").read_bytes())
+        found = state_from_bytes(
+            (running.federation.state(silo) / "jobs" / name / "model.safetensors").read_bytes()
+        )
         for part, tensors in expected.states[silo].parts.items():
             for tensor, value in tensors.items():
                 assert torch.equal(found.parts[part][tensor], value), (silo, part, tensor)
@@ -73,7 +82,9 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     call("submit", signed(running, "one"))  # again: nothing changes
     watched = call("watch", "one").splitlines()
     assert "completed" in watched[-1]
-    assert [line for line in watched if line.startswith("round 1 closed: north, east, south: correct.")]
+    assert [
+        line for line in watched if line.startswith("round 1 closed: north, east, south: correct.")
+    ]
     assert json.loads(call("watch", "two", "--json").splitlines()[-1])["outcome"] == "completed"
     assert [job["job"] for job in json.loads(call("list", "--json"))] == ["one", "two"]
     shown = json.loads(call("show", "one", "--json"))
@@ -89,8 +100,12 @@ def test_jobs_are_submitted_watched_and_give_results(staddle, document, tmp_path
     assert [int(row["correct.trained"]) for row in rows] == [s["correct.trained"] for s in sums]
     assert rows[0]["members"] == "north east south"
     model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
-    kept = state_from_bytes((running.federation.state("north") / "jobs" / "one" / "model.safetensors").read_bytes())
-    assert model.keys() == {f"{part}.{name}" for part, values in kept.parts.items() for name in values}
+    kept = state_from_bytes(
+        (running.federation.state("north") / "jobs" / "one" / "model.safetensors").read_bytes()
+    )
+    assert model.keys() == {
+        f"{part}.{name}" for part, values in kept.parts.items() for name in values
+    }
     with pytest.raises(RefusedError, match="no job 'nosuch'"):
         call("stop", "nosuch")
     arguments[2] = "nosuch"

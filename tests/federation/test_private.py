@@ -1,4 +1,6 @@
-"""Private jobs with real processes and real TLS: paid for before, spent for ever, and nothing else leaves."""
+"""Private jobs with real processes and real TLS: paid for before, spent for ever, and nothing else
+leaves.
+"""
 
 import pytest
 import torch
@@ -15,15 +17,21 @@ from staddle.security.log.head import own_log_key
 SILOS = ("north", "east", "south", "west")
 ROUNDS = 4
 SIGMA = "1.2"
-HISTOGRAM, ROUND = MechanismSteps(sigma="10.0", q="1", steps=1), MechanismSteps(sigma=SIGMA, q="0.2", steps=5)
+HISTOGRAM, ROUND = (
+    MechanismSteps(sigma="10.0", q="1", steps=1),
+    MechanismSteps(sigma=SIGMA, q="0.2", steps=5),
+)
 COVERED = 6  # rounds that the job's target covers: it plans ROUNDS and one more
-DEADLY = ("counts.json", "privacy.head", "budget.commit", "rename outbox-3", "rename state-3")  # in the names of writes
+# in the names of writes
+DEADLY = ("counts.json", "privacy.head", "budget.commit", "rename outbox-3", "rename state-3")
 SECURITY = {"secure_aggregation": "required", "weight_most": 2000}
 
 
 def private(document, name, method, epsilon, **changes):
     table = {"epsilon": epsilon, "delta": 1e-5, "sample_rate": 0.2, "sigma": SIGMA}
-    return document(name, SILOS, method, **{"min_cohort": 2, "rounds": 2, "privacy": table, **changes})
+    return document(
+        name, SILOS, method, **{"min_cohort": 2, "rounds": 2, "privacy": table, **changes}
+    )
 
 
 def budget_of(running, silo):
@@ -34,11 +42,17 @@ def budget_of(running, silo):
 
 def intents_of(running, silo, job):
     found = stored(ledger_folder(running.federation.state(silo)))
-    return [record for record in found if record["type"] == "egress.intent" and record["job"] == job.name]
+    return [
+        record
+        for record in found
+        if record["type"] == "egress.intent" and record["job"] == job.name
+    ]
 
 
 def check_silo(running, silo):
-    """The ledger holds; what left is public or was paid for, by reservations of its job, before it left."""
+    """The ledger holds; what left is public or was paid for, by reservations of its job, before it
+    left.
+    """
     path = ledger_folder(running.federation.state(silo))
     assert verify(path, key=own_log_key(running.federation.name, running.federation.keys(silo))).ok
     records, reservations = budget_of(running, silo)
@@ -51,12 +65,17 @@ def check_silo(running, silo):
             for paid in intent["dp"]["ids"]:
                 assert reservations[paid]["job_digest"] == job.digest
                 assert reservations[paid]["round"] <= intent["round"]
-            assert any(reservations[paid]["round"] == intent["round"] for paid in intent["dp"]["ids"])
+            assert any(
+                reservations[paid]["round"] == intent["round"] for paid in intent["dp"]["ids"]
+            )
     heads = [record["size"] for record in stored(path) if record["type"] == "privacy.head"]
     assert heads == sorted(set(heads))
-    assert not set(reservations) - {size - 1 for size in heads} or silo in ("south", "west")  # died between the two
+    # died between the two
+    assert not set(reservations) - {size - 1 for size in heads} or silo in ("south", "west")
     for commit in (record for record in records if record["type"] == "budget.commit"):
-        assert commit["steps"] == [event["steps"] for event in reservations[commit["ref"]]["events"]]
+        assert commit["steps"] == [
+            event["steps"] for event in reservations[commit["ref"]]["events"]
+        ]
 
 
 def left(running, silo, job):
@@ -68,27 +87,37 @@ def check_spent(running, silo, job, most):
     """What was spent on a job is what its rounds took, and no more than its target."""
     _, reservations = budget_of(running, silo)
     own = [each for each in reservations.values() if each["job_digest"] == job.digest]
-    events = [MechanismSteps(**event).event(event["steps"]) for each in own for event in each["events"]]
+    events = [
+        MechanismSteps(**event).event(event["steps"]) for each in own for event in each["events"]
+    ]
     assert cost(events, 1e-5) <= most
-    assert {each["round"] for each in own if each["purpose"] == "training"} >= set(left(running, silo, job))
+    assert {each["round"] for each in own if each["purpose"] == "training"} >= set(
+        left(running, silo, job)
+    )
     return [each["round"] for each in own if each["purpose"] == "training"]
 
 
 @pytest.mark.timeout(120)
 def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(start, document):
-    """Two silos die at their writes; one of them so often that its job's target is used up before the last round."""
+    """Two silos die at their writes.
+
+    One of them so often that its job's target is used up before the last round.
+    """
     running = start(*SILOS)
     even(running, SILOS)
     events = [each.event(each.steps) for each in [*[HISTOGRAM] * 4, *[ROUND] * COVERED]]
     target = round(cost(events, 1e-5) + 0.001, 3)
     crash = running.job(private(document, "crash", "fedavg", target, rounds=ROUNDS))
-    blind = running.job(private(document, "blind", "fedper", target, min_cohort=3, security=SECURITY))
+    blind = running.job(
+        private(document, "blind", "fedper", target, min_cohort=3, security=SECURITY)
+    )
     over = running.job(private(document, "over", "fedavg", target, rounds=1))
     coordinator = running.start_coordinator(**TIMING)
     for silo in SILOS:
         running.write_silo(silo)
         policy = running.federation.folder / silo / "policy.toml"
-        most = target + 0.5 if silo == "north" else 100.0  # which leaves too little for the third job
+        # which leaves too little for the third job
+        most = target + 0.5 if silo == "north" else 100.0
         policy.write_text(undrafted(policy.read_text()) + dataset(epsilon=most, required="true"))
     running.start_impatient("north")
     running.start_impatient("east")
@@ -103,18 +132,26 @@ def test_private_jobs_are_paid_for_whatever_crashes_and_who_runs_out_receives(st
         check_silo(running, silo)
     ended = [(event["job"], event["outcome"]) for event in seen if event["event"] == "job.ended"]
     assert ended == [(job.name, "completed") for job in (crash, blind, over)]
-    # Who dies before a round is paid for pays again; what was trained is sent again, and not trained again.
+    # Who dies before a round is paid for pays again; what was trained is sent again, and not
+    # trained again.
     assert check_spent(running, "north", crash, target) == [0, 1, 2, 3]
     assert check_spent(running, "south", crash, target) == [0, 1, 2, 2, 2, 3]
     assert check_spent(running, "west", crash, target) == [0, 1, 1, 2, 2, 3]
     # Who runs out stays, and gets the model in the end.
     dropped = [event for event in seen if event["event"] == "silo.dropped"]
-    assert [(event["silo"], event["round"], event["code"]) for event in dropped] == [("west", 3, "BUDGET")]
+    assert [(event["silo"], event["round"], event["code"]) for event in dropped] == [
+        ("west", 3, "BUDGET")
+    ]
     assert left(running, "west", crash) == [0, 1, 2]
-    models = [running.federation.state(silo) / "jobs" / "crash" / "model.safetensors" for silo in ("north", "west")]
+    models = [
+        running.federation.state(silo) / "jobs" / "crash" / "model.safetensors"
+        for silo in ("north", "west")
+    ]
     north, west = (state_from_bytes(path.read_bytes()).flat for path in models)
     assert all(torch.equal(north[name], west[name]) for name in north)
     # Another job spends out of the same budget, which one silo's does not cover.
     declined = [event for event in seen if event["event"] == "job.declined"]
-    assert [(event["job"], event["silo"], event["code"]) for event in declined] == [("over", "north", "POLICY")]
+    assert [(event["job"], event["silo"], event["code"]) for event in declined] == [
+        ("over", "north", "POLICY")
+    ]
     assert [check_spent(running, silo, over, target) for silo in ("north", "east")] == [[], [0]]

@@ -8,7 +8,8 @@ import pytest
 
 from staddle.commands.federation import local_federation
 
-MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'  # for this one command alone
+# for this one command alone
+MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 
 
 def read_only(folder, *command):
@@ -32,10 +33,17 @@ def test_a_read_only_file_system_is_said_with_what_to_do(tmp_path, where):
         pytest.skip("this user may not mount file systems")
     config = federation.coordinator_config
     config.write_text(config.read_text().replace('directory = "state"', f'directory = "{where}"'))
-    ended = read_only(mounted, sys.executable, "-P", "-m", "staddle.coordinator", "--config", str(config))
+    ended = read_only(
+        mounted, sys.executable, "-P", "-m", "staddle.coordinator", "--config", str(config)
+    )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
-    said = f"{mounted}/LOCK: cannot write it: " if where == "state" else f"{mounted}/below: cannot create it: "
-    assert f"{said}Read-only file system; mount it writable, or name a folder on another" in " ".join(
-        ended.stderr.split()
+    said = (
+        f"{mounted}/LOCK: cannot write it: "
+        if where == "state"
+        else f"{mounted}/below: cannot create it: "
+    )
+    assert (
+        f"{said}Read-only file system; mount it writable, or name a folder on another"
+        in " ".join(ended.stderr.split())
     )

@@ -79,7 +79,8 @@ def handshake(address, roster, version, certificate=None):
     ):
         wrapped.settimeout(SECONDS)
         wrapped.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-        if not wrapped.recv(1):  # TLS 1.3 tells a client about its certificate only after the handshake
+        # TLS 1.3 tells a client about its certificate only after the handshake
+        if not wrapped.recv(1):
             raise ConnectionResetError("closed by the coordinator")
         return wrapped.version()
 
@@ -89,7 +90,9 @@ def test_tls_1_2_is_refused_and_1_3_is_not(setup):
 
     async def scenario():
         async with serving(setup) as address:
-            talk = lambda version: asyncio.to_thread(handshake, address, setup.roster, version, pair)  # noqa: E731
+            talk = lambda version: asyncio.to_thread(  # noqa: E731
+                handshake, address, setup.roster, version, pair
+            )
             assert await talk(ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
             with pytest.raises((ssl.SSLError, OSError)):
                 await talk(ssl.TLSVersion.TLSv1_2)
@@ -124,7 +127,13 @@ def test_another_members_certificate_is_refused(setup):
     async def scenario():
         async with serving(setup) as address:
             caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
-            await refused(caller.hello(silo="east"), "IDENTITY", grpc.StatusCode.PERMISSION_DENIED, "'east'", "'north'")
+            await refused(
+                caller.hello(silo="east"),
+                "IDENTITY",
+                grpc.StatusCode.PERMISSION_DENIED,
+                "'east'",
+                "'north'",
+            )
             await caller.channel.close()
 
     asyncio.run(scenario())
@@ -134,7 +143,9 @@ def test_coordinator_and_founder_may_not_act_as_silos(setup):
     async def scenario():
         async with serving(setup) as address:
             caller = Caller(address, setup.keys("coordinator"), setup.roster, setup.job)
-            await refused(caller.hello(), "IDENTITY", grpc.StatusCode.PERMISSION_DENIED, "role coordinator")
+            await refused(
+                caller.hello(), "IDENTITY", grpc.StatusCode.PERMISSION_DENIED, "role coordinator"
+            )
             await caller.channel.close()
 
     asyncio.run(scenario())
@@ -146,8 +157,11 @@ def test_wrong_protocol_version_is_refused_politely(setup):
             caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             call = caller.hello(protocol_min=2, protocol_max=3)
             status = grpc.StatusCode.FAILED_PRECONDITION
-            await refused(call, "PROTOCOL_VERSION", status, "protocol 2 to 3", "install the same release")
-            await caller.hello(protocol_min=1, protocol_max=9)  # a newer silo that still speaks ours
+            await refused(
+                call, "PROTOCOL_VERSION", status, "protocol 2 to 3", "install the same release"
+            )
+            # a newer silo that still speaks ours
+            await caller.hello(protocol_min=1, protocol_max=9)
             await caller.channel.close()
 
     asyncio.run(scenario())
@@ -158,7 +172,12 @@ def test_another_roster_is_refused(setup):
         async with serving(setup) as address:
             caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
             call = caller.hello(roster_digest=bytes(32))
-            await refused(call, "ROSTER", grpc.StatusCode.FAILED_PRECONDITION, "roster; this coordinator has version")
+            await refused(
+                call,
+                "ROSTER",
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "roster; this coordinator has version",
+            )
             await caller.channel.close()
 
     asyncio.run(scenario())
@@ -178,9 +197,13 @@ def test_health_service_answers_members(setup):
     async def scenario():
         async with serving(setup) as address:
             caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
-            reply = await health_pb2_grpc.HealthStub(caller.channel).Check(health_pb2.HealthCheckRequest())
+            reply = await health_pb2_grpc.HealthStub(caller.channel).Check(
+                health_pb2.HealthCheckRequest()
+            )
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-            watching = health_pb2_grpc.HealthStub(caller.channel).Watch(health_pb2.HealthCheckRequest())
+            watching = health_pb2_grpc.HealthStub(caller.channel).Watch(
+                health_pb2.HealthCheckRequest()
+            )
             assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
             watching.cancel()
             await caller.channel.close()
@@ -192,7 +215,9 @@ def test_reflection_is_off(setup):
     async def scenario():
         async with serving(setup) as address:
             caller = Caller(address, setup.keys("north"), setup.roster, setup.job)
-            call = caller.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+            call = caller.channel.stream_stream(
+                "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+            )
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call(iter([b""]), timeout=SECONDS):
                     pass
@@ -207,12 +232,16 @@ def test_compressed_requests_are_refused(setup):
         async with serving(setup) as address:
             keys = setup.keys("north")
             credentials = grpc.ssl_channel_credentials(
-                setup.roster.coordinator.certificate.encode(), keys.tls_key, keys.entry.certificate.encode()
+                setup.roster.coordinator.certificate.encode(),
+                keys.tls_key,
+                keys.entry.certificate.encode(),
             )
             name = ("grpc.ssl_target_name_override", "coordinator.staddle")
             async with grpc.aio.secure_channel(address, credentials, options=[name]) as channel:
                 request = pb.HelloRequest(silo="north" * 500, protocol_min=1, protocol_max=1)
-                call = FederationStub(channel).Hello(request, compression=grpc.Compression.Gzip, timeout=SECONDS)
+                call = FederationStub(channel).Hello(
+                    request, compression=grpc.Compression.Gzip, timeout=SECONDS
+                )
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     await call
                 assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -238,7 +267,9 @@ def change_header(**fields):
 
 
 def undeclared(frames):
-    extra = tensor.TensorHeader(part="model", kind="PART_KIND_WHOLE_MODEL", name="smuggled", dtype="DTYPE_FLOAT32")
+    extra = tensor.TensorHeader(
+        part="model", kind="PART_KIND_WHOLE_MODEL", name="smuggled", dtype="DTYPE_FLOAT32"
+    )
     extra.shape.append(1)
     extra.size = 4
     frames[0].manifest.tensors.append(extra)
@@ -288,7 +319,11 @@ def negative_weight(frames):
         at += header.size
     payload = bytearray(frames[1].chunk)
     payload[at : at + 8] = struct.pack("<d", -199.9999)
-    return [frames[0], tensor.Frame(chunk=bytes(payload)), tensor.Frame(end=end_of(frames, payload))]
+    return [
+        frames[0],
+        tensor.Frame(chunk=bytes(payload)),
+        tensor.Frame(end=end_of(frames, payload)),
+    ]
 
 
 def end_of(frames, payload):
@@ -325,8 +360,20 @@ BAD_UPLOADS = [
     ("oversize", change_header(size=1 << 62), "MANIFEST", INVALID, str(1 << 62)),
     ("too long", too_long, "LENGTH", INVALID, "0 were left"),
     ("too short", too_short, "LENGTH", INVALID, "are due"),
-    ("rows", rows_of_a_delivery, "MANIFEST", INVALID, "brings 1 rows, 0 sums, 0 prekeys and 0 proofs, which only"),
-    ("sums", sums_of_a_delivery, "MANIFEST", INVALID, "brings 0 rows, 1 sums, 0 prekeys and 0 proofs, which only"),
+    (
+        "rows",
+        rows_of_a_delivery,
+        "MANIFEST",
+        INVALID,
+        "brings 1 rows, 0 sums, 0 prekeys and 0 proofs, which only",
+    ),
+    (
+        "sums",
+        sums_of_a_delivery,
+        "MANIFEST",
+        INVALID,
+        "brings 0 rows, 1 sums, 0 prekeys and 0 proofs, which only",
+    ),
     (
         "prekeys",
         prekeys_of_a_delivery,
@@ -343,7 +390,9 @@ BAD_UPLOADS = [
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "status", "word"), [b[1:] for b in BAD_UPLOADS], ids=[b[0] for b in BAD_UPLOADS]
+    ("change", "code", "status", "word"),
+    [b[1:] for b in BAD_UPLOADS],
+    ids=[b[0] for b in BAD_UPLOADS],
 )
 def test_bad_uploads_are_refused_and_the_others_go_on(setup, change, code, status, word):
     async def scenario():
@@ -352,7 +401,8 @@ def test_bad_uploads_are_refused_and_the_others_go_on(setup, change, code, statu
             for silo in (east, south):
                 receipt = await silo.upload(frames_of(silo))
                 assert len(receipt.signature) == 64
-            if change in (chunk_first, no_end):  # no fault in what it gave so far: north may try again
+            # no fault in what it gave so far: north may try again
+            if change in (chunk_first, no_end):
                 await north.upload(frames_of(north))
             task = await east.poll()
             assert (task.WhichOneof("body"), task.round.round) == ("round", 1)
@@ -370,7 +420,9 @@ def test_values_that_are_not_finite_are_refused(setup, value):
             payload[4:8] = struct.pack("<f", value)
             frames[1].chunk = bytes(payload)
             frames[2].end.CopyFrom(end_of(frames, payload))
-            await refused(north.upload(frames, wary=True), "NOT_FINITE", INVALID, items[0].spec.name)
+            await refused(
+                north.upload(frames, wary=True), "NOT_FINITE", INVALID, items[0].spec.name
+            )
             for silo in (east, south):
                 await silo.upload(frames_of(silo))
             assert (await south.poll()).round.round == 1
@@ -391,7 +443,9 @@ def test_a_chunk_over_one_mebibyte_is_refused(setup):
 def test_a_message_over_the_limit_is_refused(setup):
     async def scenario():
         async with serving(setup) as address:
-            caller = Caller(address, setup.keys("north"), setup.roster, setup.job, limit=64 * 1024 * 1024)
+            caller = Caller(
+                address, setup.keys("north"), setup.roster, setup.job, limit=64 * 1024 * 1024
+            )
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await caller.hello(silo="n" * 5 * 1024 * 1024)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -421,7 +475,9 @@ def test_another_jobs_digest_is_refused(setup):
         async with in_round_zero(setup) as (north, _, _):
             frames = frames_of(north)
             frames[0].manifest.job_digest = bytes(32)
-            await refused(north.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "digest")
+            await refused(
+                north.upload(frames, wary=True), "UNKNOWN_JOB", grpc.StatusCode.NOT_FOUND, "digest"
+            )
 
     asyncio.run(scenario())
 

@@ -1,4 +1,7 @@
-"""A ledger that was put back to an older copy: its silo stops, whoever still holds a head. Real processes."""
+"""A ledger that was put back to an older copy: its silo stops, whoever still holds a head.
+
+Real processes.
+"""
 
 import json
 import shutil
@@ -16,7 +19,10 @@ SILOS = ("north", "east", "south")
 
 @pytest.fixture
 def federation(start, document):
-    """Three silos after two jobs; the silos are stopped, and a copy of north lies beside, from after the first job."""
+    """Three silos after two jobs.
+
+    The silos are stopped, and a copy of north lies beside, from after the first job.
+    """
     running = start(*SILOS)
     for number in (1, 2):
         running.job(document(f"job-{number}", SILOS))
@@ -88,7 +94,9 @@ def test_a_rolled_back_silo_stops_at_the_greeting_and_the_others_go_on(federatio
     assert ended(federation, "job-3")["outcome"] == "completed"
     found = reconciled(federation, "north")
     assert len(found.differences) == 2  # the second job's rounds
-    assert all("which has no such record" in each or "has there" in each for each in found.differences)
+    assert all(
+        "which has no such record" in each or "has there" in each for each in found.differences
+    )
     assert reconciled(federation, "east").differences == ()
 
 
@@ -100,7 +108,9 @@ def test_another_silo_tells_where_the_coordinator_does_not(federation):
     with database.transaction():
         database._connection.execute("DELETE FROM heads")
     database.close()
-    held = json.loads((federation.federation.state("east") / "heads.json").read_bytes())["heads"]["north"]
+    held = json.loads((federation.federation.state("east") / "heads.json").read_bytes())["heads"][
+        "north"
+    ]
     roll_back(federation)
     submit(federation)
     federation.start_silo("east")
@@ -120,7 +130,11 @@ def test_a_silo_that_was_not_rolled_back_is_told_so_by_all(federation):
     assert ended(federation, "job-3")["outcome"] == "completed"
     for silo in SILOS:
         federation.daemons[silo].stop()
-    lines = (federation.federation.state("north") / "ledger" / "seg-00000001.jsonl").read_text().splitlines()
+    lines = (
+        (federation.federation.state("north") / "ledger" / "seg-00000001.jsonl")
+        .read_text()
+        .splitlines()
+    )
     said = [record["by"] for record in map(json.loads, lines) if record["type"] == "witness"]
     assert said.count("coordinator") == 2  # at the second and the third greeting
     assert {"east", "south"} <= set(said)

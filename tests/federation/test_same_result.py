@@ -29,7 +29,12 @@ JOBS = (
     ("fedavg", "cnn-digits", {}, PARTIAL),
     ("fedper", "cnn-digits", {}, PARTIAL),
     ("pfedsim", "cnn-digits", {"rho": 0.4, "similarity": "per_class"}, PARTIAL),
-    ("fedsimsup", "cnn-digits", {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]}, PARTIAL),
+    (
+        "fedsimsup",
+        "cnn-digits",
+        {"tau_theta": 1, "supervisor": ["lenet", "cnn", "transformer"]},
+        PARTIAL,
+    ),
     ("fedssa", "cnn-digits", {"t_stable": 3, "stale_inclusive": True}, PARTIAL),
     ("ppfl", "cnn-digits", {"models": 2, "lam": 0.0, "release_membership": "last"}, PARTIAL),
     ("ppfl", "cnn-digits", {"models": 2, "release_membership": "always"}, 1.0),
@@ -39,7 +44,9 @@ JOBS = (
 
 @pytest.mark.timeout(400)
 def test_every_method_gives_one_result(start, document):
-    """Over the network and in the simulator: what each silo keeps, and what the coordinator knows in the end."""
+    """Over the network and in the simulator: what each silo keeps, and what the coordinator knows
+    in the end.
+    """
     torch.set_num_threads(1)
     running = start(*SILOS)
     for number, (method, model, options, participation) in enumerate(JOBS):
@@ -64,7 +71,10 @@ def test_every_method_gives_one_result(start, document):
         assert (ended["job"], ended["outcome"]) == (job.name, "completed")
     running.stop()
     fraction = 0.25
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), fraction) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), fraction)
+        for silo in SILOS
+    }
     for job in running.jobs:
         expected = simulate(job, shards)
         for silo in SILOS:
@@ -117,8 +127,12 @@ def check_ledgers(running):
             for round_ in range(job.length):
                 if silo in job.cohort(round_):
                     for part in job.up(round_):
-                        declared[part.name] = declared.get(part.name, 0) + sum(spec.nbytes for spec in part.wire)
-            assert {part: total.bytes for (name, part), total in left.items() if name == job.name} == declared
+                        declared[part.name] = declared.get(part.name, 0) + sum(
+                            spec.nbytes for spec in part.wire
+                        )
+            assert {
+                part: total.bytes for (name, part), total in left.items() if name == job.name
+            } == declared
         jobs = {job.name: job for job in running.jobs}
         for message in messages(path):
             assert (message.status, bool(message.receipt)) == ("sent", True)
@@ -132,7 +146,9 @@ def test_a_job_that_our_code_reads_differently_does_not_start(start, document):
     altered = json.loads(json.dumps(job.document()))
     altered["schema"][0]["up"][0]["tensors"][0]["shape"][0] += 1
     folder = running.federation.folder
-    signed = sign_document(altered, rosters.load(folder / "roster.json"), load_keys(folder / "operator"), JOB)
+    signed = sign_document(
+        altered, rosters.load(folder / "roster.json"), load_keys(folder / "operator"), JOB
+    )
     (folder / "jobs" / "odd.json").write_bytes(canonical_json(signed))
     with pytest.raises(AbortedError, match=r"odd\.json.*schema"):
         running.start_coordinator()

@@ -1,4 +1,6 @@
-"""Every byte that leaves a silo is explained by its ledger: real processes, and a tap that sees all of it."""
+"""Every byte that leaves a silo is explained by its ledger: real processes, and a tap that sees all
+of it.
+"""
 
 import contextlib
 from collections import Counter
@@ -17,7 +19,14 @@ from staddle.security.blind.plan import uploaded
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import load_keys
 from staddle.security.ledger import audit, messages
-from staddle.security.ledger.records import ControlClose, ControlOpen, Digest, Intent, OutcomeRecord, ProtocolMessage
+from staddle.security.ledger.records import (
+    ControlClose,
+    ControlOpen,
+    Digest,
+    Intent,
+    OutcomeRecord,
+    ProtocolMessage,
+)
 from staddle.security.secagg.spec import threshold
 
 SILOS = ("north", "east", "south", "west")
@@ -28,16 +37,24 @@ MIB = 1024 * 1024
 
 def records(seed):
     rng = torch.Generator().manual_seed(seed)
-    return Dataset(torch.randn(40, 1, 16, 16, generator=rng), torch.randint(0, 10, (40,), generator=rng))
+    return Dataset(
+        torch.randn(40, 1, 16, 16, generator=rng), torch.randint(0, 10, (40,), generator=rng)
+    )
 
 
 @pytest.fixture
 def tapped(start, document):
-    """A federation whose silos dial the tap: a job of several parts and two phases, and one with a census."""
+    """A federation whose silos dial the tap: a job of several parts and two phases, and one with a
+    census.
+    """
     running = start(*SILOS)
     running.data = {silo: records(seed) for seed, silo in enumerate(SILOS)}
-    parts = document("parts", SILOS, "pfedsim", options={"rho": 0.5}, rounds=2, model="convnet-4x128")
-    census = document("census", SILOS, "fedsimsup", options={"tau_theta": 1}, rounds=2, participation=0.75)
+    parts = document(
+        "parts", SILOS, "pfedsim", options={"rho": 0.5}, rounds=2, model="convnet-4x128"
+    )
+    census = document(
+        "census", SILOS, "fedsimsup", options={"tau_theta": 1}, rounds=2, participation=0.75
+    )
     parts["model"] |= {"input": [1, 16, 16], "norm": "group"}
     census["model"] = {"name": "digits-cnn-a", "classes": 10, "input": [1, 16, 16]}
     for made in (parts, census):
@@ -61,15 +78,26 @@ def tapping(running):
 def test_the_tap_sees_metadata_and_methods_that_no_schema_has(tmp_path):
     folder = local_federation.make(tmp_path / "federation", SILOS[:2]).folder
     roster, keys = rosters.load(folder / "roster.json"), load_keys(folder / "north" / "keys")
-    root, pair = roster.coordinator.certificate.encode(), (keys.tls_key, keys.entry.certificate.encode())
+    root, pair = (
+        roster.coordinator.certificate.encode(),
+        (keys.tls_key, keys.entry.certificate.encode()),
+    )
     name = [("grpc.ssl_target_name_override", "coordinator.staddle")]
     with (
-        Tap("127.0.0.1:1", roster, load_keys(folder / "coordinator" / "keys"), {"north": keys}) as tap,
-        grpc.secure_channel(tap.address, grpc.ssl_channel_credentials(root, *pair), name) as channel,
+        Tap(
+            "127.0.0.1:1", roster, load_keys(folder / "coordinator" / "keys"), {"north": keys}
+        ) as tap,
+        grpc.secure_channel(
+            tap.address, grpc.ssl_channel_credentials(root, *pair), name
+        ) as channel,
     ):
         told = channel.stream_unary("/other.Service/Tell")
         with pytest.raises(grpc.RpcError):
-            told(iter([b"one", b"two"]), metadata=(("x-secret", "secret"), ("x-bin", b"\x00")), timeout=20)
+            told(
+                iter([b"one", b"two"]),
+                metadata=(("x-secret", "secret"), ("x-bin", b"\x00")),
+                timeout=20,
+            )
         tap.wait_for(lambda: not tap.open("north"))
     (call,) = tap.calls["north"]
     assert (call.method, call.sent[:1], call.cut) == ("/other.Service/Tell", [b"one"], True)
@@ -99,7 +127,10 @@ def test_nothing_crosses_that_the_ledger_does_not_explain(tapped):
         path = running.federation.state(silo) / "ledger"
         assert audit.verify(path).ok
         ledger, calls = entries(path), tap.calls[silo]
-        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
+        assert (
+            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
+            == []
+        )
         check_sums(path, ledger, calls)
     check_what_happened(running, tap)
 
@@ -116,7 +147,9 @@ def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, 
             running.start_silo(silo)
         ended = coordinator.wait_for("job.ended", 120)
         assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
+        tap.wait_for(
+            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS)
+        )
         for silo in SILOS:
             running.daemons[silo].stop()
         running.stop()
@@ -124,25 +157,37 @@ def test_nothing_of_a_blind_job_crosses_that_the_ledger_does_not_explain(start, 
     for silo in SILOS:
         path = running.federation.state(silo) / "ledger"
         ledger, calls = entries(path), tap.calls[silo]
-        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
-        kinds = Counter(entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage))
+        assert (
+            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
+            == []
+        )
+        kinds = Counter(
+            entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage)
+        )
         assert kinds.keys() <= {"keys", "shares", "header", *LATE}
         assert {kinds[kind] for kind in ("keys", "shares", "header")} == {job.length}
         assert max(kinds[kind] for kind in LATE) <= job.length
         late.update(kind for kind in kinds.elements() if kind in LATE)
         assert sum(call.method == SECURE for call in calls) == kinds.total()
         intents = [entry.record for entry in ledger if isinstance(entry.record, Intent)]
-        assert [(intent.form, bool(intent.secagg)) for intent in intents] == [("masked", True)] * job.length
+        assert [(intent.form, bool(intent.secagg)) for intent in intents] == [
+            ("masked", True)
+        ] * job.length
         assert payload_bytes(calls) == sum(intent.message.bytes for intent in intents)
     assert all(late[kind] >= threshold(len(SILOS)) * job.length for kind in LATE)
 
 
 @pytest.mark.timeout(300)
 def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, document):
-    """Padded and rotated parts beside masked words, one of them cut; what goes to the key, and rows that come down."""
+    """Padded and rotated parts beside masked words, one of them cut.
+
+    What goes to the key, and rows that come down.
+    """
     running = start(*SILOS)
     security = {"secure_aggregation": "required", "weight_most": 2000}
-    job = document("keyed", SILOS, "pfedsim", options={"rho": 0.0}, rounds=3, min_cohort=3, security=security)
+    job = document(
+        "keyed", SILOS, "pfedsim", options={"rho": 0.0}, rounds=3, min_cohort=3, security=security
+    )
     job = running.job(job)
     coordinator = running.start_coordinator(beat_seconds=2)
     with tapping(running) as tap:
@@ -152,7 +197,9 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
             running.start_silo(silo)
         ended = coordinator.wait_for("job.ended", 200)
         assert (ended["job"], ended["outcome"]) == (job.name, "completed")
-        tap.wait_for(lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS))
+        tap.wait_for(
+            lambda: all(tap.open(silo) == ["/staddle.v1.Federation/Poll"] for silo in SILOS)
+        )
         for silo in SILOS:
             running.daemons[silo].stop()
         running.stop()
@@ -166,18 +213,30 @@ def test_nothing_of_a_keyed_job_crosses_that_the_ledger_does_not_explain(start, 
         path = running.federation.state(silo) / "ledger"
         ledger, calls = entries(path), tap.calls[silo]
         assert audit.verify(path).ok
-        assert unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json")) == []
+        assert (
+            unexplained(calls, ledger, rosters.load(running.federation.folder / "roster.json"))
+            == []
+        )
         check_sums(path, ledger, calls)
-        kinds = Counter(entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage))
+        kinds = Counter(
+            entry.record.kind for entry in ledger if isinstance(entry.record, ProtocolMessage)
+        )
         assert (kinds["contribution"], kinds["padded"]) == (1, hidden["padded"])
         forms = Counter(entry.record.form for entry in ledger if isinstance(entry.record, Intent))
         assert forms == hidden + Counter(masked=job.length, padded=silo == CUT)
-        deliveries = [tensor.Frame.FromString(call.received[0]).manifest for call in calls if call.method == FETCH]
+        deliveries = [
+            tensor.Frame.FromString(call.received[0]).manifest
+            for call in calls
+            if call.method == FETCH
+        ]
         assert any(manifest.rows for manifest in deliveries)
 
 
 def check_sums(path, ledger, calls):
-    """Payload bytes at the tap are those of the summary; of an upload without END, at most those that it declared."""
+    """Payload bytes at the tap are those of the summary.
+
+    Of an upload without END, at most those that it declared.
+    """
     small = (messages.CONTROL, messages.PROTOCOL)
     totals = [total for (_, part), total in messages.summary(path).items() if part not in small]
     intents = {entry.seq: entry.record for entry in ledger if isinstance(entry.record, Intent)}
@@ -189,7 +248,11 @@ def check_sums(path, ledger, calls):
     )
     uploads = [call for call in calls if call.method == UPLOAD]
     ended = {digests[end.ledger_seq] for call in uploads if (end := end_of(call))}
-    assert ended >= {e.record.ref for e in ledger if isinstance(e.record, OutcomeRecord) and e.record.status == "sent"}
+    assert ended >= {
+        e.record.ref
+        for e in ledger
+        if isinstance(e.record, OutcomeRecord) and e.record.status == "sent"
+    }
     whole = sum(intents[seq].message.bytes for seq in ended)
     assert payload_bytes([call for call in uploads if end_of(call)]) == whole > 0
     assert payload_bytes([call for call in uploads if not end_of(call)]) <= declared - whole
@@ -202,10 +265,14 @@ def end_of(call):
 
 
 def check_what_happened(running, tap):
-    """The silo was killed with its session open, the upload was cut and went on where it was cut."""
+    """The silo was killed with its session open, the upload was cut and went on where it
+    was cut.
+    """
     ledgers = {silo: entries(running.federation.state(silo) / "ledger") for silo in SILOS}
     sessions = {
-        silo: [sum(isinstance(e.record, kind) for e in ledger) for kind in (ControlOpen, ControlClose)]
+        silo: [
+            sum(isinstance(e.record, kind) for e in ledger) for kind in (ControlOpen, ControlClose)
+        ]
         for silo, ledger in ledgers.items()
     }
     assert sessions[KILLED][0] - sessions[KILLED][1] == 1
@@ -215,7 +282,12 @@ def check_what_happened(running, tap):
     assert offsets[:2] == [0, MIB]
     first, second = [call for call in tap.calls[CUT] if call.method == UPLOAD][:2]
     assert (first.cut, end_of(first), second.cut) == (True, None, False)
-    intents = [entry.record for ledger in ledgers.values() for entry in ledger if isinstance(entry.record, Intent)]
+    intents = [
+        entry.record
+        for ledger in ledgers.values()
+        for entry in ledger
+        if isinstance(entry.record, Intent)
+    ]
     parts = {(intent.job, t.part) for intent in intents for t in intent.tensors}
     assert parts >= {("parts", part) for part in ("model", "extractor", "rows", "metrics")}
     assert parts >= {("census", part) for part in ("census", "theta", "metrics")}

@@ -1,4 +1,6 @@
-"""A disk that turns read-only while a daemon runs, as ext4 does with one that has errors. Real processes and mounts.
+"""A disk that turns read-only while a daemon runs, as ext4 does with one that has errors.
+
+Real processes and mounts.
 
 The state of one daemon lies on a file system of its own, in a mount namespace of its own.
 """
@@ -31,7 +33,9 @@ class Mounts:
 
     def __init__(self):
         self._process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", "echo; read -r _"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["unshare", "--mount", "sh", "-c", "echo; read -r _"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         self.usable = bool(self._process.stdout.readline())
         self._inside = ("nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt")
@@ -40,7 +44,9 @@ class Mounts:
         return launched([*self._inside, *command])
 
     def run(self, *command):
-        return subprocess.run([*self._inside, *command], check=False, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            [*self._inside, *command], check=False, capture_output=True, text=True, timeout=60
+        )
 
     def close(self):
         self._process.communicate(b"\n")
@@ -59,15 +65,20 @@ def mounts():
 async def asked_to_stop_a_job(running, job):
     """An operator asks for what is not acknowledged, since it cannot be kept."""
     folder = running.federation.folder
-    caller = Caller(running.address, load_keys(folder / "operator"), rosters.load(folder / "roster.json"), job)
+    caller = Caller(
+        running.address, load_keys(folder / "operator"), rosters.load(folder / "roster.json"), job
+    )
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await OperationsStub(caller.channel).Stop(pb.JobRequest(job=job.name), timeout=SECONDS)
-    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)  # it ends, or has ended
+    # it ends, or has ended
+    assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
     await caller.channel.close()
 
 
 @pytest.mark.parametrize("who", ["coordinator", "north"])
-def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_path, start, mounts, document, who):
+def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(
+    tmp_path, start, mounts, document, who
+):
     running = start(*SILOS)
     job = running.job(document("job", SILOS, rounds=12))
     running.address = f"127.0.0.1:{free_port()}"
@@ -86,10 +97,18 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_
         if name == who:
             shipped, running._launch = running._launch, mounts.launch
             try:
-                return running.restart_coordinator() if name == "coordinator" else running.start_silo(name)
+                return (
+                    running.restart_coordinator()
+                    if name == "coordinator"
+                    else running.start_silo(name)
+                )
             finally:
                 running._launch = shipped
-        return running.restart_coordinator() if name == "coordinator" else running.start_impatient(name)
+        return (
+            running.restart_coordinator()
+            if name == "coordinator"
+            else running.start_impatient(name)
+        )
 
     begin("coordinator")
     for silo in SILOS:
@@ -105,7 +124,10 @@ def test_a_daemon_ends_with_a_message_and_goes_on_once_the_disk_is_writable(tmp_
     said = [line for line in failing.log.read_text().splitlines() if not line.startswith("{")]
     assert len(said) == 1, said
     assert said[0].startswith(f"staddle: {state}/")
-    assert any(why in said[0] for why in ("Read-only file system; mount it", "Input/output error; check the disk"))
+    assert any(
+        why in said[0]
+        for why in ("Read-only file system; mount it", "Input/output error; check the disk")
+    )
 
     assert mounts.run("umount", str(state)).returncode == 0
     assert mounts.run(*mount).returncode == 0

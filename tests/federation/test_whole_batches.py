@@ -1,4 +1,6 @@
-"""Blind rounds of some silos, over whole batches: real processes, private weights, one of them killed."""
+"""Blind rounds of some silos, over whole batches: real processes, private weights, one of them
+killed.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,13 @@ def world(start, document):
     def begin(**security):
         running = start(*SILOS)
         security = {**SECURITY, **security}
-        changes = {"rounds": ROUNDS, "min_cohort": 3, "participation": 0.67, "security": security, "seed": 5}
+        changes = {
+            "rounds": ROUNDS,
+            "min_cohort": 3,
+            "participation": 0.67,
+            "security": security,
+            "seed": 5,
+        }
         running.job(document("some", SILOS, "fedavg", **changes))
         coordinator = running.start_coordinator()
         for silo in SILOS:
@@ -40,13 +48,18 @@ def test_rounds_over_batches_give_what_the_simulation_gives(world):
         running.start_silo(silo)
     assert coordinator.wait_for("job.ended", 200)["outcome"] == "completed"
     running.stop()
-    shards = {silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25) for silo in SILOS}
+    shards = {
+        silo: split(running.data[silo], split_key(running.federation.state(silo)), 0.25)
+        for silo in SILOS
+    }
     expected = simulate(job, shards, exchanges=simulated(job))
     for silo in SILOS:
         state = running.federation.state(silo)
         found = state_from_bytes((state / "jobs" / job.name / "model.safetensors").read_bytes())
         for part, tensors in expected.states[silo].parts.items():
-            assert all(torch.equal(found.parts[part][name], value) for name, value in tensors.items()), (silo, part)
+            assert all(
+                torch.equal(found.parts[part][name], value) for name, value in tensors.items()
+            ), (silo, part)
         assert verify(ledger_folder(state)).ok
 
 
@@ -61,7 +74,10 @@ def test_rounds_go_on_without_the_batch_of_a_silo_that_was_killed(world):
     members = [coordinator.wait_for("round.closed", 120)["members"] for _ in range(ROUNDS)]
     ended = coordinator.wait_for("job.ended", 120)
     assert ended["outcome"] == "completed", ended
-    drawn = [[batch for batch in job.batches if set(batch) <= set(job.cohort(number))] for number in range(ROUNDS)]
+    drawn = [
+        [batch for batch in job.batches if set(batch) <= set(job.cohort(number))]
+        for number in range(ROUNDS)
+    ]
     (broken,) = [batch for batch in job.batches if SILOS[0] in batch]
     assert all(len(batches) == 2 for batches in drawn)
     assert any(broken in batches for batches in drawn)

@@ -1,4 +1,6 @@
-"""What one silo asks without end: the others get their tasks, and the coordinator's ledger does not grow for it."""
+"""What one silo asks without end: the others get their tasks, and the coordinator's ledger does not
+grow for it.
+"""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -65,7 +67,10 @@ def test_a_poll_of_an_old_session_takes_no_questions_from_the_new_one(setup):
         async with setup() as (north, east, _):
             await north.accept()
             old = asyncio.ensure_future(polled(north))
-            await north.stub.Beat(pb.BeatRequest(session=north.session, job="told"), timeout=SECONDS)  # it is there
+            # it is there
+            await north.stub.Beat(
+                pb.BeatRequest(session=north.session, job="told"), timeout=SECONDS
+            )
             await north.hello()
             await east.hello()  # a question for north
             await refused(old, "SESSION", grpc.StatusCode.UNAUTHENTICATED)
@@ -88,7 +93,9 @@ def test_a_delivery_that_is_fetched_without_end_is_refused(setup, monkeypatch):
             assert (await north.told("round")).round == 1
             for _ in range(3):
                 assert len(await north.delivered(1)) > 0
-            await refused(north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "3 times")
+            await refused(
+                north.delivered(1), "LIMIT", grpc.StatusCode.RESOURCE_EXHAUSTED, "3 times"
+            )
             assert len(await east.delivered(1)) > 0
             for caller in callers:
                 await caller.give(1)

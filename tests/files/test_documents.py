@@ -58,7 +58,10 @@ def test_canonical_json_is_that_of_another_implementation(value):
 
 def test_canonical_json_bytes_are_those_of_rfc_8785():
     value = {"b": [1, True, None], "a": '€\n\u001f"\\/\u007f', "A": {}}
-    assert canonical_json(value) == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
+    assert (
+        canonical_json(value)
+        == '{"A":{},"a":"€\\n\\u001f\\"\\\\/\u007f","b":[1,true,null]}'.encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,8 +123,10 @@ def test_unknown_keys_name_the_nearest_known_one(tmp_path):
     path.write_text("version = 1\n[limits]\nmax_byte = 3\n")
     with pytest.raises(LocalError) as caught:
         read_toml(path, File)
-    assert str(caught.value) == (
-        f"{path}: missing key 'limits.max_bytes'; add it; unknown key 'limits.max_byte'; did you mean 'max_bytes'?"
+    assert (
+        str(caught.value)
+        == f"{path}: missing key 'limits.max_bytes'; add it; unknown key 'limits.max_byte'; did you"
+        " mean 'max_bytes'?"
     )
     with pytest.raises(LocalError, match="known keys: limits, version"):
         validate({"version": 1, "limits": {"max_bytes": 1}, "qqq": 1}, File, "f")
@@ -156,19 +161,31 @@ class Tables(Strict):
     [
         ({"lgo": 1}, "unknown key 'lgo'; did you mean 'log'?"),
         ({"limit": {}}, "unknown key 'limit'; did you mean 'limits'?"),
-        ({"rules": [{"name": "a"}, {"name": "b", "nevr": []}]}, "unknown key 'rules.1.nevr'; did you mean 'never'?"),
-        ({"rules": [{"name": "a", "log": 1}]}, "unknown key 'rules.0.log'; 'log' belongs at the top of the file"),
+        (
+            {"rules": [{"name": "a"}, {"name": "b", "nevr": []}]},
+            "unknown key 'rules.1.nevr'; did you mean 'never'?",
+        ),
+        (
+            {"rules": [{"name": "a", "log": 1}]},
+            "unknown key 'rules.0.log'; 'log' belongs at the top of the file",
+        ),
         ({"never": []}, "unknown key 'never'; 'never' belongs in [[rules]]"),
         ({"nevr": []}, "unknown key 'nevr'; did you mean 'never', which belongs in [[rules]]?"),
         ({"max_bytes": 1}, "unknown key 'max_bytes'; 'max_bytes' belongs in [limits.limits]"),
-        ({"data": {"kind": "images", "foldr": ""}}, "unknown key 'data.foldr'; did you mean 'folder'?"),
+        (
+            {"data": {"kind": "images", "foldr": ""}},
+            "unknown key 'data.foldr'; did you mean 'folder'?",
+        ),
         (
             {"limits": {"version": 1, "limits": {"max_bytes": 1, "log": 1}}},
             "unknown key 'limits.limits.log'; 'log' bel",
         ),
         ({"rules": [{"name": "a", "qq": 1}]}, "unknown key 'rules.0.qq'; known keys: name, never"),
         ({"data": {"kind": "numbers", "seed": "x"}}, "data.seed = 'x': give a whole number"),
-        ({"limits": {"version": 1, "limits": {"max_bytes": 1}, "lmits": 1}}, "'limits.lmits'; did you mean 'limits'?"),
+        (
+            {"limits": {"version": 1, "limits": {"max_bytes": 1}, "lmits": 1}},
+            "'limits.lmits'; did you mean 'limits'?",
+        ),
     ],
 )
 def test_an_unknown_key_is_told_its_own_table_s_keys_first_then_where_it_belongs(document, said):
@@ -184,11 +201,15 @@ def test_a_near_key_here_and_the_same_key_elsewhere_are_both_told():
 
     with pytest.raises(LocalError) as caught:
         validate({"seed": 1}, Both, "f")
-    assert str(caught.value) == "f: unknown key 'seed'; did you mean 'seeds'? 'seed' belongs in [data]"
+    assert (
+        str(caught.value) == "f: unknown key 'seed'; did you mean 'seeds'? 'seed' belongs in [data]"
+    )
 
 
 class Shapes(Strict):
-    sides: Annotated[tuple[Annotated[int, Field(ge=1, le=9)], ...], Field(min_length=2, max_length=3)] = (1, 1)
+    sides: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=9)], ...], Field(min_length=2, max_length=3)
+    ] = (1, 1)
     name: Annotated[str, Field(pattern="^[a-z]{1,4}$")] = "a"
     share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.5
     mode: Literal["text", "json"] = "text"

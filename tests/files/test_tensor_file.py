@@ -20,7 +20,10 @@ METADATA = {"b": 'a "quoted" text, "sha256":"no"', "a": "[1, 2]", "ü": "ß\n\t\
 
 def same(found, wanted=TENSORS):
     assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in wanted.items())
+    assert all(
+        torch.equal(found[name], value) and found[name].dtype == value.dtype
+        for name, value in wanted.items()
+    )
 
 
 @pytest.fixture
@@ -32,7 +35,10 @@ def path(tmp_path):
 
 
 def test_what_was_written_is_read(path):
-    for tensors, metadata in (tensor_file.read(path), tensor_file.from_bytes(path.read_bytes(), "x")):
+    for tensors, metadata in (
+        tensor_file.read(path),
+        tensor_file.from_bytes(path.read_bytes(), "x"),
+    ):
         same(tensors)
         assert metadata == METADATA
     with safe_open(path, "pt") as file:  # and by anybody else
@@ -45,7 +51,9 @@ def test_what_was_written_is_read(path):
 
 def test_the_same_gives_the_same_bytes_in_memory_and_on_the_disk(path):
     reordered = dict(reversed(METADATA.items()))
-    assert {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8} == {path.read_bytes()}
+    assert {tensor_file.to_bytes(TENSORS, each) for each in (METADATA, reordered) * 8} == {
+        path.read_bytes()
+    }
     assert tensor_file.to_bytes(TENSORS) == tensor_file.to_bytes(TENSORS, {})
 
 
@@ -55,11 +63,15 @@ def test_a_bit_that_a_disk_changed_is_found_wherever_it_is(path):
     for at in range(len(data)):
         for bit in range(8):
             data[at] ^= 1 << bit
-            with pytest.raises(LocalError, match=r"^here: (is not as it was written|not a file of tensors)"):
+            with pytest.raises(
+                LocalError, match=r"^here: (is not as it was written|not a file of tensors)"
+            ):
                 tensor_file.from_bytes(bytes(data), "here")
             data[at] ^= 1 << bit
     path.write_bytes(data[:-1] + b"\xff")
-    with pytest.raises(LocalError, match=r"some\.safetensors: is not as it was written: the disk changed it"):
+    with pytest.raises(
+        LocalError, match=r"some\.safetensors: is not as it was written: the disk changed it"
+    ):
         tensor_file.read(path)
 
 

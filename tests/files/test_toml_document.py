@@ -1,4 +1,6 @@
-"""Small TOML files that take the parser minutes, gigabytes or a traceback are refused before they are parsed."""
+"""Small TOML files that take the parser minutes, gigabytes or a traceback are refused before they
+are parsed.
+"""
 
 import tomllib
 
@@ -14,7 +16,9 @@ class File(Strict):
     version: int
 
 
-DEEP = "a key has more than 16 parts with dots between them; no key of Staddle has so many: correct it"
+DEEP = (
+    "a key has more than 16 parts with dots between them; no key of Staddle has so many: correct it"
+)
 LONG = "a number has more than 4300 digits; correct it, or put it in quotes if it is a text"
 
 
@@ -30,7 +34,10 @@ LONG = "a number has more than 4300 digits; correct it, or put it in quotes if i
         ("version = 0x" + "f" * 1_000_000, f", line 1: {LONG}"),
         ("version = 0b" + "1_0" * 100_000, f", line 1: {LONG}"),
         ("version = [1," + "1" * 500_000 + ".5]", f", line 1: {LONG}"),
-        ("version = 0x" + "f" * 4000, ": version is out of range; an integer of TOML has 64 bits at most"),
+        (
+            "version = 0x" + "f" * 4000,
+            ": version is out of range; an integer of TOML has 64 bits at most",
+        ),
         ("[[a]]\nb = [1, 9223372036854775808]", ": a.0.b.1 is out of range"),
         (
             "# " + "x" * MOST_BYTES,

@@ -16,7 +16,8 @@ from staddle.proto.channel import (
 
 
 @pytest.mark.parametrize(
-    ("size", "seconds"), [(0, 60.0), (256 * 1024, 61.0), (128 * 1024, 60.5), (1024**3, 60.0 + 4096.0)]
+    ("size", "seconds"),
+    [(0, 60.0), (256 * 1024, 61.0), (128 * 1024, 60.5), (1024**3, 60.0 + 4096.0)],
 )
 def test_a_transfer_has_its_grace_and_the_slowest_rate(size, seconds):
     assert transfer_seconds(size) == seconds
@@ -49,7 +50,11 @@ def test_both_ends_hold_the_same_limits():
     assert set(OPTIONS) <= set(SERVER_OPTIONS)
     assert len(dict(SERVER_OPTIONS)) == len(SERVER_OPTIONS)
     both = dict(OPTIONS)
-    assert both["grpc.max_receive_message_length"] == both["grpc.max_send_message_length"] == MAX_MESSAGE_BYTES
+    assert (
+        both["grpc.max_receive_message_length"]
+        == both["grpc.max_send_message_length"]
+        == MAX_MESSAGE_BYTES
+    )
     assert both["grpc.enable_http_proxy"] == 0
     assert both["grpc.compression_enabled_algorithms_bitset"] == 1
 

@@ -24,7 +24,11 @@ from staddle.security.secagg.spec import MOST_SILOS
 def empties(body, field, number):
     """A message that is ``number`` empty entries of a field in a body."""
     content = bytes((field << 3 | 2, 0)) * number
-    return pb.SecureUpload(session=content).SerializeToString().replace(b"\x0a", bytes((body << 3 | 2,)), 1)
+    return (
+        pb.SecureUpload(session=content)
+        .SerializeToString()
+        .replace(b"\x0a", bytes((body << 3 | 2,)), 1)
+    )
 
 
 # Honest messages.
@@ -40,15 +44,21 @@ def test_the_longest_that_silos_say_are_read(n, groups):
 
 
 def test_the_longest_specification_with_all_notes_is_read():
-    message = secagg_delivery_to_wire(longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"])
+    message = secagg_delivery_to_wire(
+        longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
+    )
     assert read_told(message.SerializeToString(), 4) == message
 
 
 def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
     def frames(number):
-        headers = [tensor.TensorHeader(part="p" * 64, name="n" * 100, shape=[1] * 8, size=4)] * number
+        headers = [
+            tensor.TensorHeader(part="p" * 64, name="n" * 100, shape=[1] * 8, size=4)
+        ] * number
         ends = tensor.End(sha256=bytes(32), tensor_sha256=[bytes(32)] * number, head=bytes(2**18))
-        return tensor.Frame(manifest=tensor.Manifest(job="j", tensors=headers)), tensor.Frame(end=ends)
+        return tensor.Frame(manifest=tensor.Manifest(job="j", tensors=headers)), tensor.Frame(
+            end=ends
+        )
 
     for frame in frames(MOST_TENSORS):
         assert decode(frame.SerializeToString()) == frame
@@ -59,13 +69,21 @@ def test_the_most_tensors_are_read_and_one_more_of_each_is_not():
 
 def test_the_most_rows_that_are_put_aside_are_read():
     sealing = pb.Sealing(sender="s" * 64, ephemeral=bytes(32), commitment=bytes(32), root=bytes(32))
-    upload = pb.PaddedUpload(silo="s" * 64, round=2**31, number=2**53, sha256=bytes(32), tag=bytes(8), sealing=sealing)
+    upload = pb.PaddedUpload(
+        silo="s" * 64, round=2**31, number=2**53, sha256=bytes(32), tag=bytes(8), sealing=sealing
+    )
     upload.signature = bytes(64)
     piece = pb.Sealed(recipient="r" * 64, sealed=bytes(48), generation=2**53 - 1)
-    summand = pb.RowSummand(upload=upload, letter=pb.Letter(sealed=piece, proof=[bytes(32)] * MOST_HASHES))
-    rows = [pb.MixedRow(part="p" * 64, document=bytes(200 * 5), summands=[summand] * 5)] * (MOST_SUMMANDS // 5)
+    summand = pb.RowSummand(
+        upload=upload, letter=pb.Letter(sealed=piece, proof=[bytes(32)] * MOST_HASHES)
+    )
+    rows = [pb.MixedRow(part="p" * 64, document=bytes(200 * 5), summands=[summand] * 5)] * (
+        MOST_SUMMANDS // 5
+    )
     prekey = pb.Prekey(generation=2**53 - 1, key=bytes(32), signature=bytes(64))
-    told = pb.DeliveredPrekey(part="p" * 64, silo="s" * 64, round=2**31, number=2**53, root=bytes(32), prekey=prekey)
+    told = pb.DeliveredPrekey(
+        part="p" * 64, silo="s" * 64, round=2**31, number=2**53, root=bytes(32), prekey=prekey
+    )
     told.letter.CopyFrom(summand.letter)
     frame = tensor.Frame(manifest=tensor.Manifest(rows=rows, prekeys=[told] * MOST_TOLD))
     assert len(data := frame.SerializeToString()) < MAX_MESSAGE_BYTES
@@ -91,11 +109,19 @@ def test_more_entries_than_silos_are_refused(body, field):
 
 
 def test_entries_that_are_too_long_are_refused():
-    deliveries = pb.SecureDelivery(shares=pb.DeliveredShares(deliveries=[pb.Delivery(proof=[b""] * 1000)]))
-    with pytest.raises(DecodeError, match="a field of 2000 bytes in field 5, at most 900 it can have"):
+    deliveries = pb.SecureDelivery(
+        shares=pb.DeliveredShares(deliveries=[pb.Delivery(proof=[b""] * 1000)])
+    )
+    with pytest.raises(
+        DecodeError, match="a field of 2000 bytes in field 5, at most 900 it can have"
+    ):
         read_told(deliveries.SerializeToString(), 4)
-    headers = tensor.Frame(manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)]))
-    with pytest.raises(DecodeError, match="a field of 5003 bytes in field 1, at most 4096 it can have"):
+    headers = tensor.Frame(
+        manifest=tensor.Manifest(tensors=[tensor.TensorHeader(shape=[1] * 5000)])
+    )
+    with pytest.raises(
+        DecodeError, match="a field of 5003 bytes in field 1, at most 4096 it can have"
+    ):
         decode(headers.SerializeToString())
 
 
@@ -106,7 +132,9 @@ def test_a_body_again_and_again_is_refused():
         read_contribution(once * 9, 4)
 
 
-@pytest.mark.parametrize("data", [b"\x0b\x0c", b"\x0a\x05abc", b"\x08\xff", b"\xff" * 11, b"\x0d\1\2", b"\x09\1"])
+@pytest.mark.parametrize(
+    "data", [b"\x0b\x0c", b"\x0a\x05abc", b"\x08\xff", b"\xff" * 11, b"\x0d\1\2", b"\x09\1"]
+)
 def test_what_protobuf_does_not_read_either_is_refused(data):
     with pytest.raises(DecodeError):
         check_fields(data, 10, {})
@@ -142,7 +170,8 @@ from staddle.proto.convert.secagg_received import read_told
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
-reads = {"given": lambda data: read_contribution(data, 4), "told": lambda data: read_told(data, 4), "frame": decode}
+reads = {"given": lambda data: read_contribution(data, 4), "told": lambda data: read_told(data,
+4), "frame": decode}
 for kind in sys.argv[1:]:
     data = sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "little"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now
@@ -155,12 +184,18 @@ for kind in sys.argv[1:]:
 
 
 def in_letters():
-    """A manifest of rows whose letters have empty hashes: most of 4 MiB, no field of it beyond 4 KiB."""
+    """A manifest of rows whose letters have empty hashes: most of 4 MiB, no field of it beyond 4
+    KiB.
+    """
     summand = pb.RowSummand(letter=pb.Letter(proof=[b""] * 2000))
-    return tensor.Frame(manifest=tensor.Manifest(rows=[pb.MixedRow(summands=[summand] * 200)] * 5)).SerializeToString()
+    return tensor.Frame(
+        manifest=tensor.Manifest(rows=[pb.MixedRow(summands=[summand] * 200)] * 5)
+    ).SerializeToString()
 
 
-needs_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux")
+needs_linux = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux"
+)
 
 
 CASES = {
@@ -176,14 +211,20 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def grown():
-    """KiB by which a process grew for each of the cases, one after another; fewer where one was not refused."""
+    """KiB by which a process grew for each of the cases, one after another.
+
+    Fewer where one was not refused.
+    """
     sent = {
-        case: (kind, empties(body, field, MAX_MESSAGE_BYTES // 2 - 8)) for case, (kind, body, field) in CASES.items()
+        case: (kind, empties(body, field, MAX_MESSAGE_BYTES // 2 - 8))
+        for case, (kind, body, field) in CASES.items()
     }
     sent["hashes in rows"] = ("frame", in_letters())
     data = b"".join(len(data).to_bytes(8, "little") + data for _, data in sent.values())
     kinds = [kind for kind, _ in sent.values()]
-    done = subprocess.run([sys.executable, "-c", MEASURED, *kinds], input=data, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *kinds], input=data, capture_output=True, check=True
+    )
     return dict(zip(sent, map(int, done.stdout.split()), strict=True))
 
 

@@ -7,7 +7,8 @@ from staddle.proto import tensor_pb2 as pb
 from staddle.proto.channel import CHUNK_BYTES
 from staddle.proto.frames import ChunkFrame, decode, encode
 
-LENGTHS = [0, 1, 127, 128, 129, 16_383, 16_384, CHUNK_BYTES, 2**21 - 1, 2**21]  # where the varint grows
+# where the varint grows
+LENGTHS = [0, 1, 127, 128, 129, 16_383, 16_384, CHUNK_BYTES, 2**21 - 1, 2**21]
 
 
 def payload(size):
@@ -17,7 +18,11 @@ def payload(size):
 @pytest.mark.parametrize("size", LENGTHS)
 def test_a_chunk_is_what_protobuf_writes(size):
     whole = payload(size)
-    for pieces in ([whole], [whole[: size // 3], memoryview(whole)[size // 3 :]], [b"", whole, b""]):
+    for pieces in (
+        [whole],
+        [whole[: size // 3], memoryview(whole)[size // 3 :]],
+        [b"", whole, b""],
+    ):
         assert encode(ChunkFrame.of(pieces)) == pb.Frame(chunk=whole).SerializeToString()
 
 
@@ -39,7 +44,11 @@ def test_a_chunk_does_not_change_with_what_it_was_made_of():
 
 @pytest.mark.parametrize(
     "frame",
-    [pb.Frame(), pb.Frame(manifest=pb.Manifest(job="j", size=7)), pb.Frame(end=pb.End(sha256=b"\x12\x01a"))],
+    [
+        pb.Frame(),
+        pb.Frame(manifest=pb.Manifest(job="j", size=7)),
+        pb.Frame(end=pb.End(sha256=b"\x12\x01a")),
+    ],
     ids=["empty", "manifest", "end"],
 )
 def test_other_frames_are_protobufs(frame):
@@ -62,7 +71,9 @@ def test_a_chunk_in_another_encoding_is_a_chunk():
 
 
 def test_a_frame_that_ends_in_a_chunk_but_is_none():
-    read = decode(pb.Frame(chunk=b"abc").SerializeToString() + pb.Frame(end=pb.End()).SerializeToString())
+    read = decode(
+        pb.Frame(chunk=b"abc").SerializeToString() + pb.Frame(end=pb.End()).SerializeToString()
+    )
     assert isinstance(read, pb.Frame)
     assert read.WhichOneof("body") == "end"
 

@@ -51,7 +51,8 @@ def test_a_changed_proto_file_gives_other_modules(generate, fresh, tmp_path, mon
     monkeypatch.setattr(generate, "PROTO", tmp_path)
     (tmp_path / "out").mkdir()
     changed = generate.generate(tmp_path / "out")
-    assert {name for name in NAMES if changed[name] != fresh[name]} == {"tensor_pb2.py"}  # stubs name, modules number
+    # stubs name, modules number
+    assert {name for name in NAMES if changed[name] != fresh[name]} == {"tensor_pb2.py"}
 
 
 def test_the_check_finds_a_stale_module(generate, fresh, tmp_path, monkeypatch, capsys):
@@ -99,13 +100,24 @@ def test_every_call_of_the_service_is_one_of_thirteen():
 
 def test_operators_have_a_service_of_their_own():
     service = operations_pb2.DESCRIPTOR.services_by_name["Operations"]
-    assert [m.name for m in service.methods] == ["Submit", "List", "Show", "Watch", "Stop", "Resume"]
-    assert [m.name for m in service.methods if m.client_streaming or m.server_streaming] == ["Watch"]
+    assert [m.name for m in service.methods] == [
+        "Submit",
+        "List",
+        "Show",
+        "Watch",
+        "Stop",
+        "Resume",
+    ]
+    assert [m.name for m in service.methods if m.client_streaming or m.server_streaming] == [
+        "Watch"
+    ]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.proto")), ids=lambda p: p.name)
 def test_no_field_number_is_used_twice_or_left_out(path):
-    for body in re.findall(r"^(?:message) \w+ \{\n(.*?)^\}", path.read_text(), re.DOTALL | re.MULTILINE):
+    for body in re.findall(
+        r"^(?:message) \w+ \{\n(.*?)^\}", path.read_text(), re.DOTALL | re.MULTILINE
+    ):
         numbers = [int(n) for n in re.findall(r"= (\d+);", body)]
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
 

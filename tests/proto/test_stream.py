@@ -116,7 +116,9 @@ def test_digests_before_the_last_byte_are_not_all_there():
     assert digester.digests().tensors == (sha256(b"ab").digest(),)
 
 
-@pytest.mark.parametrize(("sizes", "before"), [((), b""), ((0,), b""), ((2, 0), b"ab"), ((2, 3), b"abcd")])
+@pytest.mark.parametrize(
+    ("sizes", "before"), [((), b""), ((0,), b""), ((2, 0), b"ab"), ((2, 3), b"abcd")]
+)
 def test_more_bytes_than_the_tensors_have_are_our_own_fault(sizes, before):
     digester = Digester(sizes)
     digester.update(before)
@@ -216,7 +218,9 @@ def test_a_stream_without_bytes_takes_no_chunk():
     receiver.refuses(chunk(b"x"), "LENGTH")
 
 
-@pytest.mark.parametrize("frame", [chunk(b"x"), chunk(b""), ending(), pb.Frame()], ids=["chunk", "empty", "end", "no"])
+@pytest.mark.parametrize(
+    "frame", [chunk(b"x"), chunk(b""), ending(), pb.Frame()], ids=["chunk", "empty", "end", "no"]
+)
 def test_nothing_comes_before_the_manifest(frame):
     receiver = Receiver()
     receiver.refuses(frame, "MANIFEST")
@@ -232,7 +236,9 @@ def test_a_second_manifest_is_refused_and_not_looked_at():
     assert len(receiver.seen) == 1
 
 
-@pytest.mark.parametrize("frame", [opening(), chunk(b"x"), ending(), pb.Frame()], ids=["manifest", "chunk", "end", ""])
+@pytest.mark.parametrize(
+    "frame", [opening(), chunk(b"x"), ending(), pb.Frame()], ids=["manifest", "chunk", "end", ""]
+)
 def test_nothing_comes_after_the_end(frame):
     receiver = Receiver().feed(opening(), chunk(PAYLOAD), ending())
     receiver.refuses(frame, "MANIFEST")
@@ -251,7 +257,8 @@ def test_an_empty_chunk_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("before", "size"), [(0, 8), (8, 8), (16, 8), (20, 8), (0, 20), (20, 20), (0, CHUNK_BYTES), (20, CHUNK_BYTES)]
+    ("before", "size"),
+    [(0, 8), (8, 8), (16, 8), (20, 8), (0, 20), (20, 20), (0, CHUNK_BYTES), (20, CHUNK_BYTES)],
 )
 def test_only_a_chunk_of_exactly_what_is_due_is_taken(before, size):
     due = min(20 - before, size)
@@ -350,7 +357,8 @@ GOOD = {
 
 @settings(deadline=None, max_examples=300)
 @given(
-    names=st.lists(st.sampled_from(sorted(FRAMES)), max_size=5) | st.sampled_from(list(GOOD.values())),
+    names=st.lists(st.sampled_from(sorted(FRAMES)), max_size=5)
+    | st.sampled_from(list(GOOD.values())),
     size=st.sampled_from(sorted(GOOD)),
 )
 def test_only_the_right_order_ever_finishes(names, size):

@@ -33,7 +33,11 @@ PARTS = (
         "model",
         Kind.WHOLE_MODEL,
         Sum("mean"),
-        (TensorSpec("w", "float32", (2, 3)), TensorSpec("none", "float32", (0, 5)), TensorSpec("b", "float64", (2,))),
+        (
+            TensorSpec("w", "float32", (2, 3)),
+            TensorSpec("none", "float32", (0, 5)),
+            TensorSpec("b", "float64", (2,)),
+        ),
     ),
     Part("counts", Kind.COUNTS, Mix(), (TensorSpec("n", "int64", ()),)),
 )
@@ -47,7 +51,9 @@ VALUES = {
 
 
 def manifest(headers=None, size=SIZE):
-    return pb.Manifest(job="j", round=1, size=size, tensors=to_wire(ITEMS) if headers is None else headers)
+    return pb.Manifest(
+        job="j", round=1, size=size, tensors=to_wire(ITEMS) if headers is None else headers
+    )
 
 
 def refused(headers=None, size=SIZE, items=ITEMS):
@@ -130,7 +136,9 @@ def test_too_short_a_buffer_is_no_tensor():
 @given(data=st.data())
 def test_any_tensors_back_to_back_come_back(data):
     shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-    specs = data.draw(st.lists(st.builds(TensorSpec, st.just("x"), st.sampled_from(sorted(DTYPES)), shapes)))
+    specs = data.draw(
+        st.lists(st.builds(TensorSpec, st.just("x"), st.sampled_from(sorted(DTYPES)), shapes))
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 9)))
     raw = [rng.bytes(spec.nbytes) for spec in specs]
     buffer, offset = bytearray(b"".join(raw)), 0
@@ -162,7 +170,12 @@ def test_dtypes_are_those_of_the_protocol():
 def test_given_items_hold_the_weight_and_delivered_items_do_not():
     named = [(item.part, item.kind, item.spec.name) for item in ITEMS]
     kind = Kind.WHOLE_MODEL
-    model = [("model", kind, "w"), ("model", kind, "none"), ("model", kind, "b"), ("model", kind, "@weight")]
+    model = [
+        ("model", kind, "w"),
+        ("model", kind, "none"),
+        ("model", kind, "b"),
+        ("model", kind, "@weight"),
+    ]
     assert named == [*model, ("counts", Kind.COUNTS, "n")]
     assert [item.spec.name for item in delivered_items(PARTS)] == ["w", "none", "b", "n"]
     assert ITEMS[3] == Item("model", kind, TensorSpec("@weight", "float64", (), 0.0, 2.0**53))
@@ -171,7 +184,12 @@ def test_given_items_hold_the_weight_and_delivered_items_do_not():
 def test_headers_say_all_of_an_item():
     first, *_, last = to_wire(ITEMS)
     assert first == pb.TensorHeader(
-        part="model", kind=pb.PART_KIND_WHOLE_MODEL, name="w", dtype=pb.DTYPE_FLOAT32, shape=[2, 3], size=24
+        part="model",
+        kind=pb.PART_KIND_WHOLE_MODEL,
+        name="w",
+        dtype=pb.DTYPE_FLOAT32,
+        shape=[2, 3],
+        size=24,
     )
     assert last == pb.TensorHeader(
         part="counts", kind=pb.PART_KIND_COUNTS, name="n", dtype=pb.DTYPE_INT64, shape=[], size=8
@@ -232,14 +250,18 @@ def test_another_dtype_of_the_same_size_is_refused(place):
 
 
 def test_a_tensor_too_many_is_refused():
-    extra = pb.TensorHeader(part="model", kind=pb.PART_KIND_WHOLE_MODEL, name="secret", dtype=pb.DTYPE_FLOAT32)
+    extra = pb.TensorHeader(
+        part="model", kind=pb.PART_KIND_WHOLE_MODEL, name="secret", dtype=pb.DTYPE_FLOAT32
+    )
     assert "model/secret" in refused([*to_wire(ITEMS), extra])
     assert "model/w" in refused([*to_wire(ITEMS), to_wire(ITEMS)[0]])
     assert "model/secret" in refused([extra], items=())
 
 
 def test_an_empty_tensor_too_many_is_refused_although_the_bytes_add_up():
-    extra = pb.TensorHeader(part="counts", kind=pb.PART_KIND_COUNTS, name="x", dtype=pb.DTYPE_INT64, shape=[0])
+    extra = pb.TensorHeader(
+        part="counts", kind=pb.PART_KIND_COUNTS, name="x", dtype=pb.DTYPE_INT64, shape=[0]
+    )
     assert "counts/x" in refused([*to_wire(ITEMS), extra])
 
 
@@ -273,7 +295,8 @@ def test_hostile_names_are_cut_in_the_text():
 
 def test_a_header_with_an_unknown_field_is_refused():
     headers = to_wire(ITEMS)
-    smuggled = headers[0].SerializeToString() + b"\xfa\x01\x06secret"  # field 31, which no schema has
+    # field 31, which no schema has
+    smuggled = headers[0].SerializeToString() + b"\xfa\x01\x06secret"
     headers[0] = pb.TensorHeader.FromString(smuggled)
     assert "tensor 0" in refused(headers)
 

@@ -33,7 +33,10 @@ WAY = ["reach", "handshake", "health"]
 
 @pytest.fixture
 def federation(tmp_path, made, monkeypatch):
-    """A federation of the test's own: it breaks it. Before a first start a split that leaves both sides some."""
+    """A federation of the test's own: it breaks it.
+
+    Before a first start a split that leaves both sides some.
+    """
     monkeypatch.setattr("staddle.silo.check.secrets", SimpleNamespace(token_bytes=bytes))
     shutil.copytree(made.files.folder, tmp_path / "local")
     files = local_federation.LocalFederation(tmp_path / "local", SILOS, made.files.founder)
@@ -43,11 +46,17 @@ def federation(tmp_path, made, monkeypatch):
 
 @pytest.fixture
 def look(federation):
-    """The findings by name: those that are not ok, but for the way to a coordinator that does not run."""
+    """The findings by name: those that are not ok, but for the way to a coordinator that does not
+    run.
+    """
 
     def call(*jobs):
         report = check(federation.silo_config("silo-a"), jobs)
-        return {finding.name: finding.text for finding in report.findings if not finding.ok and finding.name not in WAY}
+        return {
+            finding.name: finding.text
+            for finding in report.findings
+            if not finding.ok and finding.name not in WAY
+        }
 
     return call
 
@@ -131,7 +140,9 @@ def test_a_policy_that_is_none_or_empty(federation, look):
     path = federation.folder / "silo-a" / "policy.toml"
     edit(path, "max_messages", "max_message")
     assert "did you mean 'max_messages'" in look()["policy"]
-    path.write_text(path.read_text().partition("[[allow]]")[0].replace("max_message ", "max_messages "))
+    path.write_text(
+        path.read_text().partition("[[allow]]")[0].replace("max_message ", "max_messages ")
+    )
     findings = {f.name: f for f in check(federation.silo_config("silo-a")).findings}
     assert findings["policy"].ok
     assert "nothing may leave and every job is declined" in findings["policy"].text
@@ -144,7 +155,9 @@ def test_a_policy_that_is_none_or_empty(federation, look):
 def test_data_and_weights_that_cannot_be_read(federation, look):
     (federation.folder / "silo-a" / "data.npz").write_bytes(b"x")
     config = federation.silo_config("silo-a")
-    config.write_text(config.read_text() + '[[weights]]\njobs = ["a"]\npart = "supervisor"\nfile = "gone"\n')
+    config.write_text(
+        config.read_text() + '[[weights]]\njobs = ["a"]\npart = "supervisor"\nfile = "gone"\n'
+    )
     found = look()
     assert "not a .npz file" in found["data"]
     assert "gone: No such file" in found["weights"]
@@ -171,7 +184,10 @@ def test_a_disk_without_room_or_rights(federation, look, monkeypatch):
     monkeypatch.setattr("staddle.silo.check.footprint", lambda *_: 2**31)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**30))
     assert "disk" not in look()
-    assert "2.0 GiB needed (the largest of the jobs)" in look(federation.folder / "jobs" / "simple.json")["disk"]
+    assert (
+        "2.0 GiB needed (the largest of the jobs)"
+        in look(federation.folder / "jobs" / "simple.json")["disk"]
+    )
     monkeypatch.undo()
     edit(federation.silo_config("silo-a"), 'directory = "state"', 'directory = "silo.toml/state"')
     assert "is not a folder" in look()["disk"]
@@ -190,7 +206,10 @@ def test_a_blind_job_of_sketches_takes_room_for_the_whole_vectors():
         "training": {"lr": 0.1},
     }
     clear, blind = (
-        Job.from_file(JobFile.model_validate({**document, "security": {"secure_aggregation": way}}), "job.toml")
+        Job.from_file(
+            JobFile.model_validate({**document, "security": {"secure_aggregation": way}}),
+            "job.toml",
+        )
         for way in ("off", "required")
     )
     (direction,) = (part for part in blind.up(1) if part.name == "direction")
@@ -220,17 +239,29 @@ def test_what_is_left_of_a_budget_and_whether_a_private_job_fits(federation, mad
     allowed = undrafted(made.policy(job).text)
     policy.write_text(allowed + dataset())
     found = {finding.name: finding for finding in check(config, [path]).findings}
-    assert found["privacy"].text.endswith("epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0")
+    assert found["privacy"].text.endswith(
+        "epsilon = 0 of 8.0 at delta = 0.00001 is spent; jobs that spent: 0"
+    )
     assert "this silo would accept" in found["job"].text
-    keys, folder = load_keys(federation.keys("silo-a")), federation.state("silo-a") / "privacy" / "data"
+    keys, folder = (
+        load_keys(federation.keys("silo-a")),
+        federation.state("silo-a") / "privacy" / "data",
+    )
     with Budget.open(folder, "data", "local", "silo-a", keys.log, known=False) as budget:
         budget.set_limit("8.0", "0.00001", "ab" * 32)
-        budget.reserve("mri", "cd" * 32, 0, "training", [MechanismSteps(sigma="2", q="0.25", steps=40)])
+        budget.reserve(
+            "mri", "cd" * 32, 0, "training", [MechanismSteps(sigma="2", q="0.25", steps=40)]
+        )
     policy.write_text(allowed + dataset(epsilon=5.0))
     found = {finding.name: finding for finding in check(config, [path]).findings}
-    assert re.search(r"epsilon = [1-5]\.\d+ of 5\.0 at .* is spent; jobs that spent: 1", found["privacy"].text)
+    assert re.search(
+        r"epsilon = [1-5]\.\d+ of 5\.0 at .* is spent; jobs that spent: 1", found["privacy"].text
+    )
     assert not found["job"].ok
-    said = r"fits\.json: this silo would decline the job, POLICY: .* all of job 'fits' would bring .* limit of 5\.0"
+    said = (
+        r"fits\.json: this silo would decline the job, POLICY: .* all of job 'fits' would bring .*"
+        r" limit of 5\.0"
+    )
     assert re.search(said, found["job"].text)
     (folder / "checkpoint").unlink()
     (privacy,) = (finding for finding in check(config).findings if finding.name == "privacy")
@@ -245,7 +276,11 @@ def served(federation, silo="silo-a"):
         async with running(coordinator_configs.load(federation.coordinator_config)) as address:
             path = federation.silo_config(silo)
             config = path.read_text().splitlines()
-            path.write_text("\n".join(f'coordinator = "{address}"' if "coordinator =" in c else c for c in config))
+            path.write_text(
+                "\n".join(
+                    f'coordinator = "{address}"' if "coordinator =" in c else c for c in config
+                )
+            )
             return (await asyncio.to_thread(check, path)).findings[-3:]
 
     return asyncio.run(run())
@@ -264,7 +299,10 @@ def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation)
     shutil.rmtree(federation.folder / "silo-a" / "keys")
     entry = create_keys(federation.folder / "silo-a" / "keys", "silo-a", Role.SILO, "organisation")
     roster = rosters.add(rosters.load(federation.folder / "roster.json"), entry, replace=True)
-    rosters.save(rosters.sign(roster, load_keys(federation.folder / "founder")), federation.folder / "new.json")
+    rosters.save(
+        rosters.sign(roster, load_keys(federation.folder / "founder")),
+        federation.folder / "new.json",
+    )
     edit(federation.silo_config("silo-a"), "../roster.json", "../new.json")
     assert (federation.folder / "roster.json").read_bytes() == old
     reach, handshake, health = served(federation)
@@ -276,7 +314,9 @@ def test_a_coordinator_that_does_not_know_our_key_ends_the_handshake(federation)
 def test_somebody_else_who_answers_is_no_coordinator(federation):
     create_keys(federation.folder / "other", "coordinator", Role.COORDINATOR, "somebody")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(federation.folder / "other" / "tls.crt", federation.folder / "other" / "tls.key")
+    context.load_cert_chain(
+        federation.folder / "other" / "tls.crt", federation.folder / "other" / "tls.key"
+    )
 
     async def run():
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
@@ -299,13 +339,17 @@ def test_nothing_listens_or_no_such_host(federation):
 
 
 def test_the_command_numbers_its_lines_and_ends_with_1(federation):
-    result = CliRunner().invoke(app, ["silo", "check", "--config", str(federation.silo_config("silo-a"))])
+    result = CliRunner().invoke(
+        app, ["silo", "check", "--config", str(federation.silo_config("silo-a"))]
+    )
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert lines[0].startswith(" 1  ok    configuration")
     assert any(line.startswith("10  FAIL  reach ") for line in lines)
     assert lines[-1] == "3 of 12 failed"
-    result = CliRunner().invoke(app, ["silo", "check", "--json", "--config", str(federation.silo_config("silo-a"))])
+    result = CliRunner().invoke(
+        app, ["silo", "check", "--json", "--config", str(federation.silo_config("silo-a"))]
+    )
     document = json.loads(result.output)
     assert (result.exit_code, document["ok"]) == (1, False)
     assert [finding["name"] for finding in document["findings"]] == NAMES + WAY

@@ -34,7 +34,10 @@ def config(tmp_path):
 
 @pytest.fixture
 def serve(config, monkeypatch):
-    """Start the daemon with an agent that ends at once; the records on the disk when it could begin to send."""
+    """Start the daemon with an agent that ends at once.
+
+    The records on the disk when it could begin to send.
+    """
     seen, budgets = [], []
 
     class Agent:
@@ -67,26 +70,39 @@ def test_a_policy_is_in_the_ledger_before_anything_can_leave_under_it(config, se
     assert [record["type"] for record in found] == ["start", "policy.change"]
     assert found[0]["policy"] == digest
     assert [found[1][name] for name in ("before", "after", "text")] == [None, digest, text]
-    assert [record["type"] for record in serve()[2:]] == ["stop", "start"]  # the same policy: nothing to say
+    # the same policy: nothing to say
+    assert [record["type"] for record in serve()[2:]] == ["stop", "start"]
     config.policy.write_text(f"{text}# \u00e9\n")
     changed = serve()[-1]
-    assert (changed["type"], changed["before"], changed["text"]) == ("policy.change", digest, f"{text}# \u00e9\n")
+    assert (changed["type"], changed["before"], changed["text"]) == (
+        "policy.change",
+        digest,
+        f"{text}# \u00e9\n",
+    )
     assert audit.verify(config.directory / "ledger").ok
 
 
 def test_a_policy_that_no_record_can_hold_is_refused_at_the_start(config, serve):
     text = config.policy.read_text()
-    config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))  # each needs an escape: the longest line
+    # each needs an escape: the longest line
+    config.policy.write_text(text + '#"\t' * ((MAX_FILE - len(text)) // 3))
     assert serve()[-1]["type"] == "policy.change"
     config.policy.write_text(text + "#" * (MAX_FILE + 1 - len(text)))
     with pytest.raises(
-        LocalError, match=f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger"
+        LocalError,
+        match=f"{config.policy}: {MAX_FILE + 1} bytes, at most {MAX_FILE} fit into the ledger",
     ):
         serve()
-    assert [record["type"] for record in stored(config.directory / "ledger")] == ["start", "policy.change", "stop"]
+    assert [record["type"] for record in stored(config.directory / "ledger")] == [
+        "start",
+        "policy.change",
+        "stop",
+    ]
 
 
-def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_the_policy(config, serve):
+def test_a_budget_is_opened_where_the_policy_sets_one_and_its_limit_follows_the_policy(
+    config, serve
+):
     serve()
     assert serve.budgets == [None]
     assert not (config.directory / "privacy").exists()
@@ -108,16 +124,24 @@ def test_a_silo_whose_budget_is_gone_does_not_start(config, serve):
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/data", 3, bytes(32))
         ledger.privacy_head("data", head, epsilon="1.0", delta="0.00001", limit="8.0")
-    with pytest.raises(LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"):
+    with pytest.raises(
+        LocalError, match=r"data: was rolled back or altered: .*restore the newest copy"
+    ):
         serve()
     shutil.rmtree(config.directory / "privacy")
-    with pytest.raises(LocalError, match="gone, and with it what was spent on data set 'data'; restore it"):
+    with pytest.raises(
+        LocalError, match="gone, and with it what was spent on data set 'data'; restore it"
+    ):
         serve()
     assert len(serve.budgets) == 1
 
 
-def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_under_its_own(config, serve):
-    """A new name has a budget of its own, and whether the records are the same, nobody but their owner knows."""
+def test_a_data_set_under_another_name_or_none_is_said_to_have_cost_something_under_its_own(
+    config, serve
+):
+    """A new name has a budget of its own, and whether the records are the same, nobody but their
+    owner knows.
+    """
     keys, text, told = load_keys(config.keys), config.policy.read_text(), []
     with Ledger.open(config.directory / "ledger", SILO, "local", keys.log) as ledger:
         head = TreeHead("staddle.example/local/silo-a/privacy/old", 3, bytes(32))

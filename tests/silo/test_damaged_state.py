@@ -1,4 +1,6 @@
-"""What a silo keeps on its disk, file by file: one flipped bit, a cut or an empty file is found before it is used."""
+"""What a silo keeps on its disk, file by file: one flipped bit, a cut or an empty file is found
+before it is used.
+"""
 
 import asyncio
 import shutil
@@ -39,7 +41,9 @@ DIGEST = "9f" * 32
 
 
 def report():
-    return RoundReport(round=0, samples=90, tested=10, correct_delivered=8, correct_trained=9, loss=0.25)
+    return RoundReport(
+        round=0, samples=90, tested=10, correct_delivered=8, correct_trained=9, loss=0.25
+    )
 
 
 def account(path):
@@ -62,10 +66,22 @@ def begun(path):
 
 
 KEPT = {  # file: how it is written into a folder, and how it is read again
-    "state-1.safetensors": (lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN), lambda p: JobFolder(p).state(1)),
-    "outbox-1.safetensors": (lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN), lambda p: JobFolder(p).outbox(0)),
-    "counted": (lambda p: JobFolder(p).save_round(1, 1, STATE, GIVEN), lambda p: JobFolder(p).state(2)),
-    "report.json": (lambda p: JobFolder(p).finish(report(), {"silo": "a"}), lambda p: JobFolder(p).report()["final"]),
+    "state-1.safetensors": (
+        lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
+        lambda p: JobFolder(p).state(1),
+    ),
+    "outbox-1.safetensors": (
+        lambda p: JobFolder(p).save_round(0, 0, STATE, GIVEN),
+        lambda p: JobFolder(p).outbox(0),
+    ),
+    "counted": (
+        lambda p: JobFolder(p).save_round(1, 1, STATE, GIVEN),
+        lambda p: JobFolder(p).state(2),
+    ),
+    "report.json": (
+        lambda p: JobFolder(p).finish(report(), {"silo": "a"}),
+        lambda p: JobFolder(p).report()["final"],
+    ),
     "model.safetensors": (
         lambda p: JobFolder(p).save_model(STATE),
         lambda p: membership.read_all([p / "model.safetensors"]).memberships.tolist(),
@@ -75,11 +91,15 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         lambda p: account(p).counts(),
     ),
     "secagg-sum-model-c.json": (
-        lambda p: memories(p).save("job/sum/model/c", Memory(round=17, ctx=DIGEST, signed_survivors=("a", "b"))),
+        lambda p: memories(p).save(
+            "job/sum/model/c", Memory(round=17, ctx=DIGEST, signed_survivors=("a", "b"))
+        ),
         lambda p: memories(p).load("job/sum/model/c"),
     ),
     "mix-x.rows.json": (
-        lambda p: MixMemory(p).save_rows("x", OpenedRows(memory=RowMemory(last=DIGEST, newest={"b": 4}))),
+        lambda p: MixMemory(p).save_rows(
+            "x", OpenedRows(memory=RowMemory(last=DIGEST, newest={"b": 4}))
+        ),
         lambda p: MixMemory(p).rows("x"),
     ),
     "mix-x.directed.json": (
@@ -95,7 +115,9 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
         lambda p: MixMemory(p).signed("x"),
     ),
     "gram-x.json": (
-        lambda p: MixMemory(p).save_rotations("x", Rotations(memory=RotationMemory(), given=DIGEST)),
+        lambda p: MixMemory(p).save_rotations(
+            "x", Rotations(memory=RotationMemory(), given=DIGEST)
+        ),
         lambda p: MixMemory(p).rotations("x"),
     ),
     "prekeys.json": (begun, lambda p: prekeys(p).known()),
@@ -104,7 +126,8 @@ KEPT = {  # file: how it is written into a folder, and how it is read again
 }
 
 
-MAY_LACK_DIGEST = ("model.safetensors", "split.key", "report.json")  # earlier releases and other programs write none
+# earlier releases and other programs write none
+MAY_LACK_DIGEST = ("model.safetensors", "split.key", "report.json")
 
 
 def unless_refused(read, path):
@@ -148,7 +171,9 @@ def damaged_outbox(made, world, job):
 
 
 def test_what_was_trained_from_one_state_is_not_given_as_if_from_another(tmp_path):
-    """A coordinator that counts other rounds now would have the same state's values in a second sum."""
+    """A coordinator that counts other rounds now would have the same state's values in a second
+    sum.
+    """
     folder = JobFolder(tmp_path)
     folder.accept(b"{}")
     folder.save_round(2, 1, STATE, GIVEN)
@@ -187,7 +212,9 @@ def test_heads_of_others_that_a_disk_changed_stop_the_silo_at_its_start(made, tm
     world = World(made, tmp_path)
     world.make_gate()
     path = world.path.parent / HEADS
-    asyncio.run(world.witness._keep(heads={"coordinator": bytes(world.ledger.checkpoint()).decode()}))
+    asyncio.run(
+        world.witness._keep(heads={"coordinator": bytes(world.ledger.checkpoint()).decode()})
+    )
     data = path.read_bytes()
     for damaged in damages(data):
         path.write_bytes(damaged)
@@ -198,7 +225,11 @@ def test_heads_of_others_that_a_disk_changed_stop_the_silo_at_its_start(made, tm
 def test_a_ledger_of_a_silo_that_was_killed_is_found_changed_to_its_last_record(made, tmp_path):
     world = World(made, tmp_path)
     world.give()
-    check_log(world.path, tmp_path, lambda p: Ledger.open(p, "silo-a", made.roster.federation, world.keys.log).close())
+    check_log(
+        world.path,
+        tmp_path,
+        lambda p: Ledger.open(p, "silo-a", made.roster.federation, world.keys.log).close(),
+    )
 
 
 def test_a_budget_of_a_silo_that_was_killed_is_found_changed_to_its_last_record(made, tmp_path):
@@ -210,13 +241,17 @@ def test_a_budget_of_a_silo_that_was_killed_is_found_changed_to_its_last_record(
 
         def reopen(path):
             other = SimpleNamespace(privacy_heads=world.ledger.privacy_heads)
-            Budget.open(path, "data", made.roster.federation, "silo-a", world.keys.log, known=bool(other)).close()
+            Budget.open(
+                path, "data", made.roster.federation, "silo-a", world.keys.log, known=bool(other)
+            ).close()
 
         check_log(folder, tmp_path, reopen)
 
 
 def check_log(folder, tmp_path, reopen):
-    """Each damage of a segment in a copy, as kill -9 leaves it, is refused when the log is opened."""
+    """Each damage of a segment in a copy, as kill -9 leaves it, is refused when the log is
+    opened.
+    """
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     reopen(copy)

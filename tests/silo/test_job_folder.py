@@ -14,13 +14,19 @@ from staddle.silo.parts.contributions import Contributions
 
 
 def state(value=0.0):
-    parts = {"extractor": {"w": torch.full((2, 3), value), "running": torch.tensor(3)}, "classifier": {}}
+    parts = {
+        "extractor": {"w": torch.full((2, 3), value), "running": torch.tensor(3)},
+        "classifier": {},
+    }
     return SiloState({k: v for k, v in parts.items() if v}, {"momentum": torch.full((1,), value)})
 
 
 def payload(value=0.0):
     return {
-        "model": {"a.w": torch.full((2,), value), "@weight": torch.tensor(1.0, dtype=torch.float64)},
+        "model": {
+            "a.w": torch.full((2,), value),
+            "@weight": torch.tensor(1.0, dtype=torch.float64),
+        },
         "counts": {"n": torch.tensor(4)},
     }
 
@@ -98,7 +104,11 @@ def test_a_round_leaves_its_state_its_outbox_and_the_state_that_it_began_from(fo
     for round_ in (0, 1, 5, 11):
         folder.save_round(round_, counted, state(round_), Contributions(payload(round_)))
         began = [f"state-{counted}.safetensors", "counted"] if counted else []
-        written = ["job.json", f"outbox-{round_ + 1}.safetensors", f"state-{round_ + 1}.safetensors"]
+        written = [
+            "job.json",
+            f"outbox-{round_ + 1}.safetensors",
+            f"state-{round_ + 1}.safetensors",
+        ]
         assert files(folder) == sorted(written + began)
         counted = folder.rounds_done
         kept = folder.state(counted)
@@ -130,7 +140,9 @@ def test_a_first_round_that_did_not_count_leaves_the_initial_state(folder):
 
 def test_a_state_that_was_put_back_is_noticed(folder):
     folder.save_round(2, 0, state(), Contributions(payload()))
-    with pytest.raises(LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"):
+    with pytest.raises(
+        LocalError, match=r"counts our round 3, .* here is 2: an old state was put back"
+    ):
         folder.state(4)
 
 
@@ -139,10 +151,14 @@ def test_a_coordinator_that_takes_a_count_back_is_noticed(folder):
         folder.save_round(round_, round_, state(), Contributions(payload()))
     assert folder.state(2) is not None
     for counted in (1, 0):  # 0 would begin anew, from the initial state
-        with pytest.raises(LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"):
+        with pytest.raises(
+            LocalError, match=rf"counts our rounds up to {counted - 1}, and did up to 1 before"
+        ):
             folder.state(counted)
     (folder.path / "state-2.safetensors").unlink()
-    with pytest.raises(LocalError, match=r"state-2\.safetensors: gone; .* it had counted a later one before"):
+    with pytest.raises(
+        LocalError, match=r"state-2\.safetensors: gone; .* it had counted a later one before"
+    ):
         folder.state(2)
 
 
@@ -155,7 +171,14 @@ def test_what_was_counted_is_a_number(folder):
 
 def test_only_the_last_round_has_an_outbox(folder):
     folder.save_round(3, 3, state(), Contributions(payload()))
-    assert [folder.outbox(n) is not None for n in range(6)] == [False, False, False, True, False, False]
+    assert [folder.outbox(n) is not None for n in range(6)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
     folder.save_round(4, 4, state(), Contributions(payload()))
     assert folder.outbox(3) is None
 
@@ -204,7 +227,9 @@ def test_the_outbox_is_written_before_the_state(folder, monkeypatch):
 
 def test_rounds_are_counted_as_numbers(folder):
     folder.save_round(9, 9, state(), Contributions(payload()))
-    (folder.path / "state-9.safetensors").write_bytes((folder.path / "state-10.safetensors").read_bytes())
+    (folder.path / "state-9.safetensors").write_bytes(
+        (folder.path / "state-10.safetensors").read_bytes()
+    )
     assert folder.rounds_done == 10
 
 

@@ -39,14 +39,28 @@ TABLE = [
     (OFFLINE, Connected(), SessionState("waiting", 2), Poll()),
     (OFFLINE, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
     (WAITING, TaskReceived(None), SessionState("waiting"), Poll()),
-    *((WAITING, TaskReceived(task), SessionState("working", 2, task), work) for task, work in WORK.items()),
+    *(
+        (WAITING, TaskReceived(task), SessionState("working", 2, task), work)
+        for task, work in WORK.items()
+    ),
     (WAITING, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
     (WORKING, Worked(), SessionState("waiting"), Poll()),
     (WORKING, ConnectionLost("x"), SessionState("offline", 3), Connect(3)),
-    *((state, Barred("why"), STOPPED, Exit("why")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
+    *(
+        (state, Barred("why"), STOPPED, Exit("why"))
+        for state in (OFFLINE, WAITING, WORKING, STOPPED)
+    ),
     *((state, StopAsked(), STOPPED, Exit("")) for state in (OFFLINE, WAITING, WORKING, STOPPED)),
 ]
-EVENTS = (Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x"), Barred("x"), StopAsked())
+EVENTS = (
+    Connected(),
+    TaskReceived(None),
+    TaskReceived(ASKED),
+    Worked(),
+    ConnectionLost("x"),
+    Barred("x"),
+    StopAsked(),
+)
 
 
 def test_it_begins_offline_and_connects_without_waiting():
@@ -59,7 +73,11 @@ def test_each_row_of_the_table(state, event, following, effect):
 
 
 LEGAL = {(state.stage, type(event)) for state, event, *_ in TABLE}
-ILLEGAL = [(s, e) for s, e in itertools.product((OFFLINE, WAITING, WORKING), EVENTS) if (s.stage, type(e)) not in LEGAL]
+ILLEGAL = [
+    (s, e)
+    for s, e in itertools.product((OFFLINE, WAITING, WORKING), EVENTS)
+    if (s.stage, type(e)) not in LEGAL
+]
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL, ids=str)
@@ -68,7 +86,9 @@ def test_an_event_that_cannot_come_is_our_own_fault(state, event):
         advance(state, event)
 
 
-@pytest.mark.parametrize("event", [Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x")])
+@pytest.mark.parametrize(
+    "event", [Connected(), TaskReceived(None), TaskReceived(ASKED), Worked(), ConnectionLost("x")]
+)
 def test_nothing_comes_after_a_stop(event):
     with pytest.raises(LocalError, match="stopped"):
         advance(STOPPED, event)
@@ -137,7 +157,9 @@ def test_any_events_keep_state_and_effect_together(events):
             assert (before.stage, type(event)) not in LEGAL
             continue
         assert (before.stage, type(event)) in LEGAL
-        wanted = {"offline": Connect, "waiting": Poll, "stopped": Exit}.get(state.stage, type(WORK.get(state.task)))
+        wanted = {"offline": Connect, "waiting": Poll, "stopped": Exit}.get(
+            state.stage, type(WORK.get(state.task))
+        )
         assert type(effect) is wanted
         assert (state.task is not None) == (state.stage == "working")
         if isinstance(effect, Connect):

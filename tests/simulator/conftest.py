@@ -53,7 +53,9 @@ def experiment(tmp_path):
 
     def make(top=TOP, data=BUNDLED, partition=DIRICHLET, model=MODEL, methods=METHODS):
         file = tmp_path / "job.toml"
-        file.write_text(DIGITS.format(top=top, data=data, partition=partition, model=model, methods=methods))
+        file.write_text(
+            DIGITS.format(top=top, data=data, partition=partition, model=model, methods=methods)
+        )
         return read(file)
 
     return make

@@ -38,12 +38,18 @@ def field(descriptor):
 
 def messages(cls):
     """Any well-formed message of a class, from its descriptor."""
-    fields = {f.name: st.lists(field(f), max_size=3) if f.is_repeated else field(f) for f in cls.DESCRIPTOR.fields}
+    fields = {
+        f.name: st.lists(field(f), max_size=3) if f.is_repeated else field(f)
+        for f in cls.DESCRIPTOR.fields
+    }
     return st.fixed_dictionaries({}, optional=fields).map(lambda chosen: cls(**chosen))
 
 
 async def ended(call, seconds=SECONDS):
-    """How a call ended, within seconds; nothing but OK, our own codes, and gRPC's for what it cannot read."""
+    """How a call ended, within seconds.
+
+    Nothing but OK, our own codes, and gRPC's for what it cannot read.
+    """
     started = time.monotonic()
     error = (await asyncio.gather(call, return_exceptions=True))[0]
     assert time.monotonic() - started < seconds

@@ -18,10 +18,15 @@ def banded(labels, seed):
 
 
 def banded_shards(silos, n=18, mostly=0.0):
-    """n records at the first silo, six more at each next; a share of a silo's are of one class, the rest of all."""
+    """n records at the first silo, six more at each next.
+
+    A share of a silo's are of one class, the rest of all.
+    """
     shards = {}
     for own, silo in enumerate(silos):
         size = n + 6 * own
-        labels = [own % CLASSES if record < mostly * size else record % CLASSES for record in range(size)]
+        labels = [
+            own % CLASSES if record < mostly * size else record % CLASSES for record in range(size)
+        ]
         shards[silo] = (banded(labels, own), banded(labels, 100 + own))
     return shards

@@ -1,4 +1,6 @@
-"""What the tests of one-upload mixes share: silos with fixed keys, their uploads, and rows opened in one process."""
+"""What the tests of one-upload mixes share: silos with fixed keys, their uploads, and rows opened
+in one process.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -59,10 +61,14 @@ class Mixing:
         """One whole upload, stored."""
         version = Version(silo=silo, round=number, attempt=0, number=number)
         seed, tagger = seed or self.draw(32), o.tagger_of(self.line, key)
-        hidden = b"".join(w.tobytes() for w in o.hidden_pieces(self.line, version, seed, values, tagger))
+        hidden = b"".join(
+            w.tobytes() for w in o.hidden_pieces(self.line, version, seed, values, tagger)
+        )
         padded = tagger.padded(key, version.context(self.line), silo)
         sha256 = hashlib.sha256(hidden).digest()
-        made = o.make_upload(self.line, version, sha256, padded, seed, self.draw(32), self.others(silo), signer(silo))
+        made = o.make_upload(
+            self.line, version, sha256, padded, seed, self.draw(32), self.others(silo), signer(silo)
+        )
         o.check_upload(self.line, *made, hashlib.sha256(hidden).digest(), self.signers)
         self.stored[silo] = Stored(made[0], hidden, made[1], seed, values)
         return self.stored[silo]
@@ -74,14 +80,18 @@ class Mixing:
             for silo, weight in weights.items()
             if silo != recipient and weight
         ]
-        return mix_row.make_row(self.line, recipient, weights.get(recipient, 0), shares, signer("coordinator"))
+        return mix_row.make_row(
+            self.line, recipient, weights.get(recipient, 0), shares, signer("coordinator")
+        )
 
     def mixed(self, row):
         """What comes down: Y and its tag."""
         weights = row.sent()
         read = lambda silo, at, size: memoryview(self.stored[silo].hidden)[at : at + size]  # noqa: E731
         made = b"".join(words.tobytes() for words in o.mixed_pieces(self.line, weights, read))
-        return made, linear_tags.combine({silo: self.stored[silo].upload.tag for silo in weights}, 1, weights)
+        return made, linear_tags.combine(
+            {silo: self.stored[silo].upload.tag for silo in weights}, 1, weights
+        )
 
     def opening(self, row, key=KEY, dtype=np.float64):
         uploads = [self.stored[share.version.silo].upload for share in row.shares]

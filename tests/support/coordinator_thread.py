@@ -1,4 +1,6 @@
-"""A coordinator in a thread of its own, in this process: its daemon can be looked at while it serves over real TLS."""
+"""A coordinator in a thread of its own, in this process: its daemon can be looked at while it
+serves over real TLS.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +16,10 @@ from staddle.coordinator.rpc import guard, limits
 
 @contextlib.contextmanager
 def coordinator(config):
-    """It has ``address``, ``daemon``, ``limits`` and ``run(coroutine)``; ``broken`` holds what went wrong inside."""
+    """It has ``address``, ``daemon``, ``limits`` and ``run(coroutine)``.
+
+    ``broken`` holds what went wrong inside.
+    """
     here, patch = SimpleNamespace(broken=[]), pytest.MonkeyPatch()
     patch.setattr(limits, "CALLS_PER_SECOND", 1e9)
     patch.setattr(limits, "BURST", 1e9)

@@ -1,4 +1,6 @@
-"""A pFedSim job whose directed rows are for the round's members: a coordinator over TLS, and silos of raw calls."""
+"""A pFedSim job whose directed rows are for the round's members: a coordinator over TLS, and silos
+of raw calls.
+"""
 
 from types import SimpleNamespace
 
@@ -41,17 +43,29 @@ def make_world(tmp_path, **security):
         def of(round_):
             rng, found = torch.Generator().manual_seed(100 * round_ + FIVE.index(silo)), {}
             for part in job.up(round_):
-                drawn = {spec.name: torch.randn(spec.shape, generator=rng) for spec in part.tensors if part != METRICS}
+                drawn = {
+                    spec.name: torch.randn(spec.shape, generator=rng)
+                    for spec in part.tensors
+                    if part != METRICS
+                }
                 if isinstance(part.exchange, Gram):  # rows that are alike
-                    drawn = {name: torch.nn.functional.normalize(3 + each, dim=1) for name, each in drawn.items()}
-                seven = {spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors}
-                found[part.name] = PLAIN.give(part, Contribution(seven if part == METRICS else drawn))
+                    drawn = {
+                        name: torch.nn.functional.normalize(3 + each, dim=1)
+                        for name, each in drawn.items()
+                    }
+                seven = {
+                    spec.name: torch.full(spec.shape, 7, dtype=torch.int64) for spec in part.tensors
+                }
+                found[part.name] = PLAIN.give(
+                    part, Contribution(seven if part == METRICS else drawn)
+                )
             return found
 
         return of
 
     return SimpleNamespace(
-        job=job, config=configs.load(federation.coordinator_config), contributions=contributions, keys=keys,
+        job=job, config=configs.load(federation.coordinator_config), contributions=contributions,
+        keys=keys,
         folder=configs.load(federation.coordinator_config).directory / "jobs" / "job",
         silo=lambda here, name: DirectedSilo(
             here.address, keys[name], roster, job, contributions(name), tmp_path / "silos" / name

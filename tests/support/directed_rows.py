@@ -1,4 +1,6 @@
-"""Directed rows in one process: a sum of metrics and of one row for each of two silos that are away, and its pads."""
+"""Directed rows in one process: a sum of metrics and of one row for each of two silos that are
+away, and its pads.
+"""
 
 import numpy as np
 from support.blind_mixes import seed_of
@@ -20,10 +22,15 @@ RAW = [3, 2, 4, 2, 3]
 
 def own_frame(raw=RAW, elements=200, away=AWAY, **fields):
     rows = [group(f"theta.{silo}", elements, weights="public", reader=silo) for silo in away]
-    weights = {f"theta.{silo}": dict(zip(FIVE, np.roll(raw, at), strict=True)) for at, silo in enumerate(away)}
+    weights = {
+        f"theta.{silo}": dict(zip(FIVE, np.roll(raw, at), strict=True))
+        for at, silo in enumerate(away)
+    }
     weights |= {f"theta.{silo}": {} for silo in away if "rows" in fields} | fields.pop("rows", {})
     groups = (group("metrics", 3, ring=64), *rows)
-    return frame(**{"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True, **fields})
+    return frame(
+        **{"groups": groups, "rows": weights, "chunk_bytes": 256, "tagged": True, **fields}
+    )
 
 
 def prekeys(silo):
@@ -48,9 +55,15 @@ class Directed:
         random, elements = np.random.default_rng(5), spec.groups[1].elements
         self.held = {silo: random.uniform(-8, 8, elements) for silo in FIVE}
         given = {
-            silo: [GroupValues(np.ones(3)), *(GroupValues(self.held[silo]) for _ in spec.groups[1:])] for silo in FIVE
+            silo: [
+                GroupValues(np.ones(3)),
+                *(GroupValues(self.held[silo]) for _ in spec.groups[1:]),
+            ]
+            for silo in FIVE
         }
-        self.run = Run(spec, given, own=own, drops=drops, pads=lambda silo: sender_pads(spec, silo)).finish()
+        self.run = Run(
+            spec, given, own=own, drops=drops, pads=lambda silo: sender_pads(spec, silo)
+        ).finish()
         assert self.run.state.stage == "done"
         self.survivors = self.run.effects(c.Open)[0].survivors
         self.tags = self.run.effects(c.DeliverResult)[0].tags
@@ -72,7 +85,9 @@ class Directed:
     def open(self, index=1, words=None, pads=None, **changes):
         own = self.hidden[index] if words is None else words
         pads = pads or recipient_pads(self.spec, index)
-        return d.open_row(self.spec, index, self.claim(index, **changes), GROUP_KEY, pads, own.copy())
+        return d.open_row(
+            self.spec, index, self.claim(index, **changes), GROUP_KEY, pads, own.copy()
+        )
 
     def exact(self, index=1, raw=RAW):
         """The row by hand, over the survivors."""

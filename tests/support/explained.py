@@ -1,6 +1,8 @@
-"""Is everything that left a silo explained by its ledger? A pure function of recorded calls and ledger records.
+"""Is everything that left a silo explained by its ledger? A pure function of recorded calls and
+ledger records.
 
-It knows the messages from their descriptors and the rules from SECURITY.md, and none of the code that sends.
+It knows the messages from their descriptors and the rules from SECURITY.md, and none of the code
+that sends.
 """
 
 import re
@@ -44,7 +46,8 @@ from staddle.security.log.tree_head import TreeHead
 from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 UPLOAD, FETCH, SECURE, CONTRIBUTE, PADDED = (
-    f"/staddle.v1.Federation/{name}" for name in ("Upload", "Fetch", "Secure", "Contribute", "Padded")
+    f"/staddle.v1.Federation/{name}"
+    for name in ("Upload", "Fetch", "Secure", "Contribute", "Padded")
 )
 MESSAGES = {  # method → what a silo sends, what it gets
     f"/staddle.v1.Federation/{method.name}": (method.input_type, method.output_type)
@@ -54,7 +57,11 @@ AGENT = re.compile(r"grpc-python-asyncio/[0-9.]+ grpc-c/[0-9.]+ \((linux|osx|win
 ERROR = "staddle-error"
 CODES = {name.removeprefix("ERROR_CODE_") for name in pb.ErrorCode.keys()}  # noqa: SIM118 an enum wrapper
 UNNAMED = ("masked", "padded")  # forms whose words carry no names of tensors
-DTYPES = {"float32": tensor.DTYPE_FLOAT32, "float64": tensor.DTYPE_FLOAT64, "int64": tensor.DTYPE_INT64}
+DTYPES = {
+    "float32": tensor.DTYPE_FLOAT32,
+    "float64": tensor.DTYPE_FLOAT64,
+    "int64": tensor.DTYPE_INT64,
+}
 
 
 @dataclass
@@ -86,13 +93,21 @@ def entries(path: Path) -> list[Entry]:
 def payload_bytes(calls: Sequence[Call]) -> int:
     """Payload bytes that went up, whatever became of them."""
     return sum(
-        len(tensor.Frame.FromString(data).chunk) for call in calls if call.method == UPLOAD for data in call.sent
+        len(tensor.Frame.FromString(data).chunk)
+        for call in calls
+        if call.method == UPLOAD
+        for data in call.sent
     )
 
 
 def unexplained(calls: Sequence[Call], ledger: Sequence[Entry], roster: Roster) -> list[str]:
-    """What crossed of one silo and no record explains, or what the ledger says of it that is not so; in plain words."""
-    return [f"call {place} ({method}): {why}" for place, method, why in _Reader(calls, ledger, roster).problems()]
+    """What crossed of one silo and no record explains, or what the ledger says of it that is not
+    so; in plain words.
+    """
+    return [
+        f"call {place} ({method}): {why}"
+        for place, method, why in _Reader(calls, ledger, roster).problems()
+    ]
 
 
 @dataclass
@@ -102,7 +117,8 @@ class _Session:
     place: int
     messages: int = 0
     bytes: int = 0
-    work: int = 0  # tasks that came down; a heartbeat runs beside each, and answers what other silos ask
+    # tasks that came down; a heartbeat runs beside each, and answers what other silos ask
+    work: int = 0
 
 
 class _Reader:
@@ -113,28 +129,38 @@ class _Reader:
         self.ledger = ledger
         self.roster = roster
         self.tree = Tree(bytes.fromhex(entry.leaf) for entry in ledger)
-        self.challenges = {bytes.fromhex(e.leaf) for e in ledger if isinstance(e.record, ControlOpen)}
+        self.challenges = {
+            bytes.fromhex(e.leaf) for e in ledger if isinstance(e.record, ControlOpen)
+        }
         self.known = {0}  # sizes of this ledger whose heads the coordinator may hold
         self.ours = {0}  # sizes of the coordinator's ledger whose heads came down
         self.heads: set[tuple[str, bytes]] = set()  # (silo, head) as they came down
         self.asked: set[tuple[str, bytes]] = set()  # (silo, challenge)
         self.silo = next(e.record.silo for e in ledger if isinstance(e.record, Start | Intent))
         self.intents = [e for e in ledger if isinstance(e.record, Intent)]
-        self.parts = {(e.record.job, e.record.round, e.record.part) for e in self.intents if e.record.hidden}
+        self.parts = {
+            (e.record.job, e.record.round, e.record.part) for e in self.intents if e.record.hidden
+        }
         self.padded = [e for e in self.intents if e.record.form == "padded"]
         self.words = {(e.record.job, e.record.part): _whole(e.record) for e in self.padded}
         self.digests = {e.record.ref: e for e in ledger if isinstance(e.record, Digest)}
-        self.outcomes = {e.record.ref: e.record for e in ledger if isinstance(e.record, OutcomeRecord)}
+        self.outcomes = {
+            e.record.ref: e.record for e in ledger if isinstance(e.record, OutcomeRecord)
+        }
         self.dropped = set(_dropped(ledger))
         self.protocol = [e for e in ledger if isinstance(e.record, ProtocolMessage)]
         decided = [e.record for e in ledger if isinstance(e.record, JobAccept | JobDecline)]
         self.jobs = {(record.job, bytes.fromhex(record.job_digest)) for record in decided}
-        self.rosters = {bytes.fromhex(e.record.roster) for e in ledger if isinstance(e.record, Start)}
+        self.rosters = {
+            bytes.fromhex(e.record.roster) for e in ledger if isinstance(e.record, Start)
+        }
         self.token = b""  # of the session that is open
         self.rounds = {0}  # that the silo was asked for
-        self.told: Counter[tuple[str, int]] = Counter()  # (job, round) → messages of its secure sums that came down
+        # (job, round) → messages of its secure sums that came down
+        self.told: Counter[tuple[str, int]] = Counter()
         self.sessions: list[_Session] = []
-        self.held: dict[tuple[str, int, bytes], bytes] = {}  # (job digest, round, ctx) → payload that crossed so far
+        # (job digest, round, ctx) → payload that crossed so far
+        self.held: dict[tuple[str, int, bytes], bytes] = {}
         self.receipts: set[str] = set()
         self.deliveries: list[tuple[str, int, int, str]] = []  # (job, round, bytes, sha256)
 
@@ -206,7 +232,9 @@ class _Reader:
                 yield f"field {name} is {value!r:.80}, which nothing explains"
 
     def _attested(self, said, signature: bytes) -> bool:
-        """Whether the silo signed the other fields, and nothing else: Ed25519 leaves it no choice of the bytes."""
+        """Whether the silo signed the other fields, and nothing else: Ed25519 leaves it no choice
+        of the bytes.
+        """
         fields = {
             "by": said.by,
             "challenge": said.challenge.hex(),
@@ -249,23 +277,33 @@ class _Reader:
         opened = [e for e in self.ledger if isinstance(e.record, ControlOpen)]
         closed = {e.record.ref: e.record for e in self.ledger if isinstance(e.record, ControlClose)}
         if len(opened) != len(self.sessions):
-            yield f"{len(opened)} control sessions are recorded, {len(self.sessions)} greetings crossed"
+            yield (
+                f"{len(opened)} control sessions are recorded, {len(self.sessions)} greetings"
+                " crossed"
+            )
         for entry, session in zip(opened, self.sessions, strict=False):
             seen, close = (session.messages, session.bytes), closed.get(entry.seq)
             if close is None:  # the process was killed: its cap stands
                 after = [
-                    e.record for e in self.ledger if e.seq > entry.seq and isinstance(e.record, Start | ControlOpen)
+                    e.record
+                    for e in self.ledger
+                    if e.seq > entry.seq and isinstance(e.record, Start | ControlOpen)
                 ]
                 if after and not isinstance(after[0], Start):
                     yield f"session {entry.seq} was never closed, and another began"
                 if seen[0] > entry.record.max_messages or seen[1] > entry.record.max_bytes:
                     yield f"session {entry.seq}: {seen} messages and bytes crossed, over its cap"
-            elif not (  # a message is counted before it leaves: work that ends may cancel a heartbeat, and an answer
+            # a message is counted before it leaves: work that ends may cancel a heartbeat, and an
+            # answer
+            elif not (
                 0 <= close.messages - seen[0] <= 2 * session.work
                 and 0 <= close.bytes - seen[1] <= (close.messages - seen[0]) * MAX_CONTROL_BYTES
             ):
                 said = (close.messages, close.bytes)
-                yield f"session {entry.seq}: {seen} messages and bytes crossed, the ledger closes it with {said}"
+                yield (
+                    f"session {entry.seq}: {seen} messages and bytes crossed, the ledger closes it"
+                    f" with {said}"
+                )
 
     # The protocols of secure sums and mixes: a record for each message, of its very bytes.
 
@@ -277,16 +315,32 @@ class _Reader:
             if message is None:
                 continue
             wanted = (len(data), sha256(data).hexdigest())
-            found = [e for e in self.protocol if (e.record.message.bytes, e.record.message.sha256) == wanted]
+            found = [
+                e
+                for e in self.protocol
+                if (e.record.message.bytes, e.record.message.sha256) == wanted
+            ]
             if not found:
-                what = message.WhichOneof("body") if call.method == SECURE else message.DESCRIPTOR.name
+                what = (
+                    message.WhichOneof("body") if call.method == SECURE else message.DESCRIPTOR.name
+                )
                 yield f"no record is of this message of {len(data)} bytes, {what!r}"
                 continue
             self.protocol.remove(found[0])
             record = found[0].record
-            said = (record.rpc, record.kind, record.job, record.job_digest, record.round, record.ctx)
+            said = (
+                record.rpc,
+                record.kind,
+                record.job,
+                record.job_digest,
+                record.round,
+                record.ctx,
+            )
             if said not in self._records_of(call.method, message):
-                yield f"record {found[0].seq} has another kind, job, round or attempt than its message"
+                yield (
+                    f"record {found[0].seq} has another kind, job, round or attempt than its"
+                    " message"
+                )
             if message.session != self.token:
                 yield "the message names another session"
 
@@ -297,27 +351,58 @@ class _Reader:
                 of = (attempt.job, attempt.job_digest.hex(), attempt.round, attempt.context.hex())
                 yield (method, message.WhichOneof("body"), *of)
             case secure.Contributed():
-                # Of the job's one key under a roster, before its first round; sealed by us, to others of the roster.
+                # Of the job's one key under a roster, before its first round; sealed by us, to
+                # others of the roster.
                 federation, job = self.roster.federation.encode(), message.job_digest
                 for digest in self.rosters:
-                    context = sha256(framed(GROUP_CONTEXT, federation, digest, job, bytes(8))).hexdigest()
-                    if message.contribution.sealing.sender == self.silo and self._to_others(message.pieces):
-                        yield (method, "contribution", message.job, message.job_digest.hex(), 0, context)
+                    context = sha256(
+                        framed(GROUP_CONTEXT, federation, digest, job, bytes(8))
+                    ).hexdigest()
+                    if message.contribution.sealing.sender == self.silo and self._to_others(
+                        message.pieces
+                    ):
+                        yield (
+                            method,
+                            "contribution",
+                            message.job,
+                            message.job_digest.hex(),
+                            0,
+                            context,
+                        )
             case secure.PaddedWordUpload():
                 # Of the upload that left: its version, its part, and the digest of its bytes.
                 upload = message.upload
                 for entry in self.padded:
                     intent, digest = entry.record, self.digests.get(entry.seq)
-                    own = (intent.job, intent.job_digest, intent.round, intent.part, intent.hidden.number)
-                    told = (message.job, message.job_digest.hex(), upload.round, message.part, upload.number)
-                    whole = digest and digest.record.message.sha256 == sha256(upload.sha256).hexdigest()
-                    ours = {upload.silo, upload.sealing.sender} == {self.silo} and self._to_others(message.pieces)
+                    own = (
+                        intent.job,
+                        intent.job_digest,
+                        intent.round,
+                        intent.part,
+                        intent.hidden.number,
+                    )
+                    told = (
+                        message.job,
+                        message.job_digest.hex(),
+                        upload.round,
+                        message.part,
+                        upload.number,
+                    )
+                    whole = (
+                        digest and digest.record.message.sha256 == sha256(upload.sha256).hexdigest()
+                    )
+                    ours = {upload.silo, upload.sealing.sender} == {self.silo} and self._to_others(
+                        message.pieces
+                    )
                     if own == told and whole and ours:
                         yield (method, "padded", *own[:3], intent.hidden.ctx)
 
     def _to_others(self, pieces) -> bool:
         """Whether each piece is for another silo of the roster, each once and in order."""
-        named, others = [piece.recipient for piece in pieces], {entry.id for entry in self.roster.silos} - {self.silo}
+        named, others = (
+            [piece.recipient for piece in pieces],
+            {entry.id for entry in self.roster.silos} - {self.silo},
+        )
         return named == sorted(set(named)) and set(named) <= others
 
     # Uploads.
@@ -333,13 +418,19 @@ class _Reader:
             return
         bodies = [frame.WhichOneof("body") for frame in frames]
         ends = bodies.count("end")
-        if bodies != ["manifest", *["chunk"] * (len(bodies) - 1 - ends), *["end"] * ends] or ends > 1:
+        if (
+            bodies != ["manifest", *["chunk"] * (len(bodies) - 1 - ends), *["end"] * ends]
+            or ends > 1
+        ):
             yield f"frames {bodies} are no manifest, chunks and end"
             return
         manifest = frames[0].manifest
         entry = self._intent(manifest, frames[-1].end if ends else None)
         if entry is None:
-            yield f"no intent declares the upload of job {manifest.job!r} round {manifest.round} at {manifest.offset}"
+            yield (
+                f"no intent declares the upload of job {manifest.job!r} round {manifest.round} at"
+                f" {manifest.offset}"
+            )
             return
         yield from self._manifest(manifest, entry.record)
         chunks = b"".join(frame.chunk for frame in frames if frame.WhichOneof("body") == "chunk")
@@ -353,11 +444,19 @@ class _Reader:
             yield from self._end(frames[-1].end, entry, payload)
 
     def _intent(self, manifest, end) -> Entry | None:
-        """The intent of an upload: the one whose digest END names, else the first that is left with this manifest.
+        """The intent of an upload: the one whose digest END names, else the first that is left with
+        this manifest.
 
-        Those before it were never sent, so none of them may have a digest, but for what a kill dropped.
+        Those before it were never sent, so none of them may have a digest, but for what a kill
+        dropped.
         """
-        wanted = (manifest.job, manifest.job_digest.hex(), manifest.round, manifest.offset, manifest.context.hex())
+        wanted = (
+            manifest.job,
+            manifest.job_digest.hex(),
+            manifest.round,
+            manifest.offset,
+            manifest.context.hex(),
+        )
         found = []
         for entry in self.intents:
             record = entry.record
@@ -367,8 +466,12 @@ class _Reader:
                 found.append(entry)
             if entry.seq in self.digests and entry.seq not in self.dropped:
                 break
-        digests = {entry.seq: self.digests[entry.seq].seq for entry in found if entry.seq in self.digests}
-        chosen = next((entry for entry in found if end and digests.get(entry.seq) == end.ledger_seq), None)
+        digests = {
+            entry.seq: self.digests[entry.seq].seq for entry in found if entry.seq in self.digests
+        }
+        chosen = next(
+            (entry for entry in found if end and digests.get(entry.seq) == end.ledger_seq), None
+        )
         chosen = chosen or (found[0] if found else None)
         if chosen:
             del self.intents[: self.intents.index(chosen) + 1]
@@ -384,27 +487,47 @@ class _Reader:
         unnamed = intent.form in UNNAMED
         size = _whole(intent) if unnamed else sum(t.bytes for t in intent.tensors)
         if (manifest.size, manifest.size - manifest.offset) != (size, intent.message.bytes):
-            yield f"the manifest has {manifest.size} bytes from {manifest.offset}, its intent another size"
+            yield (
+                f"the manifest has {manifest.size} bytes from {manifest.offset}, its intent another"
+                " size"
+            )
         named = () if unnamed else intent.tensors
         declared = [(t.part, t.kind, t.name, t.dtype, t.shape, t.bytes) for t in named]
         names = {number: name for name, number in DTYPES.items()}
         found = [
-            (t.part, _kind(t.kind), t.name, names.get(t.dtype, str(t.dtype)), tuple(t.shape), t.size)
+            (
+                t.part,
+                _kind(t.kind),
+                t.name,
+                names.get(t.dtype, str(t.dtype)),
+                tuple(t.shape),
+                t.size,
+            )
             for t in manifest.tensors
         ]
         if found != declared:
-            wrong = [one for one in found if one not in declared] or [one for one in declared if one not in found]
+            wrong = [one for one in found if one not in declared] or [
+                one for one in declared if one not in found
+            ]
             yield f"the manifest's tensors are not the intent's: {(wrong or found)[:1]}"
 
     def _end(self, end, entry: Entry, payload: bytes) -> Iterator[str]:
         recorded = self.digests.get(entry.seq)
-        if recorded is None or (end.ledger_seq, end.ledger_leaf.hex()) != (recorded.seq, recorded.leaf):
-            yield f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that leaf"
+        if recorded is None or (end.ledger_seq, end.ledger_leaf.hex()) != (
+            recorded.seq,
+            recorded.leaf,
+        ):
+            yield (
+                f"END says place {end.ledger_seq}, where no digest of intent {entry.seq} has that"
+                " leaf"
+            )
             return
         yield from self._head(end)
         unnamed = entry.record.form in UNNAMED
         crossed, at = [], 0
-        for size in [len(payload)] if unnamed else [declared.bytes for declared in entry.record.tensors]:
+        for size in (
+            [len(payload)] if unnamed else [declared.bytes for declared in entry.record.tensors]
+        ):
             crossed.append(sha256(payload[at : at + size]).hexdigest())
             at += size
         said = [t.sha256 for t in recorded.record.tensors]
@@ -421,7 +544,9 @@ class _Reader:
             yield f"digest {recorded.seq} is of another message"
 
     def _head(self, end) -> Iterator[str]:
-        """The head that goes with END is that of the ledger up to its record, from one that the coordinator holds."""
+        """The head that goes with END is that of the ledger up to its record, from one that the
+        coordinator holds.
+        """
         size = end.ledger_seq + 1
         try:
             proof = Consistency.parse(end.head)
@@ -430,10 +555,17 @@ class _Reader:
         except ProofError as error:
             yield f"END has no head: {error}"
             return
-        if (head.size, head.root) != (size, self.tree.root(size)) or len(proof.checkpoint.signatures) != 1:
+        if (head.size, head.root) != (size, self.tree.root(size)) or len(
+            proof.checkpoint.signatures
+        ) != 1:
             yield f"END has a head of {head.size} records that is not the one of its record"
-        if proof.old_size not in self.known or proof.hashes != self.tree.consistency_proof(proof.old_size, size):
-            yield f"END proves growth from {proof.old_size} records, which nobody asked for, or with other hashes"
+        if proof.old_size not in self.known or proof.hashes != self.tree.consistency_proof(
+            proof.old_size, size
+        ):
+            yield (
+                f"END proves growth from {proof.old_size} records, which nobody asked for, or with"
+                " other hashes"
+            )
         if tuple(end.inclusion) != self.tree.inclusion_proof(end.ledger_seq, size):
             yield "END has hashes that prove another record, or none"
         if end.holds not in self.ours:
@@ -471,9 +603,15 @@ class _Reader:
             self.deliveries.append((manifest.job, manifest.round, len(payload), total))
 
     def _row_sizes(self, manifest) -> list[int]:
-        """Bytes of each row: as many words as our own uploads of its part have, or what the others leave of them."""
+        """Bytes of each row: as many words as our own uploads of its part have, or what the others
+        leave of them.
+        """
         known = [self.words.get((manifest.job, row.part)) for row in manifest.rows]
-        left = manifest.size - sum(header.size for header in manifest.tensors) - sum(size or 0 for size in known)
+        left = (
+            manifest.size
+            - sum(header.size for header in manifest.tensors)
+            - sum(size or 0 for size in known)
+        )
         return [left // known.count(None) if size is None else size for size in known]
 
     def _ingress(self) -> Iterator[str]:
@@ -491,7 +629,9 @@ class _Reader:
 
 
 def _dropped(ledger: Sequence[Entry]) -> Iterator[int]:
-    """Intents whose digest was the last that a life knew of them: it was killed, and may have sent nothing of them."""
+    """Intents whose digest was the last that a life knew of them: it was killed, and may have sent
+    nothing of them.
+    """
     open_ = set()
     for entry in ledger:
         if isinstance(entry.record, Digest):
@@ -513,7 +653,10 @@ def _kind(number: int) -> str:
 
 
 def _metadata(call: Call) -> Iterator[str]:
-    """gRPC's own headers and the code of a refusal; its others (content-type, te, grpc-…) the library does not show."""
+    """gRPC's own headers and the code of a refusal.
+
+    Its others (content-type, te, grpc-…) the library does not show.
+    """
     for key, value in call.metadata:
         if key != "user-agent" or not isinstance(value, str) or not AGENT.fullmatch(value):
             yield f"metadata {key}={value!r:.80}"

@@ -1,8 +1,9 @@
-"""A coordinator with the right keys that does as it is told, over real TLS, against the agent as it ships.
+"""A coordinator with the right keys that does as it is told, over real TLS, against the agent as it
+ships.
 
-A world has ``jobs`` and ``signed`` by name, ``silos``, ``roster``, ``keys`` of the coordinator, and ``silo_keys``,
-``config`` and ``policy`` of the one real silo. ``secure`` and ``secure_next`` are for coordinators of blind rounds,
-``contribute`` and ``group_key`` for those of keyed jobs.
+A world has ``jobs`` and ``signed`` by name, ``silos``, ``roster``, ``keys`` of the coordinator, and
+``silo_keys``, ``config`` and ``policy`` of the one real silo. ``secure`` and ``secure_next`` are
+for coordinators of blind rounds, ``contribute`` and ``group_key`` for those of keyed jobs.
 """
 
 import asyncio
@@ -55,7 +56,10 @@ GARBAGE = Raw(b"\xff\xff\xff")
 
 
 class Hostile:
-    """Tells its tasks one after the other; ``hello``, ``fetch`` and ``upload`` hold what to do the next times."""
+    """Tells its tasks one after the other.
+
+    ``hello``, ``fetch`` and ``upload`` hold what to do the next times.
+    """
 
     def __init__(self, world, tasks=(), *, hello=(), fetch=(), upload=(), endless=None):
         self.world = world
@@ -102,7 +106,9 @@ class Hostile:
 
     async def fetch(self, request, context):
         self.calls["fetch"] += 1
-        deliver = self._next("fetch") or (lambda: delivery(self.world, request.job, request.round, self.calls["fetch"]))
+        deliver = self._next("fetch") or (
+            lambda: delivery(self.world, request.job, request.round, self.calls["fetch"])
+        )
         for frame in deliver():
             yield frame
             await asyncio.sleep(0)
@@ -145,7 +151,9 @@ class Hostile:
 
 
 def policy_for(jobs):
-    """What a local federation's silo has for these jobs, but that what is drawn by ``delivery`` may come down."""
+    """What a local federation's silo has for these jobs, but that what is drawn by ``delivery`` may
+    come down.
+    """
     return MAX_STEP.sub("", policy_text(jobs))
 
 
@@ -178,7 +186,8 @@ def delivery(world, job, round_, seed=0, change=None):
 
 @contextlib.asynccontextmanager
 async def listening(hostile):
-    options = {**dict(SERVER_OPTIONS), "grpc.max_send_message_length": -1}  # ours would not send what is too long
+    # ours would not send what is too long
+    options = {**dict(SERVER_OPTIONS), "grpc.max_send_message_length": -1}
     server = grpc.aio.server(options=list(options.items()))
     encode = lambda message: message.SerializeToString()  # noqa: E731
     unary = grpc.unary_unary_rpc_method_handler
@@ -188,8 +197,12 @@ async def listening(hostile):
         "Beat": unary(hostile.beat, pb.BeatRequest.FromString, encode),
         "Answer": unary(hostile.answer, pb.AnswerRequest.FromString, encode),
         "Standing": unary(hostile.standing, pb.StandingRequest.FromString, encode),
-        "Fetch": grpc.unary_stream_rpc_method_handler(hostile.fetch, pb.FetchRequest.FromString, encode),
-        "Upload": grpc.stream_unary_rpc_method_handler(hostile.upload, tensor.Frame.FromString, encode),
+        "Fetch": grpc.unary_stream_rpc_method_handler(
+            hostile.fetch, pb.FetchRequest.FromString, encode
+        ),
+        "Upload": grpc.stream_unary_rpc_method_handler(
+            hostile.upload, tensor.Frame.FromString, encode
+        ),
     }
     if hasattr(hostile, "secure"):
         handlers["Secure"] = unary(hostile.secure, secure.SecureUpload.FromString, encode)
@@ -197,7 +210,9 @@ async def listening(hostile):
     if hasattr(hostile, "contribute"):
         handlers["Contribute"] = unary(hostile.contribute, secure.Contributed.FromString, encode)
         handlers["GroupKey"] = unary(hostile.group_key, secure.KeyPoll.FromString, encode)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),))
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("staddle.v1.Federation", handlers),)
+    )
     keys = hostile.world.keys
     pair = (keys.tls_key, keys.entry.certificate.encode())
     credentials = grpc.ssl_server_credentials([pair], hostile.world.roster.bundle().encode(), True)
@@ -213,12 +228,17 @@ async def listening(hostile):
 
 
 async def attacked(hostile, folder, *, seconds=None, policy=None):
-    """Run the agent until it has been told every task; it must be there to the end, and nothing may go unrecorded."""
+    """Run the agent until it has been told every task.
+
+    It must be there to the end, and nothing may go unrecorded.
+    """
     world, complaints = hostile.world, []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     rules = policies.parse((policy or world.policy).encode(), "policy.toml")
     fix_split(folder, SILO)
-    with Ledger.open(folder / "ledger", SILO, world.roster.federation, world.silo_keys.log) as ledger:
+    with Ledger.open(
+        folder / "ledger", SILO, world.roster.federation, world.silo_keys.log
+    ) as ledger:
         config, keys = world.config.model_copy(update={"directory": folder}), world.silo_keys
         check_remembered(folder / "jobs", ledger)
         ledger.start("test", rosters.digest(world.roster), rules.digest)
@@ -226,9 +246,18 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
             async with listening(hostile) as address:
                 witness = Witness(ledger, world.roster, keys, folder / HEADS)
                 client = open_client(address, keys, world.roster)
-                gate = Gate(client, ledger, rules, world.roster, witness, budget.paid if budget else nothing_paid)
+                gate = Gate(
+                    client,
+                    ledger,
+                    rules,
+                    world.roster,
+                    witness,
+                    budget.paid if budget else nothing_paid,
+                )
                 config = config.model_copy(update={"coordinator": address})
-                await told_all(hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds)
+                await told_all(
+                    hostile, Agent(config, SILO, world.roster, rules, gate, keys, budget), seconds
+                )
         ledger.stop("asked to stop")
     assert complaints == []
     recorded(hostile, folder)
@@ -237,7 +266,9 @@ async def attacked(hostile, folder, *, seconds=None, policy=None):
 async def told_all(hostile, agent, seconds):
     running = asyncio.create_task(agent.run())
     told = asyncio.create_task(hostile.told.wait())
-    await asyncio.wait({running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        {running, told}, timeout=seconds or SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
     if running.done():
         running.result()
     assert not running.done(), "the agent left"
@@ -277,7 +308,11 @@ def play(hostile, folder, **options):
 
 def offer(world, name="first", **changes):
     digest = bytes.fromhex(world.jobs[name].digest)
-    return pb.Task(offer=pb.Offer(**{"job": name, "job_digest": digest, "signed_job": world.signed[name], **changes}))
+    return pb.Task(
+        offer=pb.Offer(
+            **{"job": name, "job_digest": digest, "signed_job": world.signed[name], **changes}
+        )
+    )
 
 
 def round_of(world, number, name="first", **changes):

@@ -1,6 +1,8 @@
-"""A coordinator of blind rounds with bad intentions: the other silos are honest, and played by the pure machine.
+"""A coordinator of blind rounds with bad intentions: the other silos are honest, and played by the
+pure machine.
 
-What the one real silo is told, each attack changes. ``world`` is that of hostile.py, with the keys of the ``others``.
+What the one real silo is told, each attack changes. ``world`` is that of hostile.py, with the keys
+of the ``others``.
 """
 
 import asyncio
@@ -18,7 +20,11 @@ from staddle.commands.federation import local_federation
 from staddle.files.documents import canonical_json
 from staddle.proto import secure_pb2 as secure
 from staddle.proto.channel import ERROR_METADATA
-from staddle.proto.convert.secagg_received import SecaggDelivery, SignedSpec, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_received import (
+    SecaggDelivery,
+    SignedSpec,
+    secagg_delivery_to_wire,
+)
 from staddle.proto.convert.secagg_sent import Attempt, Over, secagg_upload_from_wire
 from staddle.security.blind.plan import JobPlan
 from staddle.security.identity import roster as rosters
@@ -39,10 +45,11 @@ SILOS = (SILO, *OTHERS)
 
 
 def make_world(folder, security, outsiders=(), silos=None, **changes):
-    """Keys of all, a roster, signed jobs of two rounds by their [security] tables, and what the real silo has.
+    """Keys of all, a roster, signed jobs of two rounds by their [security] tables, and what the
+    real silo has.
 
-    ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by its name;
-    ``changes`` are to the jobs' documents.
+    ``outsiders`` are silos of the roster that no job is for, unless ``silos`` has those of a job by
+    its name; ``changes`` are to the jobs' documents.
     """
     federation = local_federation.make(folder / "federation", (*SILOS, *outsiders))
     documents = (
@@ -62,8 +69,13 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
         }
         for name, table in security.items()
     )
-    jobs = {job.name: job for job in (local_federation.sign_job(federation, document) for document in documents)}
-    local_federation.write_silo(federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values()))
+    jobs = {
+        job.name: job
+        for job in (local_federation.sign_job(federation, document) for document in documents)
+    }
+    local_federation.write_silo(
+        federation, SILO, "127.0.0.1:1", digits().take(np.arange(80)), list(jobs.values())
+    )
     folder = federation.folder
     return SimpleNamespace(
         jobs=jobs,
@@ -79,15 +91,30 @@ def make_world(folder, security, outsiders=(), silos=None, **changes):
 
 
 class Attempted:
-    """One attempt: an honest coordinator and three honest silos; ``told`` is what the real one is to be told."""
+    """One attempt: an honest coordinator and three honest silos.
+
+    ``told`` is what the real one is to be told.
+    """
 
     parts = b""  # of all that made the key of the job, where it has one
     proofs = ()  # evidence against dealers that the real one is brought with the specification
 
     def __init__(
-        self, world, job, round_=0, attempt=0, alter=None, notes=(), cohort=SILOS, absent=(), empty=False, lenient=False
+        self,
+        world,
+        job,
+        round_=0,
+        attempt=0,
+        alter=None,
+        notes=(),
+        cohort=SILOS,
+        absent=(),
+        empty=False,
+        lenient=False,
     ):
-        """``absent`` silos are lost before they upload; ``empty``: nothing is delivered for the round.
+        """``absent`` silos are lost before they upload.
+
+        ``empty``: nothing is delivered for the round.
 
         ``lenient``: the others sign whatever survives.
         """
@@ -97,7 +124,8 @@ class Attempted:
             absent,
             empty,
         )
-        self.opened, self.held = None, {}  # what the others hold of all secrets while the sum goes on
+        # what the others hold of all secrets while the sum goes on
+        self.opened, self.held = None, {}
         self.world, self.job, self.alter = world, world.jobs[job], alter or (lambda _, body: [body])
         self.notes = tuple(notes)
         self.signers = Signers.of(world.roster)
@@ -106,7 +134,9 @@ class Attempted:
         self.spec = specify(self.frame, cohort, attempt)
         self.attempt = self.named(self.spec)
         self.told, self.states, self.uploads, self.queue, self.later = [], {}, {}, [], []
-        self.state, effects = coordinator.begin(self.spec, self.signers, self.terms, world.keys.sign)
+        self.state, effects = coordinator.begin(
+            self.spec, self.signers, self.terms, world.keys.sign
+        )
         self.do("coordinator", effects)
 
     def framed(self, round_):
@@ -114,22 +144,29 @@ class Attempted:
         end = delivery(self.world, self.job.name, round_, seed=round_)[-1].end
         plan = JobPlan(self.job).round(round_)
         model = plan.model_digest(items, list(end.tensor_sha256) if items else ())
-        return plan.frame(self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts)
+        return plan.frame(
+            self.world.roster.federation, rosters.digest(self.world.roster), model, self.parts
+        )
 
     def named(self, spec):
         job = self.world.jobs[spec.job]
-        return Attempt(job.name, bytes.fromhex(job.digest), spec.round, spec.attempt, spec.context())
+        return Attempt(
+            job.name, bytes.fromhex(job.digest), spec.round, spec.attempt, spec.context()
+        )
 
     def signed(self, **changes):
         """A specification with other fields, as the coordinator signs it."""
-        document = canonical_json({**self.spec.model_dump(mode="json", exclude_none=True), **changes})
+        document = canonical_json(
+            {**self.spec.model_dump(mode="json", exclude_none=True), **changes}
+        )
         return SignedSpec(document, self.world.keys.sign(SECAGG_SPEC, document))
 
     # What happens, in one thread, one thing after another.
 
     def happen(self, who, event):
         self.queue.append((who, event))
-        if isinstance(event, c.SurvivalUploaded):  # the others sign after the real one, so that its signature counts
+        # the others sign after the real one, so that its signature counts
+        if isinstance(event, c.SurvivalUploaded):
             self.queue += self.later
             self.later = []
         while self.queue:
@@ -137,8 +174,12 @@ class Attempted:
             if to == "coordinator":
                 self.state, effects = coordinator.advance(self.state, event)
             elif isinstance(event, c.Ask):
-                party = machine.Participant(to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes)
-                self.states[to], effects = machine.begin(party, self.frame, event.document, event.signature, Memory())
+                party = machine.Participant(
+                    to, self.signers, self.terms, self.world.others[to].sign, np.random.bytes
+                )
+                self.states[to], effects = machine.begin(
+                    party, self.frame, event.document, event.signature, Memory()
+                )
             else:
                 self.states[to], effects = machine.advance(self.states[to], event)
             self.do(to, effects)
@@ -165,7 +206,9 @@ class Attempted:
     def act(self, who, effect):
         match effect:
             case c.Ask():
-                self.tell([SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs))
+                self.tell(
+                    [SILO], SignedSpec(effect.document, effect.signature, self.notes, self.proofs)
+                )
                 for silo in self.others:
                     self.happen(silo, effect)
             case c.DeliverKeys(silo, bundles, keys):
@@ -176,7 +219,8 @@ class Attempted:
                 self.tell([SILO], s.SurvivorsReceived(headers))
                 self.later = [(silo, s.SurvivorsReceived(headers)) for silo in self.others]
             case c.DeliverNotes(silos, survivals):
-                self.tell(dict.fromkeys([SILO, *silos]), s.NotesReceived(survivals))  # it is told them in any case
+                # it is told them in any case
+                self.tell(dict.fromkeys([SILO, *silos]), s.NotesReceived(survivals))
             case c.DeliverResult(silos, sha256, tags):
                 self.tell(silos, s.ResultReceived(sha256, tags))
             case c.Open(terms, survivors):
@@ -190,8 +234,12 @@ class Attempted:
             case s.UploadWords(terms):
                 self.held[who] = self.states[who].held
                 made = [self.contribution(group, who) for group in self.spec.groups]
-                self.uploads[who] = b"".join(w.tobytes() for w in masked_chunks(self.spec, who, made, terms))
-                self.queue.append((who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who]))))
+                self.uploads[who] = b"".join(
+                    w.tobytes() for w in masked_chunks(self.spec, who, made, terms)
+                )
+                self.queue.append(
+                    (who, s.Streamed(len(self.uploads[who]), digest_of(self.uploads[who])))
+                )
             case s.SendKeys() | s.SendShares() | s.SendHeader() | s.SendSurvival() | s.SendReveal():
                 self.queue.append(("coordinator", self.event(who, effect)))
 
@@ -199,7 +247,8 @@ class Attempted:
         """Other numbers of each silo, the same in all rounds."""
         rng = np.random.default_rng([*group.name.encode(), *silo.encode()])
         return GroupValues(
-            0.05 * rng.standard_normal(group.elements), np.ones(group.rows) if group.weights == "private" else None
+            0.05 * rng.standard_normal(group.elements),
+            np.ones(group.rows) if group.weights == "private" else None,
         )
 
     def pieces(self, payload):
@@ -232,7 +281,10 @@ def digest_of(payload):
 
 
 class Blind(Hostile):
-    """Tells the rounds' sums beside its tasks; once all is told, and nothing comes of it, a round is over."""
+    """Tells the rounds' sums beside its tasks.
+
+    Once all is told, and nothing comes of it, a round is over.
+    """
 
     def __init__(self, world, tasks, sums, **options):
         super().__init__(world, tasks, **options)
@@ -241,7 +293,8 @@ class Blind(Hostile):
         self.given = []  # (round, ctx, kind)
         self.contexts = []  # of whole uploads
         self.first = []  # replies to SecureNext before all others
-        self.hasty = False  # rounds are over before the real silo reveals anything: the others suffice
+        # rounds are over before the real silo reveals anything: the others suffice
+        self.hasty = False
         self.retried = set()  # contexts of attempts that repeat an attacked one honestly
         self.flood = None  # number → a message, for ever after all others
 

@@ -1,4 +1,6 @@
-"""Reads the keys of keyed jobs from silos' folders while the jobs run: at their end they are erased."""
+"""Reads the keys of keyed jobs from silos' folders while the jobs run: at their end they are
+erased.
+"""
 
 import contextlib
 import threading

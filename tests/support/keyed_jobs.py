@@ -1,4 +1,6 @@
-"""Jobs that mix and compare, their silos, and a coordinator in the test's hand that stores and mixes what they gave."""
+"""Jobs that mix and compare, their silos, and a coordinator in the test's hand that stores and
+mixes what they gave.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +18,13 @@ from staddle.security.blind import sealing
 from staddle.security.blind.group_key import JobKeys
 from staddle.security.blind.mix_context import Version
 from staddle.security.blind.mix_row import Share, make_row
-from staddle.security.blind.padded_mix import PaddedUpload, hidden_pieces, make_upload, mixed_pieces, tagger_of
+from staddle.security.blind.padded_mix import (
+    PaddedUpload,
+    hidden_pieces,
+    make_upload,
+    mixed_pieces,
+    tagger_of,
+)
 from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.prekeys import Known, Prekey, Word
 from staddle.security.identity import roster as rosters
@@ -35,7 +43,9 @@ COUNTED = {**BLIND, "weights": "public", "dropouts": "any", "counts": dict.fromk
 
 
 def make_keyed(folder) -> Made:
-    """Five silos, a job whose recipients get a row a round, and one that puts rows aside for who is away."""
+    """Five silos, a job whose recipients get a row a round, and one that puts rows aside for who is
+    away.
+    """
     files = local_federation.make(folder / "local", SILOS)
     roster = rosters.load(files.folder / "roster.json")
     made = Made(files, roster, load_keys(files.folder / "coordinator" / "keys"))
@@ -51,7 +61,9 @@ def keys_of(made, silo):
 
 def sharing_of(made, job, silo, folder, key=KEY):
     folder.mkdir(parents=True, exist_ok=True)
-    sharing = Sharing.of(JobPlan(job), made.roster, keys_of(made, silo), job_keys(job, silo, key), folder)
+    sharing = Sharing.of(
+        JobPlan(job), made.roster, keys_of(made, silo), job_keys(job, silo, key), folder
+    )
     sharing.memory.begin(job)  # as before the silo gives to the job's key
     sharing.prekeys.begin(first_prekey(silo), Known.first(sharing.others))
     return sharing
@@ -64,7 +76,11 @@ def first_prekey(silo):
 
 def job_keys(job, silo, key=KEY):
     """What a silo would have of the keys of the job, of fixed prekeys."""
-    return JobKeys(key, PARTS, {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo})
+    return JobKeys(
+        key,
+        PARTS,
+        {each: public_key(first_prekey(each)) for each in sorted(job.silos) if each != silo},
+    )
 
 
 @dataclass
@@ -84,11 +100,15 @@ def letter_for(stored, silo):
 
 
 class Coordinator:
-    """Uploads of the job's silos by (silo, number), and rows and deliveries over them, right or wrong."""
+    """Uploads of the job's silos by (silo, number), and rows and deliveries over them, right or
+    wrong.
+    """
 
     def __init__(self, made, job, part, folder):
         self.made, self.job, self.part = made, job, part
-        self.silos = {silo: sharing_of(made, job, silo, folder / f"of-{silo}") for silo in job.silos}
+        self.silos = {
+            silo: sharing_of(made, job, silo, folder / f"of-{silo}") for silo in job.silos
+        }
         self.line = self.silos[job.silos[0]].line(part)
         self.stored = {}
         self.newest = {}
@@ -101,14 +121,27 @@ class Coordinator:
     def give(self, silo, number, round_=None):
         """One whole upload, stored."""
         own = self.silos[silo]
-        version = Version(silo=silo, round=number if round_ is None else round_, attempt=0, number=number)
-        seed, tagger, values = own.draw(32), tagger_of(self.line, KEY), flat(list(self.values(silo, number).values()))
-        hidden = b"".join(w.tobytes() for w in hidden_pieces(self.line, version, seed, values, tagger))
-        tag, sha256 = tagger.padded(KEY, version.context(self.line), silo), hashlib.sha256(hidden).digest()
+        version = Version(
+            silo=silo, round=number if round_ is None else round_, attempt=0, number=number
+        )
+        seed, tagger, values = (
+            own.draw(32),
+            tagger_of(self.line, KEY),
+            flat(list(self.values(silo, number).values())),
+        )
+        hidden = b"".join(
+            w.tobytes() for w in hidden_pieces(self.line, version, seed, values, tagger)
+        )
+        tag, sha256 = (
+            tagger.padded(KEY, version.context(self.line), silo),
+            hashlib.sha256(hidden).digest(),
+        )
         known = own.prekeys.known()
         sealed = seed, own.draw(32), known.keys(), own.sign, known.generations()
         upload, pieces = make_upload(self.line, version, sha256, tag, *sealed)
-        prekey = own.prekeys.publish(self.line, version, upload.sealing.root, own.draw(32), own.sign)
+        prekey = own.prekeys.publish(
+            self.line, version, upload.sealing.root, own.draw(32), own.sign
+        )
         self.stored[silo, number] = Stored(upload, hidden, pieces, prekey)
         self.newest[silo] = number
 
@@ -120,27 +153,37 @@ class Coordinator:
         """What goes down to a recipient of the prekey beside an upload."""
         stored = self.stored[silo, number]
         upload = stored.upload
-        word = Word(upload.version, upload.sealing.root, stored.prekey, letter_for(stored, recipient))
+        word = Word(
+            upload.version, upload.sealing.root, stored.prekey, letter_for(stored, recipient)
+        )
         return part or self.part.name, word
 
     def row(self, recipient, weights, own_weight=0, keep=0.0, **changes):
-        """A row over versions (silo, number) with integer weights; ``changes`` spoil what the recipient gets of it.
+        """A row over versions (silo, number) with integer weights.
 
-        As (message, words). There are ``line``, ``sign``, ``document``, ``summands``, ``letters_of`` and ``words``.
+        ``changes`` spoil what the recipient gets of it.
+
+        As (message, words). There are ``line``, ``sign``, ``document``, ``summands``,
+        ``letters_of`` and ``words``.
         """
         line, sign = changes.get("line", self.line), changes.get("sign", self.made.coordinator.sign)
         found = {version: self.stored[version] for version in sorted(weights)}
-        shares = [Share(version=found[v].upload.version, weight=w) for v, w in sorted(weights.items())]
+        shares = [
+            Share(version=found[v].upload.version, weight=w) for v, w in sorted(weights.items())
+        ]
         row, signature = make_row(line, recipient, own_weight, shares, sign)
         document = changes.get("document", lambda same: same)(row.payload())
         summands = tuple(
-            WireSummand(each.upload, letter_for(each, changes.get("letters_of", recipient))) for each in found.values()
+            WireSummand(each.upload, letter_for(each, changes.get("letters_of", recipient)))
+            for each in found.values()
         )
         by_name = {version[0]: version for version in found}
         integers = {silo: weights[version] for silo, version in by_name.items()}
         read = lambda silo, at, size: memoryview(found[by_name[silo]].hidden)[at : at + size]  # noqa: E731
         words = b"".join(each.tobytes() for each in mixed_pieces(line, integers, read))
-        tag = linear_tags.combine({silo: found[version].upload.tag for silo, version in by_name.items()}, 1, integers)
+        tag = linear_tags.combine(
+            {silo: found[version].upload.tag for silo, version in by_name.items()}, 1, integers
+        )
         summands = changes.get("summands", lambda same: same)(summands)
         mixed = Mixed(self.part.name, document, signature, summands, tag, keep)
         return mixed_to_wire(mixed), changes.get("words", lambda same: same)(words)
@@ -158,7 +201,9 @@ class Coordinator:
         return found
 
     def delivery(self, round_, rows, plain=None, chunk=1 << 20, **manifest):
-        """Frames with these rows behind the plain tensors of ``plain`` (values by part and name)."""
+        """Frames with these rows behind the plain tensors of ``plain`` (values by part and
+        name).
+        """
         plain = plain or {}
         items = delivered_items([part for part in self.job.down(round_) if part.name in plain])
         pieces = [tensor_bytes(plain[item.part][item.spec.name]) for item in items]

@@ -1,14 +1,15 @@
-"""Models that are made to leak records, and what is read out of the step from one model to the next.
+"""Models that are made to leak records, and what is read out of the step from one model to the
+next.
 
-*Bins* (Fowl et al., "Robbing the Fed", ICLR 2022). Every row of the first layer has the same weights, and takes records
-in up to another brightness; behind it all rows weigh alike. So the gradients of two neighbouring rows differ by the
-records between their thresholds, times a number that the gradients of their biases have too: where one record lies
-between, it is the quotient.
+*Bins* (Fowl et al., "Robbing the Fed", ICLR 2022). Every row of the first layer has the same
+weights, and takes records in up to another brightness; behind it all rows weigh alike. So the
+gradients of two neighbouring rows differ by the records between their thresholds, times a number
+that the gradients of their biases have too: where one record lies between, it is the quotient.
 
-*Rare units* (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Rows stay what they are, and take
-records in so rarely, by their biases alone, that the gradient of one is often that of a single record. Behind
-convolutions the quotient is what these make of the record, out of which a map that was fitted to other records makes
-the record again.
+*Rare units* (Boenisch et al., "When the Curious Abandon Honesty", EuroS&P 2023). Rows stay what
+they are, and take records in so rarely, by their biases alone, that the gradient of one is often
+that of a single record. Behind convolutions the quotient is what these make of the record, out of
+which a map that was fitted to other records makes the record again.
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ def others_records():
 
 @dataclass
 class Layer:
-    """What leaks: ``rows`` of ``width`` numbers, behind convolutions where ``filters`` are the parameters of these."""
+    """What leaks: ``rows`` of ``width`` numbers, behind convolutions where ``filters`` are the
+    parameters of these.
+    """
 
     model: dict
     name: str
@@ -50,11 +53,15 @@ class Layer:
         """The trap, tensors by name; filters begin from those of ``mean``."""
         made = self.fit(mean)
         row = torch.full((self.width,), self.scale / self.width)
-        thresholds = torch.quantile(self.goes_in(made, self.known) @ row, torch.linspace(0.01, 0.99, self.rows))
+        thresholds = torch.quantile(
+            self.goes_in(made, self.known) @ row, torch.linspace(0.01, 0.99, self.rows)
+        )
         return made | {
             f"{self.name}.weight": row.expand(self.rows, -1).clone(),
             f"{self.name}.bias": -thresholds,
-            "classifier.weight": torch.linspace(-0.3, 0.3, CLASSES)[:, None].expand(-1, self.rows).clone(),
+            "classifier.weight": torch.linspace(-0.3, 0.3, CLASSES)[:, None]
+            .expand(-1, self.rows)
+            .clone(),
             "classifier.bias": torch.zeros(CLASSES),
         }
 
@@ -72,33 +79,49 @@ class Layer:
 
     def goes_in(self, model, records):
         """What the layer is given of records, [N, width]."""
-        return convolved(records, *(model[name] for name in self.filters)) if self.filters else records.flatten(1)
+        return (
+            convolved(records, *(model[name] for name in self.filters))
+            if self.filters
+            else records.flatten(1)
+        )
 
     def read(self, before, after, records, bins):
-        """Which of the ``records`` [N, ...] stand in the step from one model to the other, both tensors by name."""
+        """Which of the ``records`` [N, ...] stand in the step from one model to the other, both
+        tensors by name.
+        """
         names = f"{self.name}.weight", f"{self.name}.bias"
         weight, bias = ((after[name].double() - before[name].double()) for name in names)
         if bins:
-            weight, bias = (torch.cat([each, torch.zeros_like(each[:1])]).diff(dim=0) for each in (weight, bias))
+            weight, bias = (
+                torch.cat([each, torch.zeros_like(each[:1])]).diff(dim=0) for each in (weight, bias)
+            )
         found = (weight / bias[:, None])[bias.abs() > 1e-12]
         if self.filters:
-            found = with_one(found) @ mapped(self.goes_in(before, self.known).double(), self.known.flatten(1).double())
+            found = with_one(found) @ mapped(
+                self.goes_in(before, self.known).double(), self.known.flatten(1).double()
+            )
         return near(found, records)
 
 
 LAYERS = {
     "dense": Layer(MODEL, "extractor.fc", 128, 64, 3.0),
-    "convolved": Layer(CONVOLVED, "extractor.fc1", 64, 256, 8.0, ("extractor.conv1.weight", "extractor.conv1.bias")),
+    "convolved": Layer(
+        CONVOLVED, "extractor.fc1", 64, 256, 8.0, ("extractor.conv1.weight", "extractor.conv1.bias")
+    ),
 }
 
 
 def near(found, records):
-    """Which of the ``records`` [N, ...] are among what was ``found`` [M, numbers], up to ``READ_DB``."""
+    """Which of the ``records`` [N, ...] are among what was ``found`` [M, numbers], up to
+    ``READ_DB``.
+    """
     true = records.reshape(len(records), -1).double()
     if not len(found):
         return set()
     errors = torch.cdist(true, found).square() / true.shape[1]
-    return set(torch.nonzero(-10 * torch.log10(errors.min(dim=1).values) > READ_DB).flatten().tolist())
+    return set(
+        torch.nonzero(-10 * torch.log10(errors.min(dim=1).values) > READ_DB).flatten().tolist()
+    )
 
 
 def convolved(records, weight, bias):
@@ -107,7 +130,9 @@ def convolved(records, weight, bias):
 
 
 def fitted(filters, records):
-    """Filters near those given, out of whose result a linear map makes the records again: by Adam."""
+    """Filters near those given, out of whose result a linear map makes the records again:
+    by Adam.
+    """
     filters = [nn.Parameter(each.clone()) for each in filters]
     with torch.no_grad():
         inverse = nn.Parameter(mapped(convolved(records, *filters), records.flatten(1)))
@@ -123,7 +148,9 @@ def fitted(filters, records):
 def mapped(given, wanted):
     """The linear map, [numbers + 1, wanted numbers], by ridge regression."""
     given = with_one(given)
-    return torch.linalg.solve(given.T @ given + RIDGE * torch.eye(given.shape[1], dtype=given.dtype), given.T @ wanted)
+    return torch.linalg.solve(
+        given.T @ given + RIDGE * torch.eye(given.shape[1], dtype=given.dtype), given.T @ wanted
+    )
 
 
 def with_one(rows):

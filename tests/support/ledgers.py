@@ -7,7 +7,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from staddle.security.ledger.egress_ledger import Ledger
-from staddle.security.ledger.records import Applied, HiddenBinding, Payload, Peer, Secagg, TensorDigest
+from staddle.security.ledger.records import (
+    Applied,
+    HiddenBinding,
+    Payload,
+    Peer,
+    Secagg,
+    TensorDigest,
+)
 from staddle.security.log.append_log import AppendLog
 from staddle.security.log.chain import leaf_hash
 from staddle.security.log.head import Signer
@@ -63,13 +70,17 @@ def put_back(folder, files):
 
 
 def forge(folder, *records, cut=0):
-    """Write records behind the last but ``cut``, as somebody without the log key can: in their place in the chain."""
+    """Write records behind the last but ``cut``, as somebody without the log key can: in their
+    place in the chain.
+    """
     lines = first(folder).read_bytes().splitlines()[: -cut or None]
     for record in records:
         last = json.loads(lines[-1])
         frame = {"v": 1, "seq": last["seq"] + 1, "prev": leaf_hash(lines[-1]), "nonce": "5f" * 16}
         made = {"time": last["time"], "mono_us": last["mono_us"] + 1, **record, **frame}
-        lines.append(json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+        lines.append(
+            json.dumps(made, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        )
     first(folder).write_bytes(b"\n".join(lines) + b"\n")
 
 
@@ -123,7 +134,9 @@ def full(path, key=KEY):
         ledger.job_accept("j1", HASH, "operator-1")
         ledger.job_decline("j2", HASH, "operator-1", ["no rule"])
         control = ledger.control_open("s1", PEER, 100, 1000).seq
-        ledger.ingress(job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload())
+        ledger.ingress(
+            job="j1", round_number=3, purpose="deliver", rpc="/x", sender=PEER, message=payload()
+        )
         send(ledger)
         ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
         ledger.control_close(control, 8, 512)
@@ -145,12 +158,24 @@ MASKED_BYTES = BYTES + CANARIES
 
 
 def secagg(**changes):
-    fields = {"ctx": CTX, "attempt": 0, "members": MEMBERS, "threshold": 3, "colluders": 1, "clipped": 2}
+    fields = {
+        "ctx": CTX,
+        "attempt": 0,
+        "members": MEMBERS,
+        "threshold": 3,
+        "colluders": 1,
+        "clipped": 2,
+    }
     return Secagg(**{**fields, **changes})
 
 
 def intend_masked(ledger, **changes):
-    masked = {"form": "masked", "readers": ["sum"], "releases": WORDS, "message_bytes": MASKED_BYTES}
+    masked = {
+        "form": "masked",
+        "readers": ["sum"],
+        "releases": WORDS,
+        "message_bytes": MASKED_BYTES,
+    }
     return intend(ledger, **{**masked, "cohort": MEMBERS, "secagg": secagg(), **changes})
 
 
@@ -160,7 +185,9 @@ def protocol(ledger, kind, size=100, **changes):
 
 
 def end_sum(ledger, why="U3 has 2 members", **changes):
-    return ledger.secagg_end(**{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}).seq
+    return ledger.secagg_end(
+        **{**SUM, "code": "SURVIVORS", "blame": "coordinator", "why": why, **changes}
+    ).seq
 
 
 def open_sum(ledger, survivors=("silo-a", "silo-b", "silo-d"), **changes):
@@ -207,13 +234,34 @@ ROTATED_BYTES = 4 * 15
 
 
 def intend_padded(ledger, ctx=VERSION, number=0, **changes):
-    padded = {"form": "padded", "readers": ["mix"], "releases": PADDED_WORDS, "message_bytes": PADDED_BYTES}
-    return intend(ledger, **{**padded, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes})
+    padded = {
+        "form": "padded",
+        "readers": ["mix"],
+        "releases": PADDED_WORDS,
+        "message_bytes": PADDED_BYTES,
+    }
+    return intend(
+        ledger,
+        **{**padded, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes},
+    )
 
 
 def intend_rotated(ledger, ctx=USE, number=0, **changes):
-    rotated = {"form": "rotated", "readers": ["gram"], "releases": VECTORS, "message_bytes": ROTATED_BYTES}
-    return intend(ledger, **{**rotated, "cohort": MEMBERS, "hidden": HiddenBinding(ctx=ctx, number=number), **changes})
+    rotated = {
+        "form": "rotated",
+        "readers": ["gram"],
+        "releases": VECTORS,
+        "message_bytes": ROTATED_BYTES,
+    }
+    return intend(
+        ledger,
+        **{
+            **rotated,
+            "cohort": MEMBERS,
+            "hidden": HiddenBinding(ctx=ctx, number=number),
+            **changes,
+        },
+    )
 
 
 def settle(ledger, ref, size, receipt="5c1f"):
@@ -223,7 +271,10 @@ def settle(ledger, ref, size, receipt="5c1f"):
 
 
 def keyed(path, key=KEY):
-    """Two rounds of a job whose parts cross by a Mix, a Gram and a secure sum; one padded upload broke and went on."""
+    """Two rounds of a job whose parts cross by a Mix, a Gram and a secure sum.
+
+    One padded upload broke and went on.
+    """
     with open_ledger(path, key=key) as ledger:
         ledger.start("staddle 0.1.0", HASH, HASH)
         rpc = "/staddle.v1.Federation/"
@@ -233,7 +284,9 @@ def keyed(path, key=KEY):
             ref = intend_padded(ledger, ctx, number, round_number=number)
             if number:
                 ledger.outcome(ref, "unknown", 64)
-                ref = intend_padded(ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64)
+                ref = intend_padded(
+                    ledger, ctx, 1, round_number=1, message_bytes=PADDED_BYTES - 64, offset=64
+                )
             ledger.digest(ref, (), payload(PADDED_BYTES))
             ledger.outcome(ref, "sent", PADDED_BYTES - 64 * number, "5c1f")
             protocol(ledger, "padded", 400, round_number=number, ctx=ctx, rpc=f"{rpc}Padded")
@@ -241,7 +294,11 @@ def keyed(path, key=KEY):
             settle(ledger, intend_rotated(ledger, use, round_number=number), ROTATED_BYTES)
             attempt = f"{number + 32:02x}" * 32
             protocol(ledger, "keys", 100, round_number=number, ctx=attempt)
-            settle(ledger, intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number), MASKED_BYTES)
+            settle(
+                ledger,
+                intend_masked(ledger, secagg=secagg(ctx=attempt), round_number=number),
+                MASKED_BYTES,
+            )
             open_sum(ledger, round_number=number, ctx=attempt)
         return ledger.stop("asked to stop")
 
@@ -257,7 +314,9 @@ DP = (
 
 def spend(ledger, size, epsilon, dataset="data", limit="8", root=None):
     """A head of a data set's privacy budget."""
-    head = TreeHead("staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32)
+    head = TreeHead(
+        "staddle.example/lung/silo-a/privacy/data", size, root or bytes([size % 256]) * 32
+    )
     return ledger.privacy_head(dataset, head, epsilon=epsilon, delta="0.00001", limit=limit)
 
 
@@ -269,7 +328,12 @@ def private(path, key=KEY):
         spend(ledger, 5, "1.2500")
         send(ledger, releases=DP, dataset="data")
         spend(ledger, 7, "1.7500")
-        send(ledger, releases=(replace(DP[0], ledger_ids=(2, 6)), *DP[1:]), dataset="data", round_number=4)
+        send(
+            ledger,
+            releases=(replace(DP[0], ledger_ids=(2, 6)), *DP[1:]),
+            dataset="data",
+            round_number=4,
+        )
         spend(ledger, 3, "0.5000", "scans", limit="1.5")
         send(ledger, job="j2", job_digest="cd" * 32)
         return ledger.stop("asked to stop")

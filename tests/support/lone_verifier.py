@@ -1,4 +1,6 @@
-"""The stand-alone verifier in an isolated interpreter, and ledgers written by other code than the package's."""
+"""The stand-alone verifier in an isolated interpreter, and ledgers written by other code than the
+package's.
+"""
 
 import hashlib
 import importlib.util
@@ -13,7 +15,8 @@ import staddle
 
 FILE = Path(str(staddle.__file__)).parent / "staddle_verify.py"
 
-# Runs one command line a line of standard input; answers with status, output, errors and what it imported of staddle.
+# Runs one command line a line of standard input; answers with status, output, errors and what it
+# imported of staddle.
 DRIVER = """
 import contextlib, importlib.util, io, json, sys, traceback
 spec = importlib.util.spec_from_file_location("lone", sys.argv[1])
@@ -34,12 +37,17 @@ for line in sys.stdin:
 
 
 class Tool:
-    """A copy of the one file in a folder of its own, and a process that has nothing else of Staddle."""
+    """A copy of the one file in a folder of its own, and a process that has nothing else of
+    Staddle.
+    """
 
     def __init__(self, folder):
         self.file = shutil.copy(FILE, folder / "copied.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", DRIVER, self.file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
+            [sys.executable, "-I", "-c", DRIVER, self.file],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
         )
 
     def __call__(self, *arguments):
@@ -74,16 +82,44 @@ HASH = "ab" * 32
 ORIGIN = "staddle.example/lung/hospital-a/egress"
 PEER = {"id": "coordinator", "spki": HASH}
 TENSORS = [
-    {"part": "model", "kind": "whole_model", "name": "w", "dtype": "float32", "shape": [10, 4], "bytes": 160},
-    {"part": "model", "kind": "whole_model", "name": "b", "dtype": "float32", "shape": [4], "bytes": 16},
-    {"part": "metric", "kind": "metric", "name": "correct", "dtype": "int64", "shape": [], "bytes": 8},
+    {
+        "part": "model",
+        "kind": "whole_model",
+        "name": "w",
+        "dtype": "float32",
+        "shape": [10, 4],
+        "bytes": 160,
+    },
+    {
+        "part": "model",
+        "kind": "whole_model",
+        "name": "b",
+        "dtype": "float32",
+        "shape": [4],
+        "bytes": 16,
+    },
+    {
+        "part": "metric",
+        "kind": "metric",
+        "name": "correct",
+        "dtype": "int64",
+        "shape": [],
+        "bytes": 8,
+    },
 ]
 TENSORS = [{**tensor, "taint": "private"} for tensor in TENSORS]
 SIZE = 184
 
 
 def start(**changes):
-    return {"type": "start", "silo": "hospital-a", "software": "s 1", "roster": HASH, "policy": HASH, **changes}
+    return {
+        "type": "start",
+        "silo": "hospital-a",
+        "software": "s 1",
+        "roster": HASH,
+        "policy": HASH,
+        **changes,
+    }
 
 
 def change(text="version = 1\n", before=None, **changes):
@@ -97,15 +133,42 @@ def applied(record):
 
 
 def intent(**changes):
-    record = {"type": "egress.intent", "silo": "hospital-a", "job": "j1", "job_digest": HASH, "method": "fedavg"}
-    record |= {"round": 3, "attempt": 0, "purpose": "update", "rpc": "/staddle/Upload", "recipient": PEER, "offset": 0}
-    record |= {"readers": ["coordinator"], "form": "plain", "tensors": TENSORS, "message": {"bytes": SIZE}}
+    record = {
+        "type": "egress.intent",
+        "silo": "hospital-a",
+        "job": "j1",
+        "job_digest": HASH,
+        "method": "fedavg",
+    }
+    record |= {
+        "round": 3,
+        "attempt": 0,
+        "purpose": "update",
+        "rpc": "/staddle/Upload",
+        "recipient": PEER,
+        "offset": 0,
+    }
+    record |= {
+        "readers": ["coordinator"],
+        "form": "plain",
+        "tensors": TENSORS,
+        "message": {"bytes": SIZE},
+    }
     return {**record, "policy": {"file": HASH, "rule": "update", "decision": "allow"}, **changes}
 
 
-SECAGG = {"ctx": HASH, "attempt": 0, "members": ["hospital-a", "hospital-b"], "threshold": 2, "colluders": 1}
+SECAGG = {
+    "ctx": HASH,
+    "attempt": 0,
+    "members": ["hospital-a", "hospital-b"],
+    "threshold": 2,
+    "colluders": 1,
+}
 SECAGG = {**SECAGG, "clipped": 0}
-WORDS = [{**tensor, "dtype": tensor["dtype"].replace("float", "uint").replace("int64", "uint64")} for tensor in TENSORS]
+WORDS = [
+    {**tensor, "dtype": tensor["dtype"].replace("float", "uint").replace("int64", "uint64")}
+    for tensor in TENSORS
+]
 MASKED = SIZE + 40
 
 
@@ -122,21 +185,46 @@ PADDED = [{**PADDED[0], "bytes": 320}, {**PADDED[1], "bytes": 32}]
 def padded(ctx=HASH, number=0, **changes):
     """One part, in words of 8 bytes."""
     hidden = {"ctx": ctx, "number": number}
-    return intent(**{"form": "padded", "hidden": hidden, "tensors": PADDED, "message": {"bytes": 352}, **changes})
+    return intent(
+        **{
+            "form": "padded",
+            "hidden": hidden,
+            "tensors": PADDED,
+            "message": {"bytes": 352},
+            **changes,
+        }
+    )
 
 
 def rotated(ctx=HASH, **changes):
     """One part, as it would be in the clear."""
     hidden = {"ctx": ctx, "number": 0}
-    return intent(**{"form": "rotated", "hidden": hidden, "tensors": TENSORS[:2], "message": {"bytes": 176}, **changes})
+    return intent(
+        **{
+            "form": "rotated",
+            "hidden": hidden,
+            "tensors": TENSORS[:2],
+            "message": {"bytes": 176},
+            **changes,
+        }
+    )
 
 
 def of_sum(name, /, **changes):
     """A record of a secure sum beside the masked message."""
     record = {"type": name, "job": "j1", "job_digest": HASH, "round": 3, "ctx": HASH}
     fields = {
-        "egress.protocol": {"kind": "keys", "rpc": "/x", "recipient": PEER, "message": {"bytes": 9, "sha256": HASH}},
-        "secagg.end": {"code": "SHARES", "blame": "coordinator or a silo of the cohort", "why": "no"},
+        "egress.protocol": {
+            "kind": "keys",
+            "rpc": "/x",
+            "recipient": PEER,
+            "message": {"bytes": 9, "sha256": HASH},
+        },
+        "secagg.end": {
+            "code": "SHARES",
+            "blame": "coordinator or a silo of the cohort",
+            "why": "no",
+        },
         "secagg.sum": {"survivors": ["hospital-a", "hospital-b"], "sha256": HASH},
         "secagg.signed": {
             "dataset": "data",
@@ -163,7 +251,9 @@ def private(*ids, dataset="data", **changes):
 
 
 def digest(ref, **changes):
-    tensors = [{"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS]
+    tensors = [
+        {"part": tensor["part"], "name": tensor["name"], "sha256": HASH} for tensor in TENSORS
+    ]
     return {
         "type": "egress.digest",
         "ref": ref,
@@ -174,11 +264,24 @@ def digest(ref, **changes):
 
 
 def outcome(ref, **changes):
-    return {"type": "egress.outcome", "ref": ref, "status": "sent", "bytes_sent": SIZE, "receipt": None, **changes}
+    return {
+        "type": "egress.outcome",
+        "ref": ref,
+        "status": "sent",
+        "bytes_sent": SIZE,
+        "receipt": None,
+        **changes,
+    }
 
 
 def opening(**changes):
-    record = {"type": "control.open", "session": "s1", "recipient": PEER, "max_messages": 100, "max_bytes": 1000}
+    record = {
+        "type": "control.open",
+        "session": "s1",
+        "recipient": PEER,
+        "max_messages": 100,
+        "max_bytes": 1000,
+    }
     return {**record, **changes}
 
 
@@ -211,14 +314,21 @@ def chained(records, lines=()):
     for record in records:
         number = len(lines)
         prev = leaf(lines[-1]).hex() if lines else "0" * 64
-        frame = {"v": 1, "seq": number, "prev": prev, "nonce": f"{number:032x}", "mono_us": 1000 * number}
+        frame = {
+            "v": 1,
+            "seq": number,
+            "prev": prev,
+            "nonce": f"{number:032x}",
+            "mono_us": 1000 * number,
+        }
         lines.append(spelt({**frame, "time": "2026-11-20T21:30:05.123456Z", **record}))
     return lines
 
 
 def signed(lines, key, origin=ORIGIN, more=""):
     """A checkpoint of lines as a note."""
-    text = f"{origin}\n{len(lines)}\n{b64encode(root([leaf(line) for line in lines])).decode()}\n{more}"
+    tree = b64encode(root([leaf(line) for line in lines])).decode()
+    text = f"{origin}\n{len(lines)}\n{tree}\n{more}"
     public = key.public_key().public_bytes_raw()
     key_id = hashlib.sha256(origin.encode() + b"\n\x01" + public).digest()[:4]
     return f"{text}\n— {origin} {b64encode(key_id + key.sign(text.encode())).decode()}\n".encode()

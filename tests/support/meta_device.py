@@ -1,4 +1,6 @@
-"""What would fail on a GPU, seen on torch's device "meta", which has no numbers: tensors of the host among its own."""
+"""What would fail on a GPU, seen on torch's device "meta", which has no numbers: tensors of the
+host among its own.
+"""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +8,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class OneDevice(TorchDispatchMode):
-    """No operation is of tensors on several devices; within a step, none brings a tensor from one to another."""
+    """No operation is of tensors on several devices.
+
+    Within a step, none brings a tensor from one to another.
+    """
 
     def __init__(self):
         super().__init__()
@@ -14,9 +19,14 @@ class OneDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         results = func(*args, **(kwargs or {}))
-        moves = not self.within and func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
+        moves = not self.within and func in (
+            torch.ops.aten._to_copy.default,
+            torch.ops.aten.copy_.default,
+        )
         if not moves:
-            tensors = [t for t in tree_leaves((args, kwargs, results)) if isinstance(t, torch.Tensor)]
+            tensors = [
+                t for t in tree_leaves((args, kwargs, results)) if isinstance(t, torch.Tensor)
+            ]
             devices = {t.device.type for t in tensors if t.ndim}
             assert len(devices) < 2, f"{func} of tensors on {devices}"
             assert not self.within or devices != {"cpu"}, f"{func} makes a tensor on the host"

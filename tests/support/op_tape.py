@@ -1,7 +1,9 @@
-"""A recorder as a GPU's, on the CPU: what ran is taken down operation by operation, and replayed without Python.
+"""A recorder as a GPU's, on the CPU: what ran is taken down operation by operation, and replayed
+without Python.
 
-As with a CUDA graph each operation has the tensors that it was recorded with, at their places, and numbers stay what
-they were then. Unlike there, recording does compute: the replay that follows it has nothing to do.
+As with a CUDA graph each operation has the tensors that it was recorded with, at their places, and
+numbers stay what they were then. Unlike there, recording does compute: the replay that follows it
+has nothing to do.
 """
 
 import torch

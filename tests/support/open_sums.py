@@ -1,4 +1,7 @@
-"""Tagged sums of a job's rounds, and deliveries of them, by a coordinator in the test's hand; no masks: they cancel."""
+"""Tagged sums of a job's rounds, and deliveries of them, by a coordinator in the test's hand.
+
+No masks: they cancel.
+"""
 
 import asyncio
 
@@ -40,12 +43,17 @@ HIDDEN = {**{key: value for key, value in COUNTED.items() if key != "tags"}, "au
 
 
 def make_tagged(folder) -> Made:
-    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four silos, a count.
+    """Jobs of five silos with tags: twins of one part, one of two, one whose rounds have four
+    silos, a count.
 
     And the first three once more, with sums that silos alone read.
     """
     files = local_federation.make(folder / "local", SILOS)
-    made = Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+    made = Made(
+        files,
+        rosters.load(files.folder / "roster.json"),
+        load_keys(files.folder / "coordinator" / "keys"),
+    )
     for name, method, changes in (
         ("simple", "fedavg", {}),
         ("twin", "fedavg", {}),
@@ -77,17 +85,26 @@ def make_tagged(folder) -> Made:
 class Summed:
     """The sum of one round of a job: who survived gave ``values``, each other ones in each round.
 
-    ``folds`` are what silos read of it, ``seen`` is what the coordinator has of each part in the end.
+    ``folds`` are what silos read of it, ``seen`` is what the coordinator has of each part in the
+    end.
     """
 
     def __init__(self, made, job, round_, survivors=SILOS, cohort=SILOS, key=KEY):
         self.made, self.job, self.round, self.survivors = made, job, round_, survivors
-        frame = JobPlan(job).round(round_).frame(made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
+        frame = (
+            JobPlan(job)
+            .round(round_)
+            .frame(made.roster.federation, rosters.digest(made.roster), MODEL, PARTS)
+        )
         self.parts = summed(job.up(round_))
         self.spec = specify(frame, cohort, 0)
         ctx, accumulator, given = self.spec.context(), Accumulator(self.spec), {}
         clear = self.spec.model_copy(
-            update={"groups": tuple(each.model_copy(update={"reader": "coordinator"}) for each in self.spec.groups)}
+            update={
+                "groups": tuple(
+                    each.model_copy(update={"reader": "coordinator"}) for each in self.spec.groups
+                )
+            }
         )
         without = Accumulator(clear)
         for silo in survivors:
@@ -99,7 +116,8 @@ class Summed:
             tagger = linear_tags.Tagger(key, ctx, len(self.parts))
             pads = silo_pads(self.spec, silo, key)
             accumulator.add(
-                words.tobytes() for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+                words.tobytes()
+                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
             without.add(words.tobytes() for words in masked_chunks(clear, silo, contributions, ()))
             given[silo] = tagger.padded(key, ctx, silo)
@@ -112,7 +130,9 @@ class Summed:
         )
         self.tags = linear_tags.combine(given, len(self.parts))
         self.words = {
-            part.name: b"".join(words.tobytes() for group, words in accumulator.numbers() if group == index)
+            part.name: b"".join(
+                words.tobytes() for group, words in accumulator.numbers() if group == index
+            )
             for index, part in enumerate(self.parts)
         }
 
@@ -120,15 +140,23 @@ class Summed:
         """What a silo gives of a part."""
         rng = torch.Generator().manual_seed(1000 * self.round + SILOS.index(silo))
         given = {
-            spec.name: torch.randn(spec.shape, generator=rng).abs().to(DTYPES[spec.dtype]) for spec in part.tensors
+            spec.name: torch.randn(spec.shape, generator=rng).abs().to(DTYPES[spec.dtype])
+            for spec in part.tensors
         }
         if part == METRICS:
             return dict.fromkeys(given, torch.tensor(3))
         weight = next((spec for spec in part.wire if spec.name == WEIGHT), None)
-        return given if weight is None else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+        return (
+            given
+            if weight is None
+            else {**given, WEIGHT: torch.ones(weight.shape, dtype=torch.float64)}
+        )
 
     def down(self, name, **changes):
-        """The part as it comes down, (message, words); ``changes`` spoil it: ``words`` and fields of the claim."""
+        """The part as it comes down, (message, words).
+
+        ``changes`` spoil it: ``words`` and fields of the claim.
+        """
         index = [part.name for part in self.parts].index(name)
         payload = self.spec.payload()
         fields = {
@@ -150,7 +178,9 @@ class Recipient:
         self.world = World(tagged, folder, tagged.policy(tagged.jobs["simple"]))
 
     def take(self, job, round_, frames, key=KEY, memory=None):
-        """What is delivered; ``remembered`` is afterwards what the silo then knows of the job's sums."""
+        """What is delivered; ``remembered`` is afterwards what the silo then knows of the job's
+        sums.
+        """
 
         async def scenario():
             self.world.client.delivery = frames
@@ -158,7 +188,11 @@ class Recipient:
                 await self.world.gate.hello()
             sharing = sharing_of(self.tagged, job, ME, self.folder / "job", key)
             plan = sharing.plan.round(round_)
-            taking = IncomingSums(sharing, plan, memory or Memory(start=round_)) if plan.sums_down else None
+            taking = (
+                IncomingSums(sharing, plan, memory or Memory(start=round_))
+                if plan.sums_down
+                else None
+            )
             found = await self.world.gate.fetch(plan, None, taking)
             self.remembered = taking and taking.memory
             return found

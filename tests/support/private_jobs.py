@@ -19,7 +19,9 @@ def private_job(made, name="private", **changes):
 
 def dataset(epsilon=8.0, delta=1e-5, **more):
     """The table of a policy."""
-    lines = [f"{key} = {value}" for key, value in {"epsilon": epsilon, "delta": delta, **more}.items()]
+    lines = [
+        f"{key} = {value}" for key, value in {"epsilon": epsilon, "delta": delta, **more}.items()
+    ]
     return "\n".join(["", "[dataset.data]", 'unit = "record"', *lines, ""])
 
 
@@ -42,7 +44,9 @@ def policy_for(made, *jobs, **table):
 def opened(world, policy=None):
     """The budget beside the ledger of a world."""
     policy = policy or world.policy
-    with budgets.opened(world.path.parent, policy, world.ledger, world.made.roster.federation, world.keys) as budget:
+    with budgets.opened(
+        world.path.parent, policy, world.ledger, world.made.roster.federation, world.keys
+    ) as budget:
         yield budget
 
 
@@ -53,7 +57,9 @@ def folder_of(world):
 
 def steps_of(budget, job):
     """Steps that a job has spent, by (sigma, q)."""
-    return dict(budget._budget._jobs[job.digest].steps) if job.digest in budget._budget._jobs else {}
+    return (
+        dict(budget._budget._jobs[job.digest].steps) if job.digest in budget._budget._jobs else {}
+    )
 
 
 __all__ = [

@@ -10,7 +10,13 @@ from support.raw_silo import SECONDS, Caller
 from staddle.algorithms.exchange.parts import delivered_items
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire
-from staddle.proto.convert.secagg_sent import Over, SecaggPoll, SecaggUpload, poll_to_wire, secagg_upload_to_wire
+from staddle.proto.convert.secagg_sent import (
+    Over,
+    SecaggPoll,
+    SecaggUpload,
+    poll_to_wire,
+    secagg_upload_to_wire,
+)
 from staddle.security.blind.plan import JobPlan
 from staddle.security.blind.sum import given
 from staddle.security.identity import roster as rosters
@@ -26,12 +32,17 @@ MIB = 1 << 20
 
 
 class BlindSilo(Caller):
-    """``contributions(round)``: its tensors by part. ``hear(effect)`` may change an effect, or be None for silence."""
+    """``contributions(round)``: its tensors by part.
+
+    ``hear(effect)`` may change an effect, or be None for silence.
+    """
 
     def __init__(self, address, keys, roster, job, contributions):
         super().__init__(address, keys, roster, job)
         terms = replace(Terms(colluders=job.security.colluders), batches=job.batches)
-        self.party = machine.Participant(self.silo, Signers.of(roster), terms, keys.sign, os.urandom)
+        self.party = machine.Participant(
+            self.silo, Signers.of(roster), terms, keys.sign, os.urandom
+        )
         self.whole_roster, self.contributions, self.memory = roster, contributions, Memory()
         self.hear = lambda effect: effect
         self.state, self.had, self.finished = None, 0, None
@@ -50,14 +61,18 @@ class BlindSilo(Caller):
     async def next(self, round_):
         """What it is told next; None if nothing is for the hold time."""
         asked = SecaggPoll(self.session, self.job.name, self.digest, round_, self.had)
-        told = secagg_delivery_from_wire(await self.stub.SecureNext(poll_to_wire(asked), timeout=SECONDS))
+        told = secagg_delivery_from_wire(
+            await self.stub.SecureNext(poll_to_wire(asked), timeout=SECONDS)
+        )
         self.had += told is not None
         return told
 
     async def take_part(self, round_):
         """The round, until its sum is open; what it was told in the end."""
         own = await self.frame(round_)
-        self.memory = self.memory.starting(NO_STATE if JobPlan(self.job).round(round_).sums_metrics_alone else round_)
+        self.memory = self.memory.starting(
+            NO_STATE if JobPlan(self.job).round(round_).sums_metrics_alone else round_
+        )
         self.had, self.finished = 0, None
         async with asyncio.timeout(SECONDS):
             while self.finished is None:
@@ -70,8 +85,12 @@ class BlindSilo(Caller):
             case SignedSpec(document, signature, notes, proofs):
                 excused = proven(proofs, own.federation, own.job_digest, self.party.signers)
                 party = replace(self.party, terms=replace(self.party.terms, excused=excused))
-                evidence = next((each for each in proofs if each.is_of(self.memory.signed_ctx)), None)
-                self.state, effects = machine.begin(party, own, document, signature, self.memory, notes, evidence)
+                evidence = next(
+                    (each for each in proofs if each.is_of(self.memory.signed_ctx)), None
+                )
+                self.state, effects = machine.begin(
+                    party, own, document, signature, self.memory, notes, evidence
+                )
             case Over(code):
                 self.state, effects = machine.advance(self.state, s.AttemptStopped(code))
                 effects = [effect for effect in effects if not isinstance(effect, s.LeaveAttempt)]
@@ -102,7 +121,9 @@ class BlindSilo(Caller):
                     await self.say(effect)
 
     async def say(self, body):
-        await self.stub.Secure(secagg_upload_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS)
+        await self.stub.Secure(
+            secagg_upload_to_wire(SecaggUpload(self.session, self.attempt, body)), timeout=SECONDS
+        )
 
     tags = b""  # of masked words, padded; where the job's silos share a key
     kept = b""  # its own share of what is compared by shares
@@ -110,7 +131,9 @@ class BlindSilo(Caller):
     def masked(self, terms):
         spec = self.state.spec
         parts = zip(self.job.up(spec.round), spec.groups, strict=True)
-        values = [given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts]
+        values = [
+            given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts
+        ]
         return b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms))
 
     def masked_frames(self, **changes):
@@ -124,9 +147,14 @@ class BlindSilo(Caller):
             "context": self.state.ctx,
             **changes,
         }
-        pieces = [self.words[at : at + MIB] for at in range(manifest.get("offset", 0), len(self.words), MIB)]
+        pieces = [
+            self.words[at : at + MIB]
+            for at in range(manifest.get("offset", 0), len(self.words), MIB)
+        ]
         digest = hashlib.sha256(self.words).digest()
-        end = tensor.End(sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        end = tensor.End(
+            sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
+        )
         return [
             tensor.Frame(manifest=tensor.Manifest(**manifest)),
             *(tensor.Frame(chunk=piece) for piece in pieces),

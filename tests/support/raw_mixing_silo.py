@@ -56,7 +56,10 @@ def cut(part, values):
 
 
 class MixSilo(BlindSilo):
-    """``contributions(round)`` are its tensors by part; ``rows`` what it opened in its last fetch, by part."""
+    """``contributions(round)`` are its tensors by part.
+
+    ``rows`` what it opened in its last fetch, by part.
+    """
 
     def __init__(self, address, keys, roster, job, contributions):
         super().__init__(address, keys, roster, job, contributions)
@@ -71,15 +74,21 @@ class MixSilo(BlindSilo):
         return self.epoch.others(self.silo)
 
     def line(self, part):
-        return JobPlan(self.job).line(part, self.whole_roster.federation, rosters.digest(self.whole_roster))
+        return JobPlan(self.job).line(
+            part, self.whole_roster.federation, rosters.digest(self.whole_roster)
+        )
 
     async def contribute(self):
-        made = contribute(self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign)
+        made = contribute(
+            self.epoch, self.silo, *(os.urandom(32) for _ in range(3)), self.keys.sign
+        )
         message = contributed_to_wire(Contributed(self.session, self.job.name, self.digest, *made))
         await self.stub.Contribute(message, timeout=SECONDS)
 
     async def heard(self, own, told):
-        """It makes no key of what silos gave, and so takes the coordinator's word for what made it."""
+        """It makes no key of what silos gave, and so takes the coordinator's word for what
+        made it.
+        """
         if isinstance(told.body, SignedSpec):
             own = replace(own, key_parts=json.loads(told.body.document)["key_parts"])
         await super().heard(own, told)
@@ -104,13 +113,18 @@ class MixSilo(BlindSilo):
         words = b"".join(w.tobytes() for w in o.hidden_pieces(line, version, seed, values, tagger))
         tag = tagger.padded(KEY, version.context(line), self.silo)
         sha256 = hashlib.sha256(words).digest()
-        made = o.make_upload(line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign)
-        root, generation = made[0].sealing.root, self.number  # others of this kind go on sealing to keys of the roster
+        made = o.make_upload(
+            line, version, sha256, tag, seed, os.urandom(32), self.others, self.keys.sign
+        )
+        # others of this kind go on sealing to keys of the roster
+        root, generation = made[0].sealing.root, self.number
         made = (*made, publish(line, version, root, generation, os.urandom(32), self.keys.sign))
         return words, version.context(line), made
 
     def word(self, part, made, /, **changes):
-        message = padded_to_wire(PaddedWord(self.session, self.job.name, self.digest, part.name, *made))
+        message = padded_to_wire(
+            PaddedWord(self.session, self.job.name, self.digest, part.name, *made)
+        )
         for name, value in changes.items():
             setattr(message, name, value)
         return message
@@ -123,7 +137,9 @@ class MixSilo(BlindSilo):
         (spec,) = part.tensors
         vectors = self.contributions(round_)[part.name][spec.name].double().numpy()
         turned = [
-            rotate(vectors[row : row + 1].copy(), JobPlan(self.job).use(part, round_, row).key(KEY))[0]
+            rotate(
+                vectors[row : row + 1].copy(), JobPlan(self.job).use(part, round_, row).key(KEY)
+            )[0]
             for row in range(len(vectors))
         ]
         told = self.whole_roster.federation, rosters.digest(self.whole_roster)
@@ -145,7 +161,9 @@ class MixSilo(BlindSilo):
             **changes,
         }
         digest = hashlib.sha256(payload).digest()
-        end = tensor.End(sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end())
+        end = tensor.End(
+            sha256=hashlib.sha256(digest).digest(), tensor_sha256=[digest], **self.ledger.end()
+        )
         offset = manifest.get("offset", 0)
         pieces = [payload[at : at + MIB] for at in range(offset, len(payload), MIB)]
         return [
@@ -176,20 +194,30 @@ class MixSilo(BlindSilo):
     def masked(self, terms):
         spec = self.state.spec
         parts = zip(summed(self.job.up(spec.round)), spec.groups, strict=True)
-        values = [given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts]
+        values = [
+            given(part, group, self.contributions(spec.round)[part.name]) for part, group in parts
+        ]
         tagger = Tagger(KEY, spec.context(), len(spec.groups))
-        made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger))
+        made = b"".join(
+            words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger)
+        )
         self.tags = tagger.padded(KEY, spec.context(), self.silo, terms=terms)
         if spec.compared is None:
             return made
         (part,) = shared(self.job.up(spec.round))
         vectors = self.contributions(spec.round)[part.name][part.tensors[0].name].double().numpy()
-        sealed, self.kept = deal_sealed(spec, self.silo, quantise(spec.compared, vectors), self.hiding)
+        sealed, self.kept = deal_sealed(
+            spec, self.silo, quantise(spec.compared, vectors), self.hiding
+        )
         return made + b"".join(sealed)
 
     async def part_standing(self, part, round_):
         request = pb.StandingRequest(
-            session=self.session, job=self.job.name, job_digest=self.digest, round=round_, part=part.name
+            session=self.session,
+            job=self.job.name,
+            job_digest=self.digest,
+            round=round_,
+            part=part.name,
         )
         return await self.stub.Standing(request, timeout=SECONDS)
 
@@ -203,21 +231,34 @@ class MixSilo(BlindSilo):
     async def opened(self, round_):
         """Rows by part, opened as a silo opens them: [(row, values, keep)]."""
         manifest, payload, end = await self.delivery(round_)
-        self.prekeys = {(part, word.version.silo): word for part, word in words_from_wire("c", manifest.prekeys)}
+        self.prekeys = {
+            (part, word.version.silo): word for part, word in words_from_wire("c", manifest.prekeys)
+        }
         at = sum(header.size for header in manifest.tensors)
         mixes = {p.name: p for n in range(self.job.length) for p in uploaded(self.job.up(n))}
         found = {}
         for mixed, sha256 in zip(
-            rows_from_wire("coordinator", manifest.rows, 100), end.tensor_sha256[len(manifest.tensors) :], strict=True
+            rows_from_wire("coordinator", manifest.rows, 100),
+            end.tensor_sha256[len(manifest.tensors) :],
+            strict=True,
         ):
             part = mixes[mixed.part]
             line = self.line(part)
             row, memory = mix_row.admit(
-                line, self.silo, mixed.document, mixed.signature, self.memory_of(part), self.terms, self.signers
+                line,
+                self.silo,
+                mixed.document,
+                mixed.signature,
+                self.memory_of(part),
+                self.terms,
+                self.signers,
             )
             mix_row.check_uploads(row, [each.upload for each in mixed.summands])
             own = {0: self.keys.exchange.private_bytes_raw()}
-            seeds = [o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers) for e in mixed.summands]
+            seeds = [
+                o.open_seed(line, e.upload, e.letter, self.silo, own, self.signers)
+                for e in mixed.summands
+            ]
             parts = zip(mixed.summands, row.shares, seeds, strict=True)
             summands = [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts]
             opening = o.Opening(line, KEY, summands, row.own_weight, self.own.get(part.name))
@@ -257,18 +298,28 @@ class DirectedSilo(MixSilo):
     def __init__(self, address, keys, roster, job, contributions, folder):
         super().__init__(address, keys, roster, job, contributions)
         folder.mkdir(parents=True, exist_ok=True)
-        self.sharing = Sharing.of(JobPlan(job), roster, keys, JobKeys(KEY, PARTS, self.others), folder)
+        self.sharing = Sharing.of(
+            JobPlan(job), roster, keys, JobKeys(KEY, PARTS, self.others), folder
+        )
         self.sharing.memory.begin(job)
         self.last = self.gave = -1  # rounds whose sum it is in, and whose parts it has given
-        self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))  # in place of prekeys
+        # in place of prekeys
+        self.sharing.prekeys.begin(keys.exchange.private_bytes_raw(), Known.first(self.others))
 
     def masked(self, terms):
         spec = self.state.spec
-        of, _ = sum_groups(self.job.up(spec.round), JobPlan(self.job).bounds, self.job.row_readers(spec.round))
+        of, _ = sum_groups(
+            self.job.up(spec.round), JobPlan(self.job).bounds, self.job.row_readers(spec.round)
+        )
         contributions = self.contributions(spec.round)
-        values = [given(part, group, contributions[part.name]) for part, group in zip(of, spec.groups, strict=True)]
+        values = [
+            given(part, group, contributions[part.name])
+            for part, group in zip(of, spec.groups, strict=True)
+        ]
         tagger, pads = Tagger(KEY, spec.context(), len(spec.groups)), self.sharing.pads(spec)
-        made = b"".join(words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads))
+        made = b"".join(
+            words.tobytes() for words in masked_chunks(spec, self.silo, values, terms, tagger, pads)
+        )
         own = {index: pad.key for index, pad in pads.items()}
         self.tags = tagger.padded(KEY, spec.context(), self.silo, own, terms)
         self.last = spec.round

@@ -40,7 +40,12 @@ class Caller:
         self.roster = bytes.fromhex(rosters.digest(roster))
 
     async def hello(self, **changes):
-        request = {"silo": self.silo, "protocol_min": 1, "protocol_max": 1, "roster_digest": self.roster}
+        request = {
+            "silo": self.silo,
+            "protocol_min": 1,
+            "protocol_max": 1,
+            "roster_digest": self.roster,
+        }
         request |= {"challenge": bytes(32), **changes}
         reply = await self.stub.Hello(pb.HelloRequest(**request), timeout=SECONDS)
         self.session = reply.session
@@ -80,13 +85,17 @@ class Caller:
         await self.answer("ACCEPT")
 
     async def upload(self, frames, wary=False):
-        """Write all frames; its reply. ``wary``: look after each whether the coordinator has ended the call.
+        """Write all frames; its reply.
 
-        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call that is just ending.
+        ``wary``: look after each whether the coordinator has ended the call.
+
+        gRPC reports INTERNAL instead of the coordinator's own status to whoever writes into a call
+        that is just ending.
         """
         call = self.stub.Upload(timeout=SECONDS)
         ended = asyncio.ensure_future(call.code())
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # it has ended the call
+        # it has ended the call
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
             for frame in frames:
                 await call.write(frame)
                 if wary and (await asyncio.wait({ended}, timeout=0.2))[0]:
@@ -101,11 +110,15 @@ class Caller:
         return await self.upload(frames_of(self, round_, **changes), wary)
 
     async def standing(self, round_=0):
-        request = pb.StandingRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        request = pb.StandingRequest(
+            session=self.session, job=self.job.name, job_digest=self.digest, round=round_
+        )
         return await self.stub.Standing(request, timeout=SECONDS)
 
     def fetch(self, round_):
-        request = pb.FetchRequest(session=self.session, job=self.job.name, job_digest=self.digest, round=round_)
+        request = pb.FetchRequest(
+            session=self.session, job=self.job.name, job_digest=self.digest, round=round_
+        )
         return self.stub.Fetch(request, timeout=SECONDS)
 
     async def delivered(self, round_):
@@ -122,7 +135,9 @@ class NoLedger:
         self.tree = Tree()
 
     def end(self, seq=None, held=None):
-        """What END says of the record ``seq``, by default some after those that the coordinator holds a head of."""
+        """What END says of the record ``seq``, by default some after those that the coordinator
+        holds a head of.
+        """
         if seq is not None and seq > 1000:  # no ledger has it; the head is of another place
             return {**self.end(), "ledger_seq": seq}
         seq = self.held + 3 if seq is None else seq
@@ -132,7 +147,12 @@ class NoLedger:
         note = self.signer.sign(seq + 1, self.tree.root(seq + 1))
         proof = Consistency(held, self.tree.consistency_proof(min(held, seq + 1), seq + 1), note)
         inclusion = self.tree.inclusion_proof(seq, seq + 1)
-        return {"ledger_seq": seq, "ledger_leaf": self.leaf, "head": bytes(proof), "inclusion": inclusion}
+        return {
+            "ledger_seq": seq,
+            "ledger_leaf": self.leaf,
+            "head": bytes(proof),
+            "inclusion": inclusion,
+        }
 
 
 def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq=None, named=None):
@@ -163,7 +183,9 @@ def frames_of(caller, round_=0, *, weight=100.0, fill=0.5, size=1024 * 1024, seq
         tensors=to_wire(items),
     )
     ledger = getattr(caller, "ledger", None)
-    end = tensor.End(sha256=digests.total, tensor_sha256=digests.tensors, **(ledger.end(seq) if ledger else {}))
+    end = tensor.End(
+        sha256=digests.total, tensor_sha256=digests.tensors, **(ledger.end(seq) if ledger else {})
+    )
     return [
         tensor.Frame(manifest=manifest),
         *(tensor.Frame(chunk=piece) for piece in pieces),

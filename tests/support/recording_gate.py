@@ -60,7 +60,10 @@ class Made:
             "silos": list(silos),
             "model": {"name": "cnn-digits", "classes": 3},
             **changes,
-            "method": {"name": method, "options": options or ({"rho": 0.5} if method == "pfedsim" else {})},
+            "method": {
+                "name": method,
+                "options": options or ({"rho": 0.5} if method == "pfedsim" else {}),
+            },
             "training": {"epochs": 1, "batch_size": 8, "lr": 0.1},
         }
         self.jobs[name] = local_federation.sign_job(self.files, document)
@@ -71,7 +74,10 @@ class Made:
         return (self.files.folder / "jobs" / f"{name}.json").read_bytes()
 
     def policy(self, *jobs, **replaced):
-        """A policy that allows what these jobs give; ``replaced`` changes pieces of its text, ``added`` comes last."""
+        """A policy that allows what these jobs give.
+
+        ``replaced`` changes pieces of its text, ``added`` comes last.
+        """
         text = local_federation.policy_text(jobs)
         added = replaced.pop("added", "")
         for old, new in replaced.pop("replace", {}).items():
@@ -121,7 +127,10 @@ class FakeClient:
 
     def _control(self, method, request, *replies):
         self.messages.append(request)
-        sent, received = [request.SerializeToString()], [reply.SerializeToString() for reply in replies]
+        sent, received = (
+            [request.SerializeToString()],
+            [reply.SerializeToString() for reply in replies],
+        )
         self.calls.append(Call(f"/staddle.v1.Federation/{method}", AGENT, sent, received))
 
     async def hello(self, request):
@@ -233,7 +242,10 @@ class World:
         return self.declares.items(round_) if self.declares else upload_items(self.job.up(round_))
 
     def payload(self, round_=0, **changes):
-        """What the job's round gives: random numbers, plausible counts; ``changes`` replaces tensors by name."""
+        """What the job's round gives: random numbers, plausible counts.
+
+        ``changes`` replaces tensors by name.
+        """
         rng = torch.Generator().manual_seed(round_)
         given = {}
         for item in self.items(round_):
@@ -247,7 +259,9 @@ class World:
 
     def wanted(self, payload, round_=0):
         """The bytes on the wire, the obvious way."""
-        return [bytes(tensor_bytes(payload[item.part][item.spec.name])) for item in self.items(round_)]
+        return [
+            bytes(tensor_bytes(payload[item.part][item.spec.name])) for item in self.items(round_)
+        ]
 
     def receipt(self, client):
         digests = stream.Digests(tuple(client.end.tensor_sha256))
@@ -261,7 +275,9 @@ class World:
             "sha256": digests.total.hex(),
             "ledger_seq": client.end.ledger_seq,
             "ledger_leaf": client.end.ledger_leaf.hex(),
-            "ledger_root": TreeHead.parse(Consistency.parse(client.end.head).checkpoint.text).root.hex(),
+            "ledger_root": TreeHead.parse(
+                Consistency.parse(client.end.head).checkpoint.text
+            ).root.hex(),
             **self.receipt_changes,
         }
         return pb.Receipt(signature=Receipt(**fields).sign(self.made.coordinator))
@@ -272,7 +288,10 @@ class World:
                 await self.gate.hello()
             given = self.payload(round_) if payload is None else payload
             await self.gate.give(
-                self.declared, round_, given if isinstance(given, Contributions) else Contributions(given), SILOS
+                self.declared,
+                round_,
+                given if isinstance(given, Contributions) else Contributions(given),
+                SILOS,
             )
 
         asyncio.run(scenario())

@@ -32,7 +32,15 @@ RELEASES = (
 BYTES = 160 + 16 + 8
 
 
-def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent", receipt="5c1f", **changes):
+def give(
+    ledger,
+    job="lung-1",
+    round_number=0,
+    releases=RELEASES,
+    status="sent",
+    receipt="5c1f",
+    **changes,
+):
     """One message: ``status`` "cut" has neither digest nor outcome, "silent" a digest alone."""
     fields = {
         "job": job,
@@ -62,7 +70,10 @@ def give(ledger, job="lung-1", round_number=0, releases=RELEASES, status="sent",
 
 
 def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"):
-    """Three jobs, one of them declined; messages of every outcome, two policies, sessions open and closed."""
+    """Three jobs, one of them declined.
+
+    Messages of every outcome, two policies, sessions open and closed.
+    """
     with open_ledger(path, silo, key) as ledger:
         ledger.start("staddle 0.1.0", roster, OTHER)
         ledger.stop("asked to stop")
@@ -87,7 +98,13 @@ def full(path, policy=HASH, roster=OTHER, silo="silo-a", key=KEY, receipt="5c1f"
         ledger.control_close(control, 8, 512)
         ledger.job_accept("lung-3", OTHER, "operator-2")
         give(ledger, "lung-3", 0, RELEASES[2:], readers=["coordinator", "silo-b"], status="silent")
-        ledger.policy_deny(job="lung-3", round_number=1, purpose="update", policy=policy, reasons=["too large", "NaN"])
+        ledger.policy_deny(
+            job="lung-3",
+            round_number=1,
+            purpose="update",
+            policy=policy,
+            reasons=["too large", "NaN"],
+        )
         ledger.control_open("s2", PEER, 50, 400)
     return path
 
@@ -116,7 +133,16 @@ def nasty(path):
             ledger.policy_deny(job=text, round_number=3, purpose=text, policy=OTHER, reasons=[text])
             releases = [Release(text, text, text, "float32", (3,)), *RELEASES]
             policy = Applied(file=OTHER, rule=text, decision="allow")
-            give(ledger, text, 0, releases, recipient=peer, readers=[text, text], form=text, policy=policy)
+            give(
+                ledger,
+                text,
+                0,
+                releases,
+                recipient=peer,
+                readers=[text, text],
+                form=text,
+                policy=policy,
+            )
             protocol(ledger, "keys", job=text, rpc=text, recipient=peer)
             end_sum(ledger, text, job=text, blame=text)
             ledger.control_close(control, 1, 1)

@@ -1,4 +1,6 @@
-"""What the tests of the secure sum's wire share: any message that is well formed, and the longest of each kind."""
+"""What the tests of the secure sum's wire share: any message that is well formed, and the longest
+of each kind.
+"""
 
 from hypothesis import strategies as st
 
@@ -18,7 +20,14 @@ from staddle.security.secagg.dealing import (
 )
 from staddle.security.secagg.evidence import Complaint, Misdealing, ShownShare, Unjoined, Unopened
 from staddle.security.secagg.gram_pieces import SealedShare
-from staddle.security.secagg.messages import Abandon, Header, Reveal, Revealed, Survival, SurvivorsShown
+from staddle.security.secagg.messages import (
+    Abandon,
+    Header,
+    Reveal,
+    Revealed,
+    Survival,
+    SurvivorsShown,
+)
 from staddle.security.secagg.receiving_keys import KeyDelivery, ReceivingKey
 
 HASH, SIGNATURE, SESSION = b"\xff" * 32, b"\xff" * 64, b"\xff" * 64
@@ -32,7 +41,9 @@ def names(n):
 
 
 def portion(dealer, holder):
-    return Portion(holder, *((b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)), HASH, HASH)
+    return Portion(
+        holder, *((b"", b"") if dealer == holder else (HASH, b"\xff" * SEALED_BYTES)), HASH, HASH
+    )
 
 
 def longest_given(n, groups=0, products=0):
@@ -42,7 +53,8 @@ def longest_given(n, groups=0, products=0):
     shares = tuple(Revealed(silo, PAIR, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos)
     bodies = {
         "keys": s.SendKeys(
-            KeyBundle(me, HASH, HASH, HASH, SIGNATURE), tuple(ReceivingKey(silo, HASH) for silo in silos[1:])
+            KeyBundle(me, HASH, HASH, HASH, SIGNATURE),
+            tuple(ReceivingKey(silo, HASH) for silo in silos[1:]),
         ),
         "shares": s.SendShares(dealing, tuple(portion(me, silo) for silo in silos)),
         "complaint": s.SendComplaint(Complaint(me, silos[1], HASH, SIGNATURE)),
@@ -58,29 +70,45 @@ def longest_given(n, groups=0, products=0):
 def longest_evidence(n, dealer=0):
     silos = names(n)
     by = silos[dealer]
-    shares = tuple(ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1])
+    shares = tuple(
+        ShownShare(silo, HeldShare(b"\xfe" * 33, b"\xfd" * 32)) for silo in silos[: 2 * n // 3 + 1]
+    )
     dealt = tuple(portion(by, silo) for silo in silos)
-    bundle, dealing = KeyBundle(by, HASH, HASH, HASH, SIGNATURE), Dealing(by, HASH, HASH, HASH, SIGNATURE)
+    bundle, dealing = (
+        KeyBundle(by, HASH, HASH, HASH, SIGNATURE),
+        Dealing(by, HASH, HASH, HASH, SIGNATURE),
+    )
     return Misdealing(b"{", bundle, dealing, dealt, Unjoined(PAIR, shares))
 
 
 def longest_told(n, groups=0, document=b"", noted=None, share=0, against=1, rounds=0):
-    """By the name of its body, the longest message that the first of n silos is told, with so many proofs."""
+    """By the name of its body, the longest message that the first of n silos is told, with so many
+    proofs.
+    """
     silos, tags = names(n), b"\xff" * 8 * groups
     notes = tuple(Abandon(silo, SIGNATURE) for silo in names(n if noted is None else noted))
-    deliveries = [(Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos]
+    deliveries = [
+        (Dealing(silo, HASH, HASH, HASH, SIGNATURE), portion(silo, silos[0])) for silo in silos
+    ]
     sealed = tuple(SealedShare(silo, b"\xff" * share) for silo in silos[1:]) if share else ()
     headers = tuple(Header(silo, HASH, 2**64 - 1, HASH, tags, SIGNATURE) for silo in silos)
     signed = tuple(Survival(silo, SIGNATURE) for silo in silos[: 2 * n // 3 + 1])
-    earlier = tuple(SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds))
+    earlier = tuple(
+        SurvivorsShown(bytes([at]) * 32, HASH, HASH, headers, signed) for at in range(rounds)
+    )
     bodies = {
         "spec": SignedSpec(
-            document, SIGNATURE, notes, tuple(longest_evidence(n, by) for by in range(against)), earlier
+            document,
+            SIGNATURE,
+            notes,
+            tuple(longest_evidence(n, by) for by in range(against)),
+            earlier,
         ),
         "keys": s.KeysReceived(
             tuple(KeyBundle(silo, HASH, HASH, HASH, SIGNATURE) for silo in silos),
             tuple(
-                KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length()) for silo in silos[1:]
+                KeyDelivery(silo, ReceivingKey(silos[0], HASH), (HASH,) * (n - 1).bit_length())
+                for silo in silos[1:]
             ),
         ),
         "shares": s.SharesReceived(
@@ -119,7 +147,9 @@ shown = st.builds(
     st.deferred(lambda: some(headers, lambda each: each.silo)),
     st.deferred(lambda: some(survivals, lambda each: each.silo)),
 )
-held = st.builds(HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32))
+held = st.builds(
+    HeldShare, st.binary(min_size=33, max_size=33), st.binary(min_size=32, max_size=32)
+)
 revealed = st.builds(Revealed, ids, st.sampled_from([SELF, PAIR]), held)
 
 
@@ -127,20 +157,28 @@ def portions_of(dealer):
     def sealed(holder):
         size = 0 if holder == dealer else SEALED_BYTES
         sealed = st.binary(min_size=size, max_size=size)
-        return st.builds(Portion, st.just(holder), hashes if size else st.just(b""), sealed, hashes, hashes)
+        return st.builds(
+            Portion, st.just(holder), hashes if size else st.just(b""), sealed, hashes, hashes
+        )
 
     return (ids | st.just(dealer)).flatmap(sealed)
 
 
 def some(each, key):
     """A set of them: each once, in order."""
-    return st.lists(each, max_size=4, unique_by=key).map(lambda found: tuple(sorted(found, key=key)))
+    return st.lists(each, max_size=4, unique_by=key).map(
+        lambda found: tuple(sorted(found, key=key))
+    )
 
 
 proofs = st.lists(hashes, max_size=10).map(tuple)
-deliveries = dealings.flatmap(lambda d: st.builds(PortionDelivery, st.just(d), portions_of(d.dealer), proofs))
+deliveries = dealings.flatmap(
+    lambda d: st.builds(PortionDelivery, st.just(d), portions_of(d.dealer), proofs)
+)
 dealt = dealings.flatmap(
-    lambda d: st.builds(s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder))
+    lambda d: st.builds(
+        s.SendShares, st.just(d), some(portions_of(d.dealer), lambda portion: portion.holder)
+    )
 )
 misdealings = dealings.flatmap(
     lambda d: st.builds(
@@ -150,7 +188,9 @@ misdealings = dealings.flatmap(
         st.just(d),
         some(portions_of(d.dealer), lambda portion: portion.holder),
         st.builds(
-            Unjoined, st.sampled_from([SELF, PAIR]), some(st.builds(ShownShare, ids, held), lambda each: each.holder)
+            Unjoined,
+            st.sampled_from([SELF, PAIR]),
+            some(st.builds(ShownShare, ids, held), lambda each: each.holder),
         )
         | st.builds(Unopened, ids, hashes),
     )

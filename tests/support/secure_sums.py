@@ -1,4 +1,6 @@
-"""What the tests of the secure sum share: fixed randomness, fixed keys, one small sum, one attempt in one process."""
+"""What the tests of the secure sum share: fixed randomness, fixed keys, one small sum, one attempt
+in one process.
+"""
 
 import hashlib
 import random
@@ -37,7 +39,9 @@ class Drawn:
 
 
 def key_of(member):
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"key of {member}".encode()).digest())
+    return Ed25519PrivateKey.from_private_bytes(
+        hashlib.sha256(f"key of {member}".encode()).digest()
+    )
 
 
 def signer(member):
@@ -59,7 +63,9 @@ def group(name="model", elements=20, **fields):
 
 
 def frame(**fields):
-    """A frame of one sum of one group of 20 elements, in chunks of 64 bytes, unless ``fields`` say otherwise."""
+    """A frame of one sum of one group of 20 elements, in chunks of 64 bytes, unless ``fields`` say
+    otherwise.
+    """
     given = {
         "federation": "lung",
         "roster": "aa" * 32,
@@ -78,13 +84,15 @@ def frame(**fields):
 
 
 class Run:
-    """One attempt: a coordinator, silos and their shells in this process, messages delivered in a drawn order.
+    """One attempt: a coordinator, silos and their shells in this process, messages delivered in a
+    drawn order.
 
-    ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "UploadWords", ...); it is silent from
-    then on. ``alter(silo, effect)`` may give another effect in the place of one that a silo sends, or None.
-    ``pads(silo)`` are those of groups that the coordinator is not to read. ``vectors``, by silo, are what is compared
-    by shares, and ``cut(silo, share)`` may give another sealed share in the place of one that a silo is told.
-    ``before[silo, event name]`` is (state, event) as they were; ``sent`` all effects, by who had them.
+    ``drops``: silo -> the effect that it no longer gets to, by name ("SendKeys", "UploadWords",
+    ...); it is silent from then on. ``alter(silo, effect)`` may give another effect in the place of
+    one that a silo sends, or None. ``pads(silo)`` are those of groups that the coordinator is not
+    to read. ``vectors``, by silo, are what is compared by shares, and ``cut(silo, share)`` may give
+    another sealed share in the place of one that a silo is told. ``before[silo, event name]`` is
+    (state, event) as they were; ``sent`` all effects, by who had them.
     """
 
     def __init__(
@@ -113,7 +121,9 @@ class Run:
         self.sealed, self.products = {}, b""
         self.silos, self.silent, self.uploads, self.opened, self.ends = {}, set(), {}, None, {}
         self.draws = {silo: Drawn(f"{seed}/{silo}") for silo in spec.cohort}
-        self.state, effects = coordinator.begin(spec, self.signers, self.terms, signer("coordinator"))
+        self.state, effects = coordinator.begin(
+            spec, self.signers, self.terms, signer("coordinator")
+        )
         self.do("coordinator", effects)
 
     def party(self, silo):
@@ -179,19 +189,30 @@ class Run:
                 ctx = self.spec.context()
                 tagger = Tagger(GROUP_KEY, ctx, len(self.spec.groups)) if self.spec.tagged else None
                 pads = self.pads(who)
-                chunks = masked_sum.masked_chunks(self.spec, who, self.given[who], terms, tagger, pads)
+                chunks = masked_sum.masked_chunks(
+                    self.spec, who, self.given[who], terms, tagger, pads
+                )
                 made = [words.tobytes() for words in chunks]
                 self.uploads[who], kept = made, b""
                 if hiding is not None:
                     quantised = quantise(self.spec.compared, self.vectors[who])
-                    self.sealed[who], kept = gram_pieces.deal_sealed(self.spec, who, quantised, hiding)
+                    self.sealed[who], kept = gram_pieces.deal_sealed(
+                        self.spec, who, quantised, hiding
+                    )
                 data = self.upload(who)
                 own = {index: pad.key for index, pad in pads.items()}
                 tags = tagger.padded(GROUP_KEY, ctx, who, own, terms) if tagger else b""
-                self.queue.append((who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags, kept)))
+                self.queue.append(
+                    (who, s.Streamed(len(data), hashlib.sha256(data).digest(), tags, kept))
+                )
             case s.SendHeader(header):
                 data = self.upload(who)
-                self.queue.append(("coordinator", c.WordsUploaded(header, len(data), hashlib.sha256(data).digest())))
+                self.queue.append(
+                    (
+                        "coordinator",
+                        c.WordsUploaded(header, len(data), hashlib.sha256(data).digest()),
+                    )
+                )
             case s.LeaveAttempt() if who != "coordinator":
                 self.ends[who] = effect
                 self.queue.append(("coordinator", c.SiloDropped(who, effect.code)))
@@ -201,7 +222,9 @@ class Run:
                 self.queue.append((silo, s.SharesReceived(deliveries)))
             case c.DeliverSurvivors(silos, headers):
                 for silo in silos:
-                    self.queue.append((silo, s.SurvivorsReceived(headers, self.told_shares(silo, headers))))
+                    self.queue.append(
+                        (silo, s.SurvivorsReceived(headers, self.told_shares(silo, headers)))
+                    )
             case c.Open(terms, survivors):
                 self.products = effect.products
                 self.open(terms, survivors)
@@ -240,12 +263,17 @@ class Run:
         self.queue.append(("coordinator", c.SumPublished(digest)))
 
     def effects(self, kind, who=None):
-        return [effect for by, effect in self.sent if isinstance(effect, kind) and who in (None, by)]
+        return [
+            effect for by, effect in self.sent if isinstance(effect, kind) and who in (None, by)
+        ]
 
 
 def ones(silos, elements=20):
     """The silo of number i gives i + 1, so that each subset has its own sum."""
-    return {silo: [masked_sum.GroupValues(np.full(elements, (i + 1) / 16))] for i, silo in enumerate(silos)}
+    return {
+        silo: [masked_sum.GroupValues(np.full(elements, (i + 1) / 16))]
+        for i, silo in enumerate(silos)
+    }
 
 
 def attempt(n=4, number=0, **fields):

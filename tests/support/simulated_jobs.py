@@ -49,7 +49,11 @@ def make_data(records, seed):
 
 def make_records(silos=SILOS, *, validation=True):
     return {
-        silo: Records(make_data(16 + 4 * i, i), make_data(9, 100 + i), make_data(7, 200 + i) if validation else None)
+        silo: Records(
+            make_data(16 + 4 * i, i),
+            make_data(9, 100 + i),
+            make_data(7, 200 + i) if validation else None,
+        )
         for i, silo in enumerate(silos)
     }
 
@@ -88,5 +92,9 @@ def conduct(out, run, population, until=None, schedule=SCHEDULE):
 
 def results(folder):
     """What a run gave, by file: all that two runs of the same must agree in."""
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if not name.startswith("checkpoint")}
+    found = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
+    return {
+        name: path.read_bytes() for name, path in found.items() if not name.startswith("checkpoint")
+    }

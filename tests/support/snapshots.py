@@ -1,4 +1,6 @@
-"""Snapshots of a simulation that never ran: small, and each made of the one before it as a round makes one."""
+"""Snapshots of a simulation that never ran: small, and each made of the one before it as a round
+makes one.
+"""
 
 import torch
 
@@ -9,12 +11,15 @@ from staddle.algorithms.engines.simulation import Snapshot
 
 def state(value, size=3):
     return SiloState(
-        {"extractor": {"w": torch.full((size,), float(value))}, "classifier": {}}, {"n": torch.tensor(value)}
+        {"extractor": {"w": torch.full((size,), float(value))}, "classifier": {}},
+        {"n": torch.tensor(value)},
     )
 
 
 def begun(silos=4):
-    return Snapshot(1, {f"s{i}": state(i) for i in range(silos)}, frozenset(), {}, Shelved({}, {}, {}))
+    return Snapshot(
+        1, {f"s{i}": state(i) for i in range(silos)}, frozenset(), {}, Shelved({}, {}, {})
+    )
 
 
 def after(before, changed, value):
@@ -22,9 +27,19 @@ def after(before, changed, value):
     states = {**before.states, **{silo: state(value) for silo in changed}}
     given = {("extractor", silo): {"w": torch.tensor([float(value)])} for silo in changed}
     mail = {key: held for key, held in before.shelved.mail.items() if key[1] not in changed}
-    mail["extractor", min(set(before.states) - set(changed))] = {"@keep": torch.tensor(0.5, dtype=torch.float64)}
-    shelved = Shelved({"model": {"w": torch.tensor([value])}}, {**before.shelved.versions, **given}, mail)
-    return Snapshot(before.round + 1, states, before.trained | set(changed), {"phi": torch.tensor([[value]])}, shelved)
+    mail["extractor", min(set(before.states) - set(changed))] = {
+        "@keep": torch.tensor(0.5, dtype=torch.float64)
+    }
+    shelved = Shelved(
+        {"model": {"w": torch.tensor([value])}}, {**before.shelved.versions, **given}, mail
+    )
+    return Snapshot(
+        before.round + 1,
+        states,
+        before.trained | set(changed),
+        {"phi": torch.tensor([[value]])},
+        shelved,
+    )
 
 
 def story(length=3):
@@ -38,7 +53,11 @@ def story(length=3):
 def told(snapshot):
     """All of a snapshot, for comparison."""
     states = {
-        silo: ({part: listed(held) for part, held in one.parts.items()}, listed(one.extra), one.taints)
+        silo: (
+            {part: listed(held) for part, held in one.parts.items()},
+            listed(one.extra),
+            one.taints,
+        )
         for silo, one in snapshot.states.items()
     }
     shelved = [

@@ -1,4 +1,6 @@
-"""A silo's split into training and test records, fixed: a drawn one may leave no test record, or any number of them."""
+"""A silo's split into training and test records, fixed: a drawn one may leave no test record, or
+any number of them.
+"""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""A tap between silos and their coordinator: it holds the keys of both sides and knows nothing of what it passes on.
+"""A tap between silos and their coordinator: it holds the keys of both sides and knows nothing of
+what it passes on.
 
-Every call, of whatever method, goes through one handler that takes bytes and gives bytes; messages and metadata of both
-directions are kept by silo. One upload may be cut midway.
+Every call, of whatever method, goes through one handler that takes bytes and gives bytes; messages
+and metadata of both directions are kept by silo. One upload may be cut midway.
 """
 
 import asyncio
@@ -31,7 +32,12 @@ class Tap(grpc.GenericRpcHandler):
         """``coordinator`` are its keys, ``silos`` the keys of the silos by name."""
         self.address = ""
         self.calls = {silo: [] for silo in silos}
-        self._target, self._roster, self._coordinator, self._silos = target, roster, coordinator, silos
+        self._target, self._roster, self._coordinator, self._silos = (
+            target,
+            roster,
+            coordinator,
+            silos,
+        )
         self._cuts = {}  # silo → frames after which its next upload is cut
         self._stalled = []  # calls to the coordinator whose silo's side was cut
         self._open = {silo: [] for silo in silos}
@@ -95,7 +101,8 @@ class Tap(grpc.GenericRpcHandler):
                     self._tell()
                     if call.method == UPLOAD and len(call.sent) == self._cuts.get(silo):
                         del self._cuts[silo]
-                        self._stalled.append(onward)  # as a line that fails on one side first; Standing ends it
+                        # as a line that fails on one side first; Standing ends it
+                        self._stalled.append(onward)
                         await context.abort(grpc.StatusCode.UNAVAILABLE, "the line broke")
                     await onward.write(data)
                 await onward.done_writing()
@@ -126,14 +133,23 @@ class Tap(grpc.GenericRpcHandler):
     async def _run(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         root = self._roster.coordinator.certificate.encode()
-        options = [*OPTIONS, ("grpc.ssl_target_name_override", f"{self._roster.coordinator.id}.staddle")]
+        options = [
+            *OPTIONS,
+            ("grpc.ssl_target_name_override", f"{self._roster.coordinator.id}.staddle"),
+        ]
         for silo, keys in self._silos.items():
-            credentials = grpc.ssl_channel_credentials(root, keys.tls_key, keys.entry.certificate.encode())
-            self._channels[silo] = grpc.aio.secure_channel(self._target, credentials, options=options)
+            credentials = grpc.ssl_channel_credentials(
+                root, keys.tls_key, keys.entry.certificate.encode()
+            )
+            self._channels[silo] = grpc.aio.secure_channel(
+                self._target, credentials, options=options
+            )
         server = grpc.aio.server(options=list(SERVER_OPTIONS))
         server.add_generic_rpc_handlers((self,))
         pair = (self._coordinator.tls_key, self._coordinator.entry.certificate.encode())
-        credentials = grpc.ssl_server_credentials([pair], self._roster.bundle().encode(), require_client_auth=True)
+        credentials = grpc.ssl_server_credentials(
+            [pair], self._roster.bundle().encode(), require_client_auth=True
+        )
         self.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials)}"
         await server.start()
         self._ready.set()

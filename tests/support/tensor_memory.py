@@ -1,4 +1,6 @@
-"""How many bytes of tensors there are at most while something runs, as an allocator would count them."""
+"""How many bytes of tensors there are at most while something runs, as an allocator would count
+them.
+"""
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,7 +21,9 @@ class Held(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 ref = StorageWeakRef(storage)
-                if storage.nbytes() and (ref.cdata not in self._there or self._there[ref.cdata][0].expired()):
+                if storage.nbytes() and (
+                    ref.cdata not in self._there or self._there[ref.cdata][0].expired()
+                ):
                     self._there[ref.cdata] = ref, storage.nbytes()
         self._there = {key: held for key, held in self._there.items() if not held[0].expired()}
         self.most = max(self.most, sum(nbytes for _, nbytes in self._there.values()))

@@ -1,7 +1,8 @@
 """A model by which equations are worked by hand: one number in, two classes out, row by row w.
 
-At w = (0, 0) both classes are as likely, so the gradient of record x = 1 of class 0 is p - (1, 0) = (-1/2, 1/2), and
-its Hessian p0 p1 (1, -1; -1, 1) = 1/4 (1, -1; -1, 1). At w = (a, -a) with 2a = ln 3, p = (3/4, 1/4), the loss ln 4/3.
+At w = (0, 0) both classes are as likely, so the gradient of record x = 1 of class 0 is p - (1, 0) =
+(-1/2, 1/2), and its Hessian p0 p1 (1, -1; -1, 1) = 1/4 (1, -1; -1, 1). At w = (a, -a) with 2a = ln
+3, p = (3/4, 1/4), the loss ln 4/3.
 """
 
 from math import log
@@ -38,7 +39,9 @@ def gradient_of(loss, part):
 
 def played(job, shards):
     """Silos' states after all rounds, and what the last delivery makes of them."""
-    simulation = Simulation(job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()}))
+    simulation = Simulation(
+        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()})
+    )
     while simulation.round < job.length:
         simulation.step()
     return simulation.states, {silo: seen.delivered for silo, seen in simulation.look().items()}
@@ -46,4 +49,8 @@ def played(job, shards):
 
 def same_model(one, other):
     """Whether the job's model, buffers too, has the same bits in two states."""
-    return all(torch.equal(v, other.parts[part][name]) for part in MODEL for name, v in one.parts[part].items())
+    return all(
+        torch.equal(v, other.parts[part][name])
+        for part in MODEL
+        for name, v in one.parts[part].items()
+    )

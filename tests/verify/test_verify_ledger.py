@@ -1,4 +1,6 @@
-"""A ledger's folder through the one file and through the package: the same verdict on each, and the right one."""
+"""A ledger's folder through the one file and through the package: the same verdict on each, and the
+right one.
+"""
 
 import json
 import os
@@ -63,10 +65,14 @@ from staddle.security.log.head import Signer
 from staddle.security.log.merkle import EMPTY_ROOT
 from staddle.security.log.note import SignatureKind, VerifierKey, cosign
 
-KEY, OTHER, WITNESS = (Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64))
+KEY, OTHER, WITNESS = (
+    Ed25519PrivateKey.from_private_bytes(bytes(range(n, n + 32))) for n in (0, 32, 64)
+)
 PUBLIC = VerifierKey(ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 STOP = {"type": "stop", "reason": "asked to stop"}
-SMALL = chained([intent(tensors=TENSORS[1:2], message={"bytes": 16}), outcome(0, status="failed", bytes_sent=4)])
+SMALL = chained(
+    [intent(tensors=TENSORS[1:2], message={"bytes": 16}), outcome(0, status="failed", bytes_sent=4)]
+)
 RECORDS = [
     start(),
     {"type": "job.accept", "job": "j1", "job_digest": HASH, "signer": "operator-1"},
@@ -76,13 +82,32 @@ RECORDS = [
     intent(),
     digest(4),
     outcome(4, receipt="5c1f"),
-    {"type": "policy.deny", "job": "j1", "round": 3, "purpose": "update", "policy": HASH, "reasons": ["no"]},
+    {
+        "type": "policy.deny",
+        "job": "j1",
+        "round": 3,
+        "purpose": "update",
+        "policy": HASH,
+        "reasons": ["no"],
+    },
     closing(2),
     intent(round=4, message={"bytes": 200}),
     outcome(9, status="unknown", bytes_sent=7),
-    intent(round=4, offset=170, message={"bytes": 14}, job="j2", recipient={"id": "hospital-b", "spki": HASH}),
+    intent(
+        round=4,
+        offset=170,
+        message={"bytes": 14},
+        job="j2",
+        recipient={"id": "hospital-b", "spki": HASH},
+    ),
     opening(session="s2"),
-    {"type": "job.decline", "job": "j3", "job_digest": HASH, "signer": "operator-1", "reasons": ["x" * 2000]},
+    {
+        "type": "job.decline",
+        "job": "j3",
+        "job_digest": HASH,
+        "signer": "operator-1",
+        "reasons": ["x" * 2000],
+    },
     {"type": "recovery", "dropped_bytes": 7, "last_good_seq": -1},
     {"type": "key.rotate", "old": str(PUBLIC), "new": "x"},
     {"type": "witness", "by": "hospital-b", "size": 3, "root": HASH},
@@ -122,7 +147,11 @@ def same(tool, tmp_path):
 def test_a_ledger_holds_however_it_is_cut_into_segments(same):
     for cut in range(1, len(LINES)):
         assert same([LINES[:cut], LINES[cut:]], signed(LINES, KEY)), same.out
-    assert same([[line] for line in LINES], signed(LINES[:7], KEY), [signed(LINES[:n], KEY) for n in (0, 1, 4, 17)])
+    assert same(
+        [[line] for line in LINES],
+        signed(LINES[:7], KEY),
+        [signed(LINES[:n], KEY) for n in (0, 1, 4, 17)],
+    )
     assert same([LINES, []], signed(LINES, KEY))
     assert same([], signed([], KEY))
 
@@ -146,13 +175,18 @@ def test_what_is_said_of_a_ledger(tool, tmp_path):
     assert (status, found["holds"]) == (0, True)
     assert [check["verdict"] for check in found["checks"]] == ["PASS"] * 6
     assert (found["records"], found["signed"], found["held"]) == (18, 12, 5)
-    assert "the first 12 of 18 records are those that the holder of the key signed" in found["shown"]
+    assert (
+        "the first 12 of 18 records are those that the holder of the key signed" in found["shown"]
+    )
     assert "cut no records off and wrote none anew behind the first 5;" in found["not_shown"]
     assert found["checks"][5]["found"].startswith("3 messages; 2 have no digest, and count as left")
     status, out = tool("ledger", folder, "--key", PUBLIC)
-    assert out.startswith("1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records")
+    assert out.startswith(
+        "1 PASS  files: 2 segments and a checkpoint\n2 PASS  checkpoint: of 12 records"
+    )
     assert (
-        "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8 bytes, 8 assumed" in out
+        "left: job 'j2', part 'metric', to 'hospital-b': 1 messages, 1 tensors, 1 elements, 8"
+        " bytes, 8 assumed" in out
     )
     assert "wrote none anew anywhere, since no other party's checkpoint was given;" in out
 
@@ -161,10 +195,20 @@ def test_what_left_is_what_the_package_counts(tool, tmp_path):
     folder = store(tmp_path / "ledger", [LINES], signed(LINES, KEY))
     _, found = tool.json("ledger", folder, "--key", PUBLIC)
     theirs = {
-        (job, part, recipient): [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
-        for (job, part, recipient), totals in messages.summary(folder, ("job", "part", "recipient")).items()
+        (job, part, recipient): [
+            totals.messages,
+            totals.tensors,
+            totals.elements,
+            totals.bytes,
+            totals.assumed,
+        ]
+        for (job, part, recipient), totals in messages.summary(
+            folder, ("job", "part", "recipient")
+        ).items()
     }
-    ours = {(row["job"], row["part"], row["recipient"]): list(row.values())[3:] for row in found["left"]}
+    ours = {
+        (row["job"], row["part"], row["recipient"]): list(row.values())[3:] for row in found["left"]
+    }
     assert ours == theirs
     assert ours["j1", "model", "coordinator"] == [2, 4, 88, 352, 176]
     assert ours["j1", "(message)", "coordinator"] == [1, 0, 0, 16, 16]
@@ -209,7 +253,8 @@ def test_padded_and_rotated_parts_are_counted_as_the_package_counts_them(tool, t
         part: [totals.messages, totals.tensors, totals.elements, totals.bytes, totals.assumed]
         for (_, part), totals in messages.summary(tmp_path / "ledger").items()
     }
-    assert ours["extractor"] == [3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES]  # one broke, and has no digest
+    # one broke, and has no digest
+    assert ours["extractor"] == [3, 6, 132, 3 * PADDED_BYTES - 64, PADDED_BYTES]
     assert ours["heads"] == [2, 2, 30, 2 * ROTATED_BYTES, 0]
     assert ours["(protocol)"] == [5, 0, 0, 300 + 2 * 500, 0]
 
@@ -277,7 +322,11 @@ def test_records_written_anew_are_found(same):
         anew = chained([start(software="other"), *RECORDS[at + 1 :]], LINES[:at])
         assert not same([anew], signed(LINES, KEY))
         assert not same([anew], signed(anew, KEY), [signed(LINES, KEY)])
-    assert same([chained([STOP], LINES[:5])], signed(chained([STOP], LINES[:5]), KEY), [signed(LINES[:5], KEY)])
+    assert same(
+        [chained([STOP], LINES[:5])],
+        signed(chained([STOP], LINES[:5]), KEY),
+        [signed(LINES[:5], KEY)],
+    )
 
 
 def test_a_ledger_behind_a_checkpoint_that_another_party_holds_is_found(same):
@@ -295,15 +344,25 @@ def test_segments_that_are_missing_swapped_empty_or_strange_are_found(same):
         assert not same([parts[a], parts[b], parts[c]], note_)
     assert not same([parts[0], [], parts[1], parts[2]], note_)
     for number in (1, 2, 3):
-        assert not same(parts, note_, prepare=lambda f, n=number: (f / f"seg-{n:08d}.jsonl").unlink())
+        assert not same(
+            parts, note_, prepare=lambda f, n=number: (f / f"seg-{n:08d}.jsonl").unlink()
+        )
     rename = [("1", "0"), ("1", "4"), ("2", "9")]
     for old, new in rename:
         assert not same(
             parts,
             note_,
-            prepare=lambda f, o=old, n=new: (f / f"seg-0000000{o}.jsonl").rename(f / f"seg-0000000{n}.jsonl"),
+            prepare=lambda f, o=old, n=new: (f / f"seg-0000000{o}.jsonl").rename(
+                f / f"seg-0000000{n}.jsonl"
+            ),
         )
-    for strange in ("seg-4.jsonl", "seg-00000004.json", "seg-000000004.jsonl", "seg-٠٠٠٠٠٠٠٤.jsonl", "egress.jsonl"):
+    for strange in (
+        "seg-4.jsonl",
+        "seg-00000004.json",
+        "seg-000000004.jsonl",
+        "seg-٠٠٠٠٠٠٠٤.jsonl",
+        "egress.jsonl",
+    ):
         assert not same(parts, note_, prepare=lambda f, name=strange: (f / name).write_bytes(b""))
     for harmless in ("LOCK", "seg-00000002.torn", "notes.txt"):
         assert same(parts, note_, prepare=lambda f, name=harmless: (f / name).write_bytes(b"x"))
@@ -322,10 +381,13 @@ def test_a_checkpoint_of_another_key_or_log_or_with_more_in_it_is_found(same):
         signed(chained([STOP]), KEY),
     ):
         assert not same([LINES], note_), note_
-        assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6  # others may add to theirs
+        # others may add to theirs
+        assert not same([LINES], signed(LINES, KEY), [note_]) or note_.count(b"\n") == 6
     beyond = signed(LINES, KEY).replace(b"\n18\n", b"\n19\n")
     assert not same([LINES], beyond)
-    assert not same([LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, SignatureKind.ED25519, bytes(32)))
+    assert not same(
+        [LINES], signed(LINES, KEY), key=VerifierKey(ORIGIN, SignatureKind.ED25519, bytes(32))
+    )
 
 
 def test_witnesses_must_have_cosigned_what_others_hold(tool, tmp_path):
@@ -337,13 +399,29 @@ def test_witnesses_must_have_cosigned_what_others_hold(tool, tmp_path):
     late = plain.signed_by(cosign("other\n", name, WITNESS, 1795291200))
     for held, status in ((cosigned, 0), (plain, 1), (late, 1)):
         (tmp_path / "held").write_bytes(bytes(held))
-        found = tool("ledger", folder, "--key", PUBLIC, "--checkpoint", tmp_path / "held", "--witness", witness)
+        found = tool(
+            "ledger",
+            folder,
+            "--key",
+            PUBLIC,
+            "--checkpoint",
+            tmp_path / "held",
+            "--witness",
+            witness,
+        )
         assert found[0] == status, found
 
 
 ONE, TWO = change("one"), change('two "\\ \n\té\u2028')
 ANOTHER = {**TWO, "before": ONE["after"]}
-DENY = {"type": "policy.deny", "job": "j1", "round": 3, "purpose": "update", "policy": ONE["after"], "reasons": ["no"]}
+DENY = {
+    "type": "policy.deny",
+    "job": "j1",
+    "round": 3,
+    "purpose": "update",
+    "policy": ONE["after"],
+    "reasons": ["no"],
+}
 BROKEN = [
     [change(after=HASH)],
     [change(before=HASH)],
@@ -426,7 +504,12 @@ BROKEN = [
     [padded(tensors=[*PADDED, {**PADDED[1], "part": "other"}], message={"bytes": 384})],
     [padded(tensors=[{**PADDED[0], "dtype": "uint32", "bytes": 160}], message={"bytes": 160})],
     [padded(tensors=[{**PADDED[0], "shape": [10, 5]}], message={"bytes": 320})],
-    [padded(tensors=[{**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}], message={"bytes": 0})],
+    [
+        padded(
+            tensors=[{**PADDED[0], "shape": [0], "bytes": 0, "dtype": "int64"}],
+            message={"bytes": 0},
+        )
+    ],
     [rotated(tensors=PADDED, message={"bytes": 352})],
     [rotated(tensors=TENSORS, message={"bytes": SIZE})],
     [rotated(message={"bytes": 180})],
@@ -440,7 +523,10 @@ BROKEN = [
     [padded(), rotated("cd" * 32, offset=8, message={"bytes": 168})],
     [padded(), intent(offset=8, message={"bytes": 176})],
     [padded(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 352, "sha256": HASH})],
-    [rotated(), digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 176, "sha256": HASH})],
+    [
+        rotated(),
+        digest(1, tensors=digest(1)["tensors"][:2], message={"bytes": 176, "sha256": HASH}),
+    ],
     [padded(), digest(1, tensors=[], message={"bytes": 351, "sha256": HASH})],
     [intent(tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
     [private(2)],
@@ -457,42 +543,121 @@ BROKEN = [
     [head(), head(8)],
     [head(), head(root="cd" * 32)],
     [head(), head(0)],
-    [intent(readers=["coordinator", "x"]), intent(tensors=[{**TENSORS[0], "readers": ["x", "coordinator"]}])],
+    [
+        intent(readers=["coordinator", "x"]),
+        intent(tensors=[{**TENSORS[0], "readers": ["x", "coordinator"]}]),
+    ],
 ]
 SOUND = [
     [intent(), ONE, intent(policy=applied(ONE)), DENY],
-    [ONE, ANOTHER, intent(policy=applied(TWO)), {**ONE, "before": TWO["after"]}, intent(policy=applied(ONE)), DENY],
-    [ONE, intent(policy=applied(ONE)), start(policy=TWO["after"]), digest(2), intent(policy=applied(ONE))],
+    [
+        ONE,
+        ANOTHER,
+        intent(policy=applied(TWO)),
+        {**ONE, "before": TWO["after"]},
+        intent(policy=applied(ONE)),
+        DENY,
+    ],
+    [
+        ONE,
+        intent(policy=applied(ONE)),
+        start(policy=TWO["after"]),
+        digest(2),
+        intent(policy=applied(ONE)),
+    ],
     [change("\n" * 2**18)],
-    [intent(), intent(cohort=[]), intent(cohort=["hospital-a"]), intent(cohort=["hospital-a", "hospital-b", "x"])],
+    [
+        intent(),
+        intent(cohort=[]),
+        intent(cohort=["hospital-a"]),
+        intent(cohort=["hospital-a", "hospital-b", "x"]),
+    ],
     [intent(), intent(offset=SIZE)],
     [intent(), intent(offset=SIZE, message={"bytes": 0})],
     [intent(), digest(1), outcome(1, status="unknown", bytes_sent=0)],
     [intent(), outcome(1, status="failed", bytes_sent=SIZE)],
     [intent(tensors=[], message={"bytes": 0})],
     [intent(), intent(), digest(1), digest(2), outcome(2), outcome(1)],
-    [masked(), masked(offset=MASKED), masked({**SECAGG, "ctx": "cd" * 32}, message={"bytes": SIZE})],
-    [masked(), digest(1, tensors=[], message={"bytes": MASKED, "sha256": HASH}), outcome(1, bytes_sent=MASKED)],
-    [masked(cohort=["hospital-a", "hospital-b", "hospital-c"]), intent(secagg=None), intent(form="x")],
-    [masked({**SECAGG, "members": ["hospital-a"], "threshold": 0}, tensors=[], message={"bytes": 0})],
-    [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("keys", "shares", "header", "survival")],
+    [
+        masked(),
+        masked(offset=MASKED),
+        masked({**SECAGG, "ctx": "cd" * 32}, message={"bytes": SIZE}),
+    ],
+    [
+        masked(),
+        digest(1, tensors=[], message={"bytes": MASKED, "sha256": HASH}),
+        outcome(1, bytes_sent=MASKED),
+    ],
+    [
+        masked(cohort=["hospital-a", "hospital-b", "hospital-c"]),
+        intent(secagg=None),
+        intent(form="x"),
+    ],
+    [
+        masked(
+            {**SECAGG, "members": ["hospital-a"], "threshold": 0}, tensors=[], message={"bytes": 0}
+        )
+    ],
+    [
+        of_sum("egress.protocol", kind=kind, ctx="cd" * 32)
+        for kind in ("keys", "shares", "header", "survival")
+    ],
     [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("reveal", "abandon", "end")],
     [of_sum("secagg.end", code=code, why='","type":"stop"') for code in Code],
-    [of_sum("secagg.sum"), of_sum("secagg.sum", survivors=["hospital-a"]), of_sum("secagg.end", why="x" * 500)],
-    [of_sum("secagg.signed"), of_sum("secagg.signed", absent=[], values="varying"), of_sum("secagg.sum")],
+    [
+        of_sum("secagg.sum"),
+        of_sum("secagg.sum", survivors=["hospital-a"]),
+        of_sum("secagg.end", why="x" * 500),
+    ],
+    [
+        of_sum("secagg.signed"),
+        of_sum("secagg.signed", absent=[], values="varying"),
+        of_sum("secagg.sum"),
+    ],
     [of_sum("egress.protocol", kind=kind, ctx="cd" * 32) for kind in ("contribution", "padded")],
-    [padded(), padded(offset=8, message={"bytes": 344}), padded("cd" * 32, 5), padded("ef" * 32, 9, round=4)],
+    [
+        padded(),
+        padded(offset=8, message={"bytes": 344}),
+        padded("cd" * 32, 5),
+        padded("ef" * 32, 9, round=4),
+    ],
     [padded(), padded("cd" * 32, tensors=[{**tensor, "part": "other"} for tensor in PADDED])],
     [padded(), padded("cd" * 32, job_digest="cd" * 32)],
     [rotated(), rotated(offset=160, message={"bytes": 16}), rotated("cd" * 32), rotated()],
     [padded(), rotated("cd" * 32), masked({**SECAGG, "ctx": "ef" * 32})],
-    [padded(), digest(1, tensors=[], message={"bytes": 352, "sha256": HASH}), outcome(1, bytes_sent=352)],
-    [rotated(), digest(1, tensors=[], message={"bytes": 176, "sha256": HASH}), outcome(1, bytes_sent=176)],
+    [
+        padded(),
+        digest(1, tensors=[], message={"bytes": 352, "sha256": HASH}),
+        outcome(1, bytes_sent=352),
+    ],
+    [
+        rotated(),
+        digest(1, tensors=[], message={"bytes": 176, "sha256": HASH}),
+        outcome(1, bytes_sent=176),
+    ],
     [intent(hidden=None), masked(hidden=None)],
     [intent(), intent(tensors=[{**tensor, "readers": []} for tensor in TENSORS])],
-    [intent(readers=["coordinator", "silos"], tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]])],
-    [head(), private(2, 8), head(), head(10, "cd" * 32, epsilon="0", limit="8.25"), private(9), intent(dp=None)],
-    [head(0), head(3, dataset="other"), private(0, 1, 2, dataset="other"), start(), private(2, dataset="other")],
+    [
+        intent(
+            readers=["coordinator", "silos"],
+            tensors=[{**TENSORS[0], "readers": ["silos"]}, *TENSORS[1:]],
+        )
+    ],
+    [
+        head(),
+        private(2, 8),
+        head(),
+        head(10, "cd" * 32, epsilon="0", limit="8.25"),
+        private(9),
+        intent(dp=None),
+    ],
+    [
+        head(0),
+        head(3, dataset="other"),
+        private(0, 1, 2, dataset="other"),
+        start(),
+        private(2, dataset="other"),
+    ],
     [opening(), start(), opening(), closing(3)],
     [opening(), closing(1, messages=100, bytes=1000)],
 ]
@@ -512,10 +677,23 @@ def test_a_rule_that_holds_is_no_fault(same, records):
 
 
 def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
-    lines = chained([start(), head(3), head(dataset="b\n", epsilon="0.5", limit="1"), head(7, "cd" * 32, epsilon="4")])
+    lines = chained(
+        [
+            start(),
+            head(3),
+            head(dataset="b\n", epsilon="0.5", limit="1"),
+            head(7, "cd" * 32, epsilon="4"),
+        ]
+    )
     assert same([lines], signed(lines, KEY))
-    assert "privacy: data set 'data': epsilon 4 at delta 0.00001, of 8; its budget had 7 records then" in same.out
-    assert "privacy: data set 'b\\n': epsilon 0.5 at delta 0.00001, of 1; its budget had 9 records then" in same.out
+    assert (
+        "privacy: data set 'data': epsilon 4 at delta 0.00001, of 8; its budget had 7 records then"
+        in same.out
+    )
+    assert (
+        "privacy: data set 'b\\n': epsilon 0.5 at delta 0.00001, of 1; its budget had 9 records"
+        " then" in same.out
+    )
     _, found = tool.json("ledger", tmp_path / "ledger", "--key", PUBLIC)
     assert [(row["dataset"], row["epsilon"], row["root"]) for row in found["budgets"]] == [
         ("b\n", "0.5", HASH),
@@ -523,7 +701,9 @@ def test_what_was_spent_of_each_budget_is_told(same, tool, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("number", ["", "1.", ".5", "-1", "1e3", "inf", "12345678901", "1." + "0" * 41, "1 "])
+@pytest.mark.parametrize(
+    "number", ["", "1.", ".5", "-1", "1e3", "inf", "12345678901", "1." + "0" * 41, "1 "]
+)
 def test_what_is_no_decimal_is_no_head(same, number):
     lines = chained([start(), head(epsilon=number)])
     assert not same([lines], signed(lines, KEY))
@@ -532,7 +712,9 @@ def test_what_is_no_decimal_is_no_head(same, number):
 
 def test_a_broken_rule_counts_for_nothing_and_all_are_counted(tool, tmp_path):
     lines = chained([start(), intent(), *([digest(7)] * 14)])
-    status, found = tool.json("ledger", store(tmp_path / "l", [lines], signed(lines, KEY)), "--key", PUBLIC)
+    status, found = tool.json(
+        "ledger", store(tmp_path / "l", [lines], signed(lines, KEY)), "--key", PUBLIC
+    )
     assert status == 1
     assert found["checks"][5]["found"].count("is a digest of seq 7, which is not an intent") == 10
     assert found["checks"][5]["found"].endswith("14 in all")
@@ -690,7 +872,11 @@ def test_unusual_text_is_a_record_all_the_same_and_moves_no_cursor(same, tool, t
 
 
 def test_the_longest_line(same):
-    room = 2**20 - 1 - len(chained([start(), {"type": "job.decline", **RECORDS[13], "reasons": [""]}])[-1])
+    room = (
+        2**20
+        - 1
+        - len(chained([start(), {"type": "job.decline", **RECORDS[13], "reasons": [""]}])[-1])
+    )
     for more, sound in ((0, True), (1, False)):
         lines = chained([start(), {**RECORDS[13], "reasons": ["a" * (room + more)]}])
         assert len(lines[1]) == 2**20 - 1 + more
@@ -699,11 +885,22 @@ def test_the_longest_line(same):
 
 def test_whole_numbers_are_those_below_2_to_the_53(lone):
     count = re.compile(lone.VALUES["count"])
-    near = [n * 10**power + more for n in (1, 8, 9, 90, 900, 9007) for power in range(18) for more in (-1, 0, 1)]
-    for number in [*range(200), *near, *(2**53 + n for n in range(-1100, 1100)), *(2**53 + 10**n for n in range(16))]:
+    near = [
+        n * 10**power + more
+        for n in (1, 8, 9, 90, 900, 9007)
+        for power in range(18)
+        for more in (-1, 0, 1)
+    ]
+    for number in [
+        *range(200),
+        *near,
+        *(2**53 + n for n in range(-1100, 1100)),
+        *(2**53 + 10**n for n in range(16)),
+    ]:
         assert bool(count.fullmatch(str(number))) == (0 <= number < 2**53), number
     assert not any(
-        count.fullmatch(text) for text in ("", "00", "01", "-0", "+1", "1.0", "1e3", "٣", "0123456789012345")
+        count.fullmatch(text)
+        for text in ("", "00", "01", "-0", "+1", "1.0", "1e3", "٣", "0123456789012345")
     )
 
 
@@ -730,7 +927,9 @@ def test_misuse_has_a_status_of_its_own(tool, tmp_path):
 def test_the_oracle_itself():
     """Two literal roots of RFC 6962's vectors, and one line by hand."""
     assert root([]).hex().startswith("e3b0c442")
-    assert root([leaf(bytes.fromhex(text)) for text in ("", "00", "10")]).hex().startswith("aeb6bcfe")
+    assert (
+        root([leaf(bytes.fromhex(text)) for text in ("", "00", "10")]).hex().startswith("aeb6bcfe")
+    )
     assert json.loads(SMALL[1])["prev"] == leaf(SMALL[0]).hex()
     assert spelt({"b": 1, "a": [True]}) == b'{"a":[true],"b":1}'
     assert b64encode(root([leaf(line) for line in SMALL])) in signed(SMALL, KEY)
@@ -757,6 +956,8 @@ def test_a_coordinators_ledger_holds_too(tool, tmp_path):
             ledger.delivered(silo, "j1", HASH, 3, Payload(bytes=184, sha256=HASH))
             ledger.refused(silo, head, "rolled back")
         ledger.stop("asked to stop")
-    status, out = tool("ledger", tmp_path / "ledger", "--key", Signer.of("lung", "coordinator", KEY).public)
+    status, out = tool(
+        "ledger", tmp_path / "ledger", "--key", Signer.of("lung", "coordinator", KEY).public
+    )
     assert status == 0, out
     assert "the first 8 of 8 records" in out

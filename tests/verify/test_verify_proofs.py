@@ -1,4 +1,6 @@
-"""Notes, checkpoints, trees and proofs: the literal vectors of the package's own tests, through both verifiers."""
+"""Notes, checkpoints, trees and proofs: the literal vectors of the package's own tests, through
+both verifiers.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,9 @@ from staddle.security.log.note import Note, SignatureKind, VerifierKey, cosign, 
 from staddle.security.log.tree_head import TreeHead, issue
 
 HERE = Path(__file__).parent.parent / "security" / "log"
-NOTES, TREES, HEADS, PROOFS = (load(HERE / f"test_{name}.py") for name in ("note", "merkle", "tree_head", "proof"))
+NOTES, TREES, HEADS, PROOFS = (
+    load(HERE / f"test_{name}.py") for name in ("note", "merkle", "tree_head", "proof")
+)
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 LOG = VerifierKey(HEADS.ORIGIN, SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
 
@@ -34,7 +38,10 @@ def verdict(ask, *faults):
 
 @pytest.fixture
 def opened(lone):
-    """The text of a note that all of these keys signed, by both; None if one refuses it, and then both do."""
+    """The text of a note that all of these keys signed, by both.
+
+    None if one refuses it, and then both do.
+    """
 
     def ask(data, keys):
         def theirs():
@@ -43,7 +50,10 @@ def opened(lone):
                 raise ProofError("not signed by all of them")
             return found.text
 
-        ours = verdict(lambda: lone.open_note(data, [lone.Key.parse(str(key)) for key in keys]), lone.FaultError)
+        ours = verdict(
+            lambda: lone.open_note(data, [lone.Key.parse(str(key)) for key in keys]),
+            lone.FaultError,
+        )
         assert ours == verdict(theirs, ProofError)
         return ours
 
@@ -55,13 +65,17 @@ def test_notes_of_others(opened):
     assert opened(NOTES.SIGNED, [peter, enoch]) == opened(NOTES.SIGNED, [enoch]) == NOTES.TEXT
     assert opened(NOTES.SIGNED, [replace(peter, name="other")]) is None
     arche, remora = VerifierKey.parse(NOTES.ARCHE_KEY), VerifierKey.parse(NOTES.REMORA_KEY)
-    assert opened(NOTES.PUBLIC, [arche, remora]).startswith("arche2025h1.staging.ct.transparency.dev\n1432088532\n")
+    assert opened(NOTES.PUBLIC, [arche, remora]).startswith(
+        "arche2025h1.staging.ct.transparency.dev\n1432088532\n"
+    )
     assert opened(NOTES.PUBLIC.replace(b"1432088532", b"1432088533"), [remora]) is None
     assert opened(HEADS.EXAMPLE, [HEADS.LOG, HEADS.WITNESSES[0]])
     assert opened(HEADS.EXAMPLE, [HEADS.LOG, HEADS.WITNESSES[1]]) is None
 
 
-@pytest.mark.parametrize("data", [data for data, _ in cases(NOTES.test_what_is_not_quite_a_note_is_refused)])
+@pytest.mark.parametrize(
+    "data", [data for data, _ in cases(NOTES.test_what_is_not_quite_a_note_is_refused)]
+)
 def test_what_is_not_quite_a_note(opened, data):
     assert opened(data, [VerifierKey.parse(NOTES.PETER_KEY)]) is None
 
@@ -71,7 +85,12 @@ def test_what_go_opens_and_what_not(opened, data, keys, signed):
     if signed is None:
         assert opened(data, [VerifierKey.parse(key) for key in keys]) is None
     else:
-        assert opened(data, [VerifierKey.parse(key) for key in keys if key.partition("+")[0] in signed]) == NOTES.TEXT
+        assert (
+            opened(
+                data, [VerifierKey.parse(key) for key in keys if key.partition("+")[0] in signed]
+            )
+            == NOTES.TEXT
+        )
 
 
 @pytest.mark.parametrize("key", NOTES.GO_REFUSES_KEYS)
@@ -95,7 +114,12 @@ def test_signatures_of_a_known_key_must_all_hold(opened):
     for data in (b"0", bytes(64), good.data[:-1], good.data + b"\0"):
         for signatures in ((good, replace(good, data=data)), (replace(good, data=data), good)):
             assert opened(bytes(Note("x\n", signatures)), [a]) is None
-    for data in (timed.data[:8], timed.data[:71], (6).to_bytes(8, "big") + timed.data[8:], b"\x80" + timed.data[1:]):
+    for data in (
+        timed.data[:8],
+        timed.data[:71],
+        (6).to_bytes(8, "big") + timed.data[8:],
+        b"\x80" + timed.data[1:],
+    ):
         assert opened(bytes(Note("x\n", (replace(timed, data=data),))), [w]) is None
     beyond = (2**63).to_bytes(8, "big") + KEY.sign(f"cosignature/v1\ntime {2**63}\nx\n".encode())
     assert opened(bytes(Note("x\n", (replace(timed, data=beyond),))), [w]) is None
@@ -109,7 +133,9 @@ def test_a_key_with_a_wrong_character(lone, key):
     parts = {key[a:b] for a in range(len(key)) for b in range(a, len(key) + 1)} - {key}
     changed = {key[:at] + chr(ord(key[at]) + 1) + key[at + 1 :] for at in range(len(key))}
     for bad in (
-        parts | changed | {key + "=", key + "\n", " " + key, key.replace("+", "++", 1), key.replace("+", "é+", 1)}
+        parts
+        | changed
+        | {key + "=", key + "\n", " " + key, key.replace("+", "++", 1), key.replace("+", "é+", 1)}
     ):
         with pytest.raises(lone.FaultError):
             lone.Key.parse(bad)
@@ -117,7 +143,9 @@ def test_a_key_with_a_wrong_character(lone, key):
             VerifierKey.parse(bad)
 
 
-@pytest.mark.parametrize("text", [text for text, _ in cases(HEADS.test_what_is_not_quite_a_checkpoint_is_refused)])
+@pytest.mark.parametrize(
+    "text", [text for text, _ in cases(HEADS.test_what_is_not_quite_a_checkpoint_is_refused)]
+)
 def test_what_is_not_quite_a_checkpoint(lone, text):
     """Signed by the log all the same: what a note may hold, and a checkpoint not."""
     log = VerifierKey("log", SignatureKind.ED25519, KEY.public_key().public_bytes_raw())
@@ -140,7 +168,9 @@ def test_checkpoints(lone):
         found = lone.open_checkpoint(bytes(issue(head, KEY)), key)
         assert (found.origin, found.size, found.root) == (head.origin, head.size, head.root)
     other = replace(HEADS.AT_4, origin=LOG.name.replace("-a", "-b"))
-    with pytest.raises(lone.FaultError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"):
+    with pytest.raises(
+        lone.FaultError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
+    ):
         lone.open_checkpoint(bytes(Note(other.text, (sign(other.text, LOG.name, KEY),))), key)
 
 
@@ -183,7 +213,11 @@ def test_inclusion(included):
         assert included(TREES.KNOWN[index], index, size, bytes.fromhex(TREES.ROOTS[size]), known)
     for index, size in TREES.PAIRS:
         assert included(
-            TREES.LEAVES[index], index, size, TREES.TREE.root(size), TREES.naive_path(index, TREES.LEAVES[:size])
+            TREES.LEAVES[index],
+            index,
+            size,
+            TREES.TREE.root(size),
+            TREES.naive_path(index, TREES.LEAVES[:size]),
         )
     for index, size in TREES.SMALL:
         path, root = TREES.TREE.inclusion_proof(index, size), TREES.TREE.root(size)
@@ -226,7 +260,9 @@ def test_consistency(grown):
         path = TREES.TREE.consistency_proof(old, size)
         for bent in TREES.bent(path):
             assert not grown(old, TREES.TREE.root(old), size, TREES.TREE.root(size), bent)
-        for old_root, root, *flipped in TREES.flips([TREES.TREE.root(old), TREES.TREE.root(size), *path]):
+        for old_root, root, *flipped in TREES.flips(
+            [TREES.TREE.root(old), TREES.TREE.root(size), *path]
+        ):
             assert not grown(old, old_root, size, root, flipped)
         for other, wrong in TREES.SMALL:
             grown(other, TREES.TREE.root(old), wrong, TREES.TREE.root(size), path)
@@ -266,9 +302,13 @@ def proven(tool, tmp_path):
         (tmp_path / "p").write_bytes(data)
         (tmp_path / "r").write_bytes(record)
         options = [option for witness in witnesses for option in ("--witness", witness)]
-        status, ask.out = tool("proof", tmp_path / "p", "--record", tmp_path / "r", "--key", key, *options)
+        status, ask.out = tool(
+            "proof", tmp_path / "p", "--record", tmp_path / "r", "--key", key, *options
+        )
         theirs = verdict(
-            lambda: proof.verify(proof.Proof.parse(data), merkle.leaf_hash(record), key, witnesses, len(witnesses)),
+            lambda: proof.verify(
+                proof.Proof.parse(data), merkle.leaf_hash(record), key, witnesses, len(witnesses)
+            ),
             ProofError,
         )
         assert (status == 0) == (theirs is not None), ask.out
@@ -279,12 +319,16 @@ def proven(tool, tmp_path):
 
 def test_a_proof_file(proven):
     assert proven(PROOFS.DATA)
-    assert "this record is number 3 (from 0) of 4 in the ledger staddle.example/lung/hospital-a/egress" in proven.out
+    assert (
+        "this record is number 3 (from 0) of 4 in the ledger staddle.example/lung/hospital-a/egress"
+        in proven.out
+    )
     assert proven(bytes(replace(PROOFS.PROOF, extra=b"somebody's")))
     assert not proven(PROOFS.DATA, RECORD + b"x")
     assert not proven(PROOFS.DATA, key=replace(LOG, name="other"))
     cosigned = replace(
-        PROOFS.PROOF, checkpoint=PROOFS.SIGNED.signed_by(cosign(PROOFS.SIGNED.text, "w", PROOFS.COORDINATOR, 5))
+        PROOFS.PROOF,
+        checkpoint=PROOFS.SIGNED.signed_by(cosign(PROOFS.SIGNED.text, "w", PROOFS.COORDINATOR, 5)),
     )
     assert proven(bytes(cosigned), witnesses=[PROOFS.WITNESS])
     assert not proven(PROOFS.DATA, witnesses=[PROOFS.WITNESS])
@@ -296,7 +340,9 @@ def test_a_record_may_end_with_its_newline(tool, tmp_path):
     assert tool("proof", tmp_path / "p", "--record", tmp_path / "r", "--key", LOG)[0] == 0
 
 
-@pytest.mark.parametrize("text", [text for text, _ in cases(PROOFS.test_what_is_not_quite_a_proof_is_refused)])
+@pytest.mark.parametrize(
+    "text", [text for text, _ in cases(PROOFS.test_what_is_not_quite_a_proof_is_refused)]
+)
 def test_what_is_not_quite_a_proof(proven, text):
     assert not proven(text.encode())
 
@@ -323,7 +369,9 @@ def growth(tool, tmp_path):
     def ask(old, new, data, key=LOG):
         for name, content in (("old", old), ("new", new), ("proof", data)):
             (tmp_path / name).write_bytes(content)
-        status, ask.out = tool("growth", tmp_path / "old", tmp_path / "new", tmp_path / "proof", "--key", key)
+        status, ask.out = tool(
+            "growth", tmp_path / "old", tmp_path / "new", tmp_path / "proof", "--key", key
+        )
 
         def theirs():
             found = consistency.Consistency.parse(data)
@@ -340,7 +388,9 @@ def growth(tool, tmp_path):
 
 
 def test_growth(growth):
-    notes = {size: issue(TreeHead(LOG.name, size, HEADS.TREE.root(size)), KEY) for size in range(10)}
+    notes = {
+        size: issue(TreeHead(LOG.name, size, HEADS.TREE.root(size)), KEY) for size in range(10)
+    }
     for old in range(10):
         for new in range(old, 10):
             data = bytes(consistency.prove(HEADS.TREE, notes[old], notes[new]))
@@ -373,5 +423,12 @@ def test_growth(growth):
         [b""],
     ):
         assert not growth(four, nine, b"\n".join(changed) + b"\n\n" + rest), changed
-    for changed in (b"", data[:-1], data + b"\n", data.replace(b"\n\n", b"\n", 1), head, b"\n" + data):
+    for changed in (
+        b"",
+        data[:-1],
+        data + b"\n",
+        data.replace(b"\n\n", b"\n", 1),
+        head,
+        b"\n" + data,
+    ):
         assert not growth(four, nine, changed)

@@ -1,8 +1,9 @@
 """Two public sets that come with scikit-learn, for trials without data of one's own.
 
 - "digits": 1,797 handwritten digits, x [1, 8, 8] in 0 … 1, ten classes.
-- "breast-cancer": 569 tumours, x [1, 1, 30], classes malignant and benign. Each feature is standardised by its mean and
-  deviation over all 569, which are public, and not over a silo's share.
+- "breast-cancer": 569 tumours, x [1, 1, 30], classes malignant and benign. Each feature is
+  standardised by its mean and deviation over all 569, which are public, and not over a silo's
+  share.
 """
 
 from typing import Literal
@@ -35,5 +36,7 @@ def breast_cancer() -> Dataset:
     x = (bunch.data - bunch.data.mean(0)) / bunch.data.std(0)
     names = tuple(str(name) for name in bunch.target_names)
     return Dataset(
-        torch.from_numpy(x.astype(np.float32))[:, None, None], torch.from_numpy(bunch.target.astype(np.int64)), names
+        torch.from_numpy(x.astype(np.float32))[:, None, None],
+        torch.from_numpy(bunch.target.astype(np.int64)),
+        names,
     )

@@ -1,13 +1,14 @@
-"""Tabular records from a CSV file whose columns the silo declares: numbers as they are, categories one-hot.
+"""Tabular records from a CSV file whose columns the silo declares: numbers as they are, categories
+one-hot.
 
 ::
 
     age;sex;bmi;outcome
     63;f;27,5;B             → an error that names line 2 and column 'bmi': decimals have a point
 
-What stands in for a missing value, what is subtracted and what is divided by are declared constants: taken from the
-records, they would be one more thing that the model tells of them. Errors name line and column, never what is there:
-they reach the silo's log and its ledger.
+What stands in for a missing value, what is subtracted and what is divided by are declared
+constants: taken from the records, they would be one more thing that the model tells of them. Errors
+name line and column, never what is there: they reach the silo's log and its ledger.
 """
 
 import csv
@@ -31,8 +32,10 @@ from ..dataset import Dataset
 from ..options import DataTable, Names, Number, Positive
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")  # fits int64; what is out of range is for the fit to find
-VALUE_BYTES = 16  # made of each value once all are read: float64, float32, and float32 of each side of the split
+# fits int64; what is out of range is for the fit to find
+CLASS_NUMBER = re.compile(r"-?[0-9]{1,18}")
+# made of each value once all are read: float64, float32, and float32 of each side of the split
+VALUE_BYTES = 16
 ASKED_EVERY = 2**22  # values, after which the memory that is left is looked at again
 MOST_LISTED = 20  # names of columns, in an error
 
@@ -60,12 +63,18 @@ class Csv(DataTable):
     center: dict[str, Number] = Field(default_factory=dict)
     scale: dict[str, Positive] = Field(default_factory=dict)
     missing: dict[str, Number | str] = Field(default_factory=dict)
-    """What a missing value counts as, before it is centred and scaled; in other columns it is an error."""
+    """What a missing value counts as, before it is centred and scaled.
+
+    In other columns it is an error.
+    """
     missing_marks: tuple[str, ...] = ("",)
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
-        used = [*self.features, *(name for name in (self.label, self.id, self.source) if name is not None)]
+        used = [
+            *self.features,
+            *(name for name in (self.label, self.id, self.source) if name is not None),
+        ]
         for name, values in (
             ("features, label, id and source", used),
             ("columns", self.columns),
@@ -75,33 +84,57 @@ class Csv(DataTable):
                 raise ValueError(f"{name}: {fault!r} is there twice; name each once")
         for key, table in self._by_column().items():
             if unknown := [name for name in table if name not in self.features]:
-                raise ValueError(f"{key}: {unknown[0]!r} is not in features; known: {', '.join(self.features)}")
+                raise ValueError(
+                    f"{key}: {unknown[0]!r} is not in features; known: {', '.join(self.features)}"
+                )
         for name, values in self.categories.items():
             if fault := _twice(values):
-                raise ValueError(f"categories: {fault!r} is there twice for {name!r}; name each once")
+                raise ValueError(
+                    f"categories: {fault!r} is there twice for {name!r}; name each once"
+                )
             if name in self.center or name in self.scale:
-                raise ValueError(f"{name!r} has categories, which are not centred or scaled; leave one of them out")
+                raise ValueError(
+                    f"{name!r} has categories, which are not centred or scaled; leave one of"
+                    " them out"
+                )
         for name, value in self.missing.items():
             known = self.categories.get(name)
             if known is None and isinstance(value, str):
-                raise ValueError(f"missing: {name} = {value!r}; give a number, or declare the column's categories")
+                raise ValueError(
+                    f"missing: {name} = {value!r}; give a number, or declare the column's"
+                    " categories"
+                )
             if known is not None and value not in known:
-                raise ValueError(f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}")
+                raise ValueError(
+                    f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
+                )
         return self
 
     def _by_column(self) -> dict[str, Sequence[str]]:
-        return {key: tuple(getattr(self, key)) for key in ("categories", "center", "scale", "missing")}
+        return {
+            key: tuple(getattr(self, key)) for key in ("categories", "center", "scale", "missing")
+        }
 
     def read(self) -> Dataset:
-        """Records [1, 1, numbers] in the order of the file; an id is that of its column, if declared."""
+        """Records [1, 1, numbers] in the order of the file.
+
+        An id is that of its column, if declared.
+        """
         x, y, asked = array("d"), array("q"), 0
-        told: dict[str, list[str]] = {name: [] for name in (self.id, self.source) if name is not None}
+        told: dict[str, list[str]] = {
+            name: [] for name in (self.id, self.source) if name is not None
+        }
         with _reading(self) as rows:
             header = [name.strip() for name in self.columns or next(rows)[1]]
-            places = {name: _place(self, header, name) for name in (*self.features, self.label, *told)}
+            places = {
+                name: _place(self, header, name) for name in (*self.features, self.label, *told)
+            }
             for line, row in rows:
                 if len(row) != len(header):
-                    raise LocalError(f"{self.file}, line {line}: {len(row)} columns, not {len(header)}; correct it")
+                    raise LocalError(
+                        f"{self.file}, line {line}: {len(row)} columns, not {len(header)};"
+                        " correct it"
+                    )
                 cells = {name: row[place].strip() for name, place in places.items()}
                 for name in self.features:
                     x.extend(_value(self, line, name, cells[name]))
@@ -111,15 +144,20 @@ class Csv(DataTable):
                         what = "an id" if name == self.id else "a source"
                         raise _fault(self, line, name, f"is empty; give the record {what}")
                     cells_there.append(cells[name])
-                if len(x) >= asked + ASKED_EVERY:  # how many values its text holds is not known before
+                # how many values its text holds is not known before
+                if len(x) >= asked + ASKED_EVERY:
                     asked = len(x)
-                    check_fits(self.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines")
+                    check_fits(
+                        self.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines"
+                    )
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
             values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
         names = self.class_names or self.classes
         labels = torch.from_numpy(np.array(y, dtype=np.int64))
-        ids, sources = (None if name is None else tuple(told[name]) for name in (self.id, self.source))
+        ids, sources = (
+            None if name is None else tuple(told[name]) for name in (self.id, self.source)
+        )
         return Dataset(torch.from_numpy(values), labels, names, ids, sources)
 
 
@@ -127,15 +165,22 @@ class Csv(DataTable):
 def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Lines that are not blank, with their numbers."""
     try:
-        with open_regular(table.file) as opened, io.TextIOWrapper(opened, "utf-8-sig", newline="") as file:
+        with (
+            open_regular(table.file) as opened,
+            io.TextIOWrapper(opened, "utf-8-sig", newline="") as file,
+        ):
             check_fits(table.file, table.file.stat().st_size, "its text")
             reader = csv.reader(file, delimiter=table.delimiter, strict=True)
             try:
                 yield ((reader.line_num, row) for row in reader if row)
             except StopIteration:
-                raise LocalError(f"{table.file}: is empty; give a line with the columns' names and records") from None
+                raise LocalError(
+                    f"{table.file}: is empty; give a line with the columns' names and records"
+                ) from None
             except csv.Error as error:
-                raise LocalError(f"{table.file}, line {reader.line_num}: {error}; correct its quotes") from error
+                raise LocalError(
+                    f"{table.file}, line {reader.line_num}: {error}; correct its quotes"
+                ) from error
     except UnicodeDecodeError:  # its text has the bytes
         raise LocalError(f"{table.file}: is not UTF-8; save it as UTF-8") from None
     except OSError as error:
@@ -146,19 +191,29 @@ def _place(table: Csv, header: list[str], name: str) -> int:
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
-        raise LocalError(f"{table.file}: has {header.count(name)} columns {name!r}; name them apart")
+        raise LocalError(
+            f"{table.file}: has {header.count(name)} columns {name!r}; name them apart"
+        )
     if table.columns is not None:
-        raise LocalError(f"{table.file}: data.columns has no {name!r}; add it where it stands in the file")
+        raise LocalError(
+            f"{table.file}: data.columns has no {name!r}; add it where it stands in the file"
+        )
     if len(header) == 1:
         fix = f"its first line has no {table.delimiter!r}: is data.delimiter another?"
     elif not {*table.features, table.label, table.id, table.source}.intersection(
         header
     ):  # it may be a record: nothing of it is told
-        fix = "nor any other that is declared; where a file has no line with the columns' names, give data.columns"
+        fix = (
+            "nor any other that is declared; where a file has no line with the columns' names, give"
+            " data.columns"
+        )
     elif near := difflib.get_close_matches(name, header, n=1):
         fix = f"did you mean {near[0]!r}?"
     else:
-        fix = f"its columns: {', '.join(header[:MOST_LISTED])}{' …' if len(header) > MOST_LISTED else ''}"
+        fix = (
+            "its columns:"
+            f" {', '.join(header[:MOST_LISTED])}{' …' if len(header) > MOST_LISTED else ''}"
+        )
     raise LocalError(f"{table.file}: has no column {name!r}; {fix}")
 
 
@@ -167,14 +222,26 @@ def _value(table: Csv, line: int, name: str, text: str) -> Cell:
     known, value = table.categories.get(name), table.missing.get(name)
     if text not in table.missing_marks:
         if known is None and not NUMBER.fullmatch(text):
-            raise _fault(table, line, name, "is not a number; write it like -3.5, or declare its categories")
+            raise _fault(
+                table, line, name, "is not a number; write it like -3.5, or declare its categories"
+            )
         value = float(text) if known is None else text
     elif value is None:
-        raise _fault(table, line, name, "is missing; complete it, or declare what it counts as in data.missing")
+        raise _fault(
+            table,
+            line,
+            name,
+            "is missing; complete it, or declare what it counts as in data.missing",
+        )
     if known is None:
         return ((float(value) - table.center.get(name, 0.0)) / table.scale.get(name, 1.0),)
     if value not in known:
-        raise _fault(table, line, name, f"is not one of its categories ({', '.join(known)}); correct it or add one")
+        raise _fault(
+            table,
+            line,
+            name,
+            f"is not one of its categories ({', '.join(known)}); correct it or add one",
+        )
     return tuple(float(value == category) for category in known)
 
 
@@ -190,7 +257,10 @@ def _class(table: Csv, line: int, text: str) -> int:
         return table.classes.index(text)
     if not CLASS_NUMBER.fullmatch(text):
         raise _fault(
-            table, line, table.label, "is not a class number; declare what stands there in order: classes = […]"
+            table,
+            line,
+            table.label,
+            "is not a class number; declare what stands there in order: classes = […]",
         )
     return int(text)
 

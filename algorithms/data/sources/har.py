@@ -1,12 +1,16 @@
-"""UCI HAR: windows of a smartphone's sensors worn by 30 persons, six activities (Anguita et al., ESANN 2013).
+"""UCI HAR: windows of a smartphone's sensors worn by 30 persons, six activities (Anguita et al.,
+ESANN 2013).
 
-A record has shape [9, 1, 128]: 2.56 s at 50 Hz of body acceleration x, y, z (g), angular velocity x, y, z (rad/s) and
-total acceleration x, y, z (g), as they are. It is read from
+A record has shape [9, 1, 128]: 2.56 s at 50 Hz of body acceleration x, y, z (g), angular velocity
+x, y, z (rad/s) and total acceleration x, y, z (g), as they are. It is read from
 
-- ``har.npz``: x [N, 9, 128], y [N] 0 … 5 and subject [N] 1 … 30, the windows of a subject in their official order; or
-- ``UCI HAR Dataset/{train,test}/``: the official text files, with their folders ``Inertial Signals``.
+- ``har.npz``: x [N, 9, 128], y [N] 0 … 5 and subject [N] 1 … 30, the windows of a subject in their
+  official order; or
+- ``UCI HAR Dataset/{train,test}/``: the official text files, with their folders ``Inertial
+  Signals``.
 
-Windows overlap by half: those of one unbroken recording are one group, which the split keeps on one side.
+Windows overlap by half: those of one unbroken recording are one group, which the split keeps on one
+side.
 """
 
 from pathlib import Path
@@ -23,10 +27,14 @@ from ..dataset import Dataset
 
 SUBJECTS = tuple(map(str, range(1, 31)))
 CLASSES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
-SIGNALS = tuple(f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
-RAW = slice(6, 9)  # total acceleration: overlaps agree to the last digit, which filtered signals need not
+SIGNALS = tuple(
+    f"{signal}_{axis}" for signal in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
+# total acceleration: overlaps agree to the last digit, which filtered signals need not
+RAW = slice(6, 9)
 LENGTH = 128
-TEXT_GROWS = 4  # bytes in memory for each of a table of numbers: "1 " is an int64, while the array grows twice that
+# bytes in memory for each of a table of numbers: "1 " is an int64, while the array grows twice that
+TEXT_GROWS = 4
 FILE, FOLDER = "har.npz", "UCI HAR Dataset"
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]  # x, y from 0, subject
@@ -40,14 +48,24 @@ def read_har(folder: Path) -> Dataset:
     elif (folder / FOLDER).is_dir():
         x, y, subject = _official(folder / FOLDER)
     else:
-        raise LocalError(f"{folder}: has neither {FILE} nor {FOLDER!r}; unpack UCI's HAR data set there")
-    if x.dtype.kind != "f" or x.shape != (len(y), len(SIGNALS), LENGTH) or y.shape != subject.shape or y.ndim != 1:
         raise LocalError(
-            f"{folder}: HAR: x is {x.dtype} {list(x.shape)}, y {list(y.shape)}, subject {list(subject.shape)}; "
-            f"give x [N, {len(SIGNALS)}, {LENGTH}] and for each window its y and subject"
+            f"{folder}: has neither {FILE} nor {FOLDER!r}; unpack UCI's HAR data set there"
+        )
+    if (
+        x.dtype.kind != "f"
+        or x.shape != (len(y), len(SIGNALS), LENGTH)
+        or y.shape != subject.shape
+        or y.ndim != 1
+    ):
+        raise LocalError(
+            f"{folder}: HAR: x is {x.dtype} {list(x.shape)}, y {list(y.shape)}, subject"
+            f" {list(subject.shape)}; give x [N, {len(SIGNALS)}, {LENGTH}] and for each window its"
+            " y and subject"
         )
     if y.dtype.kind not in "iu" or subject.dtype.kind not in "iu":
-        raise LocalError(f"{folder}: HAR: y is {y.dtype} and subject {subject.dtype}; give whole numbers")
+        raise LocalError(
+            f"{folder}: HAR: y is {y.dtype} and subject {subject.dtype}; give whole numbers"
+        )
     places = np.zeros(len(y), np.int64)
     chains = np.zeros(len(y), np.int64)
     for person in np.unique(subject):
@@ -58,14 +76,22 @@ def read_har(folder: Path) -> Dataset:
         torch.from_numpy(np.ascontiguousarray(x, np.float32))[:, :, None],
         torch.from_numpy(y.astype(np.int64)),
         CLASSES,
-        tuple(f"{person}/{place}" for person, place in zip(subject.tolist(), places.tolist(), strict=True)),
+        tuple(
+            f"{person}/{place}"
+            for person, place in zip(subject.tolist(), places.tolist(), strict=True)
+        ),
         tuple(map(str, subject.tolist())),
-        tuple(f"{person}/{chain}" for person, chain in zip(subject.tolist(), chains.tolist(), strict=True)),
+        tuple(
+            f"{person}/{chain}"
+            for person, chain in zip(subject.tolist(), chains.tolist(), strict=True)
+        ),
     )
 
 
 def _chains(x: NDArray[Any]) -> NDArray[np.int64]:
-    """The number of each window's recording: a window whose first half is the last half of the one before goes on."""
+    """The number of each window's recording: a window whose first half is the last half of the one
+    before goes on.
+    """
     half = LENGTH // 2
     joined = (x[1:, RAW, :half] == x[:-1, RAW, half:]).all((1, 2))
     return np.concatenate([[0], np.cumsum(~joined)]).astype(np.int64)
@@ -77,10 +103,15 @@ def _official(folder: Path) -> Arrays:
 
 
 def _part(folder: Path, part: str) -> Arrays:
-    x = [_text(folder / "Inertial Signals" / f"{signal}_{part}.txt", np.float32) for signal in SIGNALS]
+    x = [
+        _text(folder / "Inertial Signals" / f"{signal}_{part}.txt", np.float32)
+        for signal in SIGNALS
+    ]
     y, subject = (_text(folder / f"{name}_{part}.txt", np.int64)[:, 0] for name in ("y", "subject"))
     if any(signal.shape != (len(y), LENGTH) for signal in x) or len(subject) != len(y):
-        raise LocalError(f"{folder}: its files differ in their numbers of lines; unpack UCI's HAR data set again")
+        raise LocalError(
+            f"{folder}: its files differ in their numbers of lines; unpack UCI's HAR data set again"
+        )
     return np.stack(x, 1), y - 1, subject
 
 
@@ -94,4 +125,6 @@ def _text(file: Path, dtype: type[Any]) -> NDArray[Any]:
             f"{file}: cannot read it: {error.strerror or error}; unpack UCI's HAR data set again"
         ) from error
     except ValueError:  # its text has the numbers
-        raise LocalError(f"{file}: is not a table of numbers; unpack UCI's HAR data set again") from None
+        raise LocalError(
+            f"{file}: is not a table of numbers; unpack UCI's HAR data set again"
+        ) from None

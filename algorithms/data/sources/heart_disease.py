@@ -1,9 +1,11 @@
-"""UCI Heart Disease: four hospitals, 13 features, heart disease absent or present (num = 0 or 1 … 4).
+"""UCI Heart Disease: four hospitals, 13 features, heart disease absent or present (num = 0 or 1 …
+4).
 
-Janosi, Steinbrunn, Pfisterer & Detrano, 1989, doi:10.24432/C52P4X. A record has shape [1, 1, 22]: numbers as
-(value - centre) / scale, codes one-hot. Centres and scales are round figures near the means and deviations that
-Cleveland's public file has. A missing number counts as its centre, a missing code as the declared one; nothing is
-computed from a silo's records. A cholesterol or blood pressure of 0 is a missing one: Switzerland has no other.
+Janosi, Steinbrunn, Pfisterer & Detrano, 1989, doi:10.24432/C52P4X. A record has shape [1, 1, 22]:
+numbers as (value - centre) / scale, codes one-hot. Centres and scales are round figures near the
+means and deviations that Cleveland's public file has. A missing number counts as its centre, a
+missing code as the declared one; nothing is computed from a silo's records. A cholesterol or blood
+pressure of 0 is a missing one: Switzerland has no other.
 """
 
 from collections.abc import Sequence
@@ -67,7 +69,10 @@ def _read(folder: Path, hospital: str) -> tuple[Tensor, Tensor]:
         missing_marks=("?",),
     ).read()
     if not torch.isin(raw.y, torch.arange(DEGREES + 1)).all():
-        raise LocalError(f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file again")
+        raise LocalError(
+            f"{file}, column 'num': holds a label outside 0 … {DEGREES}; fetch the official file"
+            " again"
+        )
     columns = [_column(file, name, raw.x[:, 0, 0, place]) for place, name in enumerate(FEATURES)]
     return torch.cat(columns, dim=1), (raw.y > 0).to(torch.int64)
 
@@ -77,7 +82,9 @@ def _column(file: Path, name: str, values: Tensor) -> Tensor:
     if name in CODES:
         hot = values[:, None] == torch.tensor(CODES[name])
         if not hot.any(1).all():
-            raise LocalError(f"{file}, column {name!r}: holds none of the codes {CODES[name]}; fetch it again")
+            raise LocalError(
+                f"{file}, column {name!r}: holds none of the codes {CODES[name]}; fetch it again"
+            )
         return hot.to(torch.float32)
     centre, scale = NUMBERS[name]
     if name in NEVER_ZERO:

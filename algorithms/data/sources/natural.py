@@ -1,8 +1,11 @@
-"""Public sets whose records come from named sources, each of which can be a silo: hospitals, persons, regions.
+"""Public sets whose records come from named sources, each of which can be a silo: hospitals,
+persons, regions.
 
-- "heart-disease": UCI Heart Disease (Detrano et al., 1989), files processed.cleveland.data and so on: ``data_heart``.
+- "heart-disease": UCI Heart Disease (Detrano et al., 1989), files processed.cleveland.data and so
+  on: ``data_heart``.
 - "har": UCI HAR, smartphones worn by 30 persons (Anguita et al., 2013): ``data_har``.
-- "tcga-brca": breast cancer in six regions, as FLamby prepares it (Ogier du Terrail et al., 2022): ``data_brca``.
+- "tcga-brca": breast cancer in six regions, as FLamby prepares it (Ogier du Terrail et al., 2022):
+  ``data_brca``.
 
 A silo names its own sources, and needs no file of the others where they have files of their own.
 """
@@ -40,7 +43,9 @@ class Natural(DataTable):
         if self.sources is not None:
             known = SOURCES[self.name]
             if unknown := [name for name in self.sources if name not in known]:
-                raise ValueError(f"sources: {unknown[0]!r} is not one of {self.name}; known: {', '.join(known)}")
+                raise ValueError(
+                    f"sources: {unknown[0]!r} is not one of {self.name}; known: {', '.join(known)}"
+                )
             if len(set(self.sources)) < len(self.sources):
                 raise ValueError("sources: one is there twice; name each once")
         if self.years is not None and self.name != "tcga-brca":
@@ -60,6 +65,7 @@ class Natural(DataTable):
         own = data.take(np.flatnonzero(np.isin(np.array(data.sources), wanted)))
         if not len(own):
             raise LocalError(
-                f"{self.folder}: no record of {', '.join(wanted)}; name other sources, or complete the file"
+                f"{self.folder}: no record of {', '.join(wanted)}; name other sources, or complete"
+                " the file"
             )
         return own

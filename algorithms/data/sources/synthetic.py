@@ -1,11 +1,13 @@
-"""PPFL's synthetic population: silos whose labels come from a mixture of logistic models (after Marfoq et al., 2021).
+"""PPFL's synthetic population: silos whose labels come from a mixture of logistic models (after
+Marfoq et al., 2021).
 
-θ_k ~ U(−1, 1)^d for each component k; for silo i: n_i = min(⌊LogNormal(4, 2)⌋ + 50, 1000), w_i ~ Dirichlet(α·1),
-counts by component ~ Multinomial(n_i, w_i), x ~ U(−1, 1)^d, y = round(sigmoid(x·θ_k + N(0, σ))).
+θ_k ~ U(−1, 1)^d for each component k; for silo i: n_i = min(⌊LogNormal(4, 2)⌋ + 50, 1000), w_i ~
+Dirichlet(α·1), counts by component ~ Multinomial(n_i, w_i), x ~ U(−1, 1)^d, y = round(sigmoid(x·θ_k
++ N(0, σ))).
 
-The published population has 300 silos, K = 3, d = 150, α = 0.4, σ = 0.1 and seed 12345. The distributions are the
-same here and the draws are not: they come from this project's streams. Test records, drawn like the training records
-and ``tests`` for each silo, are our choice.
+The published population has 300 silos, K = 3, d = 150, α = 0.4, σ = 0.1 and seed 12345. The
+distributions are the same here and the draws are not: they come from this project's streams. Test
+records, drawn like the training records and ``tests`` for each silo, are our choice.
 """
 
 from collections.abc import Sequence
@@ -44,10 +46,16 @@ def population(
     largest: int = LARGEST,
 ) -> SyntheticDraw:
     """Draw a population; records have shape [1, 1, d], as the network "glm" takes them."""
-    if components < 1 or dimension < 1 or tests < 1 or largest < 1 or not (alpha > 0 and noise >= 0):
+    if (
+        components < 1
+        or dimension < 1
+        or tests < 1
+        or largest < 1
+        or not (alpha > 0 and noise >= 0)
+    ):
         raise LocalError(
-            f"population: components = {components}, dimension = {dimension}, alpha = {alpha}, noise = {noise}, "
-            f"tests = {tests}, largest = {largest}; give positive values"
+            f"population: components = {components}, dimension = {dimension}, alpha = {alpha},"
+            f" noise = {noise}, tests = {tests}, largest = {largest}; give positive values"
         )
     theta = uniform(stream(seed, "", 0, "synthetic/coefficients"), (components, dimension), -1, 1)
     shards, mixtures = {}, []
@@ -55,13 +63,20 @@ def population(
         rng = stream(seed, silo, 0, "synthetic/silo")
         size = min(int(rng.lognormal(4, 2)) + SMALLEST, largest)
         mixture = rng.dirichlet(np.full(components, alpha))
-        shards[silo] = (_draw(rng, theta, mixture, size, noise), _draw(rng, theta, mixture, tests, noise))
+        shards[silo] = (
+            _draw(rng, theta, mixture, size, noise),
+            _draw(rng, theta, mixture, tests, noise),
+        )
         mixtures.append(mixture)
     return SyntheticDraw(shards, torch.from_numpy(np.stack(mixtures)), torch.from_numpy(theta))
 
 
 def _draw(
-    rng: np.random.Generator, theta: NDArray[np.float64], mixture: NDArray[np.float64], size: int, noise: float
+    rng: np.random.Generator,
+    theta: NDArray[np.float64],
+    mixture: NDArray[np.float64],
+    size: int,
+    noise: float,
 ) -> Dataset:
     component = np.repeat(np.arange(len(theta)), rng.multinomial(size, mixture))  # [n]
     x = rng.uniform(-1, 1, (size, theta.shape[1]))

@@ -1,13 +1,17 @@
-"""TCGA-BRCA as FLamby prepares it (Ogier du Terrail et al., 2022, arXiv:2210.04620): 39 features, six regions.
+"""TCGA-BRCA as FLamby prepares it (Ogier du Terrail et al., 2022, arXiv:2210.04620): 39 features,
+six regions.
 
-The folder holds FLamby's ``brca.csv`` (pid, features, E = 1 where the patient has died, T = days until then or until
-the patient was last seen) and ``centers.csv``, which tells the region of a patient's hospital, the second part of the
-pid. Patients of the rest of the world ("Other"), of whom there are eight, are left out, as in FLamby.
+The folder holds FLamby's ``brca.csv`` (pid, features, E = 1 where the patient has died, T = days
+until then or until the patient was last seen) and ``centers.csv``, which tells the region of a
+patient's hospital, the second part of the pid. Patients of the rest of the world ("Other"), of whom
+there are eight, are left out, as in FLamby.
 
-FLamby's task is a Cox regression; here it is one of two classes. Class 1 has died within so many years, class 0 was
-seen alive after them; who was last seen alive before their end is neither, and is left out.
+FLamby's task is a Cox regression; here it is one of two classes. Class 1 has died within so many
+years, class 0 was seen alive after them; who was last seen alive before their end is neither, and
+is left out.
 
-A record has shape [1, 1, 39], age as (age - 58) / 13, the mean and deviation of the public file, and the rest 0 or 1.
+A record has shape [1, 1, 39], age as (age - 58) / 13, the mean and deviation of the public file,
+and the rest 0 or 1.
 """
 
 import csv
@@ -74,7 +78,10 @@ def read_brca(folder: Path, years: int) -> Dataset:
     """Patients of the six regions whose class is known; an id is the pid."""
     for name in ("brca.csv", "centers.csv"):
         if not (folder / name).is_file():
-            raise LocalError(f"{folder / name}: no such file; put FLamby's brca.csv and centers.csv into that folder")
+            raise LocalError(
+                f"{folder / name}: no such file; put FLamby's brca.csv and centers.csv into that"
+                " folder"
+            )
     regions = _regions(folder / "centers.csv")
     file = folder / "brca.csv"
     raw = Csv(
@@ -90,7 +97,8 @@ def read_brca(folder: Path, years: int) -> Dataset:
     found = [regions.get(pid.split("-")[1]) if pid.count("-") else None for pid in raw.ids or ()]
     if None in found:
         raise LocalError(
-            f"{file}, record {found.index(None) + 1}: centers.csv has no region for its pid; fetch both again"
+            f"{file}, record {found.index(None) + 1}: centers.csv has no region for its pid; fetch"
+            " both again"
         )
     days, died = raw.x[:, 0, 0, -1], raw.y == 1
     dead, alive = died & (days <= years * DAYS), days > years * DAYS
@@ -102,10 +110,15 @@ def read_brca(folder: Path, years: int) -> Dataset:
 
 def _regions(file: Path) -> dict[str, str]:
     try:
-        with open_regular(file) as opened, io.TextIOWrapper(opened, "utf-8-sig", newline="") as lines:
+        with (
+            open_regular(file) as opened,
+            io.TextIOWrapper(opened, "utf-8-sig", newline="") as lines,
+        ):
             check_fits(file, file.stat().st_size, "its text")
             return {row["TSS Code"]: row["Region"] for row in csv.DictReader(lines, strict=True)}
     except OSError as error:
         raise LocalError(f"{file}: cannot read it: {error.strerror or error}") from error
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise LocalError(f"{file}: no table with columns 'TSS Code' and 'Region'; fetch FLamby's file again") from error
+        raise LocalError(
+            f"{file}: no table with columns 'TSS Code' and 'Region'; fetch FLamby's file again"
+        ) from error

@@ -1,4 +1,5 @@
-"""Tiny-ImageNet in its official layout: 200 classes of 500 images to train on and 50 to validate (Stanford CS231n).
+"""Tiny-ImageNet in its official layout: 200 classes of 500 images to train on and 50 to validate
+(Stanford CS231n).
 
 ::
 
@@ -6,8 +7,8 @@
     <folder>/train/n01443537/images/*.JPEG
     <folder>/val/images/*.JPEG                      with val/val_annotations.txt: name, class, a box
 
-The official test images have no public labels. Where the validation images were sorted into one folder a class,
-``kind = "images"`` reads them.
+The official test images have no public labels. Where the validation images were sorted into one
+folder a class, ``kind = "images"`` reads them.
 """
 
 from pathlib import Path
@@ -46,7 +47,10 @@ class TinyImageNet(ImageFiles, Shared):
         return f"{self.folder}/{{wnids.txt,train,val}}, as tiny-imagenet-200.zip has it"
 
     def read_at(self, shape: Shape) -> Dataset:
-        """The set, or a share of it, of which alone images are decoded; a record's id is its path in the folder."""
+        """The set, or a share of it, of which alone images are decoded.
+
+        A record's id is its path in the folder.
+        """
         classes = _lines(self, "wnids.txt")
         label = {name: number for number, name in enumerate(classes)}
         found: Found = []
@@ -56,7 +60,10 @@ class TinyImageNet(ImageFiles, Shared):
             found += _val(self)
         for path, name in found:
             if name not in label:
-                raise LocalError(f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive again")
+                raise LocalError(
+                    f"{path}: its class {name!r} is not in wnids.txt; unpack the official archive"
+                    " again"
+                )
         own = [found[index] for index in self.indices(len(found)).tolist()]
         x = blank(self.folder, len(own), shape)
         for record, (path, _) in enumerate(own):
@@ -71,17 +78,23 @@ class TinyImageNet(ImageFiles, Shared):
 
 def _train(table: TinyImageNet, classes: list[str]) -> Found:
     found = [
-        (path, name) for name in classes for path in sorted((table.folder / "train" / name / "images").glob("*.JPEG"))
+        (path, name)
+        for name in classes
+        for path in sorted((table.folder / "train" / name / "images").glob("*.JPEG"))
     ]
     if not found:
-        raise LocalError(f"{table.folder}: no train/CLASS/images/*.JPEG; unpack tiny-imagenet-200.zip there")
+        raise LocalError(
+            f"{table.folder}: no train/CLASS/images/*.JPEG; unpack tiny-imagenet-200.zip there"
+        )
     return found
 
 
 def _val(table: TinyImageNet) -> Found:
     rows = [line.split("\t") for line in _lines(table, "val/val_annotations.txt")]
     if any(len(row) < 2 for row in rows):
-        raise LocalError(f"{table.folder}/val/val_annotations.txt: a line has no class; unpack the archive again")
+        raise LocalError(
+            f"{table.folder}/val/val_annotations.txt: a line has no class; unpack the archive again"
+        )
     return [(table.folder / "val" / "images" / row[0], row[1]) for row in rows]
 
 
@@ -93,5 +106,6 @@ def _lines(table: TinyImageNet, name: str) -> list[str]:
             return [line for line in opened.read().decode().splitlines() if line]
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(
-            f"{file}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip, unpacked"
+            f"{file}: cannot read it: {error}; the folder is that of tiny-imagenet-200.zip,"
+            " unpacked"
         ) from error

@@ -1,14 +1,16 @@
 """Public sets in torchvision's layouts, from a folder; nothing is ever downloaded.
 
-CIFAR-10 and CIFAR-100 are read from their official binary layouts where these are there, without torchvision. Their
-Python layouts are pickles, which torchvision opens only where their MD5 is the official one.
+CIFAR-10 and CIFAR-100 are read from their official binary layouts where these are there, without
+torchvision. Their Python layouts are pickles, which torchvision opens only where their MD5 is the
+official one.
 
-USPS is read from ``usps.npz`` where that is there: arrays x_train, y_train, x_test and y_test of the files zip.train
-and zip.test (Hastie, Tibshirani & Friedman, The Elements of Statistical Learning), pixels of -1 … 1, which become 8
-bits as in torchvision. LIBSVM's usps.t.bz2, which torchvision reads, is another smoothing of the test records: never
-mix them.
+USPS is read from ``usps.npz`` where that is there: arrays x_train, y_train, x_test and y_test of
+the files zip.train and zip.test (Hastie, Tibshirani & Friedman, The Elements of Statistical
+Learning), pixels of -1 … 1, which become 8 bits as in torchvision. LIBSVM's usps.t.bz2, which
+torchvision reads, is another smoothing of the test records: never mix them.
 
-EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1 there, from 0 here.
+EMNIST's images are left as they are stored, transposed; labels of its split "letters" count from 1
+there, from 0 here.
 """
 
 import bz2
@@ -29,7 +31,16 @@ from ..arrays import read_arrays
 from ..dataset import Dataset
 from ..options import Pixels, Shared
 
-FAULTS = (RuntimeError, OSError, EOFError, ValueError, TypeError, IndexError, KeyError, AssertionError)
+FAULTS = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    AssertionError,
+)
 
 Part = Literal["train", "test"]
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int64]]  # pixels [N, channels, height, width], labels
@@ -41,7 +52,8 @@ class Layout:
 
     shape: Shape
     files: str
-    signs: tuple[str, ...]  # paths of which one is there where the set is; SPLIT stands for EMNIST's
+    # paths of which one is there where the set is; SPLIT stands for EMNIST's
+    signs: tuple[str, ...]
     by_part: bool = False  # torchvision asks for the part by name
 
 
@@ -78,9 +90,11 @@ BINARY: dict[str, dict[Part, tuple[str, ...]]] = {
     "CIFAR100": {"train": ("cifar-100-binary/train.bin",), "test": ("cifar-100-binary/test.bin",)},
 }
 USPS_FILE = "usps.npz"
-BYTE_COPIES, PIXEL_BYTES = 3, 8  # of all pixels as bytes; of those of the share as float32, twice while it is split
+# of all pixels as bytes; of those of the share as float32, twice while it is split
+BYTE_COPIES, PIXEL_BYTES = 3, 8
 MOST_UNPACKED = 2**30  # of a packed file: the official ones unpack to 30 MB
-LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}  # before a record's pixels; the last is its class, the other a coarse one
+# before a record's pixels; the last is its class, the other a coarse one
+LABEL_BYTES = {"CIFAR10": 1, "CIFAR100": 2}
 
 
 class Torchvision(Pixels, Shared):
@@ -95,7 +109,9 @@ class Torchvision(Pixels, Shared):
     @pydantic.model_validator(mode="after")
     def _split_of_emnist(self) -> "Torchvision":
         if (self.name == "EMNIST") != (self.split is not None):
-            raise ValueError('split is EMNIST\'s, which needs one, such as "letters"; other sets have none')
+            raise ValueError(
+                'split is EMNIST\'s, which needs one, such as "letters"; other sets have none'
+            )
         return self
 
     @property
@@ -120,7 +136,11 @@ class Torchvision(Pixels, Shared):
         parts: tuple[Part, ...] = ("train", "test") if self.part == "both" else (self.part,)
         read = [_read(self, part) for part in parts]
         own = self.indices(sum(len(y) for _, y in read))
-        ids = [f"{part}/{index}" for part, (_, y) in zip(parts, read, strict=True) for index in range(len(y))]
+        ids = [
+            f"{part}/{index}"
+            for part, (_, y) in zip(parts, read, strict=True)
+            for index in range(len(y))
+        ]
         x, y = (np.concatenate(arrays)[own] for arrays in zip(*read, strict=True))
         pixels = self.from_bytes(x, str(self.folder))
         return Dataset(pixels, torch.from_numpy(y), None, tuple(ids[i] for i in own.tolist()))
@@ -137,8 +157,9 @@ def _read(table: Torchvision, part: Part) -> Arrays:
     wanted = SETS[table.name].shape
     if x.dtype != np.uint8 or x.shape != (len(y), *wanted):
         raise LocalError(
-            f"{table.folder}: {table.name}, part {part!r}: {len(y)} labels for {x.dtype} {list(x.shape)}, "
-            f"not uint8 [N, {', '.join(map(str, wanted))}]; fetch the official files again"
+            f"{table.folder}: {table.name}, part {part!r}: {len(y)} labels for {x.dtype}"
+            f" {list(x.shape)}, not uint8 [N, {', '.join(map(str, wanted))}]; fetch the official"
+            " files again"
         )
     return x, y
 
@@ -154,24 +175,30 @@ def _binary(table: Torchvision, files: list[Path]) -> Arrays:
                 check_fits(file, _memory(table, file.stat().st_size), "its records")
                 read = np.fromfile(opened, np.uint8)
         except OSError as error:
-            raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+            raise LocalError(
+                f"{file}: cannot read it: {error.strerror or error}; fetch it again"
+            ) from error
         if not len(read) or len(read) % row:
             raise LocalError(
-                f"{file}: {len(read)} bytes are not a whole number of records; fetch the official file again"
+                f"{file}: {len(read)} bytes are not a whole number of records; fetch the official"
+                " file again"
             )
         rows.append(read.reshape(-1, row))
     stacked = np.concatenate(rows)
-    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(np.int64)
+    return stacked[:, label_bytes:].reshape(-1, 3, 32, 32), stacked[:, label_bytes - 1].astype(
+        np.int64
+    )
 
 
 def _usps(file: Path, part: Part) -> Arrays:
     """Arrays of the one file; pixels as torchvision makes them of the same numbers."""
     arrays = read_arrays(file, ("x_train", "y_train", "x_test", "y_test"))
     x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    if x.dtype.kind != "f" or x.ndim != 3 or y.dtype.kind not in "iu" or not (np.abs(x) <= 1).all():  # nor NaN
+    # nor NaN
+    if x.dtype.kind != "f" or x.ndim != 3 or y.dtype.kind not in "iu" or not (np.abs(x) <= 1).all():
         raise LocalError(
-            f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)}; "
-            "give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
+            f"{file}: x_{part} is {x.dtype} {list(x.shape)} and y_{part} {y.dtype} {list(y.shape)};"
+            " give pixels of -1 … 1 [N, 16, 16] and labels 0 … 9"
         )
     return ((x[:, None] + 1) / 2 * 255).astype(np.uint8), y.astype(np.int64)
 
@@ -180,18 +207,29 @@ def _check_files(table: Torchvision) -> None:
     """LocalError where torchvision would open what is no file, or what does not fit the memory."""
     for first in {sign.split("/")[0] for sign in SETS[table.name].signs}:
         there, suffix = table.folder / first, Path(first).suffix
-        files = there.rglob("*") if there.is_dir() else table.folder.glob(f"*{suffix}") if suffix else ()
+        files = (
+            there.rglob("*")
+            if there.is_dir()
+            else table.folder.glob(f"*{suffix}")
+            if suffix
+            else ()
+        )
         for file in (file for file in files if not file.is_dir()):
             try:
                 with open_regular(file) as opened:
                     size = _unpacked(file, opened) if suffix == ".bz2" else file.stat().st_size
             except OSError as error:
-                raise LocalError(f"{file}: cannot read it: {error.strerror or error}; fetch it again") from error
+                raise LocalError(
+                    f"{file}: cannot read it: {error.strerror or error}; fetch it again"
+                ) from error
             check_fits(file, _memory(table, size), "its records")
 
 
 def _unpacked(file: Path, opened: BinaryIO) -> int:
-    """Bytes that a .bz2 file unpacks to, none of which are kept; a few bytes can claim terabytes."""
+    """Bytes that a .bz2 file unpacks to, none of which are kept.
+
+    A few bytes can claim terabytes.
+    """
     total = 0
     try:
         with bz2.open(opened) as unpacked:
@@ -199,8 +237,8 @@ def _unpacked(file: Path, opened: BinaryIO) -> int:
                 total += len(piece)
                 if total > MOST_UNPACKED:
                     raise LocalError(
-                        f"{file}, holds {file.stat().st_size:,} bytes: unpacks to more than {MOST_UNPACKED:,} bytes; "
-                        "fetch the official file again"
+                        f"{file}, holds {file.stat().st_size:,} bytes: unpacks to more than"
+                        f" {MOST_UNPACKED:,} bytes; fetch the official file again"
                     )
     except (OSError, EOFError):  # torn: torchvision says so
         return total
@@ -222,7 +260,10 @@ def _official(table: Torchvision, part: Part) -> Arrays:
     datasets = torchvision("datasets", f"data set {table.name!r}")
     try:
         found = getattr(datasets, table.name)(table.folder, download=False, **which)
-        x, y = np.asarray(found.data), np.asarray(found.labels if layout.by_part else found.targets, dtype=np.int64)
+        x, y = (
+            np.asarray(found.data),
+            np.asarray(found.labels if layout.by_part else found.targets, dtype=np.int64),
+        )
     except FAULTS as error:
         raise LocalError(
             f"{table.folder}: no {table.name}, part {part!r}, that torchvision can read there; "

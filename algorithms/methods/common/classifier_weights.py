@@ -1,4 +1,6 @@
-"""FedPAC's weights: with which silos' classifiers one silo's own is mixed (Eq. 6 of algorithms/baselines/fedpac.py)."""
+"""FedPAC's weights: with which silos' classifiers one silo's own is mixed (Eq. 6 of
+algorithms/baselines/fedpac.py).
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +11,22 @@ SMALLEST_WEIGHT = 1e-3
 
 
 def points_of(gram: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Points [m, m] with these inner products, which rounding may have left with eigenvalues below 0."""
+    """Points [m, m] with these inner products, which rounding may have left with eigenvalues below
+    0.
+    """
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
     points: NDArray[np.float64] = vectors * np.sqrt(values.clip(min=0))
     return points
 
 
-def best_weights(points: NDArray[np.float64], variances: NDArray[np.float64], own: int) -> NDArray[np.float64]:
+def best_weights(
+    points: NDArray[np.float64], variances: NDArray[np.float64], own: int
+) -> NDArray[np.float64]:
     """α [m] of Eq. 6 for silo ``own``, from points [m, d] in place of the h, and the V [m].
 
-    The objective is ‖Rα‖² of R below. The β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)² is a multiple of α: for β = s·α the
-    best s leaves ‖Rα‖² / (1 + ‖Rα‖²), which grows with ‖Rα‖². So a least-squares problem with β ≥ 0 gives α exactly.
+    The objective is ‖Rα‖² of R below. The β ≥ 0 that minimises ‖Rβ‖² + (Σβ - 1)² is a multiple of
+    α: for β = s·α the best s leaves ‖Rα‖² / (1 + ‖Rα‖²), which grows with ‖Rα‖². So a least-squares
+    problem with β ≥ 0 gives α exactly.
     """
     from scipy.optimize import nnls  # noqa: PLC0415 - a third of a second of import that other methods do not need
 
@@ -28,7 +35,9 @@ def best_weights(points: NDArray[np.float64], variances: NDArray[np.float64], ow
     try:
         found, _ = nnls(system, np.append(np.zeros(len(root)), 1.0), maxiter=100 * len(points))
     except RuntimeError as error:  # no answer in so many steps
-        raise LocalError(f"fedpac: no weights for a silo whose features are such as were given: {error}") from error
+        raise LocalError(
+            f"fedpac: no weights for a silo whose features are such as were given: {error}"
+        ) from error
     alpha: NDArray[np.float64] = found / found.sum()
     alpha[alpha <= SMALLEST_WEIGHT] = 0
     alpha /= alpha.sum()

@@ -1,7 +1,8 @@
-"""Classes as normal distributions of one covariance: estimates, the linear classifier that follows, an interpolation.
+"""Classes as normal distributions of one covariance: estimates, the linear classifier that follows,
+an interpolation.
 
-The equations are those of pFedFDA (algorithms/baselines/pfedfda.py): features z [n, d] with labels y [n], means [C, d],
-a covariance [d, d] and priors [C], all in float64.
+The equations are those of pFedFDA (algorithms/baselines/pfedfda.py): features z [n, d] with labels
+y [n], means [C, d], a covariance [d, d] and priors [C], all in float64.
 """
 
 from typing import TypeAlias
@@ -29,7 +30,9 @@ def priors_of(counts: Tensor) -> Tensor:
 def linear(means: Tensor, covariance: Tensor, priors: Tensor) -> tuple[Tensor, Tensor]:
     """Weights [C, d] and biases [C] of Eq. 1; LocalError for a covariance that has no inverse."""
     d = covariance.shape[0]
-    shrunk = (1 - EPSILON) * covariance + EPSILON * covariance.trace() / d * torch.eye(d, dtype=covariance.dtype)
+    shrunk = (1 - EPSILON) * covariance + EPSILON * covariance.trace() / d * torch.eye(
+        d, dtype=covariance.dtype
+    )
     solved, info = torch.linalg.solve_ex(shrunk, means.T)
     if int(info):
         raise LocalError("pfedfda: a covariance of features has no inverse; raise ridge")
@@ -47,8 +50,12 @@ def estimates(z: Tensor, y: Tensor, means: Tensor, ridge: float) -> Gaussians:
     return own, scatter + ridge * torch.eye(z.shape[1], dtype=z.dtype)  # (3)
 
 
-def best_beta(z: Tensor, y: Tensor, common: Gaussians, priors: Tensor, ridge: float, one: bool) -> Tensor:
-    """Eq. 5 over ``GRID``: β_μ and β_Σ [2], with ``one`` the same; zeros where no class has two records.
+def best_beta(
+    z: Tensor, y: Tensor, common: Gaussians, priors: Tensor, ridge: float, one: bool
+) -> Tensor:
+    """Eq. 5 over ``GRID``: β_μ and β_Σ [2], with ``one`` the same.
+
+    Zeros where no class has two records.
 
     Of equally good ones the smallest β_Σ, and of those the smallest β_μ.
     """
@@ -69,7 +76,13 @@ def best_beta(z: Tensor, y: Tensor, common: Gaussians, priors: Tensor, ridge: fl
 
 
 def losses(
-    z: Tensor, y: Tensor, own: Tensor, common: Tensor, covariance: Tensor, priors: Tensor, betas: tuple[float, ...]
+    z: Tensor,
+    y: Tensor,
+    own: Tensor,
+    common: Tensor,
+    covariance: Tensor,
+    priors: Tensor,
+    betas: tuple[float, ...],
 ) -> Tensor:
     """The cross-entropy of Eq. 1 by β_μ; its weights are interpolated as its means are."""
     (weight, _), (other, _) = linear(own, covariance, priors), linear(common, covariance, priors)
@@ -77,7 +90,8 @@ def losses(
     found, at_once = [], max(1, NUMBERS_AT_ONCE // scores.numel())
     for start in range(0, len(betas), at_once):
         beta = torch.tensor(betas[start : start + at_once], dtype=z.dtype)[:, None, None]
-        means, mixed = beta * own + (1 - beta) * common, beta * weight + (1 - beta) * other  # [b, C, d] (4)
+        # [b, C, d] (4)
+        means, mixed = beta * own + (1 - beta) * common, beta * weight + (1 - beta) * other
         bias = priors.log() - (means * mixed).sum(2) / 2  # [b, C]
         logits = beta * scores + (1 - beta) * others + bias[:, None]  # [b, n, C]
         found.append(-logits.log_softmax(2)[:, torch.arange(len(y)), y].mean(1))
@@ -85,7 +99,10 @@ def losses(
 
 
 def halves_of(y: Tensor) -> Tensor:
-    """Which half [n] each record is of, 0 or 1, of each class in turn; -1 where it is alone in its class."""
+    """Which half [n] each record is of, 0 or 1, of each class in turn.
+
+    -1 where it is alone in its class.
+    """
     member = one_hot(y)  # [n, C]
     place = (member.cumsum(0) * member).sum(1) - 1  # [n]: how many of its class came before
     return torch.where(member.sum(0)[y] > 1, place % 2, -1)

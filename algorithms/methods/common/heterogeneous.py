@@ -1,6 +1,8 @@
-"""Extractors of different architectures, dealt to the silos in turn: for methods whose extractors never cross.
+"""Extractors of different architectures, dealt to the silos in turn: for methods whose extractors
+never cross.
 
-All end in the width of the job's own model, so what is of a feature's width, such as a header's rows, can cross.
+All end in the width of the job's own model, so what is of a feature's width, such as a header's
+rows, can cross.
 """
 
 from typing import Annotated, TypeAlias
@@ -25,7 +27,9 @@ Extractors: TypeAlias = Annotated[tuple[str, ...], Field(max_length=10_000), Aft
 
 
 def norm_of(name: str) -> Norm:
-    """The norm of an architecture in ``extractors``: none where it has a form without, else by groups."""
+    """The norm of an architecture in ``extractors``: none where it has a form without, else by
+    groups.
+    """
     return "none" if "none" in NETWORKS[name].norms else "group"
 
 
@@ -39,13 +43,16 @@ def check_extractors(method: str, names: tuple[str, ...], setting: Setting, widt
     """LocalError unless each architecture takes the job's input and ends in this width."""
     for name in dict.fromkeys(names):
         if fault := NETWORKS[name].fault(setting.input):
-            raise LocalError(f"{method}: extractor {name!r} {fault}; choose one for the job's model.input")
+            raise LocalError(
+                f"{method}: extractor {name!r} {fault}; choose one for the job's model.input"
+            )
         classifier = sketched(name, setting)["classifier"]
         found = classifier.in_features if isinstance(classifier, nn.Linear) else None
         if found != width:
             raise LocalError(
-                f"{method}: extractor {name!r} ends in {found} units, the job's model in {width}; "
-                "headers and prototypes are exchangeable at one width only; choose models of the same"
+                f"{method}: extractor {name!r} ends in {found} units, the job's model in {width};"
+                " headers and prototypes are exchangeable at one width only; choose models of the"
+                " same"
             )
 
 
@@ -54,5 +61,7 @@ def dealt(names: tuple[str, ...], setting: Setting, silo: str) -> dict[str, nn.M
     if not names:
         return setting.build()
     name = names[setting.silos.index(silo) % len(names)]
-    options = ModelOptions(name=name, classes=setting.classes, norm=norm_of(name), input=setting.input)
+    options = ModelOptions(
+        name=name, classes=setting.classes, norm=norm_of(name), input=setting.input
+    )
     return build(options, setting.seed)

@@ -23,10 +23,17 @@ def proximal(strength: float, parameters: Mapping[str, Tensors], context: Tensor
 
 def centre(parts: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """The values of parts, named ``part.tensor``."""
-    return {f"{part}.{name}": value for part, tensors in parts.items() for name, value in tensors.items()}
+    return {
+        f"{part}.{name}": value
+        for part, tensors in parts.items()
+        for name, value in tensors.items()
+    }
 
 
 def divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target ‖ prediction) by record [B], of logits [B, C]; no gradient goes through the target."""
+    """KL(target ‖ prediction) by record [B], of logits [B, C].
+
+    No gradient goes through the target.
+    """
     aim, own = target.detach().log_softmax(1), logits.log_softmax(1)
     return (aim.exp() * (aim - own)).sum(1)

@@ -1,4 +1,6 @@
-"""A second model beside the job's own, such as one that a silo keeps to itself: its parts have a name before theirs."""
+"""A second model beside the job's own, such as one that a silo keeps to itself: its parts have a
+name before theirs.
+"""
 
 from collections.abc import Mapping
 
@@ -18,7 +20,9 @@ BEGUN = "begun"  # in a silo's ``extra``: whether its second model has values of
 
 
 def names(second: str) -> tuple[str, ...]:
-    """The parts of the second model: of ``"own"`` they are ``own_extractor`` and ``own_classifier``."""
+    """The parts of the second model: of ``"own"`` they are ``own_extractor`` and
+    ``own_classifier``.
+    """
     return tuple(f"{second}_{part}" for part in MODEL)
 
 
@@ -30,8 +34,11 @@ def beside(setting: Setting, *seconds: str) -> dict[str, nn.Module]:
     return modules
 
 
-def beside_other(setting: Setting, second: str, architecture: str | None, prefix: str) -> dict[str, nn.Module]:
-    """The job's model and a second one, of the named architecture or, without a name, like the job's.
+def beside_other(
+    setting: Setting, second: str, architecture: str | None, prefix: str
+) -> dict[str, nn.Module]:
+    """The job's model and a second one, of the named architecture or, without a name, like the
+    job's.
 
     Its initial values are its own, equal at every silo, of streams under this prefix.
     """
@@ -47,9 +54,13 @@ def check_other(option: str, architecture: str | None, setting: Setting) -> None
     if architecture is None:
         return
     if architecture not in NETWORKS:
-        raise LocalError(f"{option} = {architecture!r}: no such model; choose one of {', '.join(NETWORKS)}")
+        raise LocalError(
+            f"{option} = {architecture!r}: no such model; choose one of {', '.join(NETWORKS)}"
+        )
     if fault := NETWORKS[architecture].fault(setting.input):
-        raise LocalError(f"{option} = {architecture!r} {fault}; choose one for the job's model.input")
+        raise LocalError(
+            f"{option} = {architecture!r} {fault}; choose one for the job's model.input"
+        )
 
 
 def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
@@ -59,7 +70,9 @@ def logits(parts: Parts, x: Tensor, second: str = "") -> Tensor:
 
 
 def taken(parts: Mapping[str, Tensors], second: str) -> dict[str, Tensors]:
-    """The parts of the second model with the values, buffers too, that the job's model has in ``parts``."""
+    """The parts of the second model with the values, buffers too, that the job's model has in
+    ``parts``.
+    """
     return {
         name: {key: value.clone() for key, value in parts[part].items()}
         for name, part in zip(names(second), MODEL, strict=True)
@@ -72,10 +85,13 @@ def not_begun() -> dict[str, Tensor]:
 
 
 def begun(state: SiloState, second: str) -> SiloState:
-    """The state of a silo in a round: its second model begins at what the job's model is when it first takes part.
+    """The state of a silo in a round: its second model begins at what the job's model is when it
+    first takes part.
 
     So a silo that never trained has the averaged model in the end, and no untrained one.
     """
     if int(state.extra[BEGUN]):
         return state
-    return SiloState({**state.parts, **taken(state.parts, second)}, {**state.extra, BEGUN: torch.tensor(1)})
+    return SiloState(
+        {**state.parts, **taken(state.parts, second)}, {**state.extra, BEGUN: torch.tensor(1)}
+    )

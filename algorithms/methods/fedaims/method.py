@@ -1,71 +1,91 @@
 """FedAIMS: a shared backbone whose middle blocks are supervised too, under private heads.
 
-Li, Liu, Zhou, Dong, "FedAIMS: adaptive intermediate supervision for personalized federated learning", Frontiers of
-Computer Science, 2025, Algorithms 1 and 2.
+Li, Liu, Zhou, Dong, "FedAIMS: adaptive intermediate supervision for personalized federated
+learning", Frontiers of Computer Science, 2025, Algorithms 1 and 2.
 
-Silo i has a backbone φ_i of m blocks (the ``extractor``) with features φ_i^j(x) [d_j], j = 1…m, a head ψ_i (the
-``classifier``) and adapters σ_i^j: R^D → R^{d_j}, j < m, two-layer perceptrons; D = d_m. Numbers are the paper's:
+Silo i has a backbone φ_i of m blocks (the ``extractor``) with features φ_i^j(x) [d_j], j = 1…m, a
+head ψ_i (the ``classifier``) and adapters σ_i^j: R^D → R^{d_j}, j < m, two-layer perceptrons; D =
+d_m. Numbers are the paper's:
 
-    (3)  C_{i,k} = Σ_{y=k} φ^m(x) / n_ik               last block, received backbone, before training (Alg. 1 line 9)
+    (3)  C_{i,k} = Σ_{y=k} φ^m(x) / n_ik               last block, received backbone, before
+                                                       training (Alg. 1 line 9)
     (4)  C_{g,k} = Σ_i p_i C_{i,k}
     (5)  R_i^m = Σ_{(x,y)} ‖C_{g,y} - φ_i^m(x)‖²
-    (6)  F_i   = L_CE^m + μ R_i^m                                                                      main task
-    (7)  A_i^j = L_CE^j + μ R_i^j                                                                      auxiliary task
+    (6)  F_i   = L_CE^m + μ R_i^m
+               main task
+    (7)  A_i^j = L_CE^j + μ R_i^j
+         auxiliary task
     (8)  R_i^j = Σ_{(x,y)} ‖σ_i^j(C_{g,y}) - φ_i^j(x)‖²,   j < m
-    (11) δ_{i,k} = Σ_{j ∈ G_k} cos(φ_i, φ_j) / |G_k|                                                   for Algorithm 2
-    (12) Φ_i   = λ F_i + (1 - λ) A_i^b,   λ = 1/m,   b = b_i the block that silo i supervises in this round
-    (2)  Φ_i   = (1/m) F_i + (1/m) Σ_{j<m} A_i^j                                                       full supervision
+    (11) δ_{i,k} = Σ_{j ∈ G_k} cos(φ_i, φ_j) / |G_k|
+        for Algorithm 2
+    (12) Φ_i   = λ F_i + (1 - λ) A_i^b,   λ = 1/m,   b = b_i the block that silo i supervises in
+                                                     this round
+    (2)  Φ_i   = (1/m) F_i + (1/m) Σ_{j<m} A_i^j
+               full supervision
 
-    φ ← Σ_{i in the cohort} p_i φ_i, p_i = n_i / Σ n                                                   (Alg. 1 line 15)
+    φ ← Σ_{i in the cohort} p_i φ_i, p_i = n_i / Σ n                                (Alg. 1 line 15)
 
 Where this differs from the paper:
-- L_CE^j of a middle block is nowhere defined. ``aux_ce = "head"``, the default, is a private linear head on φ^j(x)
-  (deep supervision); "prototype" has the logits -‖σ^j(C_{g,k}) - φ^j(x)‖² over the classes with a prototype; "none"
-  leaves the term out. Neither heads nor adapters leave a silo or take part in a prediction.
-- ``reduction = "mean"``: R is the mean over batch and features, since with μ = 1 the sum of Eqs. 5 and 8 outweighs
-  everything; "sum" sums over both, batch by batch.
-- Eq. 4 is undefined where a silo lacks a class. Weights are renormalised class by class over the cohort:
-  "class_count" by n_ik, the exact class mean; "paper_p" by p_i. So are those of line 15.
-- A class that no silo of the last cohort holds has no prototype, in round 0 no class has: R leaves its samples out
-  and counts them as zero; λ stays. The prototypes of round t describe φ^{t-1}, as in Algorithm 1.
-- ``sampling = "balanced"``, the default, deals out blocks at random from a stream that all know, so nothing leaves a
-  silo for it; groups differ by at most one, the larger ones at deeper blocks. "algorithm2" is the paper's clustering
-  and needs cosines between backbones; "full" supervises all middle blocks (Eq. 2).
-- Both ways deal to the silos that are drawn, before anybody knows who comes: a drawn silo that stays away leaves groups
-  that may differ by more than one. Where fewer are drawn than there are middle blocks, the shallowest are supervised
-  by nobody, in no round. That is allowed: Algorithm 2 prefers deep blocks too, and each silo still has its own block.
-- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. That of "raw" weights, the paper's, hardly differs between
-  pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8 made equal; φ_i^{t+1} is meant.
-  Pairs never trained together count as 0.
-- ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In the clear its map is
-  public, one a job (algorithms/exchange/count_sketch.py); blind it is secret, another one each round
-  (security/blind/rotated_sketch.py). Over the maps a cosine c comes out as c on average with a standard deviation of
-  √((1 + c²) / sketch) at most: for 256 numbers, |φ| = 74,880 and 1,000 random pairs it was off by .049 on average and
-  .24 at most at a cosine of 0, .051 and .25 at 0.3. Cosines of "raw" weights differ by about as much: take ``sketch =
-  0`` with them.
+- L_CE^j of a middle block is nowhere defined. ``aux_ce = "head"``, the default, is a private linear
+  head on φ^j(x) (deep supervision); "prototype" has the logits -‖σ^j(C_{g,k}) - φ^j(x)‖² over the
+  classes with a prototype; "none" leaves the term out. Neither heads nor adapters leave a silo or
+  take part in a prediction.
+- ``reduction = "mean"``: R is the mean over batch and features, since with μ = 1 the sum of Eqs. 5
+  and 8 outweighs everything; "sum" sums over both, batch by batch.
+- Eq. 4 is undefined where a silo lacks a class. Weights are renormalised class by class over the
+  cohort: "class_count" by n_ik, the exact class mean; "paper_p" by p_i. So are those of line 15.
+- A class that no silo of the last cohort holds has no prototype, in round 0 no class has: R leaves
+  its samples out and counts them as zero; λ stays. The prototypes of round t describe φ^{t-1}, as
+  in Algorithm 1.
+- ``sampling = "balanced"``, the default, deals out blocks at random from a stream that all know, so
+  nothing leaves a silo for it; groups differ by at most one, the larger ones at deeper blocks.
+  "algorithm2" is the paper's clustering and needs cosines between backbones; "full" supervises all
+  middle blocks (Eq. 2).
+- Both ways deal to the silos that are drawn, before anybody knows who comes: a drawn silo that
+  stays away leaves groups that may differ by more than one. Where fewer are drawn than there are
+  middle blocks, the shallowest are supervised by nobody, in no round. That is allowed: Algorithm 2
+  prefers deep blocks too, and each silo still has its own block.
+- ``similarity = "update"``: cos is of φ_i^{t+1} - φ^t. That of "raw" weights, the paper's, hardly
+  differs between pairs: all start from one backbone. Line 17 of Algorithm 1 has φ_i^t, which line 8
+  made equal; φ_i^{t+1} is meant. Pairs never trained together count as 0.
+- ``sketch``: a count-sketch of the direction crosses, since all of it would double the upload. In
+  the clear its map is public, one a job (algorithms/exchange/count_sketch.py); blind it is secret,
+  another one each round (security/blind/rotated_sketch.py). Over the maps a cosine c comes out as c
+  on average with a standard deviation of √((1 + c²) / sketch) at most: for 256 numbers, |φ| =
+  74,880 and 1,000 random pairs it was off by .049 on average and .24 at most at a cosine of 0, .051
+  and .25 at 0.3. Cosines of "raw" weights differ by about as much: take ``sketch = 0`` with them.
 - Adapters have a ReLU and 64 hidden units (the text states neither; 64 gives the sizes of Table 8).
 - Adapter and head of a block that is not supervised stay as they are, without weight decay.
-- The paper's learning rate decays by 0.99, which the job says: ``training.schedule`` (algorithms/job/lr_schedule.py).
+- The paper's learning rate decays by 0.99, which the job says: ``training.schedule``
+  (algorithms/job/lr_schedule.py).
 
 Wire list:
 
-===========  ====  =================================================================  =======================
+===========  ====  =================================================================
+                   =======================
 part         way   tensors                                                            exchange
-===========  ====  =================================================================  =======================
-backbone     both  φ                                                                  Sum, weighted by samples
-prototypes   both  ``mean`` [C, D]; zeros for a class without                         Sum, class by class
-direction    up    "algorithm2" only: unit vector of the update or of φ [1, |φ|],     Gram, of sketches
+===========  ====  =================================================================
+                   =======================
+backbone     both  φ                                                                  Sum, weighted
+                   by samples
+prototypes   both  ``mean`` [C, D]; zeros for a class without                         Sum, class by
+                   class
+direction    up    "algorithm2" only: unit vector of the update or of φ [1, |φ|],     Gram, of
+                   sketches
                    whole for ``sketch`` = 0 and for |φ| ≤ sketch                      [1, sketch]
 block        down  "algorithm2" only: b_i                                             -
-===========  ====  =================================================================  =======================
+===========  ====  =================================================================
+                   =======================
 
-In the clear, the weights of ``prototypes`` tell the coordinator a silo's class counts, for "paper_p" its classes.
-A silo's model in the end is the one it trained last. Under differential privacy the backbone, the head and what belongs
-to the supervised blocks are cut and noised together, since the backbone's gradients pass through all of them. The sums
-of Eq. 3 have noise of their own in every round, and are divided by the noisy class counts of the job; a class that
-seems absent there gives no prototype.
+In the clear, the weights of ``prototypes`` tell the coordinator a silo's class counts, for
+"paper_p" its classes. A silo's model in the end is the one it trained last. Under differential
+privacy the backbone, the head and what belongs to the supervised blocks are cut and noised
+together, since the backbone's gradients pass through all of them. The sums of Eq. 3 have noise of
+their own in every round, and are divided by the noisy class counts of the job; a class that seems
+absent there gives no prototype.
 
-Which middle block each silo of a cohort supervises in FedAIMS: dealt out at random, or by its Algorithm 2.
+Which middle block each silo of a cohort supervises in FedAIMS: dealt out at random, or by its
+Algorithm 2.
 """
 
 from collections import OrderedDict
@@ -91,7 +111,9 @@ from ...numerics.streams import Seed, permutation, stream
 
 
 def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dict[str, int]:
-    """A block 1 … ``middle`` for each silo, dealt out from the deepest to silos in random order, as far as they go."""
+    """A block 1 … ``middle`` for each silo, dealt out from the deepest to silos in random order, as
+    far as they go.
+    """
     order = permutation(stream(seed, "", round_, "fedaims/blocks"), len(cohort)).tolist()
     return {cohort[i]: middle - place % middle for place, i in enumerate(order)}
 
@@ -99,13 +121,15 @@ def balanced(cohort: Sequence[str], middle: int, seed: Seed, round_: int) -> dic
 def supervision_sampling(similarity: Tensor, middle: int) -> list[int]:
     """Algorithm 2: a block 1 … ``middle`` for each silo of a cohort, from their cosines [n, n].
 
-    In order, each silo joins that one of the smallest groups to which it is least similar; ties go to the earlier.
+    In order, each silo joins that one of the smallest groups to which it is least similar; ties go
+    to the earlier.
     """
     cosines: list[list[float]] = similarity.tolist()
     groups: list[list[int]] = [[] for _ in range(middle)]
     for i, row in enumerate(cosines):
         smallest = min(len(group) for group in groups)  # the constraint of Eq. 10
-        added = [sum(row[j] for j in group) / max(len(group), 1) for group in groups]  # (11), 0 for an empty group
+        # (11), 0 for an empty group
+        added = [sum(row[j] for j in group) / max(len(group), 1) for group in groups]
         candidates = [k for k in range(middle) if len(groups[k]) == smallest]
         groups[min(candidates, key=added.__getitem__)].append(i)
     groups.sort(key=len)  # more silos for deeper blocks
@@ -152,8 +176,9 @@ class FedAIMS(Method):
         extractor = setting.sketch()["extractor"]
         if not isinstance(extractor, Blocks):
             raise LocalError(
-                "method 'fedaims' supervises the blocks of a model, and the job's model has none; choose "
-                "model.name = 'convnet-3x64', 'convnet-4x128', 'resnet18' or 'convnet-digits'"
+                "method 'fedaims' supervises the blocks of a model, and the job's model has none;"
+                " choose model.name = 'convnet-3x64', 'convnet-4x128', 'resnet18' or"
+                " 'convnet-digits'"
             )
         self.widths = extractor.widths  # d_1 … d_m
         self.middle = len(self.widths) - 1  # m - 1
@@ -161,14 +186,18 @@ class FedAIMS(Method):
         given = self.options.main_weight
         self.main_weight = 1 / len(self.widths) if given is None else given  # λ
         rows = (setting.classes, self.widths[-1])
-        self.compared = specs_of_parameters(extractor)  # never statistics, whatever else the backbone holds
+        # never statistics, whatever else the backbone holds
+        self.compared = specs_of_parameters(extractor)
         length = sum(spec.elements for spec in self.compared)
         self.backbone = self.shared("backbone", Kind.BACKBONE, "extractor")
         mean = TensorSpec("mean", self.compared[0].dtype, rows)
         self.prototypes = Part("prototypes", Kind.PROTOTYPES, Sum("ratio"), (mean,))
         kind, gram, unit = Kind.BACKBONE, Gram(), TensorSpec("unit", "float32", (1, length))
         if 0 < self.options.sketch < length:
-            gram, unit = Gram(self.options.sketch, setting.seed), TensorSpec("sketch", "float64", (1, length))
+            gram, unit = (
+                Gram(self.options.sketch, setting.seed),
+                TensorSpec("sketch", "float64", (1, length)),
+            )
             kind = Kind.SKETCH
         self.direction = Part("direction", kind, gram, (unit,))
         self.block = Part("block", Kind.COUNTS, Sum("total"), (TensorSpec("block", "int64", ()),))
@@ -181,14 +210,19 @@ class FedAIMS(Method):
         """Backbone and prototypes; for Algorithm 2 also the silo's block, where a round trains."""
         return (self.backbone, self.prototypes, *((self.block,) if self.clusters else ()))
 
-    # The silo half. ``extra`` holds the global prototypes and, for Algorithm 2, the block and the received backbone.
+    # The silo half. ``extra`` holds the global prototypes and, for Algorithm 2, the block and the
+    # received backbone.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The model, and for each middle block j the private ``adapter<j>`` and, where it is used, ``head<j>``."""
+        """The model, and for each middle block j the private ``adapter<j>`` and, where it is used,
+        ``head<j>``.
+        """
         parts = self.setting.build()
         for j, width in enumerate(self.widths[:-1], start=1):
             layers = OrderedDict(
-                inner=nn.Linear(self.widths[-1], ADAPTER_WIDTH), relu=nn.ReLU(), outer=nn.Linear(ADAPTER_WIDTH, width)
+                inner=nn.Linear(self.widths[-1], ADAPTER_WIDTH),
+                relu=nn.ReLU(),
+                outer=nn.Linear(ADAPTER_WIDTH, width),
             )
             parts[f"adapter{j}"] = nn.Sequential(layers)
             if self.options.aux_ce == "head":
@@ -205,12 +239,16 @@ class FedAIMS(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Lines 7 and 8 of Algorithm 1: φ_i ← φ; C_g and b_i into ``extra``."""
-        taken = super().deliver(state, {k: v for k, v in delivered.items() if k == "backbone"}, facts)
+        taken = super().deliver(
+            state, {k: v for k, v in delivered.items() if k == "backbone"}, facts
+        )
         extra = dict(state.extra)
         if "prototypes" in delivered:
             extra["prototypes"] = delivered["prototypes"]["mean"]
         if self.clusters:
-            extra["block"] = delivered["block"]["block"] if "block" in delivered else torch.tensor(0)
+            extra["block"] = (
+                delivered["block"]["block"] if "block" in delivered else torch.tensor(0)
+            )
             if self.options.similarity == "update":
                 extra["received"] = self.vector(taken)
         return SiloState(taken.parts, extra)
@@ -239,16 +277,22 @@ class FedAIMS(Method):
             case "balanced":
                 cohort = self.setting.drawn(facts.round)
                 if facts.silo not in cohort:
-                    raise LocalError(f"round {facts.round}: silo {facts.silo!r} was not drawn, it has no block")
+                    raise LocalError(
+                        f"round {facts.round}: silo {facts.silo!r} was not drawn, it has no block"
+                    )
                 return (balanced(cohort, self.middle, self.setting.seed, facts.round)[facts.silo],)
             case _:
                 block = int(state.extra["block"])
                 if not 1 <= block <= self.middle:
-                    raise PeerError("coordinator", f"delivered block {block}, the model has 1 to {self.middle}")
+                    raise PeerError(
+                        "coordinator", f"delivered block {block}, the model has 1 to {self.middle}"
+                    )
                 return (block,)
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """Lines 11 and 12 of Algorithm 1: backbone and head, and what belongs to the supervised blocks, together."""
+        """Lines 11 and 12 of Algorithm 1: backbone and head, and what belongs to the supervised
+        blocks, together.
+        """
         blocks = self.supervised(state, facts)
         known = bool(state.extra["prototypes"].any())
         trains = ["extractor", "classifier"]
@@ -259,11 +303,23 @@ class FedAIMS(Method):
         context = {"prototypes": state.extra["prototypes"]}
         objective, coupled = partial(self.objective, blocks), self.options.reduction == "sum"
         optimiser = self.setting.optimiser
-        return (Stage(tuple(trains), self.setting.epochs, objective, optimiser, context=context, coupled=coupled),)
+        return (
+            Stage(
+                tuple(trains),
+                self.setting.epochs,
+                objective,
+                optimiser,
+                context=context,
+                coupled=coupled,
+            ),
+        )
 
-    def objective(self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
+    def objective(
+        self, blocks: tuple[int, ...], parts: Parts, x: Tensor, y: Tensor, context: Tensors
+    ) -> Tensor:
         """Φ_i by sample [B]."""
-        features = torch.split(parts["extractor"](x, True), list(self.widths), dim=1)  # m times [B, d_j]
+        # m times [B, d_j]
+        features = torch.split(parts["extractor"](x, True), list(self.widths), dim=1)
         prototypes = context["prototypes"]  # [C, D]
         known = (prototypes != 0).any(1)  # [C]
         target, has = prototypes[y], known[y]  # [B, D], [B]
@@ -275,21 +331,37 @@ class FedAIMS(Method):
             regulariser = self.distance(adapter(target), feature) * has  # (8)
             auxiliary = auxiliary + self.options.mu * regulariser  # (7)
             if self.options.aux_ce == "head":
-                auxiliary = auxiliary + cross_entropy(parts[f"head{j}"](feature), y, reduction="none")  # (7)
+                # (7)
+                auxiliary = auxiliary + cross_entropy(
+                    parts[f"head{j}"](feature), y, reduction="none"
+                )
             elif self.options.aux_ce == "prototype":
-                auxiliary = auxiliary + prototype_cross_entropy(adapter, prototypes, known, feature, y)  # (7)
-        return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary  # (12), (2)
+                # (7)
+                auxiliary = auxiliary + prototype_cross_entropy(
+                    adapter, prototypes, known, feature, y
+                )
+        # (12), (2)
+        return self.main_weight * main + (1 - self.main_weight) / len(blocks) * auxiliary
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
-        """Squared distances [B] of rows [B, d], such that their mean over the batch is R as ``reduction`` has it."""
+        """Squared distances [B] of rows [B, d], such that their mean over the batch is R as
+        ``reduction`` has it.
+        """
         squares = (one - other).square()
-        return squares.mean(1) if self.options.reduction == "mean" else squares.sum(1) * len(squares)
+        return (
+            squares.mean(1) if self.options.reduction == "mean" else squares.sum(1) * len(squares)
+        )
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """Line 13 of Algorithm 1: the trained backbone, and the prototypes from before training."""
         sums, counts = facts.measured["sums"], facts.class_counts.double()
-        mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)  # (3); sums may have noise
-        weight = counts if self.options.prototype_weights == "class_count" else (counts > 0) * float(facts.samples)
+        # (3); sums may have noise
+        mean = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], 0)
+        weight = (
+            counts
+            if self.options.prototype_weights == "class_count"
+            else (counts > 0) * float(facts.samples)
+        )
         (spec,) = self.prototypes.tensors
         contributions = {
             "backbone": Contribution(self.flat(state, "extractor"), float(facts.samples)),
@@ -301,22 +373,32 @@ class FedAIMS(Method):
                 vector = vector - state.extra["received"].double()  # φ_i^{t+1} - φ^t
             unit = vector / vector.norm().clamp(min=SMALLEST_NORM)
             (spec,) = self.direction.tensors
-            contributions["direction"] = Contribution({spec.name: unit.to(DTYPES[spec.dtype])[None]})
+            contributions["direction"] = Contribution(
+                {spec.name: unit.to(DTYPES[spec.dtype])[None]}
+            )
         return contributions
 
     def vector(self, state: SiloState) -> Tensor:
         """The backbone's parameters in one row [|φ|]."""
-        return torch.cat([state.parts["extractor"][spec.name].reshape(-1) for spec in self.compared])
+        return torch.cat(
+            [state.parts["extractor"][spec.name].reshape(-1) for spec in self.compared]
+        )
 
-    # The coordinator half. ``similarity`` [n, n] holds the last cosine of each pair, 0 before the first.
+    # The coordinator half. ``similarity`` [n, n] holds the last cosine of each pair, 0 before the
+    # first.
 
     def begin(self) -> CoordinatorState:
         """No pair seen."""
         n = len(self.setting.silos)
         return {"similarity": torch.zeros(n, n, dtype=torch.float64)} if self.clusters else {}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
-        """Lines 15 to 17 of Algorithm 1; Eq. 4 and the mean of the backbones are the exchanges' results."""
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
+        """Lines 15 to 17 of Algorithm 1.
+
+        Eq. 4 and the mean of the backbones are the exchanges' results.
+        """
         combined = super().combine(state, round_, cohort, results)
         if not self.clusters:
             return combined
@@ -326,9 +408,14 @@ class FedAIMS(Method):
         return replace(combined, state={"similarity": similarity})
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
-        """The last backbone and prototypes; for Algorithm 2 also the block of a silo that was drawn."""
+        """The last backbone and prototypes.
+
+        For Algorithm 2 also the block of a silo that was drawn.
+        """
         last = (Latest("backbone"), Latest("prototypes"))
-        cohort = self.setting.drawn(round_) if self.clusters and round_ < self.setting.rounds else ()
+        cohort = (
+            self.setting.drawn(round_) if self.clusters and round_ < self.setting.rounds else ()
+        )
         if silo not in cohort:
             return last
         index = torch.tensor([self.setting.silos.index(name) for name in cohort])
@@ -339,10 +426,15 @@ class FedAIMS(Method):
 def prototype_cross_entropy(
     adapter: Callable[..., Tensor], prototypes: Tensor, known: Tensor, feature: Tensor, y: Tensor
 ) -> Tensor:
-    """Cross-entropy [B] of the logits -‖σ(C_{g,k}) - φ(x)‖² over the known classes; 0 where y is not among them."""
-    mapped = adapter(prototypes.expand(len(feature), *prototypes.shape))  # [B, C, d]: a row each, for DP's hooks
+    """Cross-entropy [B] of the logits -‖σ(C_{g,k}) - φ(x)‖² over the known classes.
+
+    0 where y is not among them.
+    """
+    # [B, C, d]: a row each, for DP's hooks
+    mapped = adapter(prototypes.expand(len(feature), *prototypes.shape))
     logits = -(mapped - feature[:, None]).square().sum(2)  # [B, C]
     has = known[y]
     own = logits.gather(1, y[:, None])[:, 0]
-    others = logits.masked_fill(~known, float("-inf")).logsumexp(1).where(has, own)  # no gradient of an empty sum
+    # no gradient of an empty sum
+    others = logits.masked_fill(~known, float("-inf")).logsumexp(1).where(has, own)
     return others - own

@@ -1,14 +1,19 @@
-"""FedSimSup: a private supervisor beside an inter-learning model that learns from similar silos while its own is away.
+"""FedSimSup: a private supervisor beside an inter-learning model that learns from similar silos
+while its own is away.
 
-Liu, Li, Liu, Jin, Lyu, Wu, Yu, "Personalized federated learning under local supervision", Algorithm 1.
+Liu, Li, Liu, Jin, Lyu, Wu, Yu, "Personalized federated learning under local supervision", Algorithm
+1.
 
-Silo i holds an inter-learning model θ_i (the job's [model], the same architecture everywhere) and a supervisor s_i of
-any architecture, which never leaves. In round t = 1..T the K silos of N(t) train, the others are away:
+Silo i holds an inter-learning model θ_i (the job's [model], the same architecture everywhere) and a
+supervisor s_i of any architecture, which never leaves. In round t = 1..T the K silos of N(t) train,
+the others are away:
 
     (3)  logits_i(x) = q_{θ_i}(x) + q_{s_i}(x), one cross-entropy over the sum
     (4)  s_i ← SGD over τ_s epochs, θ_i frozen;   (5) then θ_i ← SGD over τ_θ epochs, s_i frozen
-    (6)  θ_i^{t+1} = θ_i^t                                                                          for i in N(t)
-    (7)  θ_i^{t+1} = (1 − α_i^t) θ_i^t + α_i^t Σ_j s_ij θ_j^t / Σ_j s_ij, sums over j in N(t)       for i not in N(t)
+    (6)  θ_i^{t+1} = θ_i^t
+         for i in N(t)
+    (7)  θ_i^{t+1} = (1 − α_i^t) θ_i^t + α_i^t Σ_j s_ij θ_j^t / Σ_j s_ij, sums over j in N(t)
+         for i not in N(t)
     (8)  α_i^t = λ_i^t β^t
     (9)  λ_i^t = M / (M + K m_i), M = Σ_j m_j over N(t), m the training records
     (10) β^t = 1 for t < C T^γ, else (C T^γ / t)²
@@ -16,53 +21,68 @@ any architecture, which never leaves. In round t = 1..T the K silos of N(t) trai
 and s_ij is the cosine of the two silos' label proportions.
 
 Where this differs from the paper:
-- Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone applies and nothing is
-  ever exchanged; with K < 3 an absent silo would get next to a copy of one silo's model. A round that fewer than
-  three silos complete posts nothing. One participant alone with labels in common is still the whole row.
-- ``schedule = "paper"`` is C = 40, γ = 3/7 (the paper's best pair), under which β stays 1 in any job of fewer than
-  637 rounds. ``schedule = "scaled"``, the default, keeps C T^γ at the same share of the job as in the paper's 1,000
-  rounds: C = 40 (T/1000)^(1 − γ), so decay begins at 0.772 T and β^T = 0.596 for every T, and T = 1000 is the paper.
-- Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched`` of the coordinator's
-  state counts such rounds silo by silo, those that fewer than three silos completed included, and in a blind job
-  those whose row would show one silo too much of another.
-- ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No proportions leave.
-- N(t), M and K are those that completed the round and the census; who missed the census neither learns nor teaches.
-  m and the proportions are of the training records.
-- Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census gives metrics alone.
-- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of these do not
-  complete the round, the row is over the others by the same numbers. Who is drawn and lost has no row of that round.
-- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of Eq. 7 in one step.
-- All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks destroys them. The
-  supervisors start apart.
-- Supervisors of several architectures are assigned in turn by job order; in the paper each silo draws one.
-- The paper's Transformer is pre-trained. No such weights exist here: ours (supervisors.py) is small and
-  trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has weights for its supervisor
-  names their file in its own configuration (``[[weights]]``); a job holds no paths.
-- Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here are not from it.
-- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with ``model.buffers =
-  "global"`` they belong to θ in Eq. 7.
+- Participation that cannot work is refused. Where all silos train in every round, Eq. 6 alone
+  applies and nothing is ever exchanged; with K < 3 an absent silo would get next to a copy of one
+  silo's model. A round that fewer than three silos complete posts nothing. One participant alone
+  with labels in common is still the whole row.
+- ``schedule = "paper"`` is C = 40, γ = 3/7 (the paper's best pair), under which β stays 1 in any
+  job of fewer than 637 rounds. ``schedule = "scaled"``, the default, keeps C T^γ at the same share
+  of the job as in the paper's 1,000 rounds: C = 40 (T/1000)^(1 − γ), so decay begins at 0.772 T and
+  β^T = 0.596 for every T, and T = 1000 is the paper.
+- Where Σ_j s_ij = 0 (no label in common) the paper divides by zero. Here θ_i stays; ``unmatched``
+  of the coordinator's state counts such rounds silo by silo, those that fewer than three silos
+  completed included, and in a blind job those whose row would show one silo too much of another.
+- ``similarity = "samples"`` is the ablation of Fig. 3, plain averaging as in FedAvg: s_ij = m_j. No
+  proportions leave.
+- N(t), M and K are those that completed the round and the census; who missed the census neither
+  learns nor teaches. m and the proportions are of the training records.
+- Where the job is blind it declares m, and for "labels" the class counts, of all silos: the census
+  gives metrics alone.
+- With ``security.mix = "directed"`` s_ij is made whole over the silos that are drawn: where some of
+  these do not complete the round, the row is over the others by the same numbers. Who is drawn and
+  lost has no row of that round.
+- θ_i lives at its silo, where the paper's server holds all: an absent silo applies its rounds of
+  Eq. 7 in one step.
+- All θ_i start equal (Algorithm 1 does not say); averaging independently initialised networks
+  destroys them. The supervisors start apart.
+- Supervisors of several architectures are assigned in turn by job order; in the paper each silo
+  draws one.
+- The paper's Transformer is pre-trained. No such weights exist here: ours (supervisors.py) is small
+  and trains from scratch, so the paper's FedSimSup-T is no yardstick for it. A silo that has
+  weights for its supervisor names their file in its own configuration (``[[weights]]``); a job
+  holds no paths.
+- Sizes of θ and s, τ_s, τ_θ, rates and batch sizes are not in the paper's text; the defaults here
+  are not from it.
+- θ's buffers (running statistics, where the job's model has batch norm) stay at each silo; with
+  ``model.buffers = "global"`` they belong to θ in Eq. 7.
 
 Wire list:
 
-==========  ====  ===========================================================================  ====================
-round       way   part                                                                         exchange
-==========  ====  ===========================================================================  ====================
+==========  ====  ===========================================================================
+                  ====================
+round       way   part
+                  exchange
+==========  ====  ===========================================================================
+                  ====================
 0           up    ``census``: samples [], with similarity "labels" also proportions [C];       Each
                   nothing where the job declares them
 1..T        up    ``theta``: θ_i after training                                                Mix
 2..T+1      down  ``theta`` with ``@keep``: Eq. 7 over all rounds since the silo last gave     -
-==========  ====  ===========================================================================  ====================
+==========  ====  ===========================================================================
+                  ====================
 
-So in the clear the coordinator sees every θ_j, label proportions and sample count. Blind, it sees none of the θ_j.
-Since the cosine has rank C, Eq. 7 also follows from C class sums B_c = Σ_j h_jc θ_j (h_j: proportions of length one)
-that silos alone would read. They are not used: where class counts are declared, as cohorts that vary demand, they hide
-nothing that the mix shows, give each silo C combinations of the K models in place of one row, and take C times the
-bytes; where they are secret, sums over cohorts that vary tell them to whoever reads these, silos too, and a fixed
-cohort of all silos exchanges nothing (Eq. 6).
+So in the clear the coordinator sees every θ_j, label proportions and sample count. Blind, it sees
+none of the θ_j. Since the cosine has rank C, Eq. 7 also follows from C class sums B_c = Σ_j h_jc
+θ_j (h_j: proportions of length one) that silos alone would read. They are not used: where class
+counts are declared, as cohorts that vary demand, they hide nothing that the mix shows, give each
+silo C combinations of the K models in place of one row, and take C times the bytes; where they are
+secret, sums over cohorts that vary tell them to whoever reads these, silos too, and a fixed cohort
+of all silos exchanges nothing (Eq. 6).
 
-A silo's model in the end is the one delivered last: all silos are evaluated after the last round's Eq. 7. For a
-participant of the last round that is the model it trained. Under differential privacy both passes count, τ_s + τ_θ
-epochs, and the supervisor is clipped and noised too: θ's gradients pass through it.
+A silo's model in the end is the one delivered last: all silos are evaluated after the last round's
+Eq. 7. For a participant of the last round that is the model it trained. Under differential privacy
+both passes count, τ_s + τ_θ epochs, and the supervisor is clipped and noised too: θ's gradients
+pass through it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -85,7 +105,8 @@ from .supervisors import build_supervisor, supervisor_fault
 
 PAPER_C, PAPER_GAMMA, PAPER_ROUNDS = 40.0, 3 / 7, 1000
 FEWEST = 3  # participants whose mean an absent silo may get
-SHARE_TOLERANCE = 1e-6  # by which a share may miss its own: integers of 32 bits, and float64 of two machines
+# by which a share may miss its own: integers of 32 bits, and float64 of two machines
+SHARE_TOLERANCE = 1e-6
 PROPORTIONS_TOLERANCE = 1e-6  # by which a silo's label proportions may miss a sum of one
 
 Supervisor: TypeAlias = Literal["lenet", "cnn", "transformer"]
@@ -99,7 +120,9 @@ def _listed(value: Any) -> Any:
 class FedSimSupOptions(Strict):
     """Options of FedSimSup; only ``schedule = "paper"`` holds values from the paper."""
 
-    supervisor: Annotated[tuple[Supervisor, ...], BeforeValidator(_listed), Field(min_length=1)] = ("lenet",)
+    supervisor: Annotated[tuple[Supervisor, ...], BeforeValidator(_listed), Field(min_length=1)] = (
+        "lenet",
+    )
     """One architecture, or several that are assigned to the silos in turn, in job order."""
     tau_s: Epochs = 1
     """Epochs on the supervisor, τ_s."""
@@ -117,14 +140,20 @@ class FedSimSupOptions(Strict):
     @model_validator(mode="after")
     def _pair(self) -> "FedSimSupOptions":
         if (self.c is None) != (self.gamma is None):
-            raise ValueError("c and gamma go together: give both, or neither for the schedule's own")
+            raise ValueError(
+                "c and gamma go together: give both, or neither for the schedule's own"
+            )
         if self.c is not None and self.schedule == "paper":
-            raise ValueError('schedule = "paper" has its own c and gamma; leave them out, or the schedule')
+            raise ValueError(
+                'schedule = "paper" has its own c and gamma; leave them out, or the schedule'
+            )
         return self
 
 
 class FedSimSup(Method):
-    """A private supervisor beside an inter-learning model that learns from similar silos while its own is away."""
+    """A private supervisor beside an inter-learning model that learns from similar silos while its
+    own is away.
+    """
 
     name = "fedsimsup"
     version = 1
@@ -147,8 +176,12 @@ class FedSimSup(Method):
         proportions = TensorSpec("proportions", "float64", (setting.classes,))
         self.labels = self.options.similarity == "labels"
         self.declared = bool(setting.counts)
-        self.facts = Part("census", Kind.COUNTS, Each(), (proportions, samples) if self.labels else (samples,))
-        self.theta = Part("theta", Kind.INTER_LEARNING_MODEL, Mix(), self.flat_specs("extractor", "classifier"))
+        self.facts = Part(
+            "census", Kind.COUNTS, Each(), (proportions, samples) if self.labels else (samples,)
+        )
+        self.theta = Part(
+            "theta", Kind.INTER_LEARNING_MODEL, Mix(), self.flat_specs("extractor", "classifier")
+        )
         self.mail = replace(self.theta, tensors=(*self.theta.tensors, KEEP))
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -158,7 +191,10 @@ class FedSimSup(Method):
         return (self.theta,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
-        """What Eq. 7 made of a silo's θ while it was away; there is none before a round has trained."""
+        """What Eq. 7 made of a silo's θ while it was away.
+
+        There is none before a round has trained.
+        """
         return (self.mail,) if round_ > 1 else ()
 
     @property
@@ -190,13 +226,19 @@ class FedSimSup(Method):
         return self.mailed(state, delivered["theta"], "extractor", "classifier")  # Eq. 7
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
-        """The supervisor under a frozen θ, then θ under a frozen supervisor; nothing in the census."""
+        """The supervisor under a frozen θ, then θ under a frozen supervisor.
+
+        Nothing in the census.
+        """
         if facts.round == 0:
             return ()
         optimiser = self.setting.optimiser
         return (
             Stage(("supervisor",), self.options.tau_s, self.cross_entropy, optimiser),  # Eq. 4, 11
-            Stage(("extractor", "classifier"), self.options.tau_theta, self.cross_entropy, optimiser),  # Eq. 5, 12
+            # Eq. 5, 12
+            Stage(
+                ("extractor", "classifier"), self.options.tau_theta, self.cross_entropy, optimiser
+            ),
         )
 
     def effort(self, round_: int) -> Effort:
@@ -210,14 +252,20 @@ class FedSimSup(Method):
         if self.declared:
             return {}
         samples = {"samples": torch.tensor(facts.samples, dtype=torch.int64)}
-        proportions = {"proportions": facts.class_counts.double() / facts.samples} if self.labels else {}
+        proportions = (
+            {"proportions": facts.class_counts.double() / facts.samples} if self.labels else {}
+        )
         return {"census": Contribution({**proportions, **samples})}
 
-    # The coordinator half. ``samples`` is 0 for a silo that missed the census or gave nonsense: it learns from nobody
-    # and nobody from it. ``unmatched`` counts the rounds a silo was away and found nobody alike.
+    # The coordinator half. ``samples`` is 0 for a silo that missed the census or gave nonsense: it
+    # learns from nobody and nobody from it. ``unmatched`` counts the rounds a silo was away and
+    # found nobody alike.
 
     def begin(self) -> CoordinatorState:
-        """What the job declares of the silos, as their census would say it; otherwise nothing known of any."""
+        """What the job declares of the silos, as their census would say it.
+
+        Otherwise nothing known of any.
+        """
         silos, n = self.setting.silos, len(self.setting.silos)
         samples, unmatched = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
         shares = torch.zeros(n, self.setting.classes, dtype=torch.float64)
@@ -229,10 +277,14 @@ class FedSimSup(Method):
         counts = {"samples": samples, "unmatched": unmatched}
         return {**counts, "proportions": shares} if self.labels else counts
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Keep the census; afterwards post Eq. 7 to every silo that was away."""
         if round_ == 0:
-            return Combined(state if self.declared else self._censused(state, cohort, results["census"]))
+            return Combined(
+                state if self.declared else self._censused(state, cohort, results["census"])
+            )
         samples = dict(zip(self.setting.silos, state["samples"].tolist(), strict=True))
         contributors = [silo for silo in cohort if samples[silo] > 0]
         total = sum(samples[silo] for silo in contributors)  # M
@@ -245,7 +297,8 @@ class FedSimSup(Method):
             if not weights:
                 unmatched[here] += 1
                 continue
-            alpha = share_of_others(total, len(contributors), samples[silo]) * self.decay(round_)  # Eq. 8
+            # Eq. 8
+            alpha = share_of_others(total, len(contributors), samples[silo]) * self.decay(round_)
             posts.append(Post("theta", silo, weights, keep=1 - alpha))  # Eq. 7
         return Combined({**state, "unmatched": unmatched}, posts=tuple(posts))
 
@@ -260,7 +313,9 @@ class FedSimSup(Method):
         """What was posted to this silo."""
         return (Mail("theta"),) if self.down(round_) else ()
 
-    def similarities(self, state: CoordinatorState, silo: str, contributors: list[str]) -> dict[str, float]:
+    def similarities(
+        self, state: CoordinatorState, silo: str, contributors: list[str]
+    ) -> dict[str, float]:
         """The positive s_ij of one silo i over the participants j."""
         here, *there = (self.setting.silos.index(name) for name in (silo, *contributors))
         if self.labels:
@@ -268,14 +323,23 @@ class FedSimSup(Method):
             row = unit[there] @ unit[here]  # cosines
         else:
             row = state["samples"][there].double()
-        return {contributor: value for contributor, value in zip(contributors, row.tolist(), strict=True) if value > 0}
+        return {
+            contributor: value
+            for contributor, value in zip(contributors, row.tolist(), strict=True)
+            if value > 0
+        }
 
     def declared_similarities(self, silo: str, contributors: Sequence[str]) -> dict[str, float]:
-        """The same of what the job declares: of whole numbers and one root, so alike on every machine."""
+        """The same of what the job declares: of whole numbers and one root, so alike on every
+        machine.
+        """
         counts, by_class = self.setting.counts, self.setting.class_counts
         if not self.labels:
             return {contributor: float(counts[contributor]) for contributor in contributors}
-        products = {contributor: sum(map(mul, by_class[silo], by_class[contributor])) for contributor in contributors}
+        products = {
+            contributor: sum(map(mul, by_class[silo], by_class[contributor]))
+            for contributor in contributors
+        }
         own = sum(count * count for count in by_class[silo])
         lengths = {
             contributor: sqrt(own * sum(count * count for count in by_class[contributor]))
@@ -289,9 +353,15 @@ class FedSimSup(Method):
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
         """s_ij over the silos that are drawn for the round."""
-        return self.declared_similarities(recipient, self.setting.drawn(round_)) if self.declared and round_ else {}
+        return (
+            self.declared_similarities(recipient, self.setting.drawn(round_))
+            if self.declared and round_
+            else {}
+        )
 
-    def _alike(self, state: CoordinatorState, silo: str, contributors: list[str]) -> dict[str, float]:
+    def _alike(
+        self, state: CoordinatorState, silo: str, contributors: list[str]
+    ) -> dict[str, float]:
         return (
             self.declared_similarities(silo, contributors)
             if self.declared
@@ -307,34 +377,47 @@ class FedSimSup(Method):
     def mail_fault(self, round_: int, silo: str, shares: Mapping[str, float], keep: float) -> str:
         """Eq. 7 to 10 again from the counts that the job declares.
 
-        Of the participants those are known that are like this silo: the others are in M and K alone, so that ``keep``
-        is known up to who of them took part.
+        Of the participants those are known that are like this silo: the others are in M and K
+        alone, so that ``keep`` is known up to who of them took part.
         """
         if not self.declared:
             return ""
-        alike = self.declared_similarities(silo, [other for other in self.setting.silos if other != silo])
+        alike = self.declared_similarities(
+            silo, [other for other in self.setting.silos if other != silo]
+        )
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
         whole = sum(alike[contributor] for contributor in shares)
         for contributor, share in shares.items():
             if abs(share - alike[contributor] / whole) > SHARE_TOLERANCE:
                 expected = alike[contributor] / whole
-                return f"gives {contributor!r} a share of {share:.6f}, by the declared counts it has {expected:.6f}"
+                return (
+                    f"gives {contributor!r} a share of {share:.6f}, by the declared counts it has"
+                    f" {expected:.6f}"
+                )
         counts = self.setting.counts
         unlike = [count for other, count in counts.items() if other != silo and other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
-        most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)  # Eq. 8, 9
+        # Eq. 8, 9
+        most, least = (1 - mean / (mean + counts[silo]) * self.decay(round_) for mean in means)
         if least - SHARE_TOLERANCE <= keep <= most + SHARE_TOLERANCE:
             return ""
-        return f"says keep = {keep:.6f} of round {round_}, by the declared counts it is {least:.6f} to {most:.6f}"
+        return (
+            f"says keep = {keep:.6f} of round {round_}, by the declared counts it is {least:.6f} to"
+            f" {most:.6f}"
+        )
 
-    def _censused(self, state: CoordinatorState, cohort: tuple[str, ...], given: Tensors) -> CoordinatorState:
+    def _censused(
+        self, state: CoordinatorState, cohort: tuple[str, ...], given: Tensors
+    ) -> CoordinatorState:
         index = torch.tensor([self.setting.silos.index(silo) for silo in cohort])
         sane = given["samples"] > 0
         kept = {name: tensor.clone() for name, tensor in state.items()}
         if self.labels:
             shares = given["proportions"]
-            sane &= ((shares >= 0) & shares.isfinite()).all(1) & ((shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE)
+            sane &= ((shares >= 0) & shares.isfinite()).all(1) & (
+                (shares.sum(1) - 1).abs() <= PROPORTIONS_TOLERANCE
+            )
             kept["proportions"][index] = torch.where(sane[:, None], shares, 0.0)
         kept["samples"][index] = torch.where(sane, given["samples"], 0)
         return kept
@@ -344,19 +427,22 @@ def participation_fault(cohort: int, silos: int) -> str:
     """Why a cohort of this size among so many silos cannot work; empty if it can."""
     if cohort >= silos:
         return (
-            f"all {silos} silos train in every round, so none is ever away and nothing would be exchanged (Eq. 6, 7); "
-            f"with {FEWEST + 1} silos or more, lower participation or min_cohort so that at least {FEWEST} train"
+            f"all {silos} silos train in every round, so none is ever away and nothing would be"
+            f" exchanged (Eq. 6, 7); with {FEWEST + 1} silos or more, lower participation or"
+            f" min_cohort so that at least {FEWEST} train"
         )
     if cohort < FEWEST:
         return (
-            f"{cohort} of {silos} silos train in a round, an absent silo would get next to a copy of one model; "
-            f"raise participation, or min_cohort to {FEWEST}"
+            f"{cohort} of {silos} silos train in a round, an absent silo would get next to a copy"
+            f" of one model; raise participation, or min_cohort to {FEWEST}"
         )
     return ""
 
 
 def scaled_c(rounds: int) -> float:
-    """C = 40 (T/1000)^(1 − γ), γ = 3/7: C T^γ = 0.772 T, the same share of the job as at the paper's T = 1000."""
+    """C = 40 (T/1000)^(1 − γ), γ = 3/7: C T^γ = 0.772 T, the same share of the job as at the
+    paper's T = 1000.
+    """
     share: float = (rounds / PAPER_ROUNDS) ** (1 - PAPER_GAMMA)
     return PAPER_C * share
 

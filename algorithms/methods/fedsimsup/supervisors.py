@@ -1,13 +1,18 @@
 """The supervisors of FedSimSup: three private architectures.
 
-They are not from the paper but for "approximately one-sixth" of the inter-learning model's size, here of the
-52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
+They are not from the paper but for "approximately one-sixth" of the inter-learning model's size,
+here of the 52,202 parameters of fedsimsup-lenet; their own numbers on 3x32x32 and 10 classes:
 
-===========  =======================================================================================  ======
-lenet        the same scaled down: 3 and 6 channels, 48 units; below 16 pixels the convolutions pad       8,422
-cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool, mean over pixels      7,898
-transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads, mean over them   9,350
-===========  =======================================================================================  ======
+===========  =======================================================================================
+             ======
+lenet        the same scaled down: 3 and 6 channels, 48 units; below 16 pixels the convolutions pad
+             8,422
+cnn          conv 3x3 to 16 and to 48 channels, each with ReLU and 2x2 max-pool, mean over pixels
+             7,898
+transformer  4x4 patches (2x2 below 16 pixels) of width 20, two blocks of four heads, mean over them
+             9,350
+===========  =======================================================================================
+             ======
 """
 
 from collections import OrderedDict
@@ -44,7 +49,9 @@ def _cnn_supervisor(shape: Shape, classes: int) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over tokens [B, T, width], of two linear layers that per-sample gradients know."""
+    """Multi-head self-attention over tokens [B, T, width], of two linear layers that per-sample
+    gradients know.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,7 +71,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One encoder block with the norms in front: attention, then two linear layers, each added to its input."""
+    """One encoder block with the norms in front: attention, then two linear layers, each added to
+    its input.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -83,7 +92,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small encoder over image patches with learned positions; the mean over tokens is classified."""
+    """A small encoder over image patches with learned positions.
+
+    The mean over tokens is classified.
+    """
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -98,8 +110,11 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, channels, height, width] to logits [B, classes]."""
         patches = self.patches(x).flatten(2).transpose(1, 2)  # [B, T, width]
-        places = torch.arange(self.tokens, device=x.device).expand(len(x), -1)  # [B, T]: per-sample gradients need B
-        logits: Tensor = self.classifier(self.norm(self.blocks(patches + self.positions(places))).mean(1))
+        # [B, T]: per-sample gradients need B
+        places = torch.arange(self.tokens, device=x.device).expand(len(x), -1)
+        logits: Tensor = self.classifier(
+            self.norm(self.blocks(patches + self.positions(places))).mean(1)
+        )
         return logits
 
 
@@ -118,7 +133,10 @@ SUPERVISORS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def supervisor_fault(name: str, shape: Shape) -> str:
     """Why a supervisor cannot take an input; empty if it can."""
     if min(shape[1:]) < 4:
-        return f"needs at least 4 x 4 pixels, as all do, not {list(shape)}; choose another model.input or method"
+        return (
+            f"needs at least 4 x 4 pixels, as all do, not {list(shape)}; choose another model.input"
+            " or method"
+        )
     side = patch_side(shape)
     if name == "transformer" and (shape[1] % side or shape[2] % side):
         patches = f"patches of {side} x {side} pixels, which {list(shape)} does not divide into"

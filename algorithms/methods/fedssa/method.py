@@ -1,60 +1,74 @@
 """FedSSA: classifier rows averaged class by class among silos of different architectures.
 
-Yi, Yu, Shi, Wang, Liu, Cui, "FedSSA: semantic similarity-based aggregation for efficient model-heterogeneous
-personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
+Yi, Yu, Shi, Wang, Liu, Cui, "FedSSA: semantic similarity-based aggregation for efficient
+model-heterogeneous personalized federated learning", 2024, arXiv:2312.09006, Algorithm 1.
 
-A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape everywhere, with one
-row θ_k^s a class s: d weights and a bias. S_k are the classes of which silo k has training records.
+A model is a feature extractor φ_k of the silo's own architecture and a header θ_k, equal in shape
+everywhere, with one row θ_k^s a class s: d weights and a bias. S_k are the classes of which silo k
+has training records.
 
-    (3) at the coordinator:  θ^s ← (1/|K_s|) Σ_{k ∈ K_s} θ_k^s,   K_s the silos of the round that hold s
+    (3) at the coordinator:  θ^s ← (1/|K_s|) Σ_{k ∈ K_s} θ_k^s,   K_s the silos of the round that
+                                                                  hold s
     (4) at silo k, round t:  θ_k^s ← θ^s + μ_t θ_k^s for s ∈ S_k;   θ_k^s stays for s ∉ S_k
         μ_t = μ_0 cos(t π / (2 T_stable)) for t < T_stable, 0 afterwards
     (5), (6)                 φ_k and all of θ_k are trained on the silo's records
 
-Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t a round, held back by
-training alone. In round 0 the global header is the common initial one, so seen rows start at 1 + μ_0 times theirs.
-With μ_0 = 0.5 the growth is up to 266-fold for T_stable = 20 and 2-fold for 2, and the gradients of the extractor grow
-with it: give a T_stable well below the number of rounds, and a ``clip`` or a small learning rate.
+Eq. 4 is a sum and not an average: while μ_t > 0, rows of seen classes grow by about 1 + μ_t a
+round, held back by training alone. In round 0 the global header is the common initial one, so seen
+rows start at 1 + μ_0 times theirs. With μ_0 = 0.5 the growth is up to 266-fold for T_stable = 20
+and 2-fold for 2, and the gradients of the extractor grow with it: give a T_stable well below the
+number of rounds, and a ``clip`` or a small learning rate.
 
 Where this differs from the paper:
-- Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the whole header, so
-  the traffic does not depend on the classes that it holds (the paper's section 4.3 allows it).
-- Rows carry their bias, as in the authors' code; the paper counts C x d numbers. Only the last layer is the header
-  (section 4.1, the code), where section 3.2 speaks of two layers.
+- Every silo sends all C rows, those of unseen classes as zeros under a weight of 0, and gets the
+  whole header, so the traffic does not depend on the classes that it holds (the paper's section 4.3
+  allows it).
+- Rows carry their bias, as in the authors' code; the paper counts C x d numbers. Only the last
+  layer is the header (section 4.1, the code), where section 3.2 speaks of two layers.
 - A class that no silo of the round holds keeps its last global row; the paper leaves it open.
-- Silos of one architecture start from equal values, and all from one header; the paper says "randomly". In the
-  authors' code silos of one architecture share their live tensors, an error that is not copied.
-- ``stale_inclusive``, off by default, is the average of the authors' code: over the last header of each silo that
-  holds the class, also of those away in this round. A silo counts from its first round on (in the code all do from
-  the start, with their initial header). It takes running totals of differences, so that sums suffice.
-- ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row is published
-  alone; its silos keep their own row. The default, 1, is the paper's. In a blind job the rows of such a class are not
-  even summed, by ``security.min_holders`` in its place (algorithms/job/class_census.py).
-- Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best values.
+- Silos of one architecture start from equal values, and all from one header; the paper says
+  "randomly". In the authors' code silos of one architecture share their live tensors, an error that
+  is not copied.
+- ``stale_inclusive``, off by default, is the average of the authors' code: over the last header of
+  each silo that holds the class, also of those away in this round. A silo counts from its first
+  round on (in the code all do from the start, with their initial header). It takes running totals
+  of differences, so that sums suffice.
+- ``min_holders``, not from the paper: with fewer holders a class is withheld, so that no silo's row
+  is published alone; its silos keep their own row. The default, 1, is the paper's. In a blind job
+  the rows of such a class are not even summed, by ``security.min_holders`` in its place
+  (algorithms/job/class_census.py).
+- Defaults: μ_0 = 0.5 and T_stable = 20 are those of the paper's Figure 3, which names no best
+  values.
 
 Training as published, for the job file ([P] the paper, [C] the authors' code)::
 
     [P]  lr = 0.01,  epochs 1 or 10, batch_size 64 to 512, 100 or 500 rounds; no momentum is stated
-    [C]  lr = 0.005, momentum = 0.9, weight_decay = 5e-5, batch_size = 512, epochs = 10 (25 if heterogeneous), and
-         options = { clip = 50.0, mu_0 = 0.5, t_stable = 45 }, t_stable = 2 if heterogeneous, stale_inclusive = true
+    [C]  lr = 0.005, momentum = 0.9, weight_decay = 5e-5, batch_size = 512, epochs = 10 (25 if
+         heterogeneous), and
+         options = { clip = 50.0, mu_0 = 0.5, t_stable = 45 }, t_stable = 2 if heterogeneous,
+         stale_inclusive = true
 
 Wire list (C classes, width d), the same in every round:
 
-============  ====  ==================================================  ============================================
-stale         way   part                                                exchange
-============  ====  ==================================================  ============================================
-no            up    ``rows``: [C, d+1]                                  Sum row by row, weighted by presence (0 or 1)
-yes           up    ``deltas``: rows [C, d+1] and presence [C], less    Sum, total
-                    what the running totals hold of this silo
-both          down  ``header``: rows [C, d+1], status [C]               -
-============  ====  ==================================================  ============================================
+=====  ====  ==========================================  ===========================================
+stale  way   part                                        exchange
+=====  ====  ==========================================  ===========================================
+no     up    ``rows``: [C, d+1]                          Sum row by row, weighted by presence (0 or
+                                                         1)
+yes    up    ``deltas``: rows [C, d+1] and presence      Sum, total
+             [C], less what the running totals hold of
+             this silo
+both   down  ``header``: rows [C, d+1], status [C]       -
+=====  ====  ==========================================  ===========================================
 
-Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear also which classes
-each silo holds. A presence above 1 is refused, so no silo stands for several of ``min_holders``; stale-inclusive that
-holds for the change in one round, not for the sum over rounds. A silo's model in the end is the one it trained last.
+Beside the sums of rows, the coordinator learns the number of holders of each class; in the clear
+also which classes each silo holds. A presence above 1 is refused, so no silo stands for several of
+``min_holders``; stale-inclusive that holds for the change in one round, not for the sum over
+rounds. A silo's model in the end is the one it trained last.
 
-Under differential privacy S_k are the classes of which there seem to be records by the noisy counts of the job, and the
-extractor is noised with the header, though it never leaves: the header's gradients pass through it.
+Under differential privacy S_k are the classes of which there seem to be records by the noisy counts
+of the job, and the extractor is noised with the header, though it never leaves: the header's
+gradients pass through it.
 """
 
 from collections.abc import Mapping
@@ -75,7 +89,8 @@ from ...exchange.parts import WEIGHT, Contribution, Kind, Part, Sum, TensorSpec
 from ...method import Method, Setting
 from ..common.heterogeneous import Extractors, check_extractors, dealt
 
-WITHHELD, PUBLISHED = 1, 2  # status of a class: its holders were too few so far; its row is an average. 0: no holder
+# status of a class: its holders were too few so far; its row is an average. 0: no holder
+WITHHELD, PUBLISHED = 1, 2
 
 
 class FedSSAOptions(Strict):
@@ -88,7 +103,10 @@ class FedSSAOptions(Strict):
     stale_inclusive: bool = False
     """Average over the last rows of all silos that ever gave, not over those of the round."""
     extractors: Extractors = ()
-    """Architectures dealt to the silos in turn, in job order; none: the job's model at each silo."""
+    """Architectures dealt to the silos in turn, in job order.
+
+    None: the job's model at each silo.
+    """
     clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Largest Euclidean norm of a batch's gradient; the authors' code has 50."""
     min_holders: Annotated[int, Field(strict=True, ge=1, le=10_000)] = 1
@@ -108,7 +126,10 @@ class FedSSA(Method):
         super().__init__(setting, options)
         header = {spec.name: spec for spec in self.template["classifier"]}
         if header.keys() != {"weight", "bias"}:
-            raise LocalError(f"fedssa needs a linear classifier with weight and bias, the model has {sorted(header)}")
+            raise LocalError(
+                "fedssa needs a linear classifier with weight and bias, the model has"
+                f" {sorted(header)}"
+            )
         classes, self.width = header["weight"].shape
         check_extractors(self.name, self.options.extractors, setting, self.width)
         self._check_holders()
@@ -123,14 +144,23 @@ class FedSSA(Method):
         self.header = Part("header", Kind.HEADER_ROWS, Sum("mean"), (row_spec, status))
 
     def _check_holders(self) -> None:
-        """LocalError where no class can ever have enough holders: those of a round, or, stale-inclusive, all silos."""
-        fewest, cohort, silos = self.options.min_holders, self.setting.cohort_size, len(self.setting.silos)
+        """LocalError where no class can ever have enough holders: those of a round, or,
+        stale-inclusive, all silos.
+        """
+        fewest, cohort, silos = (
+            self.options.min_holders,
+            self.setting.cohort_size,
+            len(self.setting.silos),
+        )
         if fewest > silos:
-            raise LocalError(f"fedssa: min_holders = {fewest}, but there are {silos} silos; lower it")
+            raise LocalError(
+                f"fedssa: min_holders = {fewest}, but there are {silos} silos; lower it"
+            )
         if fewest > cohort and not self.options.stale_inclusive:
             raise LocalError(
-                f"fedssa: min_holders = {fewest}, but a round draws {cohort} of {silos} silos, so no row would ever be "
-                "published; lower it, raise participation, or set stale_inclusive = true"
+                f"fedssa: min_holders = {fewest}, but a round draws {cohort} of {silos} silos, so"
+                " no row would ever be published; lower it, raise participation, or set"
+                " stale_inclusive = true"
             )
 
     def up(self, round_: int) -> tuple[Part, ...]:
@@ -150,8 +180,8 @@ class FedSSA(Method):
         """``min_holders``, where it withholds any."""
         return f"min_holders = {self.options.min_holders}" if self.options.min_holders > 1 else ""
 
-    # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running totals hold: a round
-    # that did not count leaves no trace in its state.
+    # The silo half. With ``stale_inclusive`` a silo remembers what it gave last, which the running
+    # totals hold: a round that did not count leaves no trace in its state.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
         """The silo's own extractor below the common classifier."""
@@ -162,7 +192,11 @@ class FedSSA(Method):
         if not self.options.stale_inclusive:
             return {}
         nothing = torch.zeros(self.setting.classes, dtype=torch.int64)
-        return {"last.rows": torch.zeros_like(self.initial), "last.presence": nothing, "presence": nothing.clone()}
+        return {
+            "last.rows": torch.zeros_like(self.initial),
+            "last.presence": nothing,
+            "presence": nothing.clone(),
+        }
 
     @cached_property
     def initial(self) -> Tensor:
@@ -172,10 +206,14 @@ class FedSSA(Method):
     def mu(self, round_: int) -> float:
         """μ_t."""
         horizon = self.options.t_stable
-        return self.options.mu_0 * cos(round_ * pi / (2 * horizon)) if round_ < horizon else 0.0  # Eq. 4
+        # Eq. 4
+        return self.options.mu_0 * cos(round_ * pi / (2 * horizon)) if round_ < horizon else 0.0
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
-        """Eq. 4 on the rows of seen classes; before the first round is over, with the initial header."""
+        """Eq. 4 on the rows of seen classes.
+
+        Before the first round is over, with the initial header.
+        """
         header = delivered.get("header", {})
         local = rows_of(state.parts["classifier"])  # [C, d+1]
         seen = facts.class_counts > 0  # [C]
@@ -183,7 +221,11 @@ class FedSSA(Method):
             seen = seen & (header["status"] != WITHHELD)
         fused = header.get("rows", self.initial) + self.mu(facts.round) * local  # Eq. 4
         rows = torch.where(seen[:, None], fused, local)
-        classifier = {**state.parts["classifier"], "weight": rows[:, :-1].clone(), "bias": rows[:, -1].clone()}
+        classifier = {
+            **state.parts["classifier"],
+            "weight": rows[:, :-1].clone(),
+            "bias": rows[:, -1].clone(),
+        }
         extra = self._settled(state, facts) if self.options.stale_inclusive else state.extra
         return SiloState({**state.parts, "classifier": classifier}, extra)
 
@@ -191,7 +233,11 @@ class FedSSA(Method):
         """What this silo gave last, which is what it trained last, and its classes now."""
         gave = state.extra["presence"]  # zeros before the first round
         last = zero_filled(rows_of(state.parts["classifier"]), gave)
-        return {"last.rows": last, "last.presence": gave, "presence": (facts.class_counts > 0).long()}
+        return {
+            "last.rows": last,
+            "last.presence": gave,
+            "presence": (facts.class_counts > 0).long(),
+        }
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
         """Train extractor and header together."""
@@ -221,7 +267,9 @@ class FedSSA(Method):
             state["holders"] = torch.zeros_like(status)
         return state
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Eq. 3 for each class with enough holders; the other rows stay."""
         after = dict(state)
         if self.options.stale_inclusive:
@@ -234,7 +282,9 @@ class FedSSA(Method):
             mean = results["rows"]["rows"]  # Eq. 3
         enough = holders >= self.options.min_holders
         after["rows"] = torch.where(enough[:, None], mean.to(state["rows"].dtype), state["rows"])
-        after["status"] = torch.maximum(state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0)))
+        after["status"] = torch.maximum(
+            state["status"], torch.where(enough, PUBLISHED, WITHHELD * (holders > 0))
+        )
         return Combined(after, {"header": {"rows": after["rows"], "status": after["status"]}})
 
 

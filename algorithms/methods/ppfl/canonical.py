@@ -1,7 +1,9 @@
-"""PPFL's own modules: K canonical models side by side, the membership vector that mixes them, and the plain GLM.
+"""PPFL's own modules: K canonical models side by side, the membership vector that mixes them, and
+the plain GLM.
 
-A canonical model u_k is a Linear(d, C), or an MLP d → hidden → C with one ReLU. The shapes of an MLP on 784 inputs
-with 128 hidden units and ten classes are (784 + 1)·128 + (128 + 1)·10 = 100,480 + 1,290 numbers.
+A canonical model u_k is a Linear(d, C), or an MLP d → hidden → C with one ReLU. The shapes of an
+MLP on 784 inputs with 128 hidden units and ten classes are (784 + 1)·128 + (128 + 1)·10 = 100,480 +
+1,290 numbers.
 """
 
 from collections import OrderedDict
@@ -18,10 +20,11 @@ Mixture: TypeAlias = Literal["probabilities", "logits", "parameters"]
 
 
 class Canonical(nn.ModuleList):
-    """K modules of one shape; called with features z [B, d] and a membership c [K] it gives class scores [B, C].
+    """K modules of one shape; called with features z [B, d] and a membership c [K] it gives class
+    scores [B, C].
 
-    "probabilities": log Σ_k c_k softmax(u_k(z)); "logits": Σ_k c_k u_k(z); "parameters": the module whose parameters
-    are Σ_k c_k u_k. Holds parameters only: buffers cannot be mixed.
+    "probabilities": log Σ_k c_k softmax(u_k(z)); "logits": Σ_k c_k u_k(z); "parameters": the module
+    whose parameters are Σ_k c_k u_k. Holds parameters only: buffers cannot be mixed.
     """
 
     def __init__(self, models: list[nn.Module], mixture: Mixture) -> None:
@@ -62,7 +65,13 @@ class Membership(nn.Module):
 
 
 def canonical(
-    models: int, width: int, classes: int, hidden: int | None, mixture: Mixture, seed: Seed, prefix: str
+    models: int,
+    width: int,
+    classes: int,
+    hidden: int | None,
+    mixture: Mixture,
+    seed: Seed,
+    prefix: str,
 ) -> Canonical:
     """K canonical models, each from its own streams; with ``hidden`` they are MLPs."""
     build: Callable[[], nn.Module]
@@ -70,7 +79,9 @@ def canonical(
         build = lambda: nn.Linear(width, classes)  # noqa: E731
     else:
         build = lambda: nn.Sequential(  # noqa: E731
-            OrderedDict(fc1=nn.Linear(width, hidden), relu=nn.ReLU(), fc2=nn.Linear(hidden, classes))
+            OrderedDict(
+                fc1=nn.Linear(width, hidden), relu=nn.ReLU(), fc2=nn.Linear(hidden, classes)
+            )
         )
     with torch.device("meta"):  # construction draws nothing from torch's generator
         made = Canonical([build() for _ in range(models)], mixture)

@@ -1,7 +1,9 @@
-"""The heat map of PPFL's memberships: one row a silo, one column a canonical model, darker is nearer to one.
+"""The heat map of PPFL's memberships: one row a silo, one column a canonical model, darker is
+nearer to one.
 
-A silo that released nothing has a row of zeros, which is no membership; it is drawn grey, with dashes. What is drawn
-was released to the coordinator, or is, in the simulator or at a silo, what the silo keeps; nothing is released here.
+A silo that released nothing has a row of zeros, which is no membership; it is drawn grey, with
+dashes. What is drawn was released to the coordinator, or is, in the simulator or at a silo, what
+the silo keeps; nothing is released here.
 """
 
 import io
@@ -23,7 +25,10 @@ TOLERANCE = 1e-3  # of a row's sum; a float32 point of the simplex is within 1e-
 
 
 def released(coordinator: CoordinatorState) -> Tensor:
-    """Memberships [N, K] that silos released, rows of zeros for silos that did not; LocalError where none did."""
+    """Memberships [N, K] that silos released, rows of zeros for silos that did not.
+
+    LocalError where none did.
+    """
     memberships = coordinator.get("memberships")
     if memberships is None or not bool(memberships.any()):
         raise LocalError(
@@ -37,21 +42,31 @@ def simulated(states: Mapping[str, SiloState]) -> Tensor:
     """Memberships [N, K] of a simulation's final states, in their order."""
     without = [silo for silo, state in states.items() if "membership" not in state.parts]
     if without or not states:
-        raise LocalError(f"states of {without or 'no silo'} hold no membership; simulate a ppfl job")
+        raise LocalError(
+            f"states of {without or 'no silo'} hold no membership; simulate a ppfl job"
+        )
     return torch.stack([state.parts["membership"]["c"] for state in states.values()])
 
 
 def check(memberships: Tensor, labels: Sequence[str] = ()) -> None:
-    """LocalError unless these are rows [N, K] of a simplex or of zeros, and one label a row where there are any."""
+    """LocalError unless these are rows [N, K] of a simplex or of zeros, and one label a row where
+    there are any.
+    """
     if memberships.ndim != 2 or 0 in memberships.shape:
         raise LocalError(f"a heat map takes memberships [N, K], not {list(memberships.shape)}")
     if labels and len(labels) != len(memberships):
-        raise LocalError(f"{len(labels)} labels for {len(memberships)} rows; give one a row, or none")
+        raise LocalError(
+            f"{len(labels)} labels for {len(memberships)} rows; give one a row, or none"
+        )
     inside = ((memberships >= 0) & (memberships <= 1)).all(1)  # NaN is not
     whole = ((memberships.sum(1) - 1).abs() < TOLERANCE) | (memberships == 0).all(1)
-    wrong = [labels[i] if labels else i for i, fits in enumerate((inside & whole).tolist()) if not fits]
+    wrong = [
+        labels[i] if labels else i for i, fits in enumerate((inside & whole).tolist()) if not fits
+    ]
     if wrong:
-        raise LocalError(f"the rows of {wrong} are not memberships: between 0 and 1, with the sum 1")
+        raise LocalError(
+            f"the rows of {wrong} are not memberships: between 0 and 1, with the sum 1"
+        )
 
 
 def picture(memberships: Tensor, labels: Sequence[str] = ()) -> bytes:

@@ -1,61 +1,75 @@
 """PPFL: every silo's model is its own mixture of canonical models that all silos share.
 
-"PPFL: a personalized federated learning framework for heterogeneous population", Section 2, Algorithms 1 and O1.
+"PPFL: a personalized federated learning framework for heterogeneous population", Section 2,
+Algorithms 1 and O1.
 
-θ = (v, U) with a shared extractor v and canonical models U = (u_1 … u_K) of the classifier's kind; c_i, a point of the
-simplex, is the membership vector of silo i; h_i are its label proportions divided by their Euclidean norm.
+θ = (v, U) with a shared extractor v and canonical models U = (u_1 … u_K) of the classifier's kind;
+c_i, a point of the simplex, is the membership vector of silo i; h_i are its label proportions
+divided by their Euclidean norm.
 
     (4)  min_{θ, C} Σ_i f_i(v, U, c_i) + (λ/2) Σ_ij w_ij ‖c_i − c_j‖²,   w_ij = h_i·h_j
     (5), (6)  Σ_k c_ik = 1, c_ik ≥ 0
-    (7)  PPFL1: ŷ = Σ_k c_ik softmax(u_k(z))                    (8)  PPFL2: ŷ = softmax(u(z)), u = Σ_k c_ik u_k
+    (7)  PPFL1: ŷ = Σ_k c_ik softmax(u_k(z))                    (8)  PPFL2: ŷ = softmax(u(z)), u =
+                                                                     Σ_k c_ik u_k
     (11) θ_i ← θ_i − η ∇f_i(θ_i), E epochs                      (12) θ ← Σ_i a_i θ_i / Σ_i a_i
-    (13) G_i(c | C^t) = f_i(θ, c) + λ (d_i ‖c‖² − 2 c·Σ_j w_ij c_j^t) ≥ F up to a constant, d_i = Σ_j w_ij
-    (14) c_i ← c_i exp(−η_c g_i) / Σ,   g_i = ∇_c G_i = ∇_c f_i + 2 λ [L C^t]_i at c_i^t,   L = D − W
+    (13) G_i(c | C^t) = f_i(θ, c) + λ (d_i ‖c‖² − 2 c·Σ_j w_ij c_j^t) ≥ F up to a constant, d_i =
+    Σ_j w_ij
+    (14) c_i ← c_i exp(−η_c g_i) / Σ,   g_i = ∇_c G_i = ∇_c f_i + 2 λ [L C^t]_i at c_i^t,   L = D −
+                                        W
 
 After (14) entries below a floor are raised to it (Remark 3.2).
 
-W has rank C at most, so d_i = Σ_c h_ic b_c and Σ_j w_ij c_j = Σ_c h_ic M_c with the class sums b_c = Σ_j h_jc and
-M_c = Σ_j h_jc c_j: the Laplacian costs one sum of C(K+1) numbers, and neither c_i nor the proportions leave a silo.
+W has rank C at most, so d_i = Σ_c h_ic b_c and Σ_j w_ij c_j = Σ_c h_ic M_c with the class sums b_c
+= Σ_j h_jc and M_c = Σ_j h_jc c_j: the Laplacian costs one sum of C(K+1) numbers, and neither c_i
+nor the proportions leave a silo.
 
 Where this differs from the paper:
-- PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"`` mixes scores before
-  it, as the deep form of the paper's figure; for linear canonical models that is PPFL2, as in the authors' code.
-- λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"`` takes it as it stands.
-- The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are equal, so L C^0 = 0.
-  Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all silos take part.
+- PPFL1 mixes probabilities, the values after the last non-linearity (Eq. 7). ``mixture = "logits"``
+  mixes scores before it, as the deep form of the paper's figure; for linear canonical models that
+  is PPFL2, as in the authors' code.
+- λ is divided by the mean degree Σ_i d_i / N, since d_i grows with N; ``lam_scale = "literal"``
+  takes it as it stands.
+- The class sums run over the silos of the round before: who stayed away pulls no one. All C^0 are
+  equal, so L C^0 = 0. Eq. 12 is over the cohort too, in all rounds; in Algorithms 1 and O1 all
+  silos take part.
 - Eq. 11 runs for E epochs with the job's optimiser; the paper counts τ plain steps.
-- Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments to a tenth after
-  T/2 and again after 3T/4 rounds.
+- Both learning rates fall where the job's ``training.schedule`` says so, in the paper's experiments
+  to a tenth after T/2 and again after 3T/4 rounds.
 - h_i comes from training records only; the authors' code counts the test records too.
 - The last iterate is kept, not one drawn by Eq. 10; a silo keeps the averaged θ with its own c_i.
-- Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves c on the averaged
-  θ, which here happens where that θ arrives, so round 0 moves θ alone and the code's last c step is missing. "rbcd"
-  is Algorithm 1, one block a round, drawn from a public stream of the job.
-- ``no_affinity`` (gradient λ D C: the code has no −W and no factor 2) and ``double_exponential`` (c exp(exp(−η_c g)))
-  are quirks of the authors' code, ``membership_batches`` (mini-batch mirror steps for E epochs) its way to step.
+- Schedules. "alternating" is Algorithm O1: c, then θ. "theta_then_c" is the authors' code: it moves
+  c on the averaged θ, which here happens where that θ arrives, so round 0 moves θ alone and the
+  code's last c step is missing. "rbcd" is Algorithm 1, one block a round, drawn from a public
+  stream of the job.
+- ``no_affinity`` (gradient λ D C: the code has no −W and no factor 2) and ``double_exponential`` (c
+  exp(exp(−η_c g))) are quirks of the authors' code, ``membership_batches`` (mini-batch mirror steps
+  for E epochs) its way to step.
 
-Wire list ("rbcd": ``model`` in rounds of θ only, ``coupling`` in rounds of c only; no ``coupling`` where λ = 0):
+Wire list ("rbcd": ``model`` in rounds of θ only, ``coupling`` in rounds of c only; no ``coupling``
+where λ = 0):
 
-==============  ====  ===================================================  ================================
-part            way   tensors                                              exchange
-==============  ====  ===================================================  ================================
-``model``       up    v and U                                              Sum, weights equal or by samples
-``model``       down  v and U                                              -
-``coupling``    up    ``b`` [C], ``m`` [C, K], ``silos`` [] (1 from each)  Sum, total
-``coupling``    down  the three sums                                       -
-``membership``  up    ``c`` [K], only with ``release_membership``          Each
-==============  ====  ===================================================  ================================
+==============  ====  ============================================  ================================
+part            way   tensors                                       exchange
+==============  ====  ============================================  ================================
+``model``       up    v and U                                       Sum, weights equal or by samples
+``model``       down  v and U                                       -
+``coupling``    up    ``b`` [C], ``m`` [C, K], ``silos`` [] (1      Sum, total
+                      from each)
+``coupling``    down  the three sums                                -
+``membership``  up    ``c`` [K], only with ``release_membership``   Each
+==============  ====  ============================================  ================================
 
-h_i is the same in every round, so whoever sees ``b`` over two sets of silos that differ by one has that silo's label
-proportions, and about its c_i. λ > 0 is therefore refused where a round draws some of the silos only. One that drops
-out of a round of a job with all silos is missing in that round's sums all the same, and these are delivered to every
-silo: ``min_cohort`` = the number of silos ends the job instead, λ = 0 has no such sums. Where the exchanges run in the
-clear, the coordinator sees h_i as it is. In a blind job a class that few silos have is in no class sum, as if nobody
-had it (algorithms/job/class_census.py): it pulls nobody.
+h_i is the same in every round, so whoever sees ``b`` over two sets of silos that differ by one has
+that silo's label proportions, and about its c_i. λ > 0 is therefore refused where a round draws
+some of the silos only. One that drops out of a round of a job with all silos is missing in that
+round's sums all the same, and these are delivered to every silo: ``min_cohort`` = the number of
+silos ends the job instead, λ = 0 has no such sums. Where the exchanges run in the clear, the
+coordinator sees h_i as it is. In a blind job a class that few silos have is in no class sum, as if
+nobody had it (algorithms/job/class_census.py): it pulls nobody.
 
-Under differential privacy θ and c_i are both noised, since each one's gradients pass through the other: a step of c_i
-on all records at once has noise of its own (algorithms/job/privacy.py), and h_i is of the noisy class counts of the
-job.
+Under differential privacy θ and c_i are both noised, since each one's gradients pass through the
+other: a step of c_i on all records at once has noise of its own (algorithms/job/privacy.py), and
+h_i is of the noisy class counts of the job.
 """
 
 from collections.abc import Mapping
@@ -79,7 +93,10 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class PPFLOptions(Strict):
-    """Options of PPFL. K, λ and η_c vary by data set in the paper; the defaults are not from the paper."""
+    """Options of PPFL. K, λ and η_c vary by data set in the paper.
+
+    The defaults are not from the paper.
+    """
 
     variant: Literal["ppfl1", "ppfl2"] = "ppfl1"
     """PPFL1 mixes what the canonical models answer, PPFL2 their parameters."""
@@ -102,7 +119,10 @@ class PPFLOptions(Strict):
     floor: Annotated[Real, Field(gt=0, lt=1)] = 1e-4
     """Smallest entry of c_i (not from the paper)."""
     lam: Annotated[Real, Field(ge=0)] = 0.01
-    """λ (not from the paper, whose 1e-5 is literal); 0 where not all silos are drawn in every round."""
+    """λ (not from the paper, whose 1e-5 is literal).
+
+    0 where not all silos are drawn in every round.
+    """
     lam_scale: Literal["mean_degree", "literal"] = "mean_degree"
     """Whether λ is divided by the mean degree of the silos' graph."""
     weights: Literal["equal", "samples"] = "equal"
@@ -110,7 +130,9 @@ class PPFLOptions(Strict):
     release_membership: Literal["never", "last", "always"] = "never"
     """Rounds in which the coordinator sees each c_i."""
     no_affinity: bool = False
-    """Whether the gradient is that of the authors' code, λ D C, which leaves the affinities of silos out."""
+    """Whether the gradient is that of the authors' code, λ D C, which leaves the affinities of
+    silos out.
+    """
     double_exponential: bool = False
     """Whether a membership steps as in the authors' code, by c exp(exp(−η_c g))."""
 
@@ -129,25 +151,34 @@ class PPFL(Method):
         K, C = self.options.models, setting.classes
         if self.options.floor * K >= 1:
             raise LocalError(
-                f"ppfl: floor = {self.options.floor} times models = {K} must stay below 1; lower the floor"
+                f"ppfl: floor = {self.options.floor} times models = {K} must stay below 1; lower"
+                " the floor"
             )
         if self.options.mixture == "logits" and self.options.variant == "ppfl2":
-            raise LocalError('ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave it out')
+            raise LocalError(
+                'ppfl: mixture = "logits" is for variant "ppfl1"; "ppfl2" mixes parameters; leave'
+                " it out"
+            )
         if self.options.lam > 0 and setting.cohort_size < len(setting.silos):
             raise LocalError(
-                f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of {len(setting.silos)} silos are drawn a "
-                "round: class sums over changing cohorts tell the label proportions of one silo; set lam = 0, or "
-                f"participation = 1.0 (or min_cohort = {len(setting.silos)}) to draw all"
+                f"ppfl: lam = {self.options.lam} where {setting.cohort_size} of"
+                f" {len(setting.silos)} silos are drawn a round: class sums over changing cohorts"
+                " tell the label proportions of one silo; set lam = 0, or participation = 1.0 (or"
+                f" min_cohort = {len(setting.silos)}) to draw all"
             )
         classifier = setting.sketch()["classifier"]
         if not isinstance(classifier, nn.Linear):
-            raise LocalError(f"ppfl: canonical models stand for a Linear classifier, not {type(classifier).__name__}")
+            raise LocalError(
+                "ppfl: canonical models stand for a Linear classifier, not"
+                f" {type(classifier).__name__}"
+            )
         self.width = classifier.in_features
         self.template = self.crossing({"extractor": setting.sketch()["extractor"], **self._mixed()})
         self.theta = tuple(part for part in ("extractor", "canonical") if self.template[part])
         kind = Kind.WHOLE_MODEL if "extractor" in self.theta else Kind.CANONICAL_MODELS
         self.model = self.shared("model", kind, *self.theta)
-        if self.options.weights == "equal":  # 1 of each silo, whatever a blind job says of the weights of records
+        # 1 of each silo, whatever a blind job says of the weights of records
+        if self.options.weights == "equal":
             self.model = replace(self.model, exchange=Sum("mean", most=1.0))
         sums = (("b", (C,)), ("m", (C, K)), ("silos", ()))
         specs = tuple(TensorSpec(name, "float64", shape) for name, shape in sums)
@@ -170,7 +201,11 @@ class PPFL(Method):
 
     def up(self, round_: int) -> tuple[Part, ...]:
         """θ and the class sums, each where its block moves, and c_i where it is released."""
-        rbcd, blocks, release = self.options.schedule == "rbcd", self.blocks(round_), self.options.release_membership
+        rbcd, blocks, release = (
+            self.options.schedule == "rbcd",
+            self.blocks(round_),
+            self.options.release_membership,
+        )
         parts = [self.model] if "theta" in blocks else []
         if self.options.lam and not (rbcd and "c" not in blocks):
             parts.append(self.coupling)
@@ -189,7 +224,9 @@ class PPFL(Method):
     # The silo half.
 
     def modules(self, silo: str) -> dict[str, nn.Module]:
-        """The job's extractor, K canonical models in place of its classifier, and the membership vector."""
+        """The job's extractor, K canonical models in place of its classifier, and the membership
+        vector.
+        """
         return {"extractor": self.setting.build()["extractor"], **self._mixed()}
 
     def _mixed(self) -> dict[str, nn.Module]:
@@ -202,14 +239,20 @@ class PPFL(Method):
 
     def initial_extra(self, silo: str) -> dict[str, Tensor]:
         """No silo in the class sums yet."""
-        return {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in self.coupling.tensors}
+        return {
+            spec.name: torch.zeros(spec.shape, dtype=torch.float64)
+            for spec in self.coupling.tensors
+        }
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         """Eq. 7 (log-probabilities) or Eq. 8 (logits)."""
         return parts["canonical"](parts["extractor"](x), parts["membership"]())
 
     def loss(self, parts: Parts, x: Tensor, y: Tensor, context: Tensors) -> Tensor:
-        """Negative log-likelihood [B]; PPFL1's mixture of probabilities is normalised as it stands."""
+        """Negative log-likelihood [B].
+
+        PPFL1's mixture of probabilities is normalised as it stands.
+        """
         scores = self.predict(parts, x)
         if self.mixture != "probabilities":
             scores = torch.log_softmax(scores, -1)
@@ -217,7 +260,9 @@ class PPFL(Method):
 
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """θ replaces the silo's own; the class sums are kept for the Laplacian."""
-        fresh = super().deliver(state, {part: t for part, t in delivered.items() if part == "model"}, facts)
+        fresh = super().deliver(
+            state, {part: t for part, t in delivered.items() if part == "model"}, facts
+        )
         return SiloState(fresh.parts, {**state.extra, **delivered.get("coupling", {})})
 
     def stages(self, state: SiloState, facts: Facts) -> tuple[Stage, ...]:
@@ -245,14 +290,17 @@ class PPFL(Method):
         degree, pull = h @ b, h @ state.extra["m"]  # d_i, Σ_j w_ij c_j [K]
         lam = self.options.lam
         if self.options.lam_scale == "mean_degree":
-            lam *= float(state.extra["silos"] / b.square().sum()) if bool(b.any()) else 0.0  # Σ_i d_i / N = ‖b‖² / N
+            # Σ_i d_i / N = ‖b‖² / N
+            lam *= float(state.extra["silos"] / b.square().sum()) if bool(b.any()) else 0.0
         if self.options.no_affinity:
             pull, lam = torch.zeros_like(pull), lam / 2
         context = {"degree": degree, "pull": pull, "lam": torch.tensor(lam, dtype=torch.float64)}
         whole = not self.options.membership_batches
         epochs = 1 if whole else self.setting.epochs
         penalty = self.penalty if lam else None
-        return Stage(("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole)
+        return Stage(
+            ("membership",), epochs, self.loss, optimiser, penalty, context, full_batch=whole
+        )
 
     def penalty(self, parameters: Mapping[str, Tensors], context: Tensors) -> Tensor:
         """λ times silo i's share of Eq. 13."""
@@ -262,7 +310,11 @@ class PPFL(Method):
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
         """What this round's wire list names."""
         c, h = state.parts["membership"]["c"], proportions(facts.class_counts)
-        sums = {"b": h, "m": torch.outer(h, c.double()), "silos": torch.ones((), dtype=torch.float64)}
+        sums = {
+            "b": h,
+            "m": torch.outer(h, c.double()),
+            "silos": torch.ones((), dtype=torch.float64),
+        }
         weight = float(facts.samples) if self.options.weights == "samples" else 1.0
         contributions = {
             "model": Contribution(self.flat(state, *self.theta), weight),  # Eq. 12
@@ -271,7 +323,8 @@ class PPFL(Method):
         }
         return {part.name: contributions[part.name] for part in self.up(facts.round)}
 
-    # The coordinator half: ``memberships`` [N, K] holds what was released, rows of zeros for silos that gave none.
+    # The coordinator half: ``memberships`` [N, K] holds what was released, rows of zeros for silos
+    # that gave none.
 
     def begin(self) -> CoordinatorState:
         """No membership released; no state at all where none ever is."""
@@ -279,7 +332,9 @@ class PPFL(Method):
             return {}
         return {"memberships": torch.zeros(len(self.setting.silos), self.options.models)}
 
-    def combine(self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results) -> Combined:
+    def combine(
+        self, state: CoordinatorState, round_: int, cohort: tuple[str, ...], results: Results
+    ) -> Combined:
         """Publish the sums, and keep the memberships that were released."""
         combined = super().combine(state, round_, cohort, results)
         if "membership" not in results:
@@ -290,7 +345,9 @@ class PPFL(Method):
 
 
 def proportions(class_counts: Tensor) -> Tensor:
-    """h: label counts divided by their Euclidean norm [C], so that h_i·h_j is the cosine of two silos' labels."""
+    """h: label counts divided by their Euclidean norm [C], so that h_i·h_j is the cosine of two
+    silos' labels.
+    """
     counts = class_counts.double()
     return counts / counts.square().sum().sqrt().clamp(min=1.0)
 

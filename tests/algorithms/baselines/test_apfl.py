@@ -14,7 +14,10 @@ def parts_of(v, w=(0.0, 0.0), alpha=0.5):
 
 
 def test_the_gradients_of_both_models_by_hand(make_job):
-    """w = (0, 0), v = (2a, -2a), α = 1/2: v̄ = (a, -a), where the gradient is (-1/4, 1/4); of it v takes a half."""
+    """w = (0, 0), v = (2a, -2a), α = 1/2: v̄ = (a, -a), where the gradient is (-1/4, 1/4).
+
+    Of it v takes a half.
+    """
     parts = parts_of((2 * HALF, -2 * HALF))
     method = make_job("apfl").method()
     losses = method.both(parts, *ONE, {})
@@ -38,7 +41,9 @@ def test_a_step_of_alpha_by_hand(make_job, lr, expected):
         sums = {name: value.double() for name, value in survey.measure(parts, x, y).items()}
     assert sums["slope"].item() == pytest.approx(-2 * HALF)
     state = SiloState({"mixture": dict(parts["mixture"].state_dict())})
-    after = change.change(state, Facts("a", 0, 2, torch.tensor([2, 0]), sums)).parts["mixture"]["alpha"]
+    after = change.change(state, Facts("a", 0, 2, torch.tensor([2, 0]), sums)).parts["mixture"][
+        "alpha"
+    ]
     assert after.item() == pytest.approx(expected)
     assert after.dtype == torch.float32
     assert "mixture" not in both.trains
@@ -46,7 +51,10 @@ def test_a_step_of_alpha_by_hand(make_job, lr, expected):
 
 def test_at_alpha_0_it_is_fedavg_and_at_1_local_training_bit_for_bit(make_job, make_shards):
     model = {"norm": "batch"}
-    averages, alone = make_job("fedavg", {}, model, rounds=2), make_job("local", {}, model, rounds=2)
+    averages, alone = (
+        make_job("fedavg", {}, model, rounds=2),
+        make_job("local", {}, model, rounds=2),
+    )
     (trained, delivered), (local, _) = (played(job, make_shards(job)) for job in (averages, alone))
     for alpha in (0, 1):
         job = make_job("apfl", {"alpha": alpha, "adaptive": False}, model, rounds=2)
@@ -69,7 +77,9 @@ def test_alpha_goes_its_own_way_at_each_silo_and_stays_there(make_job, make_shar
     assert all(0 < alpha < 1 for alpha in found)
     still = make_job("apfl", {"adaptive": False, "alpha": 0.3}, LINEAR, rounds=2)
     states, _ = played(still, make_shards(still))
-    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {torch.tensor(0.3).item()}
+    assert {state.parts["mixture"]["alpha"].item() for state in states.values()} == {
+        torch.tensor(0.3).item()
+    }
 
 
 def test_in_the_first_round_both_models_are_one_and_alpha_stays(make_job, make_shards):
@@ -82,5 +92,6 @@ def test_running_statistics_of_w_and_of_the_mixture_are_their_own(make_job, make
     job = make_job("apfl", {"adaptive": False}, {"norm": "batch"}, rounds=1)
     states, _ = played(job, make_shards(job))
     of_w, of_mixture = (states["a"].parts[f"{p}extractor"] for p in ("", "own_"))
-    assert of_w["norm1.num_batches_tracked"] == of_mixture["norm1.num_batches_tracked"] == 3  # batches of 24 records
+    # batches of 24 records
+    assert of_w["norm1.num_batches_tracked"] == of_mixture["norm1.num_batches_tracked"] == 3
     assert not torch.equal(of_w["norm2.running_mean"], of_mixture["norm2.running_mean"])

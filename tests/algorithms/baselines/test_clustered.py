@@ -34,7 +34,10 @@ def make(make_job):
 
 
 def test_eq_1_by_hand(make_job):
-    """At logits (0, 0) of x = 1, class 1: the gradient of W and of b is (0.5, -0.5); one step of 0.2."""
+    """At logits (0, 0) of x = 1, class 1: the gradient of W and of b is (0.5, -0.5).
+
+    One step of 0.2.
+    """
     job = make_job("cfl", {}, LINE, {"lr": 0.2})
     state = initial_state(job.method(), "a")
     away = {"weight": torch.full((2, 1), 5.0), "bias": torch.zeros(2)}
@@ -43,13 +46,19 @@ def test_eq_1_by_hand(make_job):
     outcome = local_round(job.method(), job, held, 1, down, ONE, ONE, "a")
     update = outcome.contributions["update"].tensors["update"]
     assert update.tolist() == [pytest.approx([-0.1, 0.1, -0.1, 0.1])]
-    assert outcome.contributions["model"].tensors["classifier.bias"].tolist() == pytest.approx([-0.1, 0.1])
+    assert outcome.contributions["model"].tensors["classifier.bias"].tolist() == pytest.approx(
+        [-0.1, 0.1]
+    )
     first = local_round(job.method(), job, held, 0, {}, ONE, ONE, "a")  # from where the silo is
-    assert first.contributions["update"].tensors["update"][0, :2].tolist() == pytest.approx([-0.1, 0.1], abs=1e-6)
+    assert first.contributions["update"].tensors["update"][0, :2].tolist() == pytest.approx(
+        [-0.1, 0.1], abs=1e-6
+    )
 
 
 def test_eq_2_by_hand(make):
-    """Updates (3, 1) and (-2, 1): the mean (0.5, 1) is of length √1.25 = 1.1180, the longest is √10 = 3.1623."""
+    """Updates (3, 1) and (-2, 1): the mean (0.5, 1) is of length √1.25 = 1.1180, the longest is √10
+    = 3.1623.
+    """
     pair = gram((3.0, 1.0), (-2.0, 1.0))
     assert make(eps_1=1.119, eps_2=3.162).leaving(pair).tolist() == [False, True]
     assert not make(eps_1=1.118, eps_2=3.162).leaving(pair).any()
@@ -58,11 +67,16 @@ def test_eq_2_by_hand(make):
 
 
 def test_eq_3_by_hand():
-    """Joined from the top: 0-1 (.9), 2-3 (.8), 1-2 (.1) would be next, so {0, 1} and {2, 3} are .1 alike at most."""
-    alike = torch.tensor([[1, 0.9, -0.5, 0.0], [0.9, 1, 0.1, -0.2], [-0.5, 0.1, 1, 0.8], [0.0, -0.2, 0.8, 1]])
+    """Joined from the top: 0-1 (.9), 2-3 (.8), 1-2 (.1) would be next, so {0, 1} and {2, 3} are .1
+    alike at most.
+    """
+    alike = torch.tensor(
+        [[1, 0.9, -0.5, 0.0], [0.9, 1, 0.1, -0.2], [-0.5, 0.1, 1, 0.8], [0.0, -0.2, 0.8, 1]]
+    )
     assert bipartition(alike).tolist() == [False, False, True, True]
     alone = torch.tensor([[1, -0.1, -0.2], [-0.1, 1, 0.5], [-0.2, 0.5, 1]])
-    assert bipartition(alone).tolist() == [True, False, False]  # the smaller one, wherever the first is
+    # the smaller one, wherever the first is
+    assert bipartition(alone).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
@@ -75,7 +89,11 @@ def test_eq_3_is_the_best_of_all_bipartitions(n):
         def across(second, alike=alike):
             return alike[~second][:, second].max().item()
 
-        splits = (torch.tensor((False, *rest)) for rest in product((False, True), repeat=n - 1) if any(rest))
+        splits = (
+            torch.tensor((False, *rest))
+            for rest in product((False, True), repeat=n - 1)
+            if any(rest)
+        )
         assert across(bipartition(alike)) == min(map(across, splits))
 
 
@@ -84,7 +102,8 @@ def test_eq_4_by_hand(make):
     square = gram((3.0, 0.0), (0.0, 3.0))
     assert make(eps_1=3, gamma_max=0.707).leaving(square).any()
     assert not make(eps_1=3, gamma_max=0.708).leaving(square).any()
-    odd = gram((3.0, 0.0), (0.0, 3.0), (-3.0, 0.0))  # the likest pair across decides, here one of 0, not of -1
+    # the likest pair across decides, here one of 0, not of -1
+    odd = gram((3.0, 0.0), (0.0, 3.0), (-3.0, 0.0))
     assert make(eps_1=3, gamma_max=0.707).leaving(odd).any()
     assert not make(eps_1=3, gamma_max=0.708).leaving(odd).any()
     three = gram((3.0, 0.0), (3.0, 0.1), (-3.0, 0.0))
@@ -148,7 +167,10 @@ def test_a_cluster_that_never_splits_is_fedavg_of_equal_silos(make_job, make_sha
     fields = {**FOUR, "participation": 0.75}
     job = make_job("cfl", {"eps_1": 0.0}, **fields)
     shards = make_shards(job)
-    found, plain = simulate(job, shards), simulate(make_job("fedavg", {"weights": "equal"}, **fields), shards)
+    found, plain = (
+        simulate(job, shards),
+        simulate(make_job("fedavg", {"weights": "equal"}, **fields), shards),
+    )
     for part, tensors in plain.states["d"].parts.items():
         for name, value in tensors.items():
             assert torch.allclose(found.states["d"].parts[part][name], value, atol=1e-5), name
@@ -178,7 +200,12 @@ def test_blind_a_cluster_of_few_silos_is_not_mixed(make_job, make_shards):
     options = {"sketch": 64, "eps_1": 0.0}
     shards = make_shards(make_job("cfl", **fields))
     apart = make_job("cfl", {**options, "eps_1": 1e3, "eps_2": 0.0}, security=security, **fields)
-    alone = simulate(apart, shards, exchanges=simulated(apart)).states  # no cluster has three silos beside one
+    # no cluster has three silos beside one
+    alone = simulate(apart, shards, exchanges=simulated(apart)).states
     assert len({state.parts["classifier"]["weight"].sum().item() for state in alone.values()}) == 4
-    with pytest.raises(LocalError, match="too long to be rotated; choose a smaller model, or options by which"):
-        make_job("cfl", {}, {"name": "lenet5", "input": [3, 40, 40]}, security=security, **fields).document()
+    with pytest.raises(
+        LocalError, match="too long to be rotated; choose a smaller model, or options by which"
+    ):
+        make_job(
+            "cfl", {}, {"name": "lenet5", "input": [3, 40, 40]}, security=security, **fields
+        ).document()

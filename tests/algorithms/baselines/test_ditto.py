@@ -12,8 +12,10 @@ FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
 
 
 def test_a_step_of_v_by_hand(make_job):
-    """Eq. 2 with lr 1 and λ = 1/2, from v = (0, 0) with w^t = (2, -2): the gradient of the record is (-1/2, 1/2), that
-    of the pull 1/2 (0 - 2, 0 + 2) = (-1, 1), so v becomes (3/2, -3/2). Without the pull it is (1/2, -1/2)."""
+    """Eq. 2 with lr 1 and λ = 1/2, from v = (0, 0) with w^t = (2, -2): the gradient of the record
+    is (-1/2, 1/2), that of the pull 1/2 (0 - 2, 0 + 2) = (-1, 1), so v becomes (3/2, -3/2). Without
+    the pull it is (1/2, -1/2).
+    """
     for lam, expected in ((0.5, [1.5, -1.5]), (0, [0.5, -0.5])):
         method = make_job("ditto", {"lam": lam}, training={"lr": 1.0}).method()
         own, shared = line(0.0, 0.0, name="own_"), line(2.0, -2.0)
@@ -30,7 +32,9 @@ def test_v_is_pulled_to_w_as_it_came_down(make_job):
     came = {"model": {name: value + 1 for name, value in method.flat(state, *MODEL).items()}}
     _, stage = method.stages(method.deliver(state, came, FACTS), FACTS)
     assert {name.removeprefix("own_") for name in stage.context} == came["model"].keys()
-    assert all(torch.equal(stage.context[f"own_{name}"], value) for name, value in came["model"].items())
+    assert all(
+        torch.equal(stage.context[f"own_{name}"], value) for name, value in came["model"].items()
+    )
 
 
 @pytest.mark.parametrize("buffers", ["local", "global"])
@@ -61,7 +65,9 @@ def test_without_a_pull_v_is_local_training(make_job, make_shards):
 def test_v_never_crosses_and_begins_at_the_w_that_first_comes(make_job, make_shards):
     job = make_job("ditto", {}, LINEAR, silos=["a", "b", "c", "d"], participation=0.5, rounds=1)
     method = job.method()
-    assert [part.name for round_ in (0, 1) for part in (*method.up(round_), *method.down(round_))] == ["model"] * 4
+    assert [
+        part.name for round_ in (0, 1) for part in (*method.up(round_), *method.down(round_))
+    ] == ["model"] * 4
     assert method.up(0) == make_job("fedavg", {}, LINEAR).method().up(0)
     trained, delivered = played(job, make_shards(job))
     (away, _) = [silo for silo in job.silos if silo not in job.cohort(0)]
@@ -71,7 +77,8 @@ def test_v_never_crosses_and_begins_at_the_w_that_first_comes(make_job, make_sha
             assert torch.equal(delivered[away].parts[mine][name], value)
     (here, _) = job.cohort(0)
     assert torch.equal(
-        delivered[here].parts["own_classifier"]["bias"], trained[here].parts["own_classifier"]["bias"]
+        delivered[here].parts["own_classifier"]["bias"],
+        trained[here].parts["own_classifier"]["bias"],
     )  # what comes down changes no v that has begun
 
 

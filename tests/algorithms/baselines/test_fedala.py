@@ -27,7 +27,10 @@ def line(method, weight, bias=(0.0, 0.0)):
 
 
 def delivered(weight, bias=(0.0, 0.0)):
-    model = {"classifier.weight": torch.tensor(weight).reshape(2, 1), "classifier.bias": torch.tensor(bias)}
+    model = {
+        "classifier.weight": torch.tensor(weight).reshape(2, 1),
+        "classifier.bias": torch.tensor(bias),
+    }
     return {"model": model}
 
 
@@ -42,33 +45,50 @@ def aggregation(outcome):
 
 @pytest.mark.parametrize(("eta", "weight"), [(0.25, 0.559601), (1.0, 0.0)])
 def test_eqs_1_to_3_by_hand(make_job, eta, weight):
-    """Old logits (0, 0), new ones (2, 0), so (2w, 0): ℓ = log(1 + e^2w), dℓ/dw = 2 σ(2w), at w = 1 2 · 0.880797."""
-    outcome = played(make_job, lambda method: line(method, (0.0, 0.0)), delivered((2.0, 0.0)), eta=eta)
-    assert aggregation(outcome) == pytest.approx([weight, 1.0])  # 1 - 0.25 · 1.761594; 1 - 1.761594 is cut to 0
+    """Old logits (0, 0), new ones (2, 0), so (2w, 0): ℓ = log(1 + e^2w), dℓ/dw = 2 σ(2w), at w = 1
+    2 · 0.880797.
+    """
+    outcome = played(
+        make_job, lambda method: line(method, (0.0, 0.0)), delivered((2.0, 0.0)), eta=eta
+    )
+    # 1 - 0.25 · 1.761594; 1 - 1.761594 is cut to 0
+    assert aggregation(outcome) == pytest.approx([weight, 1.0])
     mixed = outcome.state.parts["classifier"]["weight"].flatten().tolist()
     assert mixed == pytest.approx([2 * weight, 0.0], abs=1e-6)
-    assert outcome.contributions["model"].tensors["classifier.weight"].flatten().tolist() == pytest.approx(mixed)
+    assert outcome.contributions["model"].tensors[
+        "classifier.weight"
+    ].flatten().tolist() == pytest.approx(mixed)
     assert outcome.state.extra == {"learned": torch.tensor(1)}  # what was mixed is gone
 
 
 def test_weights_are_cut_at_one_too(make_job):
-    """Class 1 gains by the global model: dℓ/dw = -2 σ(-2w) at logits (0, 2w), so w would rise above 1."""
+    """Class 1 gains by the global model: dℓ/dw = -2 σ(-2w) at logits (0, 2w), so w would rise above
+    1.
+    """
     outcome = played(make_job, lambda method: line(method, (0.0, 0.0)), delivered((0.0, 2.0)))
     assert aggregation(outcome) == [1.0, 1.0]
-    assert outcome.state.parts["classifier"]["weight"].flatten().tolist() == pytest.approx([0.0, 2.0])
+    assert outcome.state.parts["classifier"]["weight"].flatten().tolist() == pytest.approx(
+        [0.0, 2.0]
+    )
 
 
 def test_the_weights_of_the_last_round_are_those_that_a_delivery_is_taken_by(make_job):
     method = make_job("fedala", {}, LINE).method()
     state = line(method, (0.0, 4.0))
-    half = {"classifier/weight": torch.tensor([[0.5], [0.25]]), "classifier/bias": torch.tensor([1.0, 0.0])}
+    half = {
+        "classifier/weight": torch.tensor([[0.5], [0.25]]),
+        "classifier/bias": torch.tensor([1.0, 0.0]),
+    }
     state = SiloState({**state.parts, "weights": half}, {"learned": torch.tensor(1)})
     taken = method.deliver(state, delivered((2.0, 0.0), (7.0, 7.0)), None)
-    assert taken.parts["classifier"]["weight"].flatten().tolist() == [1.0, 3.0]  # 0 + 2/2; 4 + (0 - 4)/4
+    # 0 + 2/2; 4 + (0 - 4)/4
+    assert taken.parts["classifier"]["weight"].flatten().tolist() == [1.0, 3.0]
     assert taken.parts["classifier"]["bias"].tolist() == [7.0, 0.0]
 
 
-def test_nothing_is_learned_before_there_is_a_global_model_then_long_and_then_for_an_epoch(make_job):
+def test_nothing_is_learned_before_there_is_a_global_model_then_long_and_then_for_an_epoch(
+    make_job,
+):
     method = make_job("fedala", {}, LINE, {"epochs": 3}).method()
     state = line(method, (0.0, 0.0))
     assert [step.trains for step in method.stages(method.deliver(state, {}, None), None)] == [
@@ -99,8 +119,13 @@ def test_lower_layers_are_taken_whole(make_job):
         make_job("fedala", {"layers": 5}).method()
     method = make_job("fedala").method()
     state = initial_state(method, "a")
-    model = {name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()}
-    held = SiloState({**state.parts, "weights": {k: 0 * v for k, v in state.parts["weights"].items()}}, state.extra)
+    model = {
+        name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()
+    }
+    held = SiloState(
+        {**state.parts, "weights": {k: 0 * v for k, v in state.parts["weights"].items()}},
+        state.extra,
+    )
     taken = method.deliver(held, {"model": model}, None)
     for part in ("extractor", "classifier"):
         for name, value in state.parts[part].items():
@@ -111,8 +136,12 @@ def test_the_extractors_weights_are_learned_through_it(make_job, make_data):
     job = make_job("fedala", {"layers": 2, "start_epochs": 1})
     method, data = job.method(), make_data(8)
     state = initial_state(method, "a")
-    model = {name: value + 0.1 for name, value in method.flat(state, "extractor", "classifier").items()}
-    weights = local_round(method, job, state, 1, {"model": model}, data, data, "a").state.parts["weights"]
+    model = {
+        name: value + 0.1 for name, value in method.flat(state, "extractor", "classifier").items()
+    }
+    weights = local_round(method, job, state, 1, {"model": model}, data, data, "a").state.parts[
+        "weights"
+    ]
     assert all((weight < 1).any() for weight in weights.values())
 
 
@@ -126,14 +155,23 @@ def check_same_ends(found, other):
     for silo, state in other.states.items():
         for part, tensors in state.parts.items():
             for name, value in tensors.items():
-                assert torch.allclose(found.states[silo].parts[part][name], value, atol=1e-5), (silo, part, name)
+                assert torch.allclose(found.states[silo].parts[part][name], value, atol=1e-5), (
+                    silo,
+                    part,
+                    name,
+                )
 
 
 def test_at_a_learning_rate_of_nothing_it_is_fedavg(make_job, make_shards, monkeypatch):
     monkeypatch.setitem(catalog.METHODS, "fedavg", Kept)
-    job = make_job("fedala", {"eta": STILL, "layers": 3, "start_epochs": 1}, training=WHOLE, participation=0.67)
+    job = make_job(
+        "fedala", {"eta": STILL, "layers": 3, "start_epochs": 1}, training=WHOLE, participation=0.67
+    )
     shards = make_shards(job)
-    check_same_ends(simulate(job, shards), simulate(make_job("fedavg", training=WHOLE, participation=0.67), shards))
+    check_same_ends(
+        simulate(job, shards),
+        simulate(make_job("fedavg", training=WHOLE, participation=0.67), shards),
+    )
 
 
 class Own(FedALA):
@@ -147,7 +185,9 @@ class Own(FedALA):
         return parts
 
 
-def test_with_weights_of_nothing_on_all_layers_it_is_local_training(make_job, make_shards, monkeypatch):
+def test_with_weights_of_nothing_on_all_layers_it_is_local_training(
+    make_job, make_shards, monkeypatch
+):
     monkeypatch.setitem(catalog.METHODS, "fedala", Own)
     job = make_job("fedala", {"eta": STILL, "layers": 4, "start_epochs": 1}, training=WHOLE)
     shards = make_shards(job)
@@ -176,9 +216,14 @@ def test_running_statistics_are_never_mixed(make_job, make_shards, buffers):
 
 
 def test_silos_whose_labels_differ_learn_what_is_theirs(make_job, make_data):
-    """b and d call class k what a and c call k + 1; of FedAvg's one model 0.57 is right at the silo with the most."""
+    """b and d call class k what a and c call k + 1.
+
+    Of FedAvg's one model 0.57 is right at the silo with the most.
+    """
     training = {"lr": 0.05, "momentum": 0.5, "epochs": 2}
     shards = {silo: (make_data(40, i), make_data(100, 100 + i)) for i, silo in enumerate("abcd")}
-    shards |= {silo: tuple(Dataset(side.x, (side.y + 1) % 3) for side in shards[silo]) for silo in "bd"}
+    shards |= {
+        silo: tuple(Dataset(side.x, (side.y + 1) % 3) for side in shards[silo]) for silo in "bd"
+    }
     found = simulate(make_job("fedala", {}, {}, training, silos=list("abcd")), shards)
     assert min(found.accuracy("trained").values()) > 0.6

@@ -21,16 +21,23 @@ def make(make_job):
 
 
 def test_eq_2_by_hand(make):
-    """Class 0 is 2 and 4 off in both of two features, class 1 is 3 off in one: (4 + 16) / 2 + 9 / 2."""
+    """Class 0 is 2 and 4 off in both of two features, class 1 is 3 off in one: (4 + 16) / 2 + 9 /
+    2.
+    """
     prototypes = torch.tensor([[1.0, 1.0], [0.0, 5.0]])
     x = torch.tensor([[3.0, 3.0], [5.0, 5.0], [3.0, 5.0]])
-    losses = make().apart({"extractor": lambda x: x}, x, torch.tensor([0, 0, 1]), {"prototypes": prototypes})
+    losses = make().apart(
+        {"extractor": lambda x: x}, x, torch.tensor([0, 0, 1]), {"prototypes": prototypes}
+    )
     assert losses.tolist() == [4 * 3 / 2, 16 * 3 / 2, 4.5 * 3]
     assert losses.mean().item() == 10 + 4.5
 
 
 def test_eq_4_by_hand(make):
-    """Three equal probabilities: the gradient of the logits is (1/3, 1/3, -2/3), of square 2/3; times ‖z‖² + 1."""
+    """Three equal probabilities: the gradient of the logits is (1/3, 1/3, -2/3), of square 2/3.
+
+    Times ‖z‖² + 1.
+    """
     classifier = nn.Linear(2, 3)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)
@@ -66,7 +73,9 @@ def test_eq_5_by_hand(make):
     """Extractors of 1 and 4 with traces of 1 and 2: (1 + 8) / 3; and a silo gives the products."""
     method = make()
     names = [spec.name for spec in method.extractor.tensors]
-    total = {name: torch.tensor([9.0, 3.0]) for name in names} | {"trace": torch.tensor(3.0).double()}
+    total = {name: torch.tensor([9.0, 3.0]) for name in names} | {
+        "trace": torch.tensor(3.0).double()
+    }
     published = method.combine({}, 0, ("a", "b"), {"weighted": total}).published
     assert all(value.tolist() == [3, 1] for value in published["extractor"].values())
     assert published["extractor"].keys() == set(names)
@@ -84,14 +93,18 @@ def test_what_crosses(make):
     (up,), (down,) = method.up(2), method.down(3)
     assert (up.name, up.exchange, down.name) == ("weighted", Sum("total"), "extractor")
     # a trace beside the extractor: no more crosses than with FedPer, but for one number
-    assert sum(spec.elements for spec in up.tensors) == sum(spec.elements for spec in down.tensors) + 1
+    assert (
+        sum(spec.elements for spec in up.tensors) == sum(spec.elements for spec in down.tensors) + 1
+    )
     assert not any(spec.name.startswith("classifier") for spec in (*up.tensors, *down.tensors))
 
 
 def test_prototypes_are_those_of_the_extractor_that_the_round_ended_with(make_job, make_data):
     job, data = make_job("fedas"), make_data(9)
     method = job.method()
-    state = local_round(method, job, initial_state(method, "a"), 0, {}, data, make_data(4, 1), "a").state
+    state = local_round(
+        method, job, initial_state(method, "a"), 0, {}, data, make_data(4, 1), "a"
+    ).state
     features = to_modules(method, "a", state)["extractor"].eval()(data.x)
     for label in range(3):
         mean = features[data.y == label].mean(0)
@@ -99,18 +112,24 @@ def test_prototypes_are_those_of_the_extractor_that_the_round_ended_with(make_jo
 
 
 def test_a_silo_that_has_trained_aligns_what_comes_down(make_job, make_data):
-    """Training is all but off, so a round moves the delivered extractor towards the silo's prototypes."""
+    """Training is all but off, so a round moves the delivered extractor towards the silo's
+    prototypes.
+    """
     data, other = make_data(24), make_data(8, 1)
 
     def apart(epochs):
-        job = make_job("fedas", {"alignment_epochs": epochs, "alignment_lr": 0.05}, training={"lr": 1e-30})
+        job = make_job(
+            "fedas", {"alignment_epochs": epochs, "alignment_lr": 0.05}, training={"lr": 1e-30}
+        )
         method = job.method()
         state = local_round(method, job, initial_state(method, "a"), 0, {}, data, other, "a").state
         delivered = {name: 1.3 * value for name, value in method.flat(state, "extractor").items()}
         after = local_round(method, job, state, 1, {"extractor": delivered}, data, other, "a").state
         means = state.extra["prototypes"][data.y]
         with torch.no_grad():
-            return float((to_modules(method, "a", after)["extractor"](data.x) - means).square().mean())
+            return float(
+                (to_modules(method, "a", after)["extractor"](data.x) - means).square().mean()
+            )
 
     distances = [apart(epochs) for epochs in (0, 1, 4)]
     assert distances[2] < distances[1] < distances[0]
@@ -124,7 +143,12 @@ def test_the_course_of_a_round(make):
     kinds = [type(step) for step in method.stages(trained, THREE)]
     assert kinds == [Stage, Stage, Survey, Change]
     align, train = method.stages(trained, THREE)[:2]
-    assert (align.trains, align.epochs, align.optimiser.lr, align.coupled) == (("extractor",), 1, 0.01, True)
+    assert (align.trains, align.epochs, align.optimiser.lr, align.coupled) == (
+        ("extractor",),
+        1,
+        0.01,
+        True,
+    )
     assert align.optimiser.momentum == 0
     assert train.trains == ("extractor", "classifier")
     for each, state in ((method, fresh), (off, trained)):  # nothing to align to, or not asked to
@@ -133,7 +157,8 @@ def test_the_course_of_a_round(make):
 
 def test_without_alignment_and_with_equal_records_it_is_fedper(make_job, make_data):
     def run(method, options):
-        job = make_job(method, options, rounds=3, training={"batch_size": 64})  # one batch: its order is no matter
+        # one batch: its order is no matter
+        job = make_job(method, options, rounds=3, training={"batch_size": 64})
         data = make_data(20)
         return simulate(job, dict.fromkeys(job.silos, (data, make_data(6, 1)))).states
 
@@ -149,8 +174,12 @@ def test_a_silo_that_never_trained_keeps_what_was_delivered(make_job, make_data)
     method = job.method()
     state = initial_state(method, "a")
     delivered = {name: value + 1 for name, value in method.flat(state, "extractor").items()}
-    kept = final_round(method, job, state, {"extractor": delivered}, data, data, "a", trained=False).state
-    assert torch.equal(kept.parts["extractor"]["fc1.bias"], state.parts["extractor"]["fc1.bias"] + 1)
+    kept = final_round(
+        method, job, state, {"extractor": delivered}, data, data, "a", trained=False
+    ).state
+    assert torch.equal(
+        kept.parts["extractor"]["fc1.bias"], state.parts["extractor"]["fc1.bias"] + 1
+    )
     assert not kept.extra["prototypes"].any()
 
 
@@ -158,6 +187,15 @@ BLIND = {"secure_aggregation": "required", "clip_exponent": 20}
 
 
 def test_what_cannot_be_is_refused(make_job):
-    security = {**BLIND, "weights": "public", "dropouts": "any", "counts": dict.fromkeys("abcde", 30)}
-    with pytest.raises(LocalError, match=r"part 'weighted' \(sum.total\) may hold .* write participation = 1.0"):
-        make_job("fedas", silos=list("abcde"), participation=0.8, security=security, min_cohort=3).document()
+    security = {
+        **BLIND,
+        "weights": "public",
+        "dropouts": "any",
+        "counts": dict.fromkeys("abcde", 30),
+    }
+    with pytest.raises(
+        LocalError, match=r"part 'weighted' \(sum.total\) may hold .* write participation = 1.0"
+    ):
+        make_job(
+            "fedas", silos=list("abcde"), participation=0.8, security=security, min_cohort=3
+        ).document()

@@ -15,12 +15,16 @@ def test_its_rounds_and_what_crosses(make_job):
         [METRICS.name],
     ]
     assert [len(job.cohort(round_)) for round_ in range(3)] == [1, 1, 3]
-    assert [job.method().effort(round_) for round_ in range(3)] == [Effort(epochs=n) for n in (1, 1, 7)]
+    assert [job.method().effort(round_) for round_ in range(3)] == [
+        Effort(epochs=n) for n in (1, 1, 7)
+    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "equal"}])
 def test_it_is_fedavg_and_then_local_training_of_its_model(make_job, make_shards, options):
-    """Bit for bit: FedAvg's model of 2 rounds, then a third of local training, of as many epochs as tuning takes."""
+    """Bit for bit: FedAvg's model of 2 rounds, then a third of local training, of as many epochs as
+    tuning takes.
+    """
     job, average = (
         make_job("fedavg-ft", {"tuning_epochs": 3, **options}, rounds=2),
         make_job("fedavg", options, rounds=2),

@@ -20,20 +20,30 @@ def product(parts, x, *_):
 
 
 def test_one_step_of_each_worked_by_hand(make_job):
-    """The loss h φ of a head h = 3 and a body φ = 2, lr 0.5. A round takes 0.5 h = 1.5 off the body alone: 0.5.
+    """The loss h φ of a head h = 3 and a body φ = 2, lr 0.5.
 
-    Then tuning: the head falls by 0.5 φ = 0.25 to 2.75 under φ = 0.5, the body by 1.5 to -1, or both at once.
+    A round takes 0.5 h = 1.5 off the body alone: 0.5.
+
+    Then tuning: the head falls by 0.5 φ = 0.25 to 2.75 under φ = 0.5, the body by 1.5 to -1, or
+    both at once.
     """
     for tuned, wanted in (("head", (2.75, 0.5)), ("body", (3.0, -1.0)), ("full", (2.75, -1.0))):
-        job = make_job("fedbabu", {"tuned": tuned, "tuning_epochs": 1}, training={"lr": 0.5}, rounds=1)
+        job = make_job(
+            "fedbabu", {"tuned": tuned, "tuning_epochs": 1}, training={"lr": 0.5}, rounds=1
+        )
         modules = {part: torch.nn.Linear(1, 1, bias=False) for part in ("extractor", "classifier")}
         torch.nn.init.constant_(modules["classifier"].weight, 3.0)
         torch.nn.init.constant_(modules["extractor"].weight, 2.0)
         for round_ in (0, 1):
-            (stage,) = job.method().stages(initial_state(job.method(), "a"), facts_of(job, "a", round_, ONE))
+            (stage,) = job.method().stages(
+                initial_state(job.method(), "a"), facts_of(job, "a", round_, ONE)
+            )
             train(modules, replace(stage, loss=product), ONE, 1, stream(0, "a", 0, "train/0"))
             if not round_:
-                assert (modules["classifier"].weight.item(), modules["extractor"].weight.item()) == (3.0, 0.5)
+                assert (
+                    modules["classifier"].weight.item(),
+                    modules["extractor"].weight.item(),
+                ) == (3.0, 0.5)
         assert (modules["classifier"].weight.item(), modules["extractor"].weight.item()) == wanted
 
 
@@ -46,7 +56,9 @@ def test_its_rounds_and_what_crosses(make_job):
         [METRICS.name],
     ]
     assert [len(job.cohort(round_)) for round_ in range(3)] == [1, 1, 3]
-    assert [job.method().effort(round_) for round_ in range(3)] == [Effort(epochs=n) for n in (3, 3, 5)]
+    assert [job.method().effort(round_) for round_ in range(3)] == [
+        Effort(epochs=n) for n in (3, 3, 5)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,23 +69,32 @@ def test_its_rounds_and_what_crosses(make_job):
         ("resnet18", (3, 32, 32), 100, "85.21"),
     ],
 )
-def test_what_crosses_is_what_fedaims_counts_in_its_table_6(make_job, name, shape, classes, printed):
+def test_what_crosses_is_what_fedaims_counts_in_its_table_6(
+    make_job, name, shape, classes, printed
+):
     """The extractor up and down, in MB; its networks are those of test_fedaims.py."""
-    job = make_job("fedbabu", model={"name": name, "input": shape, "classes": classes, "norm": "group"})
+    job = make_job(
+        "fedbabu", model={"name": name, "input": shape, "classes": classes, "norm": "group"}
+    )
     assert f"{2 * sum(spec.nbytes for spec in job.up(0)[0].tensors) / MIB:.2f}" == printed
 
 
-def test_a_silos_gift_is_its_extractor_with_its_samples_and_nothing_where_it_tunes(make_job, make_data):
+def test_a_silos_gift_is_its_extractor_with_its_samples_and_nothing_where_it_tunes(
+    make_job, make_data
+):
     job = make_job("fedbabu", rounds=1)
     method, data = job.method(), (make_data(20), make_data(5, 1))
     first = local_round(method, job, initial_state(method, "a"), 0, {}, *data, "a")
     contribution, body = first.contributions["extractor"], first.state.parts["extractor"]
     assert contribution.weight == 20.0
     assert all(
-        torch.equal(value, body[name.removeprefix("extractor.")]) for name, value in contribution.tensors.items()
+        torch.equal(value, body[name.removeprefix("extractor.")])
+        for name, value in contribution.tensors.items()
     )
     assert len(contribution.tensors) == len(body)
-    assert local_round(method, job, first.state, 1, {}, *data, "a").contributions.keys() == {METRICS.name}
+    assert local_round(method, job, first.state, 1, {}, *data, "a").contributions.keys() == {
+        METRICS.name
+    }
 
 
 def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shards):
@@ -81,21 +102,26 @@ def test_the_head_is_the_common_random_one_until_it_is_tuned(make_job, make_shar
     start = initial_state(job.method(), "b").flat
     result = simulate(job, make_shards(job))
     head = "part/classifier/weight"
-    assert len({state.flat[head].sum().item() for state in result.states.values()}) == 3  # each has its own
+    # each has its own
+    assert len({state.flat[head].sum().item() for state in result.states.values()}) == 3
     job.method().product = "delivered"  # what came down last beside the head as it was tuned
     delivered = simulate(job, make_shards(job)).states
     body = "part/extractor/conv1.weight"
     assert len({state.flat[body].sum().item() for state in delivered.values()}) == 1
-    assert torch.equal(result.states["b"].flat[body], delivered["b"].flat[body])  # tuning left the body as it came
+    # tuning left the body as it came
+    assert torch.equal(result.states["b"].flat[body], delivered["b"].flat[body])
     assert not torch.equal(start[body], delivered["b"].flat[body])
     untouched = make_job("fedbabu", {"tuned": "body"}, rounds=2)
-    assert torch.equal(simulate(untouched, make_shards(untouched)).states["b"].flat[head], start[head])
+    assert torch.equal(
+        simulate(untouched, make_shards(untouched)).states["b"].flat[head], start[head]
+    )
 
 
 def test_tuning_helps(make_job, make_shards):
     job = make_job("fedbabu", training={"epochs": 2}, silos=list("abcd"), rounds=3)
     result = simulate(job, make_shards(job))
     (before, after) = (
-        sum(r[-2].__dict__[f"correct_{w}"] for r in result.history.values()) for w in ("delivered", "trained")
+        sum(r[-2].__dict__[f"correct_{w}"] for r in result.history.values())
+        for w in ("delivered", "trained")
     )
     assert after >= before

@@ -10,32 +10,49 @@ from staddle.algorithms.models.registry import NETWORKS
 from staddle.errors import LocalError
 
 NORMED = {"norm": "batch"}
-SHARED = [f"extractor.{layer}.{what}" for layer in ("conv1", "conv2", "fc1") for what in ("weight", "bias")]
+SHARED = [
+    f"extractor.{layer}.{what}"
+    for layer in ("conv1", "conv2", "fc1")
+    for what in ("weight", "bias")
+]
 
 
 def test_all_but_the_norm_layers_crosses(make_job):
     for norm in ("batch", "group"):
         part, metrics = make_job("fedbn", model={"norm": norm}).up(0)
-        assert [spec.name for spec in part.tensors] == [*SHARED, "classifier.weight", "classifier.bias"]
+        assert [spec.name for spec in part.tensors] == [
+            *SHARED,
+            "classifier.weight",
+            "classifier.bias",
+        ]
         assert metrics == METRICS
 
 
-@pytest.mark.parametrize(("name", "network"), [(n, w) for n, w in NETWORKS.items() if "batch" in w.norms])
+@pytest.mark.parametrize(
+    ("name", "network"), [(n, w) for n, w in NETWORKS.items() if "batch" in w.norms]
+)
 def test_of_each_network_the_norms_are_all_that_stays(make_job, name, network):
-    """Counted another way: every parameter but two of each module that is a norm by its class's name."""
+    """Counted another way: every parameter but two of each module that is a norm by its class's
+    name.
+    """
     model = {"name": name, "input": network.default_input, "norm": "batch"}
     part, _ = make_job("fedbn", model=model).up(0)
     modules = sketch(ModelOptions(name=name, classes=3, norm="batch"))
     everything = sum(len(list(module.parameters())) for module in modules.values())
     norms = sum(
-        type(layer).__name__.startswith("BatchNorm") for module in modules.values() for layer in module.modules()
+        type(layer).__name__.startswith("BatchNorm")
+        for module in modules.values()
+        for layer in module.modules()
     )
     assert norms
     assert len(part.tensors) == everything - 2 * norms
 
 
 def test_the_mean_of_the_rest_by_hand_and_norms_as_each_silo_has_them(make_job, make_data):
-    """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: (10 + 60 + 120) / 60 = 19/6; scales stay 1, 2 and 6."""
+    """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: (10 + 60 + 120) / 60 = 19/6.
+
+    Scales stay 1, 2 and 6.
+    """
     job = make_job("fedbn", model=NORMED, rounds=1, training={"lr": 1e-30})
     modules, own = job.method().modules, {"a": 1.0, "b": 2.0, "c": 6.0}
 
@@ -46,13 +63,17 @@ def test_the_mean_of_the_rest_by_hand_and_norms_as_each_silo_has_them(make_job, 
         return parts
 
     job.method().modules = different
-    shards = {silo: (make_data(n, n), make_data(6, 1)) for silo, n in (("a", 10), ("b", 30), ("c", 20))}
+    shards = {
+        silo: (make_data(n, n), make_data(6, 1)) for silo, n in (("a", 10), ("b", 30), ("c", 20))
+    }
     for silo, state in simulate(job, shards).states.items():
         assert state.parts["classifier"]["bias"].tolist() == pytest.approx([19 / 6] * 3)
         assert set(state.parts["extractor"]["norm2.weight"].tolist()) == {own[silo]}
 
 
-def test_nothing_of_a_norm_is_given_in_any_round_and_they_come_apart(make_job, make_shards, monkeypatch):
+def test_nothing_of_a_norm_is_given_in_any_round_and_they_come_apart(
+    make_job, make_shards, monkeypatch
+):
     given = []
 
     class Recorder(type(simulation.PLAIN)):
@@ -71,7 +92,13 @@ def test_nothing_of_a_norm_is_given_in_any_round_and_they_come_apart(make_job, m
 
 
 def test_a_model_without_norms_and_statistics_that_should_cross_are_refused(make_job):
-    with pytest.raises(LocalError, match=r'no norm layer .*choose model.norm = "batch" or "group" .*or method fedavg'):
+    with pytest.raises(
+        LocalError,
+        match=r'no norm layer .*choose model.norm = "batch" or "group" .*or method fedavg',
+    ):
         make_job("fedbn").document()
-    with pytest.raises(LocalError, match=r"model.buffers = 'global', but method 'fedbn' gives no running statistics"):
+    with pytest.raises(
+        LocalError,
+        match=r"model.buffers = 'global', but method 'fedbn' gives no running statistics",
+    ):
         make_job("fedbn", model={**NORMED, "buffers": "global"}).document()

@@ -16,15 +16,21 @@ from staddle.security.blind.plan import simulated
 
 SMALL = {"name": "digits-cnn-c", "input": [1, 8, 8]}
 TWO = {"extractors": ["digits-cnn-a", "digits-cnn-c"]}
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5}
+PRIVACY = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "sample_rate": 0.5,
+    "sigma": "1.0",
+    "histogram_sigma": 0.5,
+}
 FACTS = Facts("a", 0, 5, torch.tensor([2, 2, 1]))
 
 
 def test_eq_1_by_hand():
     """Directions →, ↑, ↑, ↑ of classes 0, 1, 0, 1 and τ = 1: each has one other of its class.
 
-    1: its other is at 0, all three are: 1/3. 2 and 4: their other is at 1, of 0, 1 and 1: e / (1 + 2e).
-    3: its other is at 0, of 0, 1 and 1: 1 / (1 + 2e). Lengths take no part.
+    1: its other is at 0, all three are: 1/3. 2 and 4: their other is at 1, of 0, 1 and 1: e / (1 +
+    2e). 3: its other is at 0, of 0, 1 and 1: 1 / (1 + 2e). Lengths take no part.
     """
     features = torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.5], [0.0, 1.0]])
     found = contrasted(features, torch.tensor([0, 1, 0, 1]), 1.0)
@@ -33,7 +39,10 @@ def test_eq_1_by_hand():
 
 
 def test_eq_1_takes_the_mean_over_all_of_the_class():
-    """→, →, ↑ of one class, τ = 1/2. 1: the others are at 2 and 0: log(e² + 1) less (2 + 0)/2. 3: both at 0: log 2."""
+    """→, →, ↑ of one class, τ = 1/2. 1: the others are at 2 and 0: log(e² + 1) less (2 + 0)/2.
+
+    3: both at 0: log 2.
+    """
     features = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     found = contrasted(features, torch.zeros(3), 0.5)
     assert found.tolist() == pytest.approx([log(e**2 + 1) - 1] * 2 + [log(2)], abs=1e-5)
@@ -41,12 +50,14 @@ def test_eq_1_takes_the_mean_over_all_of_the_class():
 
 @pytest.mark.parametrize(("view", "first"), [("mirrored", 1.620624), ("same", 0.913169)])
 def test_views_and_eq_4_by_hand(make_job, view, first):
-    """Records (1, 0) and (1, 1) of classes 0 and 1, mirrored (0, 1) and (1, 1), τ = 1, κ = 2. Directions of the two
+    """Records (1, 0) and (1, 1) of classes 0 and 1, mirrored (0, 1) and (1, 1), τ = 1, κ = 2.
+
+    Directions of the two
     records are at cos 45° = 0.7071 in any view.
 
-    Record 1: its other view is at 0, or as it is at 1: log(2 e^0.7071 + 1), or log(2 e^0.7071 + e) - 1.
-    Record 2: its other view is at 1: log(2 e^0.7071 + e) - 1 = 0.913169.
-    ℓ_CE of the logits (1, 0) and (1, 1): log(1 + e^-1) = 0.313262 and log 2.
+    Record 1: its other view is at 0, or as it is at 1: log(2 e^0.7071 + 1), or log(2 e^0.7071 + e)
+    - 1. Record 2: its other view is at 1: log(2 e^0.7071 + e) - 1 = 0.913169. ℓ_CE of the logits
+    (1, 0) and (1, 1): log(1 + e^-1) = 0.313262 and log 2.
     """
     method = make_job("fedclassavg", {"contrast": 2, "temperature": 1, "view": view}).method()
     parts = {"extractor": nn.Flatten(), "classifier": nn.Identity()}
@@ -60,7 +71,9 @@ def test_eq_3_by_hand(make_job):
     method = make_job("fedclassavg").method()
     own = {"weight": torch.tensor([[1.0, 4.0]]), "bias": torch.tensor([0.0])}
     common = {"weight": torch.tensor([[2.0, 1.0]]), "bias": torch.tensor([2.0])}
-    assert method.proximal({"extractor": {}, "classifier": own}, common).item() == pytest.approx(0.45)
+    assert method.proximal({"extractor": {}, "classifier": own}, common).item() == pytest.approx(
+        0.45
+    )
 
 
 def test_the_delivered_classifier_replaces_the_own_and_holds_it(make_job):
@@ -71,7 +84,9 @@ def test_the_delivered_classifier_replaces_the_own_and_holds_it(make_job):
     assert state.parts["classifier"]["weight"].unique().tolist() == [2.0]
     assert state.parts["extractor"] is start.parts["extractor"]
     (stage,) = method.stages(state, FACTS)
-    assert all(torch.equal(stage.context[name], value) for name, value in state.parts["classifier"].items())
+    assert all(
+        torch.equal(stage.context[name], value) for name, value in state.parts["classifier"].items()
+    )
     assert stage.coupled
 
 
@@ -98,11 +113,15 @@ def trained(job, rounds):
 
 def test_without_contrast_and_rho_it_is_lg_fedavg_to_the_bit(make_job):
     plain = {"contrast": 0, "rho": 0}
-    jobs = (make_job(*given, SMALL, rounds=2) for given in (("fedclassavg", plain), ("lg-fedavg", {})))
+    jobs = (
+        make_job(*given, SMALL, rounds=2) for given in (("fedclassavg", plain), ("lg-fedavg", {}))
+    )
     mine, theirs = (simulate(job, banded_shards(job.silos)) for job in jobs)
     assert mine.history == theirs.history
     for silo, state in theirs.states.items():
-        assert all(torch.equal(mine.states[silo].flat[name], value) for name, value in state.flat.items())
+        assert all(
+            torch.equal(mine.states[silo].flat[name], value) for name, value in state.flat.items()
+        )
 
 
 def test_rho_holds_the_classifier_to_the_delivered_one(make_job):
@@ -111,7 +130,9 @@ def test_rho_holds_the_classifier_to_the_delivered_one(make_job):
     for rho in (0, 1000):
         job = make_job("fedclassavg", {"contrast": 0, "rho": rho}, SMALL)
         before, after = initial_state(job.method(), "a").flat, trained(job, 1)["a"].flat
-        moved.append((after["part/classifier/weight"] - before["part/classifier/weight"]).norm().item())
+        moved.append(
+            (after["part/classifier/weight"] - before["part/classifier/weight"]).norm().item()
+        )
     assert moved[1] < 0.7 * moved[0]
 
 
@@ -143,10 +164,18 @@ def test_contrast_parts_the_classes(make_job):
     """Cosine of the mean features of classes 0 and 1, after two rounds."""
     likeness = []
     for contrast in (0, 1):
-        job = make_job("fedclassavg", {"contrast": contrast, "temperature": 0.5}, SMALL, {"epochs": 2}, rounds=2)
+        job = make_job(
+            "fedclassavg",
+            {"contrast": contrast, "temperature": 0.5},
+            SMALL,
+            {"epochs": 2},
+            rounds=2,
+        )
         data = banded_shards(job.silos)["a"][0]
         extractor = job.method().modules("a")["extractor"]
-        extractor.load_state_dict(simulate(job, banded_shards(job.silos)).states["a"].parts["extractor"])
+        extractor.load_state_dict(
+            simulate(job, banded_shards(job.silos)).states["a"].parts["extractor"]
+        )
         means = [extractor(data.x)[data.y == label].mean(0) for label in (0, 1)]
         likeness.append(torch.cosine_similarity(*means, dim=0).item())
     assert likeness[1] < likeness[0] - 0.3
@@ -166,12 +195,16 @@ def test_blind_it_trains_as_in_the_clear(make_job):
 
 
 def test_a_private_job_takes_it_without_contrast_alone(make_job):
-    with pytest.raises(LocalError, match=r"'fedclassavg': contrast = 1 lets a record move the gradients of others"):
+    with pytest.raises(
+        LocalError, match=r"'fedclassavg': contrast = 1 lets a record move the gradients of others"
+    ):
         make_job("fedclassavg", privacy=PRIVACY).document()
     assert make_job("fedclassavg", {"contrast": 0}, privacy=PRIVACY).document()
 
 
-@pytest.mark.parametrize("options", [{"rho": -1}, {"temperature": 0}, {"contrast": -1}, {"view": "crop"}])
+@pytest.mark.parametrize(
+    "options", [{"rho": -1}, {"temperature": 0}, {"contrast": -1}, {"view": "crop"}]
+)
 def test_bad_options_are_refused(make_job, options):
     with pytest.raises(LocalError, match=next(iter(options))):
         make_job("fedclassavg", options).document()

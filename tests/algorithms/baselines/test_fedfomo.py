@@ -24,7 +24,10 @@ def head(*weight):
 
 
 def stacked(*heads):
-    return {f"classifier.{name}": torch.stack([each[name] for each in heads]) for name in ("weight", "bias")}
+    return {
+        f"classifier.{name}": torch.stack([each[name] for each in heads])
+        for name in ("weight", "bias")
+    }
 
 
 def played(make_job, own, others, known, start=ZERO):
@@ -45,14 +48,17 @@ def mixture(outcome):
 def test_eqs_1_to_4_by_hand(make_job):
     """θ_i = 0 has a loss of log 2 = 0.693147.
 
-    θ_i' = (0, 1): 0.313262, at a distance of 1, w = 0.379885. (0, 2): 0.126928, at 2, w = 0.283110. (3, 0): 3.048587,
-    at 3, w = -0.785147. So v = 0.379885 / 0.662995 = 0.572983 and 0.427017, and Σ|w| = 1.448142.
+    θ_i' = (0, 1): 0.313262, at a distance of 1, w = 0.379885. (0, 2): 0.126928, at 2, w = 0.283110.
+    (3, 0): 3.048587, at 3, w = -0.785147. So v = 0.379885 / 0.662995 = 0.572983 and 0.427017, and
+    Σ|w| = 1.448142.
     """
     outcome = played(make_job, head(0.0, 1.0), (head(0.0, 2.0), head(3.0, 0.0)), 2)
     mixed, weights = mixture(outcome)
     assert mixed == pytest.approx([0.0, 0.572983 + 2 * 0.427017], abs=1e-5)
     assert weights == pytest.approx([0.283110 / 1.448142, -0.785147 / 1.448142], abs=1e-5)
-    assert torch.equal(outcome.contributions["model"].tensors["classifier.weight"].flatten(), torch.tensor(mixed))
+    assert torch.equal(
+        outcome.contributions["model"].tensors["classifier.weight"].flatten(), torch.tensor(mixed)
+    )
     began = outcome.state.parts["start_classifier"]["weight"].flatten().tolist()
     assert began == pytest.approx(mixed)  # the next round compares with this
 
@@ -76,25 +82,32 @@ def test_where_no_model_is_better_than_the_one_that_the_last_round_began_with_it
 
 
 def known(method, gave, affinity=()):
-    """A coordinator that has models of some silos, model n full of n + 1, and affinities of the first."""
+    """A coordinator that has models of some silos, model n full of n + 1, and affinities of the
+    first.
+    """
     state = method.begin()
     state["gave"][list(gave)] = 1
     for n, value in affinity:
         state["affinity"][0, n] = value
     n = len(method.setting.silos)
     for spec in method.model.tensors:
-        state[spec.name] = torch.arange(1.0, n + 1).reshape(-1, *(1 for _ in spec.shape)).expand(n, *spec.shape)
+        state[spec.name] = (
+            torch.arange(1.0, n + 1).reshape(-1, *(1 for _ in spec.shape)).expand(n, *spec.shape)
+        )
     return state
 
 
 def six(make_job, **options):
-    return make_job("fedfomo", {"models": 4, **options}, LINE, silos=list("abcdef"), rounds=40).method()
+    return make_job(
+        "fedfomo", {"models": 4, **options}, LINE, silos=list("abcdef"), rounds=40
+    ).method()
 
 
 def test_eq_5_takes_those_of_the_highest_affinity(make_job):
     method = six(make_job, epsilon=0.0)
     state = known(method, range(6), [(0, 9.0), (1, -0.5), (2, 0.3), (3, 0.9), (4, 0.2), (5, 0.1)])
-    assert all(method.chosen(state, round_, "a") == [3, 2, 4] for round_ in range(40))  # never oneself
+    # never oneself
+    assert all(method.chosen(state, round_, "a") == [3, 2, 4] for round_ in range(40))
     state = known(method, [0, 1, 5], [(1, -0.5)])
     assert method.chosen(state, 3, "a") == [5, 1]
     assert method.chosen(known(method, [0]), 3, "a") == []
@@ -112,7 +125,10 @@ def test_eq_5_takes_any_with_probability_epsilon_which_falls(make_job):
     even = six(make_job, epsilon=1.0, epsilon_decay=0.0)
     times = [n for round_ in range(200) for n in even.chosen(state, round_, "a")]
     assert all(times.count(n) == pytest.approx(120, abs=30) for n in range(1, 6))  # 200 · 3 / 5
-    ties = [six(make_job, epsilon=0.0).chosen(known(method, range(6)), round_, "a")[0] for round_ in range(40)]
+    ties = [
+        six(make_job, epsilon=0.0).chosen(known(method, range(6)), round_, "a")[0]
+        for round_ in range(40)
+    ]
     assert len(set(ties)) == 5  # at random
 
 
@@ -121,13 +137,19 @@ def test_affinities_add_up_for_those_who_were_sent(make_job):
     state = known(method, range(6), [(n, n / 10) for n in range(6)])
     rows = torch.tensor([[0.5, -0.25, 0.125], [0.1, 0.2, 0.3]], dtype=torch.float64)
     model = {spec.name: torch.full((2, *spec.shape), 7.0) for spec in method.model.tensors}
-    after = method.combine(state, 1, ("a", "c"), {"model": model, "weights": {"weights": rows}}).state
+    after = method.combine(
+        state, 1, ("a", "c"), {"model": model, "weights": {"weights": rows}}
+    ).state
     for silo, row in zip((0, 2), rows, strict=True):
         sent = method.chosen(state, 1, "abcdef"[silo])
-        assert after["affinity"][silo, sent].tolist() == (state["affinity"][silo, sent] + row).tolist()
+        assert (
+            after["affinity"][silo, sent].tolist() == (state["affinity"][silo, sent] + row).tolist()
+        )
     assert (after["affinity"] != state["affinity"]).sum() == 6
-    assert after["classifier.bias"][:, 0].tolist() == [7.0, 2.0, 7.0, 4.0, 5.0, 6.0]  # the last of each
-    assert state["classifier.bias"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]  # states are values
+    # the last of each
+    assert after["classifier.bias"][:, 0].tolist() == [7.0, 2.0, 7.0, 4.0, 5.0, 6.0]
+    # states are values
+    assert state["classifier.bias"][:, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_a_silo_gets_the_models_of_the_chosen_and_zeros_behind(make_job):
@@ -146,7 +168,10 @@ def test_a_silo_gets_the_models_of_the_chosen_and_zeros_behind(make_job):
 
 def test_what_crosses(make_job):
     job = make_job("fedfomo", {"models": 9})
-    assert [(part.name, part.exchange) for part in job.up(1)[:-1]] == [("model", Each()), ("weights", Each())]
+    assert [(part.name, part.exchange) for part in job.up(1)[:-1]] == [
+        ("model", Each()),
+        ("weights", Each()),
+    ]
     (down,) = job.down(1)
     assert len(job.method().others) == 2  # of three silos
     model = sum(spec.nbytes for spec in job.up(1)[0].tensors)
@@ -158,7 +183,10 @@ def test_models_that_the_coordinator_cannot_keep_are_refused(make_job):
     """resnet18 has 11 million parameters."""
     model = {"name": "resnet18", "norm": "group"}
     assert make_job("fedfomo", {}, model, silos=[f"s{n}" for n in range(20)]).document()
-    with pytest.raises(LocalError, match=r"would keep 9[0-9]{2},[0-9,]* bytes of models of 22 silos, 950,000,000 are"):
+    with pytest.raises(
+        LocalError,
+        match=r"would keep 9[0-9]{2},[0-9,]* bytes of models of 22 silos, 950,000,000 are",
+    ):
         make_job("fedfomo", {}, model, silos=[f"s{n}" for n in range(22)]).document()
 
 
@@ -167,20 +195,32 @@ def turned(sides, by):
 
 
 def test_silos_of_no_use_to_one_another_train_alone(make_job, make_shards):
-    """Each calls the classes otherwise: others' models are worse than the one that a round began with."""
+    """Each calls the classes otherwise: others' models are worse than the one that a round began
+    with.
+    """
     job = make_job("fedfomo", training=WHOLE, rounds=3)
     shards = {silo: turned(sides, i) for i, (silo, sides) in enumerate(make_shards(job).items())}
-    found, local = simulate(job, shards), simulate(make_job("local", training=WHOLE, rounds=3), shards)
+    found, local = (
+        simulate(job, shards),
+        simulate(make_job("local", training=WHOLE, rounds=3), shards),
+    )
     for silo, state in local.states.items():
         for part, tensors in state.parts.items():
             for name, value in tensors.items():
-                assert torch.allclose(found.states[silo].parts[part][name], value, atol=1e-5), (silo, part, name)
+                assert torch.allclose(found.states[silo].parts[part][name], value, atol=1e-5), (
+                    silo,
+                    part,
+                    name,
+                )
     assert (found.coordinator["affinity"] <= 0).all()
 
 
 @pytest.mark.parametrize("buffers", [None, "local", "global"])
 def test_silos_find_those_of_their_kind(make_job, make_data, buffers):
-    """a and c call the classes alike, b and d otherwise; 0.97 and 0.85 of them are right where each trains alone."""
+    """a and c call the classes alike, b and d otherwise.
+
+    0.97 and 0.85 of them are right where each trains alone.
+    """
     model = {"norm": "batch", "buffers": buffers} if buffers else {}
     training, rounds = {"lr": 0.05, "momentum": 0.5, "epochs": 2}, 2 if buffers else 4
     job = make_job("fedfomo", {"models": 4}, model, training, silos=list("abcd"), rounds=rounds)
@@ -198,10 +238,15 @@ def test_losses_are_those_of_the_records(make_job, make_data):
     method = make_job("fedfomo", {"models": 3}, LINE).method()
     parts = method.modules("a")
     x, y = torch.tensor([1.0, -2.0]).reshape(2, 1, 1, 1), torch.tensor([1, 0])
-    for name, weight in (("start_classifier", (0.0, 0.0)), ("classifier", (0.0, 1.0)), ("other2_classifier", (1.0, 0))):
+    for name, weight in (
+        ("start_classifier", (0.0, 0.0)),
+        ("classifier", (0.0, 1.0)),
+        ("other2_classifier", (1.0, 0)),
+    ):
         parts[name].load_state_dict(head(*weight))
     losses = method.losses(parts, x, y)["losses"]
-    # logits (0, 1) and (0, -2): log(1 + e^-1) + log(1 + e^-2); (1, 0) and (-2, 0): log(1 + e) + log(1 + e^2)
+    # logits (0, 1) and (0, -2): log(1 + e^-1) + log(1 + e^-2); (1, 0) and (-2, 0): log(1 + e) +
+    # log(1 + e^2)
     assert losses[0].item() == pytest.approx(2 * math.log(2))
     assert losses[1].item() == pytest.approx(0.313262 + 0.126928, abs=1e-5)
     assert losses[3].item() == pytest.approx(1.313262 + 2.126928, abs=1e-5)

@@ -1,4 +1,7 @@
-"""FedKD: its losses and what is left of an update by hand; what crosses; that all of an update is FedAvg of mentees."""
+"""FedKD: its losses and what is left of an update by hand; what crosses.
+
+That all of an update is FedAvg of mentees.
+"""
 
 import math
 
@@ -23,7 +26,13 @@ def test_what_is_left_of_an_update_by_hand():
     """Singular values 4, 2, 1 have 16, 4 and 1 of an energy of 21: .762, .952 and all of it."""
     turn = torch.tensor([[0.6, -0.8, 0.0], [0.8, 0.6, 0.0], [0.0, 0.0, 1.0]])
     update = turn @ torch.diag(torch.tensor([1.0, 4.0, 2.0]))
-    for energy, kept in ((0.5, [0, 4, 0]), (0.76, [0, 4, 0]), (0.77, [0, 4, 2]), (0.95, [0, 4, 2]), (0.96, [1, 4, 2])):
+    for energy, kept in (
+        (0.5, [0, 4, 0]),
+        (0.76, [0, 4, 0]),
+        (0.77, [0, 4, 2]),
+        (0.95, [0, 4, 2]),
+        (0.96, [1, 4, 2]),
+    ):
         by_hand = turn @ torch.diag(torch.tensor(kept, dtype=torch.float32))
         assert torch.allclose(truncated(update, energy), by_hand, atol=1e-5), energy
 
@@ -48,7 +57,10 @@ def fixed(value):
 
 
 def test_eqs_1_and_2_by_hand(make_job):
-    """Two records of label 1. Mentor: (¼, ¾) and (½, ½); mentee: (½, ½) twice, so D = ½ (log 4/3 + 3 log 2)."""
+    """Two records of label 1. Mentor: (¼, ¾) and (½, ½).
+
+    Mentee: (½, ½) twice, so D = ½ (log 4/3 + 3 log 2).
+    """
     method = make_job("fedkd").method()
     parts = {
         "extractor": fixed([[1.0], [2.0]]),
@@ -59,7 +71,8 @@ def test_eqs_1_and_2_by_hand(make_job):
     }
     found = method.mutual(parts, torch.zeros(2, 1), torch.tensor([1, 1]), {})
     d = (math.log(4 / 3) + 3 * math.log(2)) / 2
-    apart = 0.25 * math.log(0.5) + 0.75 * math.log(1.5) + 0.5 * math.log(2) + 0.5 * math.log(2 / 3)  # KL both ways
+    # KL both ways
+    apart = 0.25 * math.log(0.5) + 0.75 * math.log(1.5) + 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
     first = math.log(4 / 3) + math.log(2) + (apart + (0 + 4) / 2) / d  # (1, 3) − (1, 1)
     second = 2 * math.log(2) + (4 + 4) / 2 / d  # (0, 0) − (2, 2)
     assert found.tolist() == pytest.approx([first, second], rel=1e-6)
@@ -67,7 +80,10 @@ def test_eqs_1_and_2_by_hand(make_job):
 
 
 def test_d_and_targets_take_no_gradient(make_job, make_data):
-    """At the mentee's logits of one record: p_s − e_y of CE and (p_s − p_t) / D; the classifier's bias sees no more."""
+    """At the mentee's logits of one record: p_s − e_y of CE and (p_s − p_t) / D.
+
+    The classifier's bias sees no more.
+    """
     method, points = make_job("fedkd").method(), make_data(1)
     modules = to_modules(method, "a", initial_state(method, "a"))
     method.mutual(modules, points.x, points.y, {}).mean().backward()
@@ -75,8 +91,12 @@ def test_d_and_targets_take_no_gradient(make_job, make_data):
     mentor = modules[MENTOR[1]](modules[MENTOR[0]](points.x)).softmax(1)[0]
     label = torch.nn.functional.one_hot(points.y, 3)[0]
     d = -(mentee @ label.float()).log() - (mentor @ label.float()).log()
-    assert torch.allclose(modules["classifier"].bias.grad, mentee - label + (mentee - mentor) / d, atol=1e-6)
-    assert torch.allclose(modules[MENTOR[1]].bias.grad, mentor - label + (mentor - mentee) / d, atol=1e-6)
+    assert torch.allclose(
+        modules["classifier"].bias.grad, mentee - label + (mentee - mentor) / d, atol=1e-6
+    )
+    assert torch.allclose(
+        modules[MENTOR[1]].bias.grad, mentor - label + (mentor - mentee) / d, atol=1e-6
+    )
     assert modules["map"].weight.grad.abs().max() > 0
 
 
@@ -88,7 +108,9 @@ def test_the_mentee_crosses_after_its_truncated_update_and_the_rest_stays(make_j
     assert method.down(4) == (mentee,)
     assert mentee.tensors == make_job("fedavg", model=model).method().model.tensors
     start = initial_state(method, "a")
-    down = {name: tensor + 0.5 for name, tensor in method.flat(start, "extractor", "classifier").items()}
+    down = {
+        name: tensor + 0.5 for name, tensor in method.flat(start, "extractor", "classifier").items()
+    }
     outcome = local_round(method, job, start, 1, {"mentee": down}, points, points, "a")
     contribution = outcome.contributions["mentee"]
     assert contribution.tensors.keys() == {spec.name for spec in mentee.tensors}
@@ -98,13 +120,17 @@ def test_the_mentee_crosses_after_its_truncated_update_and_the_rest_stays(make_j
         if value.ndim < 2:
             assert torch.allclose(contribution.tensors[name], value, atol=1e-6)
             continue
-        own, given = ((tensor - down[name]).flatten(1) for tensor in (value, contribution.tensors[name]))
+        own, given = (
+            (tensor - down[name]).flatten(1) for tensor in (value, contribution.tensors[name])
+        )
         fewer += int(torch.linalg.matrix_rank(given, 1e-4) < torch.linalg.matrix_rank(own, 1e-4))
         assert 0.6 - 1e-4 <= given.square().sum() / own.square().sum() <= 1
     assert fewer >= 3
     taken = method.deliver(start, {"mentee": down}, facts(1))
     assert all(
-        torch.equal(taken.parts[part][name], t) for part in (*MENTOR, "map") for name, t in start.parts[part].items()
+        torch.equal(taken.parts[part][name], t)
+        for part in (*MENTOR, "map")
+        for name, t in start.parts[part].items()
     )
 
 
@@ -122,5 +148,7 @@ def test_mentor_and_map_have_the_widths_of_both(make_job, make_shards):
     wide = parts["mentor_classifier"]["weight"].shape[1]
     assert {name: tensor.shape for name, tensor in parts["map"].items()} == {"weight": (wide, 64)}
     assert wide != 64
-    with pytest.raises(LocalError, match=r"fedkd: mentor = 'lenet5' needs at least 16 x 16 pixels.*; choose one"):
+    with pytest.raises(
+        LocalError, match=r"fedkd: mentor = 'lenet5' needs at least 16 x 16 pixels.*; choose one"
+    ):
         make_job("fedkd", {"mentor": "lenet5"}).document()

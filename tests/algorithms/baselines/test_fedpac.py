@@ -29,12 +29,18 @@ def wide(rows):
 def surveyed(method, counts=(2, 0, 1), x=((1.0, 2.0), (3.0, 0.0), (0.0, 4.0)), y=(0, 0, 2)):
     """Facts of a silo whose features are its records, and twice its records after training."""
     x, y = wide(x), torch.tensor(y)
-    sums = {**method.measure({"extractor": lambda x: x}, x, y), **method.survey({"extractor": lambda x: 2 * x}, x, y)}
+    sums = {
+        **method.measure({"extractor": lambda x: x}, x, y),
+        **method.survey({"extractor": lambda x: 2 * x}, x, y),
+    }
     return Facts("a", 1, len(y), torch.tensor(counts), sums)
 
 
 def test_eqs_1_and_4_by_hand(make):
-    """Class 0: features (1, 2) and (3, 0), class 2: (0, 4); the global prototypes are (3, 0), nothing, (0, 1.5)."""
+    """Class 0: features (1, 2) and (3, 0), class 2: (0, 4).
+
+    The global prototypes are (3, 0), nothing, (0, 1.5).
+    """
     method = make()
     state = initial_state(method, "a")
     state = replace(state, extra={"prototypes": wide([[3.0, 0.0], [0.0, 0.0], [0.0, 1.5]])})
@@ -44,7 +50,9 @@ def test_eqs_1_and_4_by_hand(make):
     assert torch.allclose(h, torch.tensor([[4 / 3 - 1, 2 / 3], [0.0, 0.0], [0.0, 4 / 3 - 0.5]]))
     # squares: 5 + 9 + 16 = 30; ‖h‖² = 16/9 + 4/9 + 16/9 = 4; V = (30/3 - 4) / 3
     assert contributions["variance"].tensors["v"].item() == pytest.approx(2.0)
-    assert torch.equal(contributions["prototypes"].tensors["mean"], wide([[4.0, 2.0], [0.0, 0.0], [0.0, 8.0]]))
+    assert torch.equal(
+        contributions["prototypes"].tensors["mean"], wide([[4.0, 2.0], [0.0, 0.0], [0.0, 8.0]])
+    )
     assert contributions["prototypes"].weight.tolist() == [2, 0, 1]
     assert contributions["extractor"].weight == 3
     pooled = make(POOLED).give(state, surveyed(method))["variance"]
@@ -52,7 +60,10 @@ def test_eqs_1_and_4_by_hand(make):
 
 
 def test_eq_3_by_hand(make):
-    """Logits are 0, so the cross-entropy is log 3; class 0 is 4 off in one of 64 features, class 1 has no prototype."""
+    """Logits are 0, so the cross-entropy is log 3.
+
+    Class 0 is 4 off in one of 64 features, class 1 has no prototype.
+    """
     method = make({"lam": 8.0})
     parts = {"extractor": lambda x: x, "classifier": lambda z: 0 * z[:, :3]}
     prototypes = wide([[5.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
@@ -62,7 +73,10 @@ def test_eq_3_by_hand(make):
 
 
 def test_pooled_variances_by_hand(make, make_job):
-    """The pooled n V / d is 0.25, so n V is 16; 40 records in all of two silos, or the counts that the job declares."""
+    """The pooled n V / d is 0.25, so n V is 16.
+
+    40 records in all of two silos, or the counts that the job declares.
+    """
     found = {"v": torch.tensor(0.25), WEIGHT: torch.tensor(40.0)}
     assert make(POOLED).variances(("a", "b"), found).tolist() == [0.8, 0.8]
     method = make(POOLED)
@@ -80,32 +94,48 @@ def test_what_crosses(make, variances):
         "vectors": Gram(),
         "variance": Each() if variances == "each" else Sum(),
     }
-    first = ["extractor", "prototypes"] if variances == "pooled" else [part.name for part in method.up(1)]
+    first = (
+        ["extractor", "prototypes"]
+        if variances == "pooled"
+        else [part.name for part in method.up(1)]
+    )
     assert [part.name for part in method.up(0)] == first
     assert [part.name for part in method.down(3)] == ["extractor", "prototypes", "classifier"]
     # beside a model the paper's silos send C·d numbers of prototypes, and C·d + 1 for Eq. 6
-    beside = [sum(spec.elements for spec in part.tensors) for part in (method.prototypes, method.vectors)]
+    beside = [
+        sum(spec.elements for spec in part.tensors) for part in (method.prototypes, method.vectors)
+    ]
     assert beside == [3 * 64, 3 * 64]
     assert sum(spec.elements for spec in method.variance.tensors) == 1
 
 
 def test_a_round_by_hand_and_a_row_over_what_was_given(make):
-    """Two silos far apart in Eq. 6 keep their own classifier; two alike mix theirs, and a third that is away waits."""
+    """Two silos far apart in Eq. 6 keep their own classifier.
+
+    Two alike mix theirs, and a third that is away waits.
+    """
     method = make(silos=list("abcd"), rounds=3)
     results = {
-        "extractor": {f"extractor.{spec.name}": torch.ones(spec.shape) for spec in method.template["extractor"]},
+        "extractor": {
+            f"extractor.{spec.name}": torch.ones(spec.shape)
+            for spec in method.template["extractor"]
+        },
         "prototypes": {"mean": torch.zeros(3, 64)},
         "classifier": {},
-        "vectors": {"gram": torch.tensor([[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1e6]]]).double()},
+        "vectors": {
+            "gram": torch.tensor([[[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1e6]]]).double()
+        },
         "variance": {"v": torch.tensor([1.0, 3.0, 1.0]).double()},
     }
     before = method.begin()
-    before["alpha"][:] = torch.tensor([0.0, 0.0, 1.0, 0.0])  # all were mixed with c alone, which stays c's own row
+    # all were mixed with c alone, which stays c's own row
+    before["alpha"][:] = torch.tensor([0.0, 0.0, 1.0, 0.0])
     combined = method.combine(before, 1, ("a", "b", "d"), results)
     assert combined.published.keys() == {"extractor", "prototypes"}
     # alike: a = V_0 / (V_0 + V_1) = 1/4 of the other
     assert combined.state["alpha"].tolist() == [
-        pytest.approx(row) for row in ([3 / 4, 1 / 4, 0, 0], [3 / 4, 1 / 4, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1])
+        pytest.approx(row)
+        for row in ([3 / 4, 1 / 4, 0, 0], [3 / 4, 1 / 4, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1])
     ]
     rows = {silo: method.deliveries(combined.state, 2, silo)[2:] for silo in "abcd"}
     assert isinstance(rows["a"][0], Row)
@@ -114,26 +144,40 @@ def test_a_round_by_hand_and_a_row_over_what_was_given(make):
 
 
 def test_classifier_then_extractor_then_a_look(make):
-    method = make({"classifier_epochs": 3, "classifier_lr": 0.2}, training={"epochs": 5, "momentum": 0.5})
+    method = make(
+        {"classifier_epochs": 3, "classifier_lr": 0.2}, training={"epochs": 5, "momentum": 0.5}
+    )
     facts = Facts("a", 1, 3, torch.tensor([1, 1, 1]))
     classifier, extractor, survey = method.stages(initial_state(method, "a"), facts)
-    assert (classifier.trains, classifier.epochs, classifier.optimiser.lr) == (("classifier",), 3, 0.2)
+    assert (classifier.trains, classifier.epochs, classifier.optimiser.lr) == (
+        ("classifier",),
+        3,
+        0.2,
+    )
     assert (extractor.trains, extractor.epochs, extractor.optimiser.lr) == (("extractor",), 5, 0.1)
     assert classifier.optimiser.momentum == extractor.optimiser.momentum == 0.5
     assert isinstance(survey, Survey)
 
 
-def test_before_the_first_delivery_it_trains_alone_in_the_same_two_stages(make_job, make_shards, monkeypatch):
+def test_before_the_first_delivery_it_trains_alone_in_the_same_two_stages(
+    make_job, make_shards, monkeypatch
+):
     class TwoStages(Local):
         def stages(self, state, facts):
             classifier = self.stage("classifier")
-            return (replace(classifier, optimiser=replace(classifier.optimiser, lr=0.05)), self.stage("extractor"))
+            return (
+                replace(classifier, optimiser=replace(classifier.optimiser, lr=0.05)),
+                self.stage("extractor"),
+            )
 
     monkeypatch.setitem(catalog.METHODS, "local", TwoStages)
     job, alone = make_job("fedpac", {"classifier_lr": 0.05}, rounds=1), make_job("local", rounds=1)
     found, expected = (simulate(each, make_shards(each)).states for each in (job, alone))
     for silo in job.silos:
-        assert all(torch.equal(found[silo].flat[name], value) for name, value in expected[silo].flat.items())
+        assert all(
+            torch.equal(found[silo].flat[name], value)
+            for name, value in expected[silo].flat.items()
+        )
 
 
 def test_it_learns_and_mixes(make_job, make_shards):
@@ -148,7 +192,9 @@ def test_it_learns_and_mixes(make_job, make_shards):
 
 
 def test_what_cannot_be_is_refused(make_job):
-    with pytest.raises(LocalError, match=r"draws 1 of 3 silos, so no two are ever compared .* raise participation"):
+    with pytest.raises(
+        LocalError, match=r"draws 1 of 3 silos, so no two are ever compared .* raise participation"
+    ):
         make_job("fedpac", participation=0.1, min_cohort=1).document()
 
 
@@ -158,7 +204,9 @@ def test_a_delivery_goes_where_it_belongs(make):
     assert not state.extra["prototypes"].any()
     head = {f"classifier.{name}": value + 1 for name, value in state.parts["classifier"].items()}
     facts = Facts("a", 1, 3, torch.tensor([1, 1, 1]))
-    taken = method.deliver(state, {"classifier": head, "prototypes": {"mean": torch.ones(3, 64)}}, facts)
+    taken = method.deliver(
+        state, {"classifier": head, "prototypes": {"mean": torch.ones(3, 64)}}, facts
+    )
     assert isinstance(taken, SiloState)
     assert torch.equal(taken.parts["classifier"]["bias"], state.parts["classifier"]["bias"] + 1)
     assert torch.equal(taken.parts["extractor"]["fc1.bias"], state.parts["extractor"]["fc1.bias"])

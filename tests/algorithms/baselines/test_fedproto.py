@@ -21,7 +21,13 @@ TWO = {"extractors": ["digits-cnn-a", "digits-cnn-c"]}
 
 
 def facts(counts=(2, 0, 1), sums=None, round_=0):
-    return Facts("a", round_, sum(counts), torch.tensor(counts), {} if sums is None else {"sums": torch.tensor(sums)})
+    return Facts(
+        "a",
+        round_,
+        sum(counts),
+        torch.tensor(counts),
+        {} if sums is None else {"sums": torch.tensor(sums)},
+    )
 
 
 @pytest.fixture
@@ -40,25 +46,39 @@ def held(state):
 
 
 def test_eq_4_by_hand():
-    """f = (1, 1), C = (1, 0), (0, 2) and none: squared distances 1 and 2, of which ‖f‖² = 2 is taken."""
+    """f = (1, 1), C = (1, 0), (0, 2) and none: squared distances 1 and 2, of which ‖f‖² = 2 is
+    taken.
+    """
     part = Prototypes(3, 2)
     part.mean.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
-    assert part(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [[1, 0, -torch.inf], [-1, 0, -torch.inf]]
+    assert part(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).tolist() == [
+        [1, 0, -torch.inf],
+        [-1, 0, -torch.inf],
+    ]
 
 
 def test_who_decides(make_job):
     near = Prototypes(3, 2)
-    parts = {"extractor": nn.Identity(), "classifier": lambda f: torch.tensor([[0.0, 0, 5]]).expand(len(f), 3)}
+    parts = {
+        "extractor": nn.Identity(),
+        "classifier": lambda f: torch.tensor([[0.0, 0, 5]]).expand(len(f), 3),
+    }
     x = torch.tensor([[1.0, 1.0]])
-    prototypes, classifier = (make_job("fedproto", {"predict": who}).method() for who in ("prototypes", "classifier"))
-    assert prototypes.predict({**parts, "prototypes": near}, x).argmax() == 2  # no class has one yet
+    prototypes, classifier = (
+        make_job("fedproto", {"predict": who}).method() for who in ("prototypes", "classifier")
+    )
+    # no class has one yet
+    assert prototypes.predict({**parts, "prototypes": near}, x).argmax() == 2
     near.mean[1] = 1.0
     assert prototypes.predict({**parts, "prototypes": near}, x).argmax() == 1
     assert classifier.predict({**parts, "prototypes": near}, x).argmax() == 2
 
 
 def test_eqs_7_and_8_by_hand(method):
-    """ℓ_S = log 3 of equal logits; f - C^0 = (0, 1), so ℓ_R = 1/2, times λ = 3. Class 2 has no prototype."""
+    """ℓ_S = log 3 of equal logits; f - C^0 = (0, 1), so ℓ_R = 1/2, times λ = 3.
+
+    Class 2 has no prototype.
+    """
     parts = {"extractor": nn.Identity(), "classifier": lambda f: torch.zeros(len(f), 3)}
     context = {"prototypes": torch.tensor([[1.0, 0.0], [5.0, 5.0], [0.0, 0.0]])}
     loss = method.objective(parts, torch.ones(2, 2), torch.tensor([0, 2]), context)
@@ -68,24 +88,37 @@ def test_eqs_7_and_8_by_hand(method):
 def test_eq_3_by_hand(method):
     """Two records of class 0 and one of class 2."""
     features = torch.tensor([[1.0, 2.0], [5.0, 6.0], [3.0, 4.0]])
-    sums = method.sums({"extractor": lambda _: features}, torch.zeros(3, 1), torch.tensor([0, 2, 0]))
+    sums = method.sums(
+        {"extractor": lambda _: features}, torch.zeros(3, 1), torch.tensor([0, 2, 0])
+    )
     assert sums["sums"].tolist() == [[4, 6], [0, 0], [5, 6]]
-    contribution = method.give(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))["prototypes"]
+    contribution = method.give(initial_state(method, "a"), facts(sums=sums["sums"].tolist()))[
+        "prototypes"
+    ]
     assert contribution.tensors["mean"].tolist() == [[2, 3], [0, 0], [5, 6]]
     assert contribution.weight.tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
-    ("weights", "mean", "total", "most"), [("samples", 6.0, 6, LARGEST_WEIGHT), ("equal", 5.0, 2, 1.0)]
+    ("weights", "mean", "total", "most"),
+    [("samples", 6.0, 6, LARGEST_WEIGHT), ("equal", 5.0, 2, 1.0)],
 )
 def test_eq_6_by_hand(make_job, weights, mean, total, most):
-    """Class 0: C = 2 of two records and C = 8 of four, (2·2 + 4·8) / 6 = 6 or (2 + 8) / 2 = 5; class 2 of one silo."""
+    """Class 0: C = 2 of two records and C = 8 of four, (2·2 + 4·8) / 6 = 6 or (2 + 8) / 2 = 5.
+
+    Class 2 of one silo.
+    """
     method = make_job("fedproto", {"weights": weights}).method()
     (part,) = method.up(0)
     given = {}
-    for silo, counts, values in (("a", (2, 0, 1), (2.0, 0.0, 7.0)), ("b", (4, 0, 0), (8.0, 0.0, 0.0))):
+    for silo, counts, values in (
+        ("a", (2, 0, 1), (2.0, 0.0, 7.0)),
+        ("b", (4, 0, 0), (8.0, 0.0, 0.0)),
+    ):
         sums = torch.tensor(counts)[:, None] * filled(method, values)["prototypes"]["mean"]
-        contribution = method.give(initial_state(method, silo), facts(counts, sums.tolist()))["prototypes"]
+        contribution = method.give(initial_state(method, silo), facts(counts, sums.tolist()))[
+            "prototypes"
+        ]
         given[silo] = PLAIN.give(part, contribution)
     result = PLAIN.collect(part, ("a", "b"), lambda silo, name: given[silo][name])
     assert result["mean"][:, 0].tolist() == pytest.approx([mean, 0, 7])
@@ -137,7 +170,10 @@ def test_prototypes_alone_cross(make_job, options):
                 [("mean", (10, 64))],
             )
     lenet = make_job("fedproto", {}, {"name": "lenet5", "classes": 10}).method()
-    assert [(spec.name, spec.elements) for spec in lenet.up(0)[0].wire] == [("mean", 840), (WEIGHT, 10)]
+    assert [(spec.name, spec.elements) for spec in lenet.up(0)[0].wire] == [
+        ("mean", 840),
+        (WEIGHT, 10),
+    ]
 
 
 def test_without_lambda_it_trains_as_alone(make_job):
@@ -147,7 +183,10 @@ def test_without_lambda_it_trains_as_alone(make_job):
     for silo in one.silos:
         assert mine.accuracy("delivered")[silo] == theirs.accuracy("trained")[silo]
         for part, tensors in theirs.states[silo].parts.items():
-            assert all(torch.equal(mine.states[silo].parts[part][name], value) for name, value in tensors.items())
+            assert all(
+                torch.equal(mine.states[silo].parts[part][name], value)
+                for name, value in tensors.items()
+            )
 
 
 def test_it_learns_with_models_that_differ(make_job):
@@ -155,7 +194,9 @@ def test_it_learns_with_models_that_differ(make_job):
     result = simulate(job, banded_shards(job.silos, mostly=0.6))
     assert min(result.accuracy("delivered").values()) > 0.8
     kept = result.states["a"].parts["prototypes"]["mean"]
-    assert all(torch.equal(kept, result.states[silo].parts["prototypes"]["mean"]) for silo in job.silos)
+    assert all(
+        torch.equal(kept, result.states[silo].parts["prototypes"]["mean"]) for silo in job.silos
+    )
     assert kept.any(1).all()
 
 
@@ -189,7 +230,10 @@ def test_blind_it_gives_no_row_that_few_hold(make_job):
     assert not list(unblind(job.document()["schema"]))
     assert job.counted
     shards = banded_shards(job.silos)
-    rare = {silo: tuple(side.take((side.y < 2).nonzero()[:, 0].numpy()) for side in shards[silo]) for silo in "bcd"}
+    rare = {
+        silo: tuple(side.take((side.y < 2).nonzero()[:, 0].numpy()) for side in shards[silo])
+        for silo in "bcd"
+    }
     alone = simulate(job, {**shards, **rare}, exchanges=simulated(job))
     for silo in job.silos:
         assert alone.states[silo].parts["prototypes"]["mean"].any(1).tolist() == [True, True, False]
@@ -198,7 +242,10 @@ def test_blind_it_gives_no_row_that_few_hold(make_job):
 def test_records_themselves_are_no_features(make_job):
     glm = {"name": "glm", "input": [1, 8, 8]}
     for options, model in (({}, glm), ({"extractors": ["digits-cnn-c", "glm"]}, SMALL)):
-        with pytest.raises(LocalError, match="of an extractor without parameters are means of records; choose a model"):
+        with pytest.raises(
+            LocalError,
+            match="of an extractor without parameters are means of records; choose a model",
+        ):
             make_job("fedproto", options, model).document()
 
 

@@ -20,9 +20,11 @@ def stage_of(job, state, silo="a", round_=0):
 
 
 def test_two_steps_worked_by_hand(make_job):
-    """(1) with one number w from w^t = 3 and F(w) = 2w, lr 0.5, μ 0.4: each step takes 0.5 (2 + 0.4 (w − 3)) away.
+    """(1) with one number w from w^t = 3 and F(w) = 2w, lr 0.5, μ 0.4: each step takes 0.5 (2 + 0.4
+    (w − 3)) away.
 
-    The first: 0.5 · 2 = 1, so w = 2. The second: 0.5 (2 + 0.4 (−1)) = 0.8, so w = 1.2. Without the term it is 1.
+    The first: 0.5 · 2 = 1, so w = 2. The second: 0.5 (2 + 0.4 (−1)) = 0.8, so w = 1.2. Without the
+    term it is 1.
     """
     job = make_job("fedprox", {"mu": 0.4}, training={"lr": 0.5, "batch_size": 1})
     model = {"extractor": nn.Linear(1, 1, bias=False), "classifier": nn.Identity()}
@@ -41,7 +43,9 @@ def test_two_steps_worked_by_hand(make_job):
 
 
 def test_the_term_is_half_mu_times_the_squared_distance_over_all_parameters(make_job):
-    """Of the classifier's three biases, 1, 2 and 3 away, and one extractor weight, 4 away: μ/2 · 30."""
+    """Of the classifier's three biases, 1, 2 and 3 away, and one extractor weight, 4 away: μ/2 ·
+    30.
+    """
     job = make_job("fedprox", {"mu": 0.2}, {"norm": "batch", "buffers": "global"})
     state = initial_state(job.method(), "a")
     stage, modules = stage_of(job, state), to_modules(job.method(), "a", state)
@@ -56,7 +60,11 @@ def test_the_term_is_half_mu_times_the_squared_distance_over_all_parameters(make
 def test_it_is_pulled_to_what_came_down(make_job):
     job = make_job("fedprox")
     method, state = job.method(), initial_state(job.method(), "a")
-    came = {"model": {name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()}}
+    came = {
+        "model": {
+            name: value + 1 for name, value in method.flat(state, "extractor", "classifier").items()
+        }
+    }
     context = stage_of(job, method.deliver(state, came, None)).context
     assert context.keys() == came["model"].keys()
     assert all(torch.equal(context[name], value) for name, value in came["model"].items())
@@ -67,7 +75,10 @@ def test_at_mu_0_it_is_fedavg_bit_for_bit(make_job, make_shards):
         job, other = make_job("fedprox", {"mu": 0, **options}), make_job("fedavg", options)
         one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
         assert one.history == two.history
-        assert all(state_to_bytes(one.states[silo]) == state_to_bytes(two.states[silo]) for silo in job.silos)
+        assert all(
+            state_to_bytes(one.states[silo]) == state_to_bytes(two.states[silo])
+            for silo in job.silos
+        )
 
 
 def test_the_larger_mu_the_less_a_model_moves(make_job, make_shards):

@@ -22,8 +22,8 @@ def stages_of(job):
 def test_the_head_first_then_the_extractor_under_it_by_hand(make_job):
     """(1), (2) with numbers h = 1 and φ = 2, the loss h φ, lr 0.5, τ = 2, E = 1.
 
-    h goes down by 0.5 φ = 1 twice: 0, then -1. Then φ goes down by 0.5 h = -0.5: 2.5. The other way round it were
-    1.5, and trained together 2 − 0.5 = 1.5 after the first step.
+    h goes down by 0.5 φ = 1 twice: 0, then -1. Then φ goes down by 0.5 h = -0.5: 2.5. The other way
+    round it were 1.5, and trained together 2 − 0.5 = 1.5 after the first step.
     """
     job = make_job("fedrep", {"head_epochs": 2}, training={"lr": 0.5})
     model = {"extractor": nn.Linear(1, 1, bias=False), "classifier": nn.Linear(1, 1, bias=False)}
@@ -42,10 +42,17 @@ def test_the_head_first_then_the_extractor_under_it_by_hand(make_job):
 
 @pytest.mark.parametrize(
     ("options", "epochs"),
-    [({}, [10, 3]), ({"head_epochs": 4, "extractor_epochs": 1}, [4, 1]), ({"extractor_epochs": 5}, [10, 5])],
+    [
+        ({}, [10, 3]),
+        ({"head_epochs": 4, "extractor_epochs": 1}, [4, 1]),
+        ({"extractor_epochs": 5}, [10, 5]),
+    ],
 )
 def test_its_epochs(make_job, options, epochs):
-    """10 of the head as in the paper's experiments; pFedSim's comparison takes 5 in all, 1 of the extractor."""
+    """10 of the head as in the paper's experiments.
+
+    PFedSim's comparison takes 5 in all, 1 of the extractor.
+    """
     job = make_job("fedrep", options, training={"epochs": 3})
     stages = stages_of(job)
     assert [stage.epochs for stage in stages] == epochs
@@ -65,11 +72,20 @@ def test_the_extractor_crosses_and_each_silo_keeps_its_head(make_job, make_shard
 def test_a_silos_gift_is_its_extractor_with_its_samples(make_job, make_data):
     job = make_job("fedrep", {"head_epochs": 1})
     outcome = local_round(
-        job.method(), job, initial_state(job.method(), "a"), 0, {}, make_data(20), make_data(5, 1), "a"
+        job.method(),
+        job,
+        initial_state(job.method(), "a"),
+        0,
+        {},
+        make_data(20),
+        make_data(5, 1),
+        "a",
     )
     contribution = outcome.contributions["extractor"]
     assert contribution.weight == 20.0
-    assert contribution.tensors.keys() == {f"extractor.{name}" for name in outcome.state.parts["extractor"]}
+    assert contribution.tensors.keys() == {
+        f"extractor.{name}" for name in outcome.state.parts["extractor"]
+    }
     assert all(
         torch.equal(contribution.tensors[f"extractor.{name}"], value)
         for name, value in outcome.state.parts["extractor"].items()
@@ -80,5 +96,7 @@ def test_running_statistics_move_while_the_extractor_trains_alone(make_job, make
     """τ = 4 and E = 2 epochs of ceil(20 / 8) = 3 batches: 6 batches are counted, not 18."""
     job = make_job("fedrep", {"head_epochs": 4}, {"norm": "batch"}, {"epochs": 2})
     method = job.method()
-    outcome = local_round(method, job, initial_state(method, "a"), 0, {}, make_data(20), make_data(5, 1), "a")
+    outcome = local_round(
+        method, job, initial_state(method, "a"), 0, {}, make_data(20), make_data(5, 1), "a"
+    )
     assert outcome.state.parts["extractor"]["norm1.num_batches_tracked"].item() == 6

@@ -17,19 +17,29 @@ SMALL = {"name": "digits-cnn-c", "input": [1, 8, 8]}
 
 def stage_of(make_job, counts=(1, 3, 0), **options):
     method = make_job("fedrod", options).method()
-    (stage,) = method.stages(initial_state(method, "a"), Facts("a", 0, sum(counts), torch.tensor(counts)))
+    (stage,) = method.stages(
+        initial_state(method, "a"), Facts("a", 0, sum(counts), torch.tensor(counts))
+    )
     return stage
 
 
 def parts():
-    """z = x, generic logits 0, personalized (log 2, 0, 0) at z = (1, 2): their weights (2, -1) are orthogonal to it."""
-    made = {"extractor": nn.Linear(2, 2), "classifier": nn.Linear(2, 3), "personal": nn.Linear(2, 3)}
+    """z = x, generic logits 0, personalized (log 2, 0, 0) at z = (1, 2): their weights (2, -1) are
+    orthogonal to it.
+    """
+    made = {
+        "extractor": nn.Linear(2, 2),
+        "classifier": nn.Linear(2, 3),
+        "personal": nn.Linear(2, 3),
+    }
     with torch.no_grad():
         for module in made.values():
             module.weight.zero_()
             module.bias.zero_()
         made["extractor"].weight.copy_(torch.eye(2))
-        made["personal"].weight.copy_(torch.tensor([[2.0, -1.0]] * 3) * torch.tensor([[1.0], [2.0], [3.0]]))
+        made["personal"].weight.copy_(
+            torch.tensor([[2.0, -1.0]] * 3) * torch.tensor([[1.0], [2.0], [3.0]])
+        )
         made["personal"].bias[0] = log(2)
     return made
 
@@ -44,15 +54,22 @@ X, Y = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
 def test_eqs_1_and_2_by_hand(make_job, gamma, balanced):
     """ℓ^P = -log(2 / (2 + 1 + 1)) = log 2."""
     stage = stage_of(make_job, gamma=gamma)
-    assert stage.loss(parts(), X, Y, stage.context).tolist() == pytest.approx([balanced + 0.693147], abs=1e-5)
+    assert stage.loss(parts(), X, Y, stage.context).tolist() == pytest.approx(
+        [balanced + 0.693147], abs=1e-5
+    )
 
 
 def test_each_loss_moves_its_own_parts(make_job):
-    """∂ℓ^BSM/∂b = (1/4, 3/4, 0) - (1, 0, 0); ∂ℓ^P/∂b_m = (1/2, 1/4, 1/4) - (1, 0, 0); W = 0 passes none on to θ."""
+    """∂ℓ^BSM/∂b = (1/4, 3/4, 0) - (1, 0, 0); ∂ℓ^P/∂b_m = (1/2, 1/4, 1/4) - (1, 0, 0).
+
+    W = 0 passes none on to θ.
+    """
     stage, made = stage_of(make_job), parts()
     stage.loss(made, X, Y, stage.context).sum().backward()
     assert made["classifier"].bias.grad.tolist() == pytest.approx([-0.75, 0.75, 0], abs=1e-6)
-    assert made["classifier"].weight.grad.flatten().tolist() == pytest.approx([-0.75, -1.5, 0.75, 1.5, 0, 0], abs=1e-6)
+    assert made["classifier"].weight.grad.flatten().tolist() == pytest.approx(
+        [-0.75, -1.5, 0.75, 1.5, 0, 0], abs=1e-6
+    )
     assert made["personal"].bias.grad.tolist() == pytest.approx([-0.5, 0.25, 0.25], abs=1e-6)
     assert made["extractor"].weight.grad.tolist() == [[0, 0], [0, 0]]
 
@@ -75,12 +92,17 @@ def test_a_prediction_adds_both_headers(make_job):
 
 def test_only_what_fedavg_gives_crosses(make_job):
     model = {"norm": "batch", "buffers": "global"}
-    assert make_job("fedrod", model=model).document()["schema"] == make_job("fedavg", model=model).document()["schema"]
+    assert (
+        make_job("fedrod", model=model).document()["schema"]
+        == make_job("fedavg", model=model).document()["schema"]
+    )
 
 
 def trained(job, shards, rounds=1):
     """States after some rounds, as trained."""
-    simulation = Simulation(job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()}))
+    simulation = Simulation(
+        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()})
+    )
     for _ in range(rounds):
         simulation.step()
     return simulation.states
@@ -88,11 +110,15 @@ def trained(job, shards, rounds=1):
 
 def test_without_gamma_the_generic_model_is_fedavgs_to_the_bit(make_job):
     training = {"momentum": 0.9, "weight_decay": 1e-3}
-    one, other = (make_job(*given, SMALL, training) for given in (("fedrod", {"gamma": 0}), ("fedavg", {})))
+    one, other = (
+        make_job(*given, SMALL, training) for given in (("fedrod", {"gamma": 0}), ("fedavg", {}))
+    )
     mine, theirs = (trained(job, banded_shards(job.silos), 2) for job in (one, other))
     for silo in one.silos:
         for part, tensors in theirs[silo].parts.items():
-            assert all(torch.equal(mine[silo].parts[part][name], value) for name, value in tensors.items())
+            assert all(
+                torch.equal(mine[silo].parts[part][name], value) for name, value in tensors.items()
+            )
 
 
 def test_the_generic_row_of_a_class_that_a_silo_lacks_stays(make_job):
@@ -102,7 +128,9 @@ def test_the_generic_row_of_a_class_that_a_silo_lacks_stays(make_job):
     for gamma in (0, 1):
         job = make_job("fedrod", {"gamma": gamma}, SMALL)
         before, after = initial_state(job.method(), "a").parts, trained(job, shards)["a"].parts
-        moved[gamma] = (after["classifier"]["weight"] - before["classifier"]["weight"]).norm(dim=1).tolist()
+        moved[gamma] = (
+            (after["classifier"]["weight"] - before["classifier"]["weight"]).norm(dim=1).tolist()
+        )
         assert after["personal"]["bias"][2] < before["personal"]["bias"][2]
     assert moved[1][2] < 1e-7
     assert min(moved[0]) > 1e-3
@@ -110,7 +138,9 @@ def test_the_generic_row_of_a_class_that_a_silo_lacks_stays(make_job):
 
 
 def test_it_learns_and_the_headers_part(make_job):
-    job = make_job("fedrod", {}, {**SMALL, "name": "cnn-digits", "norm": "group"}, {"epochs": 2}, rounds=3)
+    job = make_job(
+        "fedrod", {}, {**SMALL, "name": "cnn-digits", "norm": "group"}, {"epochs": 2}, rounds=3
+    )
     result = simulate(job, banded_shards(job.silos))
     assert min(result.accuracy("trained").values()) > 0.9
     assert len({state.parts["personal"]["bias"][0].item() for state in result.states.values()}) == 3
@@ -122,10 +152,14 @@ def test_which_classes_a_silo_has_is_for_the_personalized_header(make_job):
     for method in ("fedavg", "fedrod"):
         job = make_job(method, {}, {"name": "glm", "input": [1, 8, 8]}, {"epochs": 3}, rounds=3)
         shards = banded_shards(job.silos, 30, mostly=0.8)
-        blank = {silo: tuple(Dataset(0 * part.x, part.y) for part in sides) for silo, sides in shards.items()}
+        blank = {
+            silo: tuple(Dataset(0 * part.x, part.y) for part in sides)
+            for silo, sides in shards.items()
+        }
         found[method] = list(simulate(job, blank).accuracy(job.method().product).values())
     assert min(found["fedrod"]) > 0.8
-    assert sorted(found["fedavg"])[:2] == pytest.approx([0.1, 0.1], abs=0.05)  # all the same class, another one's
+    # all the same class, another one's
+    assert sorted(found["fedavg"])[:2] == pytest.approx([0.1, 0.1], abs=0.05)
 
 
 @pytest.mark.parametrize("gamma", [-1, 11, float("nan")])

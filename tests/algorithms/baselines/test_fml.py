@@ -1,4 +1,6 @@
-"""FML: its losses by hand, what stays, and the two limits in which neither model learns from the other."""
+"""FML: its losses by hand, what stays, and the two limits in which neither model learns from the
+other.
+"""
 
 import math
 
@@ -58,40 +60,56 @@ def test_what_crosses_and_what_stays(make_job, make_data):
     assert method.down(4) == (meme,)
     state = initial_state(method, "a")
     assert not torch.equal(state.parts["classifier"]["weight"], state.parts[OWN[1]]["weight"])
-    down = {name: tensor + 1 for name, tensor in method.flat(state, "extractor", "classifier").items()}
+    down = {
+        name: tensor + 1 for name, tensor in method.flat(state, "extractor", "classifier").items()
+    }
     outcome = local_round(method, job, state, 1, {"meme": down}, points, points, "a")
     assert outcome.contributions["meme"].tensors.keys() == {spec.name for spec in meme.tensors}
     assert outcome.contributions["meme"].weight == 20
     taken = method.deliver(state, {"meme": down}, None)
     assert torch.equal(taken.parts["classifier"]["bias"], state.parts["classifier"]["bias"] + 1)
-    assert all(torch.equal(taken.parts[part][name], t) for part in OWN for name, t in state.parts[part].items())
+    assert all(
+        torch.equal(taken.parts[part][name], t)
+        for part in OWN
+        for name, t in state.parts[part].items()
+    )
 
 
 def trained(job, shards, begun=None):
     """The states of all silos after the last round."""
-    simulation = Simulation(job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()}), begun=begun)
+    simulation = Simulation(
+        job, Serial(job, {silo: Records(*sides) for silo, sides in shards.items()}), begun=begun
+    )
     while simulation.round < job.length:
         simulation.step()
     return simulation.states
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
-def test_without_distillation_the_meme_is_fedavg_and_the_other_is_local_training(make_job, make_shards, norm):
-    """α = β = 1, bit for bit: the personalised model is what local training makes of its initial values."""
+def test_without_distillation_the_meme_is_fedavg_and_the_other_is_local_training(
+    make_job, make_shards, norm
+):
+    """α = β = 1, bit for bit: the personalised model is what local training makes of its initial
+    values.
+    """
     job, average, local = (
         make_job(name, options, {"norm": norm}, rounds=2)
         for name, options in (("fml", {"alpha": 1.0, "beta": 1.0}), ("fedavg", {}), ("local", {}))
     )
     start = initial_state(job.method(), "a").parts
     own = {part: start[f"personal_{part}"] for part in ("extractor", "classifier")}
-    begun = Snapshot(0, {s: SiloState(own) for s in job.silos}, frozenset(), {}, MemoryArchive().shelved())
+    begun = Snapshot(
+        0, {s: SiloState(own) for s in job.silos}, frozenset(), {}, MemoryArchive().shelved()
+    )
     shards = make_shards(job)
     ours, alone = trained(job, shards), trained(local, shards, begun)
     for silo, state in trained(average, shards).items():
         for part, tensors in state.parts.items():
             for name, value in tensors.items():
                 assert torch.equal(ours[silo].parts[part][name], value)
-                assert torch.equal(ours[silo].parts[f"personal_{part}"][name], alone[silo].parts[part][name])
+                assert torch.equal(
+                    ours[silo].parts[f"personal_{part}"][name], alone[silo].parts[part][name]
+                )
 
 
 def test_personalised_models_may_have_an_architecture_of_their_own(make_job, make_shards):
@@ -99,7 +117,9 @@ def test_personalised_models_may_have_an_architecture_of_their_own(make_job, mak
     result = simulate(job, make_shards(job))
     parts = result.states["a"].parts
     assert "norm1.weight" in parts["extractor"]
-    assert list(parts[OWN[0]]) == list(build(ModelOptions(name="digits-cnn-b", classes=3), 7)["extractor"].state_dict())
+    assert list(parts[OWN[0]]) == list(
+        build(ModelOptions(name="digits-cnn-b", classes=3), 7)["extractor"].state_dict()
+    )
     for name, said in (("lenet6", "no such model"), ("lenet5", "needs at least 16 x 16 pixels")):
         with pytest.raises(LocalError, match=rf"fml: personal = '{name}'.* {said}.*; choose one"):
             make_job("fml", {"personal": name}).document()

@@ -11,7 +11,11 @@ from staddle.errors import LocalError
 from staddle.security.blind.plan import simulated
 
 MIB = 2**20
-LAYERS = [["extractor.conv1", "extractor.norm1"], ["extractor.conv2", "extractor.norm2"], ["extractor.fc1"]]
+LAYERS = [
+    ["extractor.conv1", "extractor.norm1"],
+    ["extractor.conv2", "extractor.norm2"],
+    ["extractor.fc1"],
+]
 
 
 def test_layers_in_the_order_of_the_network_norms_with_the_one_before(make_job):
@@ -36,9 +40,13 @@ def test_layers_in_the_order_of_the_network_norms_with_the_one_before(make_job):
         ("resnet18", (3, 64, 64), 200, "0.78"),
     ],
 )
-def test_what_crosses_by_default_is_what_fedaims_counts_in_its_table_6(make_job, name, shape, classes, printed):
+def test_what_crosses_by_default_is_what_fedaims_counts_in_its_table_6(
+    make_job, name, shape, classes, printed
+):
     """The classifier up and down, in MB; its networks are those of test_fedaims.py."""
-    job = make_job("lg-fedavg", model={"name": name, "input": shape, "classes": classes, "norm": "group"})
+    job = make_job(
+        "lg-fedavg", model={"name": name, "input": shape, "classes": classes, "norm": "group"}
+    )
     part, _ = job.up(0)
     assert part.kind == Kind.HEADER_ROWS
     assert f"{2 * sum(spec.nbytes for spec in part.tensors) / MIB:.2f}" == printed
@@ -48,7 +56,11 @@ def test_the_last_layers_are_weighted_means_and_the_others_stay(make_job, make_d
     """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: (10 + 60 + 120) / 60 = 19/6."""
     job = make_job("lg-fedavg", rounds=1, training={"lr": 1e-30})
     method = job.method()
-    modules, sizes, biases = method.modules, {"a": 10, "b": 30, "c": 20}, {"a": 1.0, "b": 2.0, "c": 6.0}
+    modules, sizes, biases = (
+        method.modules,
+        {"a": 10, "b": 30, "c": 20},
+        {"a": 1.0, "b": 2.0, "c": 6.0},
+    )
 
     def own(silo):
         parts = modules(silo)
@@ -59,54 +71,91 @@ def test_the_last_layers_are_weighted_means_and_the_others_stay(make_job, make_d
     method.modules = own
     shards = {silo: (make_data(n, n), make_data(6, 1)) for silo, n in sizes.items()}
     given = {
-        silo: local_round(method, job, initial_state(method, silo), 0, {}, *shards[silo], silo).contributions["layers"]
+        silo: local_round(
+            method, job, initial_state(method, silo), 0, {}, *shards[silo], silo
+        ).contributions["layers"]
         for silo in sizes
     }
-    assert {silo: contribution.weight for silo, contribution in given.items()} == {"a": 10.0, "b": 30.0, "c": 20.0}
+    assert {silo: contribution.weight for silo, contribution in given.items()} == {
+        "a": 10.0,
+        "b": 30.0,
+        "c": 20.0,
+    }
     assert all(
-        contribution.tensors.keys() == {"classifier.weight", "classifier.bias"} for contribution in given.values()
+        contribution.tensors.keys() == {"classifier.weight", "classifier.bias"}
+        for contribution in given.values()
     )
     result = simulate(job, shards)
     method.product = "delivered"
     delivered = simulate(job, shards)
     for silo in sizes:
-        assert result.states[silo].parts["classifier"]["bias"].tolist() == [biases[silo]] * 3  # as it was trained
-        assert delivered.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx([19 / 6] * 3)
+        # as it was trained
+        assert result.states[silo].parts["classifier"]["bias"].tolist() == [biases[silo]] * 3
+        assert delivered.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx(
+            [19 / 6] * 3
+        )
         assert set(delivered.states[silo].parts["extractor"]["fc1.bias"].tolist()) == {biases[silo]}
 
 
 def test_of_silos_that_are_alike_it_is_fedavg(make_job, make_data):
-    """Equal records in one batch: all silos train alike, so it does not matter which layers are averaged."""
+    """Equal records in one batch: all silos train alike, so it does not matter which layers are
+    averaged.
+    """
     records = make_data(8), make_data(6, 1)
     jobs = [make_job(name, rounds=3) for name in ("lg-fedavg", "fedavg")]
     one, other = (simulate(job, dict.fromkeys(job.silos, records)) for job in jobs)
-    assert [r.correct_delivered for r in one.history["a"]] == [r.correct_delivered for r in other.history["a"]]
+    assert [r.correct_delivered for r in one.history["a"]] == [
+        r.correct_delivered for r in other.history["a"]
+    ]
     flat, wanted = one.states["b"].flat, other.states["b"].flat
     assert all(torch.allclose(flat[name], wanted[name], atol=1e-6) for name in wanted)
 
 
 def test_lower_layers_differ_in_the_clear_and_blind(make_job, make_shards):
-    fields = {"silos": list("abcd"), "min_cohort": 3, "rounds": 3, "security": {"secure_aggregation": "required"}}
+    fields = {
+        "silos": list("abcd"),
+        "min_cohort": 3,
+        "rounds": 3,
+        "security": {"secure_aggregation": "required"},
+    }
     job = make_job("lg-fedavg", training={"epochs": 2}, **fields)
     assert [part.name for part in job.up(0)] == ["layers", METRICS.name]
     for exchanges in ({}, {"exchanges": simulated(job)}):
         result = simulate(job, make_shards(job), **exchanges)
-        assert len({state.parts["extractor"]["conv1.weight"].sum().item() for state in result.states.values()}) == 4
+        assert (
+            len(
+                {
+                    state.parts["extractor"]["conv1.weight"].sum().item()
+                    for state in result.states.values()
+                }
+            )
+            == 4
+        )
 
 
-@pytest.mark.parametrize(("layers", "model", "number"), [(4, {}, 4), (9, {}, 4), (1, {"name": "glm"}, 1)])
+@pytest.mark.parametrize(
+    ("layers", "model", "number"), [(4, {}, 4), (9, {}, 4), (1, {"name": "glm"}, 1)]
+)
 def test_where_all_layers_would_cross_it_is_refused(make_job, layers, model, number):
     with pytest.raises(
-        LocalError, match=rf"layers = {layers}, but the model has {number}, so nothing would stay .*fedavg"
+        LocalError,
+        match=rf"layers = {layers}, but the model has {number}, so nothing would stay .*fedavg",
     ):
         make_job("lg-fedavg", {"layers": layers}, model).document()
 
 
 def test_silos_of_different_architectures_share_a_classifier(make_job, make_data):
-    """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: 19/6, as above; below them nothing is alike."""
+    """Biases 1, 2 and 6 of silos with 10, 30 and 20 records: 19/6, as above.
+
+    Below them nothing is alike.
+    """
     names, model = ["digits-cnn-b", "digits-cnn-a"], {"name": "digits-cnn-a"}
     job = make_job("lg-fedavg", {"extractors": names}, model, {"lr": 1e-30}, rounds=1)
-    method, sizes, biases = job.method(), {"a": 10, "b": 30, "c": 20}, {"a": 1.0, "b": 2.0, "c": 6.0}
+    method, sizes, biases = (
+        job.method(),
+        {"a": 10, "b": 30, "c": 20},
+        {"a": 1.0, "b": 2.0, "c": 6.0},
+    )
     dealt = method.modules
 
     def own(silo):
@@ -116,11 +165,22 @@ def test_silos_of_different_architectures_share_a_classifier(make_job, make_data
 
     method.modules, method.product = own, "delivered"
     result = simulate(job, {silo: (make_data(n, n), make_data(6, 1)) for silo, n in sizes.items()})
-    bodies = [{name: tuple(t.shape) for name, t in result.states[silo].parts["extractor"].items()} for silo in sizes]
+    bodies = [
+        {name: tuple(t.shape) for name, t in result.states[silo].parts["extractor"].items()}
+        for silo in sizes
+    ]
     assert bodies[0] == bodies[2] != bodies[1]
     for silo in sizes:
-        assert result.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx([19 / 6] * 3)
-    with pytest.raises(LocalError, match="layers = 2, but extractors that differ from silo to silo cannot cross"):
+        assert result.states[silo].parts["classifier"]["bias"].tolist() == pytest.approx(
+            [19 / 6] * 3
+        )
+    with pytest.raises(
+        LocalError, match="layers = 2, but extractors that differ from silo to silo cannot cross"
+    ):
         make_job("lg-fedavg", {"extractors": names, "layers": 2}, model).document()
-    with pytest.raises(LocalError, match="lg-fedavg: extractor 'lenet5' ends in 84 units, the job's model in 64"):
-        make_job("lg-fedavg", {"extractors": ["lenet5"]}, {**model, "input": [1, 28, 28]}).document()
+    with pytest.raises(
+        LocalError, match="lg-fedavg: extractor 'lenet5' ends in 84 units, the job's model in 64"
+    ):
+        make_job(
+            "lg-fedavg", {"extractors": ["lenet5"]}, {**model, "input": [1, 28, 28]}
+        ).document()

@@ -21,15 +21,23 @@ def objective(method, z, near, far, logits, y):
 
 
 def test_eqs_3_and_4_by_hand(make_job):
-    """cos(z, z_glob) = 24/25, cos(z, z_prev) = 4/5: ℓ_con = log(1 + exp((0.8 - 0.96) / 0.5)) = log(1 + e^-0.32).
+    """cos(z, z_glob) = 24/25, cos(z, z_prev) = 4/5: ℓ_con = log(1 + exp((0.8 - 0.96) / 0.5)) =
+    log(1 + e^-0.32).
 
-    ℓ_sup = log 4 of the logits (0, log 3) and y = 0. The second record is the other way round: log(1 + e^0.32).
+    ℓ_sup = log 4 of the logits (0, log 3) and y = 0. The second record is the other way round:
+    log(1 + e^0.32).
     """
-    rows = [[3.0, 4.0]] * 2, [[4.0, 3.0], [0.0, 5.0]], [[0.0, 5.0], [8.0, 6.0]], [[0.0, 1.0986123]] * 2
+    rows = (
+        [[3.0, 4.0]] * 2,
+        [[4.0, 3.0], [0.0, 5.0]],
+        [[0.0, 5.0], [8.0, 6.0]],
+        [[0.0, 1.0986123]] * 2,
+    )
     found = objective(make_job("moon", {"mu": 2}).method(), *rows, [0, 0])
     assert found == pytest.approx([1.386294 + 2 * 0.545893, 1.386294 + 2 * 0.865893], abs=1e-5)
     found = objective(make_job("moon", {"mu": 2, "temperature": 0.16}).method(), *rows, [0, 0])
-    assert found == pytest.approx([1.386294 + 2 * 0.313262, 1.386294 + 2 * 1.313262], abs=1e-5)  # log(1 + e^∓1)
+    # log(1 + e^∓1)
+    assert found == pytest.approx([1.386294 + 2 * 0.313262, 1.386294 + 2 * 1.313262], abs=1e-5)
 
 
 def filled(method, state, value):
@@ -57,11 +65,17 @@ FROZEN = ("extractor", "delivered", "previous")
 @pytest.mark.parametrize("round_", [1, 3])
 def test_the_first_time_the_delivered_model_stands_for_the_previous_one(make_job, round_):
     method = make_job("moon").method()
-    state = method.deliver(initial_state(method, "a"), came(method, 2.0), replace(FACTS, round=round_))
+    state = method.deliver(
+        initial_state(method, "a"), came(method, 2.0), replace(FACTS, round=round_)
+    )
     assert held(state) == [{2.0}, {2.0}, {2.0}]
-    state = method.deliver(filled(method, state, 3.0), came(method, 4.0), replace(FACTS, round=round_ + 1))
+    state = method.deliver(
+        filled(method, state, 3.0), came(method, 4.0), replace(FACTS, round=round_ + 1)
+    )
     assert held(state) == [{4.0}, {4.0}, {3.0}]  # trained to 3
-    state = method.deliver(filled(method, state, 5.0), came(method, 6.0), replace(FACTS, round=round_ + 2))
+    state = method.deliver(
+        filled(method, state, 5.0), came(method, 6.0), replace(FACTS, round=round_ + 2)
+    )
     assert held(state) == [{6.0}, {6.0}, {5.0}]
 
 
@@ -86,11 +100,16 @@ def test_running_statistics_of_the_delivered_model_follow_the_policy(make_job, b
 
 
 def test_without_mu_it_is_fedavg_to_the_bit(make_job):
-    one, other = (make_job(*given, SMALL, rounds=2) for given in (("moon", {"mu": 0}), ("fedavg", {})))
+    one, other = (
+        make_job(*given, SMALL, rounds=2) for given in (("moon", {"mu": 0}), ("fedavg", {}))
+    )
     mine, theirs = (simulate(job, banded_shards(job.silos)) for job in (one, other))
     assert mine.history == theirs.history
     for part, tensors in theirs.states["a"].parts.items():
-        assert all(torch.equal(mine.states["a"].parts[part][name], value) for name, value in tensors.items())
+        assert all(
+            torch.equal(mine.states["a"].parts[part][name], value)
+            for name, value in tensors.items()
+        )
 
 
 def test_the_first_round_is_fedavgs_and_later_ones_are_not(make_job):
@@ -99,9 +118,14 @@ def test_the_first_round_is_fedavgs_and_later_ones_are_not(make_job):
     for rounds in (1, 2):
         for method, options in (("moon", {"mu": 5}), ("fedavg", {})):
             job = make_job(method, options, SMALL, rounds=rounds)
-            models[method, rounds] = simulate(job, banded_shards(job.silos)).states["a"].parts["extractor"]
+            models[method, rounds] = (
+                simulate(job, banded_shards(job.silos)).states["a"].parts["extractor"]
+            )
     first, later = (
-        {name: models["moon", rounds][name] - value for name, value in models["fedavg", rounds].items()}
+        {
+            name: models["moon", rounds][name] - value
+            for name, value in models["fedavg", rounds].items()
+        }
         for rounds in (1, 2)
     )
     assert all(difference.abs().max() < 1e-6 for difference in first.values())
@@ -109,11 +133,15 @@ def test_the_first_round_is_fedavgs_and_later_ones_are_not(make_job):
 
 
 def test_it_learns(make_job):
-    job = make_job("moon", {}, {**SMALL, "name": "cnn-digits", "norm": "group"}, {"epochs": 2}, rounds=3)
+    job = make_job(
+        "moon", {}, {**SMALL, "name": "cnn-digits", "norm": "group"}, {"epochs": 2}, rounds=3
+    )
     result = simulate(job, banded_shards(job.silos))
     assert min(result.accuracy("delivered").values()) > 0.9
     assert all(
-        torch.equal(result.states["a"].flat[n], t) for n, t in result.states["b"].flat.items() if "previ" not in n
+        torch.equal(result.states["a"].flat[n], t)
+        for n, t in result.states["b"].flat.items()
+        if "previ" not in n
     )
 
 

@@ -12,7 +12,10 @@ ALPHA = 2 * HALF  # ln 3
 
 
 def meta(method, *labels, x=1.0):
-    """Losses of records with these labels, and their gradient, at w = (0, 0); the last two records are x, others 1."""
+    """Losses of records with these labels, and their gradient, at w = (0, 0).
+
+    The last two records are x, others 1.
+    """
     parts, records = line(0.0, 0.0), torch.ones(len(labels), 1)
     records[-2:] = x
     losses = method.meta(parts, records, torch.tensor(labels), {})
@@ -22,10 +25,11 @@ def meta(method, *labels, x=1.0):
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 def test_both_steps_by_hand(make_job, variant):
-    """An inner step of ln 3 on the first two records goes to (a, -a), where x = 2 is of class 0 with 9/10.
+    """An inner step of ln 3 on the first two records goes to (a, -a), where x = 2 is of class 0
+    with 9/10.
 
-    So its gradient is 2 (-1/10, 1/10), if it is of class 0, or 2 (9/10, -9/10). The Hessian of the first two at w is
-    1/4 (1, -1; -1, 1), which makes half of that: I - α H leaves 1 - α/2 of it.
+    So its gradient is 2 (-1/10, 1/10), if it is of class 0, or 2 (9/10, -9/10). The Hessian of the
+    first two at w is 1/4 (1, -1; -1, 1), which makes half of that: I - α H leaves 1 - α/2 of it.
     """
     method = make_job("per-fedavg", {"alpha": ALPHA, "variant": variant}).method()
     for label, loss, slope in ((0, log(10 / 9), -1 / 5), (1, log(10), 9 / 5)):
@@ -71,19 +75,29 @@ def test_in_the_end_every_silo_takes_its_own_step_and_keeps_it(make_job, make_sh
         for part in MODEL:
             for name, value in modules[part].named_parameters():
                 (slope,) = torch.autograd.grad(loss, [value], retain_graph=True)
-                assert torch.allclose(trained[silo].parts[part][name], value - 0.5 * slope, atol=1e-5)
+                assert torch.allclose(
+                    trained[silo].parts[part][name], value - 0.5 * slope, atol=1e-5
+                )
 
 
 def test_more_own_steps_go_farther(make_job, make_shards):
-    jobs = [make_job("per-fedavg", {"alpha": 0.1, "tuning_epochs": n}, LINEAR, rounds=1) for n in (1, 4)]
+    jobs = [
+        make_job("per-fedavg", {"alpha": 0.1, "tuning_epochs": n}, LINEAR, rounds=1) for n in (1, 4)
+    ]
     ways = []
     for job in jobs:
         trained, delivered = played(job, make_shards(job))
-        ways.append((trained["a"].parts["classifier"]["bias"] - delivered["a"].parts["classifier"]["bias"]).norm())
+        ways.append(
+            (
+                trained["a"].parts["classifier"]["bias"]
+                - delivered["a"].parts["classifier"]["bias"]
+            ).norm()
+        )
     assert ways[1] > 1.5 * ways[0] > 0
 
 
 def test_the_inner_step_leaves_running_statistics_to_the_outer_one(make_job, make_shards):
     job = make_job("per-fedavg", {}, {"norm": "batch", "buffers": "global"}, rounds=1)
     states, _ = played(job, make_shards(job))
-    assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3 + 3  # 24 records, then the own steps
+    # 24 records, then the own steps
+    assert states["a"].parts["extractor"]["norm1.num_batches_tracked"] == 3 + 3

@@ -20,18 +20,32 @@ def make(make_job):
 
 
 def test_eq_6_by_hand(make):
-    """Class 1 changed by 4 at the silos that hold it, 6 of 8 records: by 3 in all. Class 2 nobody holds."""
+    """Class 1 changed by 4 at the silos that hold it, 6 of 8 records: by 3 in all.
+
+    Class 2 nobody holds.
+    """
     method = make()
     state = method.begin()
-    changes = {"change": torch.tensor([1.0, 4.0, 0.0])[:, None].expand(3, 64), WEIGHT: torch.tensor([8.0, 6.0, 0.0])}
+    changes = {
+        "change": torch.tensor([1.0, 4.0, 0.0])[:, None].expand(3, 64),
+        WEIGHT: torch.tensor([8.0, 6.0, 0.0]),
+    }
     sums = {"extractor": {spec.name: torch.ones(spec.shape) for spec in method.extractor.tensors}}
-    sums |= {"covariance": {"covariance": torch.ones(64, 64)}, "records": {"records": torch.tensor(8)}}
+    sums |= {
+        "covariance": {"covariance": torch.ones(64, 64)},
+        "records": {"records": torch.tensor(8)},
+    }
     combined = method.combine(state, 0, ("a", "b"), {**sums, "changes": {**changes}})
     expected = state["means"] + torch.tensor([1.0, 3.0, 0.0])[:, None]
     assert torch.allclose(combined.state["means"], expected)
     assert torch.equal(combined.published["means"]["mean"], combined.state["means"])
     assert combined.published.keys() == {"extractor", "covariance", "means"}
-    silos_alone = {"extractor": {}, "covariance": {}, "records": sums["records"], "changes": changes}
+    silos_alone = {
+        "extractor": {},
+        "covariance": {},
+        "records": sums["records"],
+        "changes": changes,
+    }
     assert method.combine(state, 0, ("a", "b"), silos_alone).published.keys() == {"means"}
 
 
@@ -66,9 +80,12 @@ def test_a_round_of_one_silo_follows_the_equations(make_job, make_data, monkeypa
     method, start = job.method(), initial_state(job.method(), "a")
     outcome = local_round(method, job, start, 0, {}, data, make_data(6, 1), "a")
     state, before = outcome.state, start.extra
-    assert not torch.equal(state.parts["extractor"]["fc1.weight"], start.parts["extractor"]["fc1.weight"])
+    assert not torch.equal(
+        state.parts["extractor"]["fc1.weight"], start.parts["extractor"]["fc1.weight"]
+    )
     means, covariance = before["means"].double(), before["covariance"].double()
-    own = estimates(features_of(method, state, data), data.y, means, 1.0)  # of the trained extractor
+    # of the trained extractor
+    own = estimates(features_of(method, state, data), data.y, means, 1.0)
     ((z, y, common, priors, ridge, one),) = asked
     assert torch.allclose(z, features_of(method, state, data))
     assert torch.equal(y, data.y)
@@ -81,7 +98,9 @@ def test_a_round_of_one_silo_follows_the_equations(make_job, make_data, monkeypa
     adapted = second * own[1] + (1 - second) * covariance  # (4)
     assert torch.allclose(state.extra["change"].double(), first * (own[0] - means), atol=1e-5)
     assert torch.allclose(state.extra["adapted"].double(), adapted, atol=1e-5)
-    weight, bias = linear(means + first * (own[0] - means), adapted, priors_of(torch.bincount(data.y, minlength=3)))
+    weight, bias = linear(
+        means + first * (own[0] - means), adapted, priors_of(torch.bincount(data.y, minlength=3))
+    )
     assert torch.allclose(state.parts["classifier"]["weight"].double(), weight, atol=1e-3)
     assert torch.allclose(state.parts["classifier"]["bias"].double(), bias, atol=1e-3)
     assert torch.equal(state.extra["means"], before["means"])  # the global ones
@@ -96,7 +115,9 @@ def test_features_that_are_not_finite_are_told_of(make, make_data):
     method, data = make(), make_data(4)
     z = torch.full((4, 64), torch.inf).double()
     facts = replace(facts_of(method, data), measured={"features": z, "labels": data.y.double()})
-    with pytest.raises(LocalError, match=r"features of the trained extractor are not finite; .* lower training\.lr"):
+    with pytest.raises(
+        LocalError, match=r"features of the trained extractor are not finite; .* lower training\.lr"
+    ):
         method.adapt(initial_state(method, "a"), facts)
 
 
@@ -118,12 +139,16 @@ def test_the_extractor_is_trained_below_the_global_classifier(make):
 def test_a_delivery_makes_the_classifier(make):
     method, facts = make(), Facts("a", 1, 4, torch.tensor([3, 1, 0]))
     state = initial_state(method, "a")
-    state = replace(state, extra={**state.extra, "priors": torch.tensor([0.5, 0.25, 0.25]).double()})
+    state = replace(
+        state, extra={**state.extra, "priors": torch.tensor([0.5, 0.25, 0.25]).double()}
+    )
     down = {"means": {"mean": torch.eye(3, 64)}, "covariance": {"covariance": 2 * torch.eye(64)}}
     taken = method.deliver(state, down, facts)
     # w = μ / 2, b = log π - ½ · 1 · ½
     assert torch.allclose(taken.parts["classifier"]["weight"], torch.eye(3, 64) / 2)
-    assert taken.parts["classifier"]["bias"].tolist() == pytest.approx([-0.9431, -1.6363, -1.6363], abs=1e-4)
+    assert taken.parts["classifier"]["bias"].tolist() == pytest.approx(
+        [-0.9431, -1.6363, -1.6363], abs=1e-4
+    )
     assert torch.equal(taken.extra["means"], torch.eye(3, 64))
     assert torch.equal(method.deliver(taken, {}, facts).extra["covariance"], 2 * torch.eye(64))
 
@@ -138,27 +163,45 @@ def test_what_crosses(make):
     }
     assert method.up(3) == ()
     # beside the extractor, the d² + C·d numbers of the paper's means and covariance, and a count
-    sizes = {part.name: sum(spec.elements for spec in part.tensors) for part in (*method.up(0), *method.down(0))}
-    assert (sizes["covariance"], sizes["changes"], sizes["means"], sizes["records"]) == (64**2, 3 * 64, 3 * 64, 1)
-    assert not any(spec.name.startswith("classifier") for part in method.up(0) for spec in part.tensors)
+    sizes = {
+        part.name: sum(spec.elements for spec in part.tensors)
+        for part in (*method.up(0), *method.down(0))
+    }
+    assert (sizes["covariance"], sizes["changes"], sizes["means"], sizes["records"]) == (
+        64**2,
+        3 * 64,
+        3 * 64,
+        1,
+    )
+    assert not any(
+        spec.name.startswith("classifier") for part in method.up(0) for spec in part.tensors
+    )
 
 
 @pytest.mark.parametrize("interpolation", ["two", "one"])
 def test_it_learns_and_adapts_in_the_end(make_job, make_shards, interpolation):
-    job = make_job("pfedfda", {"interpolation": interpolation}, rounds=3, training={"lr": 0.02, "epochs": 3})
+    job = make_job(
+        "pfedfda", {"interpolation": interpolation}, rounds=3, training={"lr": 0.02, "epochs": 3}
+    )
     result = simulate(job, make_shards(job))
     assert job.length == 4
     assert min(result.accuracy("trained").values()) > 0.7  # of three classes
     one, *others = result.states.values()
     for other in others:  # one extractor, below classifiers of their own
-        assert torch.equal(one.parts["extractor"]["fc1.weight"], other.parts["extractor"]["fc1.weight"])
+        assert torch.equal(
+            one.parts["extractor"]["fc1.weight"], other.parts["extractor"]["fc1.weight"]
+        )
         assert not torch.equal(one.parts["classifier"]["bias"], other.parts["classifier"]["bias"])
         assert torch.equal(one.extra["means"], other.extra["means"])
     betas = torch.stack([state.extra["beta"] for state in result.states.values()])
     assert bool((betas[:, 0] == betas[:, 1]).all()) == (interpolation == "one")
 
 
-BLIND = {"silos": list("abcd"), "min_cohort": 3, "security": {"secure_aggregation": "required", "clip_exponent": 6}}
+BLIND = {
+    "silos": list("abcd"),
+    "min_cohort": 3,
+    "security": {"secure_aggregation": "required", "clip_exponent": 6},
+}
 
 
 def test_blind_a_class_of_few_silos_is_not_summed(make_job, make_shards):
@@ -175,7 +218,9 @@ def test_blind_a_class_of_few_silos_is_not_summed(make_job, make_shards):
         assert changed.tolist() == [True, True, False]
     for silo in job.silos:
         for name, value in clear.states[silo].flat.items():
-            assert torch.allclose(blind.states[silo].flat[name].double(), value.double(), atol=2e-2), name
+            assert torch.allclose(
+                blind.states[silo].flat[name].double(), value.double(), atol=2e-2
+            ), name
 
 
 def test_the_ridge_is_an_option(make, make_data):
@@ -188,12 +233,16 @@ def test_the_ridge_is_an_option(make, make_data):
         adapted = method.adapt(state, facts).extra
         own = estimates(z, data.y, state.extra["means"].double(), ridge)[1]
         second = adapted["beta"][1]
-        assert torch.allclose(adapted["adapted"].double(), second * own + (1 - second) * torch.eye(64), atol=1e-6)
+        assert torch.allclose(
+            adapted["adapted"].double(), second * own + (1 - second) * torch.eye(64), atol=1e-6
+        )
 
 
 def test_a_delivered_covariance_that_has_no_inverse_is_the_coordinators_fault(make):
     method = make()
     state, facts = initial_state(method, "a"), Facts("a", 1, 6, torch.tensor([3, 3, 0]))
     came = {"covariance": {"covariance": torch.zeros(64, 64)}}
-    with pytest.raises(PeerError, match="delivered a covariance that cannot be used: pfedfda: a covariance of feat"):
+    with pytest.raises(
+        PeerError, match="delivered a covariance that cannot be used: pfedfda: a covariance of feat"
+    ):
         method.deliver(state, came, facts)

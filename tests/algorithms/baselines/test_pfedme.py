@@ -3,7 +3,16 @@ from math import exp, log
 
 import pytest
 import torch
-from support.two_row_model import HALF, LINEAR, ONE, gradient_of, line, played, same_model, values_of
+from support.two_row_model import (
+    HALF,
+    LINEAR,
+    ONE,
+    gradient_of,
+    line,
+    played,
+    same_model,
+    values_of,
+)
 
 from staddle.algorithms.course import Change, Facts, SiloState, Survey
 from staddle.algorithms.method import initial_state
@@ -15,10 +24,11 @@ FACTS = Facts("a", 1, 1, torch.tensor([1, 0, 0]))
 
 @pytest.mark.parametrize("lam", [0.5, 1.0])
 def test_the_envelope_and_its_gradient_by_hand(make_job, lam):
-    """With η_p = ln 3 = 2a the first step goes from w = (0, 0) to θ = (a, -a): F = ln 4/3 + λ/2 (a² + a²).
+    """With η_p = ln 3 = 2a the first step goes from w = (0, 0) to θ = (a, -a): F = ln 4/3 + λ/2 (a²
+    + a²).
 
-    There the gradient is (-1/4, 1/4) and the pull λ (a, -a): the second goes to b = a - 2a (-1/4 + λ a), and -b.
-    The gradient of F is λ (w - θ).
+    There the gradient is (-1/4, 1/4) and the pull λ (a, -a): the second goes to b = a - 2a (-1/4 +
+    λ a), and -b. The gradient of F is λ (w - θ).
     """
     for steps, away in ((1, HALF), (2, HALF - 2 * HALF * (-1 / 4 + lam * HALF))):
         method = make_job("pfedme", {"lam": lam, "steps": steps, "personal_lr": 2 * HALF}).method()
@@ -30,11 +40,15 @@ def test_the_envelope_and_its_gradient_by_hand(make_job, lam):
 
 
 def test_a_step_of_theta_by_hand(make_job):
-    """From θ = (0, 0) beside w = (2, -2), with η_p = 1 and λ = 1/2: gradient (-1/2, 1/2), pull (-1, 1).
+    """From θ = (0, 0) beside w = (2, -2), with η_p = 1 and λ = 1/2: gradient (-1/2, 1/2), pull (-1,
+    1).
 
-    So of two such records; the sketch of the job's model is in place of its own, since the names are the same.
+    So of two such records; the sketch of the job's model is in place of its own, since the names
+    are the same.
     """
-    method = make_job("pfedme", {"lam": 0.5, "personal_lr": 1.0, "steps": 3}, training={"momentum": 0.9}).method()
+    method = make_job(
+        "pfedme", {"lam": 0.5, "personal_lr": 1.0, "steps": 3}, training={"momentum": 0.9}
+    ).method()
     shared, near, *steps = method.stages(initial_state(method, "a"), FACTS)
     assert (shared.trains, shared.optimiser.momentum, shared.coupled) == (MODEL, 0.9, True)
     assert [type(step) for step in (near, *steps)] == [Change, *[Survey, Change] * 3]
@@ -60,13 +74,22 @@ def test_theta_begins_at_w_as_it_has_become_and_is_delivered_as_w(make_job):
 
 
 def test_beta_mixes_parameters_with_those_that_came_down(make_job):
-    """β = 3: three times what it has become, less twice what came; running statistics as they are."""
+    """β = 3: three times what it has become, less twice what came.
+
+    Running statistics as they are.
+    """
     model = {"norm": "batch", "buffers": "global"}
     method = make_job("pfedme", {"beta": 3.0}, model).method()
     state = initial_state(method, "a")
-    came = {"model": {name: torch.full_like(value, 2.0) for name, value in method.flat(state, *MODEL).items()}}
+    came = {
+        "model": {
+            name: torch.full_like(value, 2.0) for name, value in method.flat(state, *MODEL).items()
+        }
+    }
     state = method.deliver(state, came, FACTS)
-    become = {part: {k: torch.full_like(v, 5.0) for k, v in state.parts[part].items()} for part in MODEL}
+    become = {
+        part: {k: torch.full_like(v, 5.0) for k, v in state.parts[part].items()} for part in MODEL
+    }
     given = method.give(replace(state, parts={**state.parts, **become}), FACTS)["model"].tensors
     assert given.keys() == came["model"].keys()
     for name, value in given.items():
@@ -103,7 +126,9 @@ def test_with_one_step_of_1_over_lambda_w_is_that_of_fedavg(make_job, make_shard
 
 def test_steps_that_go_too_far_are_refused(make_job):
     make_job("pfedme", {"lam": 15, "personal_lr": 0.13}).method()
-    with pytest.raises(LocalError, match=r"lam · personal_lr = 20 · 0.1 = 2, and from 2 on .*; lower one of them"):
+    with pytest.raises(
+        LocalError, match=r"lam · personal_lr = 20 · 0.1 = 2, and from 2 on .*; lower one of them"
+    ):
         make_job("pfedme", {"lam": 20, "personal_lr": 0.1}).method()
 
 

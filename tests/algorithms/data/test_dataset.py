@@ -48,16 +48,37 @@ def test_what_is_saved_is_loaded(tmp_path, make_data):
             {"x": X, "y": Y, "class_names": np.array(["a", "b"], dtype=object)},
             "class_names is not a plain array; store",
         ),
-        ({"x": X, "y": Y, "class_names": np.array([b"a", b"b"])}, r"class_names is \|S1 \[2\]; store numpy.array"),
+        (
+            {"x": X, "y": Y, "class_names": np.array([b"a", b"b"])},
+            r"class_names is \|S1 \[2\]; store numpy.array",
+        ),
         ({"x": X, "y": Y, "class_names": np.array([1, 2])}, r"class_names is int64 \[2\]; store"),
-        ({"x": X, "y": Y, "class_names": np.array([["a", "b"]])}, r"class_names is <U1 \[1, 2\]; store"),
-        ({"x": X, "y": Y, "ids": np.array([*"abcd"], dtype=object)}, "ids is not a plain array; store numpy.array"),
-        ({"x": X, "y": Y, "ids": np.array([*"abc"])}, r"ids is <U1 \[3\] for 4 records; store .* one id a record"),
+        (
+            {"x": X, "y": Y, "class_names": np.array([["a", "b"]])},
+            r"class_names is <U1 \[1, 2\]; store",
+        ),
+        (
+            {"x": X, "y": Y, "ids": np.array([*"abcd"], dtype=object)},
+            "ids is not a plain array; store numpy.array",
+        ),
+        (
+            {"x": X, "y": Y, "ids": np.array([*"abc"])},
+            r"ids is <U1 \[3\] for 4 records; store .* one id a record",
+        ),
         ({"x": X, "y": Y, "ids": np.array([[*"abcd"]])}, r"ids is <U1 \[1, 4\] for 4 records"),
         ({"x": X, "y": Y, "ids": np.array([1.0, 2, 3, 4])}, r"ids is float64 \[4\] for 4 records"),
-        ({"x": X, "y": Y, "ids": np.array([True, False, True, True])}, r"ids is bool \[4\] for 4 records"),
-        ({"x": X, "y": Y, "sources": np.array([*"abc"])}, r"sources is <U1 \[3\] .* one source a record"),
-        ({"x": X, "y": Y, "groups": np.array([1.0, 2, 3, 4])}, r"groups is float64 \[4\] .* one group a record"),
+        (
+            {"x": X, "y": Y, "ids": np.array([True, False, True, True])},
+            r"ids is bool \[4\] for 4 records",
+        ),
+        (
+            {"x": X, "y": Y, "sources": np.array([*"abc"])},
+            r"sources is <U1 \[3\] .* one source a record",
+        ),
+        (
+            {"x": X, "y": Y, "groups": np.array([1.0, 2, 3, 4])},
+            r"groups is float64 \[4\] .* one group a record",
+        ),
     ],
 )
 def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
@@ -70,7 +91,11 @@ def test_load_names_what_is_wrong(tmp_path, arrays, complaint):
 def test_load_names_files_that_are_no_archive(tmp_path):
     with pytest.raises(LocalError, match="cannot read it: No such file"):
         load_npz(tmp_path / "none.npz")
-    for name, data in [("empty", b""), ("text", b"hello"), ("torn", written(tmp_path, x=X, y=Y).read_bytes()[:300])]:
+    for name, data in [
+        ("empty", b""),
+        ("text", b"hello"),
+        ("torn", written(tmp_path, x=X, y=Y).read_bytes()[:300]),
+    ]:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(LocalError, match=r"not a \.npz file"):
             load_npz(tmp_path / name)
@@ -118,7 +143,8 @@ def test_a_records_side_does_not_depend_on_the_others():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "complaint"), [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")]
+    ("fraction", "complaint"),
+    [(1e-6, "no test record of 50; raise"), (1 - 1e-6, "no training record of 50; lower")],
 )
 def test_a_split_with_an_empty_side_names_the_fix(fraction, complaint):
     with pytest.raises(LocalError, match=complaint):
@@ -159,9 +185,13 @@ def test_the_sides_of_records_with_ids_are_pinned():
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.text(max_size=5), min_size=2, max_size=30, unique=True), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.text(max_size=5), min_size=2, max_size=30, unique=True),
+    st.randoms(use_true_random=False),
+)
 def test_a_record_keeps_its_side_when_the_others_are_reordered_added_or_removed(ids, random):
-    both = [f"train {n}" for n in range(20)] + [f"test {n}" for n in range(20)]  # so that no side is empty
+    # so that no side is empty
+    both = [f"train {n}" for n in range(20)] + [f"test {n}" for n in range(20)]
     before = held_out([*both, *ids], fraction=0.5)
     kept = random.sample(ids, random.randrange(len(ids)))
     changed = [*kept, *both, "another", "and another"]
@@ -187,7 +217,8 @@ def test_ids_are_saved_loaded_and_taken(tmp_path):
     assert load_npz(path).ids == IDS
     assert load_npz(path).take(np.array([3, 0])).ids == ("ä", "a")
     numbers = written(tmp_path, x=X, y=Y, ids=np.array([7, 3, 17, -1]))
-    assert load_npz(numbers).ids == ("7", "3", "17", "-1")  # as a CSV file of the same records has them
+    # as a CSV file of the same records has them
+    assert load_npz(numbers).ids == ("7", "3", "17", "-1")
     assert load_npz(written(tmp_path, x=X, y=Y)).ids is None
 
 

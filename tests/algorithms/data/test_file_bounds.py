@@ -1,4 +1,5 @@
-"""What asks for too much is refused by name before it is read: FIFOs, sockets, devices, claims, bombs.
+"""What asks for too much is refused by name before it is read: FIFOs, sockets, devices, claims,
+bombs.
 
 A reader that opens a FIFO waits for a writer for ever, which the time limit of a test run ends.
 """
@@ -43,7 +44,11 @@ PLACES = {  # a file that is opened → the table whose reader opens it
     "train_32x32.mat": {"kind": "torchvision", "folder": ".", "name": "SVHN"},
     "usps.bz2": {"kind": "torchvision", "folder": ".", "name": "USPS"},
     "cifar-100-binary/train.bin": {"kind": "torchvision", "folder": ".", "name": "CIFAR100"},
-    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {"kind": "natural", "folder": ".", "name": "har"},
+    "UCI HAR Dataset/train/Inertial Signals/body_acc_x_train.txt": {
+        "kind": "natural",
+        "folder": ".",
+        "name": "har",
+    },
 }
 
 
@@ -51,7 +56,9 @@ PLACES = {  # a file that is opened → the table whose reader opens it
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, make_job, place, kind):
     with irregular(tmp_path / place, kind):
-        assert f"{tmp_path / place}: is {kind}, not a file; put a" in read(tmp_path, make_job, **PLACES[place])
+        assert f"{tmp_path / place}: is {kind}, not a file; put a" in read(
+            tmp_path, make_job, **PLACES[place]
+        )
 
 
 def test_a_lone_npy_file_that_claims_400_gb(tmp_path):
@@ -81,15 +88,21 @@ def test_a_bomb_of_zeros_is_measured_against_the_memory(tmp_path, monkeypatch):
     path = tmp_path / "d.npz"
     path.write_bytes(squeezed.getvalue())
     why = refusal(path)
-    assert why.startswith(f"{path}, holds {path.stat().st_size:,} bytes: x and y of what its headers claim would take ")
+    assert why.startswith(
+        f"{path}, holds {path.stat().st_size:,} bytes: x and y of what its headers claim would"
+        " take "
+    )
     assert why.endswith(
-        "100,000,000 are available; give fewer records, free memory, or replace the file if it should be smaller"
+        "100,000,000 are available; give fewer records, free memory, or replace the file if it"
+        " should be smaller"
     )
 
 
 def test_texts_count_as_what_is_made_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(file_bounds, "available_memory", lambda: 10**6)
-    path = archive(tmp_path / "d.npz", x=npy((4,), data=bytes(16)), ids=npy((20_000,), "<U1", bytes(80_000)))
+    path = archive(
+        tmp_path / "d.npz", x=npy((4,), data=bytes(16)), ids=npy((20_000,), "<U1", bytes(80_000))
+    )
     assert "x, y and ids of what its headers claim would take 2,080," in refusal(path)
 
 
@@ -102,7 +115,10 @@ def test_texts_count_as_what_is_made_of_them(tmp_path, monkeypatch):
         ({"x": npy((10**15,), "<U0")}, "would take"),
         ({"x": npy((4,), version=b"\3\0")}, "not a .npz file of plain arrays"),
         ({"x": npy((4,), version=b"\2\0", length=2**32 - 1)}, "not a .npz file of plain arrays"),
-        ({"x": b"\x93NUMPY\1\0" + struct.pack("<H", 9000) + b"(" * 9000}, "not a .npz file of plain arrays"),
+        (
+            {"x": b"\x93NUMPY\1\0" + struct.pack("<H", 9000) + b"(" * 9000},
+            "not a .npz file of plain arrays",
+        ),
         ({"x": npy((4,), [()])}, "not a .npz file of plain arrays"),
         ({"x": npy((4,), ())}, "not a .npz file of plain arrays"),
         ({"x": b"no array"}, "not a .npz file of plain arrays"),
@@ -115,7 +131,9 @@ def test_headers_that_no_numpy_wrote(tmp_path, members, said):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_members_packed_in_another_way_than_numpys(tmp_path, compression):
-    assert "not a .npz file of plain" in refusal(archive(tmp_path / "d.npz", compression, x=npy((4,), data=bytes(16))))
+    assert "not a .npz file of plain" in refusal(
+        archive(tmp_path / "d.npz", compression, x=npy((4,), data=bytes(16)))
+    )
 
 
 def test_a_member_with_a_password(tmp_path):
@@ -147,7 +165,10 @@ def test_a_csv_file_whose_values_do_not_fit(tmp_path, make_job, monkeypatch):
     monkeypatch.setattr(csv_file, "ASKED_EVERY", 10)
     monkeypatch.setattr(file_bounds, "available_memory", lambda: 500)
     why = read(tmp_path, make_job, **CSV)
-    assert f"{tmp_path / 'd.csv'}, holds 404 bytes: the values of its first 41 lines would take 640 bytes" in why
+    assert (
+        f"{tmp_path / 'd.csv'}, holds 404 bytes: the values of its first 41 lines would take 640"
+        " bytes" in why
+    )
 
 
 def test_more_images_than_fit(tmp_path, make_job, monkeypatch):
@@ -159,20 +180,31 @@ def test_more_images_than_fit(tmp_path, make_job, monkeypatch):
     assert f"{tmp_path / 'scans'}: 4 images of 1 x 8 x 8 would take 2,048 bytes of memory" in why
 
 
-@pytest.mark.parametrize("sides", [(40_000, 40_000), (10_000, 10_000)], ids=["an error of Pillow's", "a warning"])
+@pytest.mark.parametrize(
+    "sides", [(40_000, 40_000), (10_000, 10_000)], ids=["an error of Pillow's", "a warning"]
+)
 def test_a_picture_of_gigapixels_is_an_error_and_no_warning(tmp_path, make_job, sides):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     path = tmp_path / "scans" / "0" / "1.png"
     path.parent.mkdir(parents=True)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 0, 0, 0, 0))
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes(9)))
+        + chunk(b"IEND", b"")
+    )
     for action in ("always", "error"):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter(action)
             why = read(tmp_path, make_job, **PLACES["scans/0/1.png"])
-        assert why.startswith(f"{path}, holds {path.stat().st_size} bytes: claims more than 67,108,864 pixels")
+        assert why.startswith(
+            f"{path}, holds {path.stat().st_size} bytes: claims more than 67,108,864 pixels"
+        )
         assert told == []
 
 
@@ -182,7 +214,9 @@ def test_a_packed_set_that_unpacks_to_too_much(tmp_path, make_job, monkeypatch):
     packer, path = bz2.BZ2Compressor(), tmp_path / "usps.bz2"
     path.write_bytes(b"".join([*(packer.compress(bytes(2**25)) for _ in range(3)), packer.flush()]))
     why = read(tmp_path, make_job, kind="torchvision", folder=".", name="USPS")
-    assert why.startswith(f"{path}, holds {path.stat().st_size:,} bytes: unpacks to more than 67,108,864 bytes; fetch")
+    assert why.startswith(
+        f"{path}, holds {path.stat().st_size:,} bytes: unpacks to more than 67,108,864 bytes; fetch"
+    )
 
 
 def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
@@ -192,7 +226,9 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(npz, "load_npz", out_of_memory)
-    assert "d.npz: memory ran out while the records were read; give fewer" in read(tmp_path, make_job, file="d.npz")
+    assert "d.npz: memory ran out while the records were read; give fewer" in read(
+        tmp_path, make_job, file="d.npz"
+    )
 
 
 # The memory that is available.
@@ -200,7 +236,10 @@ def test_memory_that_another_took_meanwhile(tmp_path, make_job, monkeypatch):
 
 def machine(folder, monkeypatch, groups, **files):
     """A machine with 8 GB available and control groups as given."""
-    for name, text in {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8000000 kB\n", **files}.items():
+    for name, text in {
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    8000000 kB\n",
+        **files,
+    }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "proc" / "self").mkdir()
@@ -212,7 +251,11 @@ def machine(folder, monkeypatch, groups, **files):
 
 def group(most, used, cache, names=("memory.max", "memory.current", "inactive_file")):
     return dict(
-        zip((*names[:2], "memory.stat"), (f"{most}\n", f"{used}\n", f"anon 1\n{names[2]} {cache}\n"), strict=True)
+        zip(
+            (*names[:2], "memory.stat"),
+            (f"{most}\n", f"{used}\n", f"anon 1\n{names[2]} {cache}\n"),
+            strict=True,
+        )
     )
 
 

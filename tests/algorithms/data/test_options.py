@@ -32,20 +32,36 @@ class Inside(DataTable):
 
 
 def test_a_source_that_says_nothing_of_itself_is_known_by_its_keys():
-    found = [InFile(file="d.npz"), InFolder(folder="sets"), InFolder(folder=".", name="ten"), Inside()]
+    found = [
+        InFile(file="d.npz"),
+        InFolder(folder="sets"),
+        InFolder(folder=".", name="ten"),
+        Inside(),
+    ]
     assert [source.path for source in found] == [Path("d.npz"), Path("sets"), Path(), None]
-    assert [source.title for source in found] == ["d.npz", "sets", "ten", "inside"] == [s.long_title for s in found]
+    assert (
+        [source.title for source in found]
+        == ["d.npz", "sets", "ten", "inside"]
+        == [s.long_title for s in found]
+    )
     assert [source.where for source in found] == ["d.npz", "sets", ".", "inside inside"]
     assert InFolder(folder=".").title == "in-folder"
     below = [source.below(Path("/a")) for source in found]
-    assert [source.path for source in below] == [Path("/a/d.npz"), Path("/a/sets"), Path("/a"), None]
+    assert [source.path for source in below] == [
+        Path("/a/d.npz"),
+        Path("/a/sets"),
+        Path("/a"),
+        None,
+    ]
     assert not any(source.has_official_parts for source in found)
 
 
 def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
     for source in (InFile(file=tmp_path / "d"), InFolder(folder=tmp_path / "d")):
         assert source.lacking() == str(tmp_path / "d")
-        with pytest.raises(LocalError, match="no such file" if isinstance(source, InFile) else "no such folder"):
+        with pytest.raises(
+            LocalError, match="no such file" if isinstance(source, InFile) else "no such folder"
+        ):
             source.check_present()
     assert Inside().lacking() is None
     Inside().check_present()
@@ -57,10 +73,14 @@ def test_a_source_lacks_what_is_not_at_its_path(tmp_path):
 def test_a_source_reads_in_its_own_shape_or_in_the_models(make_job):
     model = make_job(model={"name": "glm", "classes": 2, "input": [1, 2, 3]}).model
     assert (InFolder.needs_model, InFolder(folder="sets").load(model)) == (True, (1, 2, 3))
-    with pytest.raises(LocalError, match=r"^sets: images are read in the size that a job's model takes; give a job"):
+    with pytest.raises(
+        LocalError, match=r"^sets: images are read in the size that a job's model takes; give a job"
+    ):
         InFolder(folder="sets").load(None)
     for given in (model, None):
-        with pytest.raises(LocalError, match=r"^inside inside: memory ran out while the records were read"):
+        with pytest.raises(
+            LocalError, match=r"^inside inside: memory ran out while the records were read"
+        ):
             Inside().load(given)
 
 
@@ -77,12 +97,15 @@ def test_pixels_become_fractions_less_the_mean_divided_by_the_deviation():
 
 @pytest.mark.parametrize("key", ["mean", "std"])
 def test_constants_are_one_a_channel_or_one(key):
-    with pytest.raises(LocalError, match=rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"):
+    with pytest.raises(
+        LocalError, match=rf"here: data\.{key} has 2 numbers for 3 channels; give one a channel"
+    ):
         Pixels(**{key: (1.0, 1.0)}).from_bytes(np.zeros((1, 3, 2, 2), np.uint8), "here")
 
 
 @pytest.mark.parametrize(
-    "fields", [{"std": [0.0]}, {"std": [-1.0]}, {"mean": [float("nan")]}, {"mean": []}, {"mean": [True]}]
+    "fields",
+    [{"std": [0.0]}, {"std": [-1.0]}, {"mean": [float("nan")]}, {"mean": []}, {"mean": [True]}],
 )
 def test_constants_are_numbers_to_reckon_with(fields):
     with pytest.raises(pydantic.ValidationError):
@@ -96,7 +119,10 @@ def test_shares_are_disjoint_even_and_the_same_everywhere():
     assert all(share == sorted(share) for share in shares)
     assert shares == [[3, 4, 7], [1, 6, 9], [2, 5], [0, 8]]
     assert Shared(share=(1, 4), seed=4).indices(10).tolist() != shares[0]
-    assert Shared(share=(1, 4)).indices(10).tolist() == Shared(share=(1, 4), seed=0).indices(10).tolist()
+    assert (
+        Shared(share=(1, 4)).indices(10).tolist()
+        == Shared(share=(1, 4), seed=0).indices(10).tolist()
+    )
     assert Shared().indices(3).tolist() == [0, 1, 2]
 
 

@@ -48,7 +48,10 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
     [
         (
             {"kind": "cvs"},
-            "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv, torchvision,",
+            (
+                "data: kind = 'cvs': no such kind; did you mean 'csv'? known: npz, images, csv,"
+                " torchvision,"
+            ),
         ),
         ({"kind": ["csv"]}, "data: kind = ['csv']: no such kind; did you mean 'csv'?"),
         ({"kind": 3}, "data: kind = 3: no such kind; known: npz"),
@@ -57,10 +60,22 @@ def test_a_kind_is_what_its_table_says_and_npz_without_a_word():
             {"file": "a", "label": "y"},
             "'label' is a key of kind csv, this is kind 'npz' with keys test_fraction, kind, file",
         ),
-        ({"kind": "images", "file": "a"}, "'file' is a key of kind npz or csv, this is kind 'images'"),
-        ({"kind": "bundled", "name": "digits", "foldr": "a"}, "unknown key 'data.foldr'; did you mean 'folder'?"),
-        ({"kind": "bundled", "name": "digit"}, "data.name = 'digit': give 'digits' or 'breast-cancer'"),
-        ({"kind": "images", "folder": "a", "test_fraction": 1}, "data.test_fraction = 1: give a value below 1"),
+        (
+            {"kind": "images", "file": "a"},
+            "'file' is a key of kind npz or csv, this is kind 'images'",
+        ),
+        (
+            {"kind": "bundled", "name": "digits", "foldr": "a"},
+            "unknown key 'data.foldr'; did you mean 'folder'?",
+        ),
+        (
+            {"kind": "bundled", "name": "digit"},
+            "data.name = 'digit': give 'digits' or 'breast-cancer'",
+        ),
+        (
+            {"kind": "images", "folder": "a", "test_fraction": 1},
+            "data.test_fraction = 1: give a value below 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(table, said):
@@ -71,11 +86,16 @@ def test_what_is_wrong_is_named(table, said):
 
 
 def test_only_the_registry_names_the_kinds():
-    """So that a kind is added by its file and its entry there; what is drawn silo by silo is the simulator's alone."""
+    """So that a kind is added by its file and its entry there.
+
+    What is drawn silo by silo is the simulator's alone.
+    """
     root = Path(str(staddle.__file__)).resolve().parent
     room = root / "algorithms" / "data"
     outside = [
-        path for folder in ("algorithms", "silo", "simulator", "commands") for path in (root / folder).rglob("*.py")
+        path
+        for folder in ("algorithms", "silo", "simulator", "commands")
+        for path in (root / folder).rglob("*.py")
     ]
     found = {
         line
@@ -97,12 +117,16 @@ def test_a_table_is_a_table():
 def folder(tmp_path):
     """The same six records of one number as .npz and CSV, and as images of one pixel."""
     x, y = np.arange(6, dtype=np.float32) / 255, np.arange(6) % 2
-    np.savez(tmp_path / "d.npz", x=x.reshape(6, 1, 1, 1), y=y, ids=np.array([f"p{n}" for n in range(6)]))
+    np.savez(
+        tmp_path / "d.npz", x=x.reshape(6, 1, 1, 1), y=y, ids=np.array([f"p{n}" for n in range(6)])
+    )
     rows = [f"p{n},{v!r},{k}" for n, (v, k) in enumerate(zip(x.tolist(), y, strict=True))]
     (tmp_path / "d.csv").write_text("\n".join(["id,v,y", *rows]))
     for n, k in enumerate(y):
         (tmp_path / "images" / str(k)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((1, 1), n, np.uint8)).save(tmp_path / "images" / str(k) / f"p{n}.png")
+        Image.fromarray(np.full((1, 1), n, np.uint8)).save(
+            tmp_path / "images" / str(k) / f"p{n}.png"
+        )
     return tmp_path
 
 
@@ -118,7 +142,9 @@ TABLES = {
 def test_records_of_every_kind_fit_a_job_and_split(folder, make_job, kind):
     source = parsed(kind=kind, **TABLES[kind]).below(folder)
     source.check_present()
-    job = make_job(model={"name": "glm", "classes": 2, "input": [1, 1, 30 if kind == "bundled" else 1]})
+    job = make_job(
+        model={"name": "glm", "classes": 2, "input": [1, 1, 30 if kind == "bundled" else 1]}
+    )
     data = source.load(job.model)
     check_records(job, data, source.where)
     train, test = split(data, b"key", 0.5)
@@ -139,9 +165,18 @@ def test_one_record_has_one_side_in_every_file_that_has_its_id(folder, make_job)
     [
         ({"file": "none.npz"}, "none.npz: no such file; data.file in the configuration"),
         ({"file": "images"}, "images: no such file"),
-        ({"kind": "csv", "file": "none.csv", "features": ["v"], "label": "y"}, "none.csv: no such file; data.file"),
-        ({"kind": "images", "folder": "none"}, "none: no such folder; data.folder in the configuration"),
-        ({"kind": "torchvision", "folder": "d.npz", "name": "MNIST"}, "d.npz: no such folder; data.folder"),
+        (
+            {"kind": "csv", "file": "none.csv", "features": ["v"], "label": "y"},
+            "none.csv: no such file; data.file",
+        ),
+        (
+            {"kind": "images", "folder": "none"},
+            "none: no such folder; data.folder in the configuration",
+        ),
+        (
+            {"kind": "torchvision", "folder": "d.npz", "name": "MNIST"},
+            "d.npz: no such folder; data.folder",
+        ),
         ({"kind": "natural", "folder": "none", "name": "har"}, "none: no such folder; data.folder"),
         ({"kind": "tiny-imagenet", "folder": "none"}, "none: no such folder; data.folder"),
     ],
@@ -170,5 +205,8 @@ def test_the_examples_of_the_documentation_are_tables_of_every_kind():
     section = OPERATE.read_text().partition("\n## 7. Data")[2]
     blocks = re.findall(r"(?:^    .*\n|^\n)+", section, re.MULTILINE)
     examples = [block for block in blocks if "[data]" in block]
-    found = [parsed(**tomllib.loads("\n".join(line[4:] for line in e.split("\n")))["data"]) for e in examples]
+    found = [
+        parsed(**tomllib.loads("\n".join(line[4:] for line in e.split("\n")))["data"])
+        for e in examples
+    ]
     assert [table.kind for table in found] == list(registry.KINDS)

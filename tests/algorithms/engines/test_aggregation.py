@@ -22,7 +22,9 @@ def contributions(job, seeds, round_=0):
         given = method.give(state, Facts(silo, round_, 10 * (place + 1), torch.zeros(3)))
         for part in method.up(round_):
             spool[part.name, silo] = PLAIN.give(part, given[part.name])
-        spool["metrics", silo] = {s.name: torch.tensor(place + 1) for s in job.up(round_)[-1].tensors}
+        spool["metrics", silo] = {
+            s.name: torch.tensor(place + 1) for s in job.up(round_)[-1].tensors
+        }
     return lambda part, silo, name: spool[part, silo][name]
 
 
@@ -30,7 +32,9 @@ def contributions(job, seeds, round_=0):
 def test_fedavg_folds_as_eq_2(make_job, weights, shares):
     job = make_job("fedavg", {"weights": weights})
     read, archive = contributions(job, 0), MemoryArchive()
-    state, metrics = close_round(job.method(), PLAIN, {}, 0, ("c", "a", "b"), job.up(0), read, archive)
+    state, metrics = close_round(
+        job.method(), PLAIN, {}, 0, ("c", "a", "b"), job.up(0), read, archive
+    )
     assert state == {}
     assert {name: t.item() for name, t in metrics.items()} == {
         "correct.delivered": 6, "correct.trained": 6, "tested": 6,
@@ -38,9 +42,9 @@ def test_fedavg_folds_as_eq_2(make_job, weights, shares):
     latest = archive.latest("model")
     assert WEIGHT not in latest
     for spec in job.down(1)[0].tensors:
-        slow = sum(w * read("model", s, spec.name).double() for s, w in zip(job.silos, shares, strict=True)) / sum(
-            shares
-        )
+        slow = sum(
+            w * read("model", s, spec.name).double() for s, w in zip(job.silos, shares, strict=True)
+        ) / sum(shares)
         assert torch.allclose(latest[spec.name].double(), slow, rtol=1e-6, atol=1e-7)
     assert deliver(job.method(), PLAIN, state, 1, "b", archive)["model"].keys() == latest.keys()
 
@@ -71,7 +75,9 @@ def test_nothing_is_delivered_before_the_first_round(make_job):
 def test_local_gives_metrics_only(make_job):
     job = make_job("local")
     assert [part.name for part in job.up(0)] == ["metrics"]
-    _, metrics = close_round(job.method(), PLAIN, {}, 0, ("a", "c"), job.up(0), contributions(job, 0), MemoryArchive())
+    _, metrics = close_round(
+        job.method(), PLAIN, {}, 0, ("a", "c"), job.up(0), contributions(job, 0), MemoryArchive()
+    )
     assert metrics["tested"].item() == 4
 
 
@@ -92,20 +98,29 @@ def test_a_round_that_fails_leaves_the_archive_as_it_was(make_job):
         return read(part, silo, name)
 
     with pytest.raises(LocalError, match="disk"):
-        close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), failing, archive)
+        close_round(
+            job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), failing, archive
+        )
     assert not archive.has("extractor", "a")
-    first, _ = close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive)
-    again, _ = close_round(job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive)
+    first, _ = close_round(
+        job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive
+    )
+    again, _ = close_round(
+        job.method(), PLAIN, job.method().begin(), 0, job.silos, job.up(0), read, archive
+    )
     assert torch.equal(first["phi"], again["phi"])
     assert torch.equal(
-        archive.version("extractor", "c", "extractor.fc1.bias"), read("extractor", "c", "extractor.fc1.bias")
+        archive.version("extractor", "c", "extractor.fc1.bias"),
+        read("extractor", "c", "extractor.fc1.bias"),
     )
 
 
 def test_a_row_runs_over_the_silos_that_have_a_version(make_job, monkeypatch):
     job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
     method = job.method()
-    monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0, "c": 4.0}),))
+    monkeypatch.setattr(
+        method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0, "c": 4.0}),)
+    )
     assert deliver(method, PLAIN, method.begin(), 1, "a", archive) == {}
     for silo, value in (("a", 1.0), ("b", 5.0)):
         (part, *_) = method.up(0)
@@ -132,33 +147,47 @@ def test_a_delivery_beyond_the_wire_list_is_refused(make_job, monkeypatch, wrong
         (Combined({}, posts=(Post("rows", "a", {"b": 1.0}, keep=0.5),)), "posts 'rows'"),
     ],
 )
-def test_what_a_method_makes_of_a_round_is_checked_first(make_job, monkeypatch, combined, complaint):
+def test_what_a_method_makes_of_a_round_is_checked_first(
+    make_job, monkeypatch, combined, complaint
+):
     job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
     method = job.method()
     monkeypatch.setattr(method, "combine", lambda *_: combined)
     with pytest.raises(LocalError, match=complaint):
-        close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive)
+        close_round(
+            method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive
+        )
     assert archive.latest("model") is None
     assert archive.mail("extractor", "a") is None
     assert not archive.has("extractor", "a")
 
 
 def test_mail_by_hand_over_three_rounds(make_job, monkeypatch):
-    """Away with θ = 8: keep ½ beside a row of 2, then ¼ beside 4: 8 → 5 → 4.25; gone once the silo gives again."""
+    """Away with θ = 8: keep ½ beside a row of 2, then ¼ beside 4: 8 → 5 → 4.25.
+
+    Gone once the silo gives again.
+    """
     job, archive = make_job("pfedsim", {"rho": 0}), MemoryArchive()
     method, part, posts = job.method(), job.method().extractor, []
     monkeypatch.setattr(method, "combine", lambda *_: Combined({}, posts=tuple(posts)))
 
     def close(members, value, *posted):
         posts[:] = posted
-        shapes = {(part.name, spec.name): spec.shape for part in method.up(0) for spec in part.tensors}
+        shapes = {
+            (part.name, spec.name): spec.shape for part in method.up(0) for spec in part.tensors
+        }
         read = lambda part, _, name: torch.full(shapes[part, name], value)  # noqa: E731
         close_round(method, PLAIN, {}, 0, members, method.up(0), read, archive)
         mail = archive.mail("extractor", "c")
         return mail and (mail[KEEP.name].item(), mail[part.tensors[0].name].unique().item())
 
-    assert close("ab", 2.0, Post("extractor", "c", {"a": 1.0}, keep=0.5)) == (0.5, 1.0)  # ½·8 + 1 = 5
-    assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == (0.125, 3.25)  # ⅛·8 + 3.25
+    # ½·8 + 1 = 5
+    assert close("ab", 2.0, Post("extractor", "c", {"a": 1.0}, keep=0.5)) == (0.5, 1.0)
+    # ⅛·8 + 3.25
+    assert close("ab", 4.0, Post("extractor", "c", {"a": 1.0, "b": 3.0}, keep=0.25)) == (
+        0.125,
+        3.25,
+    )
     assert close("ab", 4.0) == (0.125, 3.25)
     assert close("abc", 4.0) is None
 
@@ -179,7 +208,9 @@ def test_who_gets_no_row_keeps_its_own(make_job, monkeypatch):
     job, archive, refusing = make_job("pfedsim", {"rho": 0}), MemoryArchive(), Refusing("a")
     method = job.method()
     monkeypatch.setattr(method, "deliveries", lambda *_: (Row("extractor", {"a": 1.0, "b": 3.0}),))
-    close_round(method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive)
+    close_round(
+        method, PLAIN, method.begin(), 0, job.silos, job.up(0), contributions(job, 0), archive
+    )
     assert deliver(method, refusing, method.begin(), 1, "a", archive) == {}
     assert deliver(method, refusing, method.begin(), 1, "b", archive).keys() == {"extractor"}
     assert refusing.asked == ["a", "b"]
@@ -191,7 +222,9 @@ def test_a_post_without_a_row_is_not_made_and_the_method_is_told(make_job, monke
     posts = tuple(Post("extractor", silo, {"a": 1.0}, keep=0.5) for silo in "bc")
     monkeypatch.setattr(method, "combine", lambda *_: Combined({"n": torch.tensor(1)}, posts=posts))
     monkeypatch.setattr(method, "unposted", lambda state, silos: {**state, "without": silos})
-    state, _ = close_round(method, refusing, {}, 0, ("a",), job.up(0), contributions(job, 0), archive)
+    state, _ = close_round(
+        method, refusing, {}, 0, ("a",), job.up(0), contributions(job, 0), archive
+    )
     assert (state["n"].item(), state["without"]) == (1, ("b",))
     assert archive.mail("extractor", "b") is None
     assert archive.mail("extractor", "c")[KEEP.name].item() == 0.5
@@ -201,5 +234,7 @@ def test_a_part_that_is_each_silos_own_is_declared_so(make_job, monkeypatch):
     """Blind rounds compare what silos were given, but for these parts."""
     method = make_job("fedavg").method()
     monkeypatch.setattr(method, "deliveries", lambda *_: (Value("model", {}),))
-    with pytest.raises(LocalError, match="part 'model' to each silo in a value of its own, and does not say so"):
+    with pytest.raises(
+        LocalError, match="part 'model' to each silo in a value of its own, and does not say so"
+    ):
         deliver(method, PLAIN, {}, 1, "a", MemoryArchive())

@@ -16,14 +16,21 @@ PAIR = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), PAIR, PAIR, PAIR, PAIR, st.booleans())
-def test_unfolded_gives_what_the_convolution_gives(batch, inputs, outputs, kernel, stride, padding, dilation, bias):
+@given(
+    st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), PAIR, PAIR, PAIR, PAIR, st.booleans()
+)
+def test_unfolded_gives_what_the_convolution_gives(
+    batch, inputs, outputs, kernel, stride, padding, dilation, bias
+):
     """Output and gradients, in float64, of two silos at once."""
     plain = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, bias=bias).double()
     other = copy.deepcopy(plain)
     unfold_all([other])
     x = torch.randn(2, batch, inputs, 7, 8, dtype=torch.float64, requires_grad=True)
-    values = {name: torch.randn(2, *own.shape).double().requires_grad_() for name, own in plain.named_parameters()}
+    values = {
+        name: torch.randn(2, *own.shape).double().requires_grad_()
+        for name, own in plain.named_parameters()
+    }
     ends = []
     for module in (plain, other):
         run = lambda values, x, module=module: torch.func.functional_call(module, values, x)  # noqa: E731
@@ -33,7 +40,9 @@ def test_unfolded_gives_what_the_convolution_gives(batch, inputs, outputs, kerne
         assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kept", [{"groups": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}])
+@pytest.mark.parametrize(
+    "kept", [{"groups": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
+)
 def test_other_convolutions_stay_as_they_are(kept):
     module = nn.Conv2d(2, 4, 3, **kept)
     x, own = torch.randn(2, 2, 6, 6), module._conv_forward
@@ -46,17 +55,28 @@ def test_other_convolutions_stay_as_they_are(kept):
 
 @pytest.mark.parametrize(
     ("method", "model"),
-    [("fedaims", {"name": "convnet-digits", "norm": "batch"}), ("per-fedavg", {}), ("pfedsim", {"norm": "batch"})],
+    [
+        ("fedaims", {"name": "convnet-digits", "norm": "batch"}),
+        ("per-fedavg", {}),
+        ("pfedsim", {"norm": "batch"}),
+    ],
 )
 def test_silos_train_so(make_job, make_data, method, model, monkeypatch):
     job = make_job(method, {}, model, {"epochs": 2, "lr": 0.05}, rounds=1)
-    records = {silo: Records(make_data(17 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)}
+    records = {
+        silo: Records(make_data(17 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
+    }
     calls, unfold = [], torch.nn.functional.unfold
     monkeypatch.setattr(
-        "staddle.algorithms.engines.convolutions.unfold", lambda *given: calls.append(None) or unfold(*given)
+        "staddle.algorithms.engines.convolutions.unfold",
+        lambda *given: calls.append(None) or unfold(*given),
     )
     ends = []
-    for engine in (Serial(job, records), Stacked(job, records), Stacked(job, records, convolutions="unfolded")):
+    for engine in (
+        Serial(job, records),
+        Stacked(job, records),
+        Stacked(job, records, convolutions="unfolded"),
+    ):
         assert not calls
         simulation = Simulation(job, engine)
         simulation.step()

@@ -28,8 +28,12 @@ MOMENTUM = {"epochs": 3, "momentum": 0.9, "lr": 0.05}
 def make(make_job, make_data):
     def build(case, rounds=2, **training):
         options, model = CASES[case]
-        job = make_job(case.partition(",")[0], options, model, {**MOMENTUM, **training}, rounds=rounds)
-        return job, {silo: Records(make_data(21 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)}
+        job = make_job(
+            case.partition(",")[0], options, model, {**MOMENTUM, **training}, rounds=rounds
+        )
+        return job, {
+            silo: Records(make_data(21 + i, i), make_data(7, i)) for i, silo in enumerate(job.silos)
+        }
 
     return build
 
@@ -48,10 +52,14 @@ def ended(job, engine):
 
 @pytest.mark.parametrize("case", [case for case in CASES if "group" not in case])
 def test_replayed_steps_have_the_bits_of_others(make, case):
-    """Two shapes of batches, rates that change from round to round, momentum that begins anew with each stage."""
+    """Two shapes of batches, rates that change from round to round, momentum that begins anew with
+    each stage.
+    """
     job, records = make(case, schedule={"kind": "exponential", "factor": 0.5})
     recorder = Recorder()
-    (one, said), (other, told) = (played(job, Serial(job, records, way=way)) for way in (PLAIN, Replaying(recorder)))
+    (one, said), (other, told) = (
+        played(job, Serial(job, records, way=way)) for way in (PLAIN, Replaying(recorder))
+    )
     assert said == told
     for silo in job.silos:
         assert state_to_bytes(one[silo]) == state_to_bytes(other[silo]), silo
@@ -68,16 +76,27 @@ def test_large_models_are_not_recorded(make, monkeypatch):
 
 @pytest.mark.parametrize("case", ["fedavg", "fedaims", "per-fedavg, group norm"])
 def test_with_fewer_bits_it_is_nearly_the_same(make, case):
-    """On the CPU, where products can be bfloat16 too: what stays is float32 and laid out as ever."""
+    """On the CPU, where products can be bfloat16 too: what stays is float32 and laid out as
+    ever.
+    """
     job, records = make(case, rounds=1, epochs=1)
     exact = ended(job, Serial(job, records))
-    for engine in (Serial(job, records, way=PlainStepper("bf16")), Stacked(job, records, precision="bf16")):
+    for engine in (
+        Serial(job, records, way=PlainStepper("bf16")),
+        Stacked(job, records, precision="bf16"),
+    ):
         ends = ended(job, engine)
         for silo in job.silos:
             one, other = exact[silo].flat, ends[silo].flat
-            far = {name: float((one[name] - other[name]).abs().max()) for name in one if "running" not in name}
+            far = {
+                name: float((one[name] - other[name]).abs().max())
+                for name in one
+                if "running" not in name
+            }
             assert 1e-4 < max(far.values()) < 0.05, silo
-            assert all(other[name].dtype == one[name].dtype and other[name].is_contiguous() for name in one)
+            assert all(
+                other[name].dtype == one[name].dtype and other[name].is_contiguous() for name in one
+            )
 
 
 def test_with_fewer_bits_convolutions_lie_channels_last():
@@ -87,7 +106,11 @@ def test_with_fewer_bits_convolutions_lie_channels_last():
         way.begin(modules, stage)
         return modules["part"][0].weight.is_contiguous(memory_format=torch.channels_last)
 
-    assert [lies(PlainStepper(precision)) for precision in ("float32", "tf32", "bf16")] == [False, True, True]
+    assert [lies(PlainStepper(precision)) for precision in ("float32", "tf32", "bf16")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_cpu_trains_plainly(monkeypatch):
@@ -103,7 +126,10 @@ def test_a_cpu_trains_plainly(monkeypatch):
 def test_a_gpu_replays_what_it_launches(make, case):
     job, records = make(case, schedule={"kind": "exponential", "factor": 0.5})
     gpu = torch.device("cuda:0")
-    ends = [ended(job, Serial(job, records, device=gpu, way=way_on(gpu, graphs=graphs))) for graphs in (True, False)]
+    ends = [
+        ended(job, Serial(job, records, device=gpu, way=way_on(gpu, graphs=graphs)))
+        for graphs in (True, False)
+    ]
     for silo in job.silos:
         one, other = (state_to_bytes(end[silo]) for end in ends)
         assert one == other, silo
@@ -122,5 +148,9 @@ def test_a_gpu_multiplies_with_fewer_bits(make, case, precision):
         ends = ended(job, engine)
         for silo in job.silos:
             one, other = exact[silo].flat, ends[silo].flat
-            far = {name: float((one[name] - other[name]).abs().max()) for name in one if "running" not in name}
+            far = {
+                name: float((one[name] - other[name]).abs().max())
+                for name in one
+                if "running" not in name
+            }
             assert 1e-5 < max(far.values()) < 0.05, silo

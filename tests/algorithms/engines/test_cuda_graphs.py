@@ -56,7 +56,9 @@ class Cuda:
 
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: self.said.append(f"wait for {device}"))
+        monkeypatch.setattr(
+            torch.cuda, "synchronize", lambda device: self.said.append(f"wait for {device}")
+        )
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.said.append("caches emptied"))
         for name in ("endAllocateToPool", "releasePool"):
@@ -88,7 +90,10 @@ def test_what_cannot_be_recorded_is_said(monkeypatch):
         cuda.said.append("fault")
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    with pytest.raises(LocalError, match=r"cannot be recorded as a CUDA graph: operation not permitted.*--no-graphs"):
+    with pytest.raises(
+        LocalError,
+        match=r"cannot be recorded as a CUDA graph: operation not permitted.*--no-graphs",
+    ):
         graphs.record(waits)
     given_back = ["endAllocateToPool (0, 'pool')", "releasePool (0, 'pool')"]
     assert cuda.said[-5:] == ["fault", "end", *given_back, "no stream"]
@@ -110,7 +115,8 @@ def test_memory_that_is_only_cached_is_given_back_before_it_is_too_little(monkey
         assert cuda.said[-1] == "replay"
     else:
         with pytest.raises(
-            torch.OutOfMemoryError, match="a step cannot be recorded, cuda:0 has too little memory left"
+            torch.OutOfMemoryError,
+            match="a step cannot be recorded, cuda:0 has too little memory left",
         ):
             graphs.record(greedy)
     assert cuda.said.count("caches emptied") == 1

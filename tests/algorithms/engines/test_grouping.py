@@ -11,7 +11,12 @@ from staddle.algorithms.engines.grouping import architecture, course
 
 
 def net(width=4, stride=1, act=nn.ReLU, **more):
-    layers = {"conv": nn.Conv2d(1, width, 3, stride), "act": act(), "norm": nn.BatchNorm2d(width), **more}
+    layers = {
+        "conv": nn.Conv2d(1, width, 3, stride),
+        "act": act(),
+        "norm": nn.BatchNorm2d(width),
+        **more,
+    }
     return {"extractor": nn.Sequential(OrderedDict(layers)), "classifier": nn.Linear(width, 2)}
 
 
@@ -30,8 +35,12 @@ def test_values_and_modes_do_not_tell_architectures_apart():
     other["classifier"].weight.data.zero_()
     assert architecture(one) == architecture(other)
     assert hash(architecture(one)) == hash(architecture(other))
-    assert architecture(net(scale=Scaled((2.0, "a", None)))) == architecture(net(scale=Scaled((2.0, "a", None))))
-    assert architecture(net(scale=Scaled(torch.relu))) == architecture(net(scale=Scaled(torch.relu)))
+    assert architecture(net(scale=Scaled((2.0, "a", None)))) == architecture(
+        net(scale=Scaled((2.0, "a", None)))
+    )
+    assert architecture(net(scale=Scaled(torch.relu))) == architecture(
+        net(scale=Scaled(torch.relu))
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,13 @@ ONE, OTHER = Method(), Method()
 def stage(loss=None, **more):
     context = {"rows": torch.zeros(2, 3), "lam": torch.tensor(0.5)}
     return Stage(
-        **{"trains": ("a",), "epochs": 2, "loss": loss or ONE.loss, "optimiser": Optimiser(0.1), **more},
+        **{
+            "trains": ("a",),
+            "epochs": 2,
+            "loss": loss or ONE.loss,
+            "optimiser": Optimiser(0.1),
+            **more,
+        },
         context=context,
     )
 
@@ -121,8 +136,18 @@ def test_what_trains_otherwise_is_another_course(other):
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [(1, 2), (1, True), (1, 1.0), ((1,), [1]), (Limits(1.0), Limits(2.0)), (torch.ones(1), torch.ones(1)), ("1", 1)],
+    [
+        (1, 2),
+        (1, True),
+        (1, 1.0),
+        ((1,), [1]),
+        (Limits(1.0), Limits(2.0)),
+        (torch.ones(1), torch.ones(1)),
+        ("1", 1),
+    ],
 )
 def test_losses_with_other_arguments_are_others(one, other):
     assert course((stage(partial(ONE.loss, one)),)) != course((stage(partial(ONE.loss, other)),))
-    assert course((stage(partial(ONE.loss, of=one)),)) != course((stage(partial(ONE.loss, of=other)),))
+    assert course((stage(partial(ONE.loss, of=one)),)) != course(
+        (stage(partial(ONE.loss, of=other)),)
+    )

@@ -33,7 +33,9 @@ def test_history_and_metrics_follow_the_cohorts(make_job, make_shards):
     for silo, reports in result.history.items():
         assert [r.round for r in reports] == [*(r for r in range(6) if silo in job.cohort(r)), 6]
     for round_, sums in enumerate(result.metrics):
-        reports = [next(r for r in result.history[s] if r.round == round_) for s in job.cohort(round_)]
+        reports = [
+            next(r for r in result.history[s] if r.round == round_) for s in job.cohort(round_)
+        ]
         assert sums["correct.trained"].item() == sum(r.correct_trained for r in reports)
         assert sums["tested"].item() == sum(r.tested for r in reports) == 24
     assert set(result.accuracy("trained")) == set(job.silos)
@@ -50,7 +52,9 @@ def test_full_participation_in_fedavg_ends_in_one_model(make_job, make_shards):
 def test_personal_models_stay_as_trained_after_the_final_delivery(make_job, make_shards):
     job = make_job("fedper", rounds=2)
     result = simulate(job, make_shards(job))
-    assert len({s.parts["extractor"]["fc1.weight"].sum().item() for s in result.states.values()}) == 3
+    assert (
+        len({s.parts["extractor"]["fc1.weight"].sum().item() for s in result.states.values()}) == 3
+    )
     for silo, reports in result.history.items():
         assert reports[-1].correct_trained == reports[-2].correct_trained, silo
 
@@ -61,19 +65,34 @@ def test_pfedsim_without_personalisation_is_fedavg(make_job, make_shards):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedsimsup", "fedssa", "pfedsim", "ppfl"])
-def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(make_job, make_shards, method):
-    """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c moves."""
+def test_running_statistics_are_in_no_part_and_count_a_silos_own_batches_only(
+    make_job, make_shards, method
+):
+    """What is frozen does not count either: in FedSimSup θ under its supervisor, in PPFL θ while c
+    moves.
+    """
     epochs = {"fedsimsup": 5}.get(method, 2)  # of FedSimSup's θ by default
     fields = {"silos": ["a", "b", "c", "d"], "participation": 0.75, "model": {"norm": "batch"}}
     job = make_job(method, {"lam": 0} if method == "ppfl" else {}, training={"epochs": 2}, **fields)
-    crossing = [spec for r in range(job.length + 1) for part in (*job.up(r), *job.down(r)) for spec in part.wire]
+    crossing = [
+        spec
+        for r in range(job.length + 1)
+        for part in (*job.up(r), *job.down(r))
+        for spec in part.wire
+    ]
     assert not any("running" in spec.name or "tracked" in spec.name for spec in crossing)
     shards = make_shards(job)
     result = simulate(job, shards)
     for silo, state in result.states.items():
         trained = sum(report.loss is not None for report in result.history[silo])
-        tracked = [v.item() for name, v in state.parts["extractor"].items() if name.endswith("num_batches_tracked")]
-        assert tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.training.batch_size)] * 2
+        tracked = [
+            v.item()
+            for name, v in state.parts["extractor"].items()
+            if name.endswith("num_batches_tracked")
+        ]
+        assert (
+            tracked == [trained * epochs * ceil(len(shards[silo][0]) / job.training.batch_size)] * 2
+        )
 
 
 def test_shards_must_fit_the_job(make_job, make_shards):
@@ -117,7 +136,9 @@ def test_a_snapshot_is_what_goes_on_and_no_later_round_changes_it(make_job, make
     for number, snapshot in enumerate(taken):
         assert snapshot.trained == {silo for round_ in range(number) for silo in job.cohort(round_)}
         assert set(snapshot.shelved.published) == ({"model"} if number else set())
-        assert set(snapshot.shelved.versions) == {("extractor", s) for r in range(2, number) for s in job.cohort(r)}
+        assert set(snapshot.shelved.versions) == {
+            ("extractor", s) for r in range(2, number) for s in job.cohort(r)
+        }
         again = begin(job, shards, snapshot)
         while again.round < job.length:
             again.step()
@@ -131,7 +152,9 @@ def test_only_the_states_of_a_cohort_are_other_objects_after_a_round(make_job, m
         before = simulation.snapshot().states
         simulation.step()
         after = simulation.snapshot().states
-        assert {silo for silo in job.silos if after[silo] is not before[silo]} == set(job.cohort(round_))
+        assert {silo for silo in job.silos if after[silo] is not before[silo]} == set(
+            job.cohort(round_)
+        )
 
 
 def test_a_round_that_an_engine_cannot_train_changes_nothing(make_job, make_shards):
@@ -168,7 +191,9 @@ def test_models_are_kept_after_the_last_round_only(make_job, make_shards):
 
 
 def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, monkeypatch):
-    """On the CPU by another name, as if it were a GPU: the same bits, in a simulation that goes on from another too."""
+    """On the CPU by another name, as if it were a GPU: the same bits, in a simulation that goes on
+    from another too.
+    """
     there = torch.device("cpu:0")
     job = make_job("pfedsim", {"rho": 0.25})
     records = {silo: Records(*sides) for silo, sides in make_shards(job).items()}
@@ -178,10 +203,14 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
         while simulation.round < job.length:
             simulation.step()
             simulation = between(simulation)
-        return simulation, {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
+        return simulation, {
+            silo: state_to_bytes(state) for silo, state in simulation.states.items()
+        }
 
     folded, mix = [], PlainExchange.mix
-    monkeypatch.setattr(PlainExchange, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given))
+    monkeypatch.setattr(
+        PlainExchange, "mix", lambda self, *given: folded.append(self._device) or mix(self, *given)
+    )
     _, whole = ended(Serial(job, records))
     assert set(folded) == {CPU}
     folded.clear()
@@ -193,7 +222,9 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
         t.nbytes for t in next(iter(on.snapshot().shelved.versions.values())).values()
     )
     folded.clear()
-    monkeypatch.setattr("staddle.algorithms.engines.simulation.room", lambda _: versions_bytes(job) - 1)
+    monkeypatch.setattr(
+        "staddle.algorithms.engines.simulation.room", lambda _: versions_bytes(job) - 1
+    )
     _, same = ended(Serial(job, records, device=there))
     assert set(folded) == {CPU}
     assert same == whole
@@ -201,7 +232,9 @@ def test_versions_lie_where_silos_train_if_there_is_room(make_job, make_shards, 
 
 def test_too_little_memory_for_versions_changes_nothing(make_job, make_shards, monkeypatch):
     job = make_job("pfedsim", {"rho": 0})
-    simulation = Simulation(job, Serial(job, {s: Records(*own) for s, own in make_shards(job).items()}))
+    simulation = Simulation(
+        job, Serial(job, {s: Records(*own) for s, own in make_shards(job).items()})
+    )
     simulation.step()
     before, spooled, calls = simulation.snapshot(), Simulation._spooled, []
 
@@ -212,7 +245,9 @@ def test_too_little_memory_for_versions_changes_nothing(make_job, make_shards, m
         return spooled(self, part, given)
 
     monkeypatch.setattr(Simulation, "_spooled", greedy)
-    with pytest.raises(LocalError, match="CUDA out of memory; free memory of this GPU, or choose another device"):
+    with pytest.raises(
+        LocalError, match="CUDA out of memory; free memory of this GPU, or choose another device"
+    ):
         simulation.step()
     after = simulation.snapshot()
     assert after.round == before.round == 1

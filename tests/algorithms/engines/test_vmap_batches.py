@@ -24,7 +24,9 @@ def test_each_piece_is_in_one_call_in_its_turn(seed, exact):
     found = [[] for _ in pieces]
     for batch in together(pieces, exact, CPU):
         rows = torch.arange(len(pieces))[batch.rows].tolist()
-        lengths = [batch.places.shape[1]] * len(rows) if batch.lengths is None else batch.lengths.tolist()
+        lengths = (
+            [batch.places.shape[1]] * len(rows) if batch.lengths is None else batch.lengths.tolist()
+        )
         assert len(set(rows)) == len(rows) == len(batch.places)
         assert not exact or batch.lengths is None
         assert batch.shortest[1] == min(lengths) == lengths[batch.shortest[0]]

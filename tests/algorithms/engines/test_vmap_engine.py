@@ -26,20 +26,39 @@ from staddle.algorithms.numerics.devices import room
 from staddle.algorithms.training.silo_round import state_to_bytes
 from staddle.errors import LocalError
 
-SIZES = {"a": 1, "b": 21, "c": 5, "d": 13}  # batches of 8: one record, some, one batch, and more than one
+# batches of 8: one record, some, one batch, and more than one
+SIZES = {"a": 1, "b": 21, "c": 5, "d": 13}
 COUPLED = {**SIZES, "a": 2}  # batch norm takes no single record
 ALMOST_ALL = {"participation": 0.75}
-AS_CODE = {"membership_batches": True, "mixture": "logits", "double_exponential": True, "schedule": "theta_then_c"}
+AS_CODE = {
+    "membership_batches": True,
+    "mixture": "logits",
+    "double_exponential": True,
+    "schedule": "theta_then_c",
+}
 CLUSTERS = {"sampling": "algorithm2", "sketch": 64, "aux_ce": "prototype"}
 ALL_BLOCKS = {"sampling": "full", "aux_ce": "none", "reduction": "sum", "mu": 0.01}
 DIGITS = {"name": "convnet-digits"}
 SUPERVISORS = {"supervisor": ["lenet", "transformer"], "tau_theta": 2}
-TWO = {"extractors": ["digits-cnn-a", "digits-cnn-b"], "stale_inclusive": True, "t_stable": 2, "mu_0": 0.1}
+TWO = {
+    "extractors": ["digits-cnn-a", "digits-cnn-b"],
+    "stale_inclusive": True,
+    "t_stable": 2,
+    "mu_0": 0.1,
+}
 ALL_LAYERS = {"layers": 3, "eta": 5.0, "start_epochs": 3}
 SPLITS = {"eps_1": 1e3, "eps_2": 0.0, "sketch": 32}
-CASES = {  # method, its options, the model, the job; how many silos go at once in the last round, stage by stage
+# method, its options, the model, the job; how many silos go at once in the last round, stage by
+# stage
+CASES = {
     "local": ("local", {}, {}, {}, [4]),
-    "local, two extractors": ("local", {"extractors": TWO["extractors"]}, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
+    "local, two extractors": (
+        "local",
+        {"extractors": TWO["extractors"]},
+        {"name": "digits-cnn-a"},
+        ALMOST_ALL,
+        [1, 2],
+    ),
     "fedavg": ("fedavg", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3]),
     "fedkd": ("fedkd", {"mentor": "digits-cnn-a", "t_end": 0.9, "clip": 1.0}, {}, ALMOST_ALL, [3]),
@@ -48,29 +67,62 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
     "fedbn": ("fedbn", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedper": ("fedper", {}, {"norm": "group"}, ALMOST_ALL, [3]),
     "fedprox": ("fedprox", {"mu": 0.3}, {"norm": "batch"}, ALMOST_ALL, [3]),
-    "fedrep": ("fedrep", {"head_epochs": 1}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
+    "fedrep": (
+        "fedrep",
+        {"head_epochs": 1},
+        {"norm": "batch", "buffers": "global"},
+        ALMOST_ALL,
+        [3, 3],
+    ),
     "lg-fedavg": ("lg-fedavg", {"layers": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "moon": ("moon", {"mu": 5}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedrod": ("fedrod", {"gamma": 0.5}, {"norm": "group"}, ALMOST_ALL, [3]),
     "fedproto": ("fedproto", {}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedclassavg": ("fedclassavg", {}, {}, ALMOST_ALL, [3]),
-    "fedclassavg, batch norm": ("fedclassavg", {"contrast": 0.5, "rho": 0}, {"norm": "batch"}, ALMOST_ALL, [3]),
+    "fedclassavg, batch norm": (
+        "fedclassavg",
+        {"contrast": 0.5, "rho": 0},
+        {"norm": "batch"},
+        ALMOST_ALL,
+        [3],
+    ),
     "pfedsim": ("pfedsim", {}, {"norm": "batch"}, {**ALMOST_ALL, "rounds": 3}, [3]),
     "pfedsim, by class": ("pfedsim", {"similarity": "per_class", "rho": 0}, {}, {}, [4]),
     "ppfl": ("ppfl", {}, {}, {}, [4, 4]),  # c, then θ
-    "ppfl2": ("ppfl", {"variant": "ppfl2", "canonical": "mlp", "hidden": 7, "lam": 0}, {}, ALMOST_ALL, [3, 3]),
+    "ppfl2": (
+        "ppfl",
+        {"variant": "ppfl2", "canonical": "mlp", "hidden": 7, "lam": 0},
+        {},
+        ALMOST_ALL,
+        [3, 3],
+    ),
     "ppfl, as the code": ("ppfl", AS_CODE, {"norm": "batch"}, {}, [4, 4]),
-    "ppfl, blocks": ("ppfl", {"schedule": "rbcd", "release_membership": "always"}, {"name": "glm"}, {}, [4]),
+    "ppfl, blocks": (
+        "ppfl",
+        {"schedule": "rbcd", "release_membership": "always"},
+        {"name": "glm"},
+        {},
+        [4],
+    ),
     "ppfl, coupled": ("ppfl", {}, {**DIGITS, "norm": "batch"}, {}, [4, 4]),
-    "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),  # two middle blocks
+    # two middle blocks
+    "fedaims": ("fedaims", {}, {**DIGITS, "norm": "batch"}, ALMOST_ALL, [1, 2]),
     "fedaims, clusters": ("fedaims", CLUSTERS, {**DIGITS, "norm": "group"}, {}, [2, 2]),
     "fedaims, all blocks": ("fedaims", ALL_BLOCKS, DIGITS, {}, [4]),
     "fedas": ("fedas", {}, {}, {}, [4, 4]),  # alignment, then all
-    "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),  # one silo has nothing to align to
-    "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),  # classifier, then extractor
+    # one silo has nothing to align to
+    "fedas, batch norm": ("fedas", {}, {"norm": "batch"}, ALMOST_ALL, [1, 2, 2]),
+    # classifier, then extractor
+    "fedpac": ("fedpac", {}, {"norm": "batch", "buffers": "global"}, ALMOST_ALL, [3, 3]),
     "fedpac, pooled": ("fedpac", {"variances": "pooled"}, {"norm": "group"}, {}, [4, 4]),
     "pfedfda": ("pfedfda", {}, {}, ALMOST_ALL, [3]),
-    "pfedfda, batch norm": ("pfedfda", {"interpolation": "one"}, {"norm": "batch"}, {"rounds": 1}, [4]),
+    "pfedfda, batch norm": (
+        "pfedfda",
+        {"interpolation": "one"},
+        {"norm": "batch"},
+        {"rounds": 1},
+        [4],
+    ),
     "fedsimsup": ("fedsimsup", SUPERVISORS, {}, ALMOST_ALL, [1, 1, 2, 2]),  # supervisors, then θ
     "fedsimsup, batch norm": (
         "fedsimsup",
@@ -79,10 +131,23 @@ CASES = {  # method, its options, the model, the job; how many silos go at once 
         ALMOST_ALL,
         [3, 3],
     ),
-    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),  # weights, then the model
+    # weights, then the model
+    "fedala": ("fedala", {"start_epochs": 2}, {"norm": "batch"}, {}, [4, 4]),
     "fedala, all layers": ("fedala", ALL_LAYERS, {}, {**ALMOST_ALL, "rounds": 3}, [1, 1, 2, 2]),
-    "fedfomo": ("fedfomo", {"models": 3}, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
-    "cfl": ("cfl", SPLITS, {"norm": "batch", "buffers": "global"}, {**ALMOST_ALL, "rounds": 3}, [3]),
+    "fedfomo": (
+        "fedfomo",
+        {"models": 3},
+        {"norm": "batch", "buffers": "global"},
+        {**ALMOST_ALL, "rounds": 3},
+        [3],
+    ),
+    "cfl": (
+        "cfl",
+        SPLITS,
+        {"norm": "batch", "buffers": "global"},
+        {**ALMOST_ALL, "rounds": 3},
+        [3],
+    ),
     "fedssa": ("fedssa", {"clip": 0.5, "t_stable": 2}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fml": ("fml", {"personal": "digits-cnn-a"}, {"norm": "batch"}, ALMOST_ALL, [3]),
     "fedssa, two extractors": ("fedssa", TWO, {"name": "digits-cnn-a"}, ALMOST_ALL, [1, 2]),
@@ -134,8 +199,13 @@ def double():
 def make(make_job):
     def build(method="local", options=None, model=None, fields=None, **training):
         given = {"epochs": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3, **training}
-        model = {**({"input": (1, 8, 8)} if (model or {}).get("name") == "glm" else {}), **(model or {})}
-        return make_job(method, options, model, given, silos=list(SIZES), **{"rounds": 2, **(fields or {})})
+        model = {
+            **({"input": (1, 8, 8)} if (model or {}).get("name") == "glm" else {}),
+            **(model or {}),
+        }
+        return make_job(
+            method, options, model, given, silos=list(SIZES), **{"rounds": 2, **(fields or {})}
+        )
 
     return build
 
@@ -150,7 +220,9 @@ def records_of(job, sizes=SIZES, shape=(1, 8, 8)):
         return Doubles(torch.from_numpy(x).to(torch.get_default_dtype()), torch.from_numpy(y))
 
     return {
-        silo: Records(some(sizes[silo], i), some(9 + 3 * i, 100 + i), some(2 + i, 50 + i) if i else None)
+        silo: Records(
+            some(sizes[silo], i), some(9 + 3 * i, 100 + i), some(2 + i, 50 + i) if i else None
+        )
         for i, silo in enumerate(job.silos)
     }
 
@@ -167,8 +239,20 @@ def played(job, engine):
 
 def furthest(one, other):
     assert list(one) == list(other)
-    assert all(one[name].dtype == other[name].dtype and one[name].shape == other[name].shape for name in one)
-    return max([0.0, *(float((one[k].double() - other[k].double()).abs().max()) for k in one if one[k].numel())])
+    assert all(
+        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape
+        for name in one
+    )
+    return max(
+        [
+            0.0,
+            *(
+                float((one[k].double() - other[k].double()).abs().max())
+                for k in one
+                if one[k].numel()
+            ),
+        ]
+    )
 
 
 def check_same(job, records, tolerance, **options):
@@ -176,12 +260,20 @@ def check_same(job, records, tolerance, **options):
     stacked, others, looks = played(job, Stacked(job, records, **options))
     for silo in job.silos:
         assert furthest(serial.states[silo].flat, stacked.states[silo].flat) < tolerance, silo
-        assert (seen[silo].test, seen[silo].validation) == (looks[silo].test, looks[silo].validation)
+        assert (seen[silo].test, seen[silo].validation) == (
+            looks[silo].test,
+            looks[silo].validation,
+        )
     assert furthest(serial.coordinator, stacked.coordinator) < tolerance
     for one, other in zip(reports, others, strict=True):
         losses = {silo: (report.loss, other[silo].loss) for silo, report in one.items()}
-        assert all(a is b or a == pytest.approx(b, rel=tolerance, abs=tolerance) for a, b in losses.values())
-        assert [replace(r, loss=None) for r in one.values()] == [replace(r, loss=None) for r in other.values()]
+        assert all(
+            a is b or a == pytest.approx(b, rel=tolerance, abs=tolerance)
+            for a, b in losses.values()
+        )
+        assert [replace(r, loss=None) for r in one.values()] == [
+            replace(r, loss=None) for r in other.values()
+        ]
         assert list(one) == list(other)
     return stacked
 
@@ -201,12 +293,22 @@ def counted(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_stacked_and_replayed_equals_one_by_one(make, double, monkeypatch, case, counted):
-    """Over rounds whose rates differ, with other silos in each, for two numbers of silos in a step at most."""
+    """Over rounds whose rates differ, with other silos in each, for two numbers of silos in a step
+    at most.
+    """
     monkeypatch.setattr(stacked, "GRAINS", 2)
     method, options, *given, groups = CASES[case]
     options = options | ({"tau_s": 6, "tau_theta": 6} if method == "fedsimsup" else {})
-    job, recorder = make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5}), Recorder()
-    check_same(job, records_of(job, COUPLED if job.model.norm == "batch" else SIZES), 1e-10, recorder=recorder)
+    job, recorder = (
+        make(method, options, *given, epochs=6, schedule={"kind": "exponential", "factor": 0.5}),
+        Recorder(),
+    )
+    check_same(
+        job,
+        records_of(job, COUPLED if job.model.norm == "batch" else SIZES),
+        1e-10,
+        recorder=recorder,
+    )
     assert recorder.replayed > recorder.recorded > 0
     assert sorted(counted[-len(groups) :]) == groups
 
@@ -215,7 +317,9 @@ def test_how_far_a_step_is_filled_up_depends_on_no_earlier_round(make, monkeypat
     """Else a run that was gone on with would not have the bits of one that was not stopped."""
     job, filled, move = make("fedavg"), [], stacked._Step._move
     monkeypatch.setattr(stacked, "GRAINS", 1)
-    monkeypatch.setattr(stacked._Step, "_move", lambda *given: filled.append(len(given[2])) or move(*given))
+    monkeypatch.setattr(
+        stacked._Step, "_move", lambda *given: filled.append(len(given[2])) or move(*given)
+    )
     work, seen = [SiloWork(silo, initial_state(job.method(), silo), {}) for silo in job.silos], []
     for before in (work, work[:3]):
         engine = Stacked(job, records_of(job))
@@ -252,7 +356,9 @@ def test_what_a_bench_drops_is_gone_at_once(make, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["MOST_STEPS", "MOST_BYTES"])
 def test_a_bench_keeps_no_more_than_it_may(make, monkeypatch, limit):
-    """Two stages a round: where but one is kept, each begins anew in every round, with calls that are not recorded."""
+    """Two stages a round: where but one is kept, each begins anew in every round, with calls that
+    are not recorded.
+    """
     job = make("fedrep", {"head_epochs": 4}, fields={"rounds": 3}, epochs=4)
     ends, recorders = [], (Recorder(), Recorder())
     for recorder, most in zip(recorders, (2**40, 1), strict=True):
@@ -265,7 +371,10 @@ def test_a_bench_keeps_no_more_than_it_may(make, monkeypatch, limit):
 
 def test_unrecorded_steps_have_the_bits_of_recorded_ones(make):
     job = make("fedssa", {"clip": 0.5}, {"norm": "batch"}, ALMOST_ALL, epochs=6)
-    ends = [played(job, Stacked(job, records_of(job, COUPLED), recorder=r))[0] for r in (Recorder(), AsItIs())]
+    ends = [
+        played(job, Stacked(job, records_of(job, COUPLED), recorder=r))[0]
+        for r in (Recorder(), AsItIs())
+    ]
     one, other = ({silo: state_to_bytes(end.states[silo]) for silo in job.silos} for end in ends)
     assert one == other
 
@@ -280,9 +389,13 @@ def test_in_float32_and_in_slices_too(make, case):
 
 def test_reruns_are_bit_identical(make):
     job = make("fedavg", fields=ALMOST_ALL)
-    (one, reports, seen), (other, again, looks) = (played(job, Stacked(job, records_of(job))) for _ in range(2))
+    (one, reports, seen), (other, again, looks) = (
+        played(job, Stacked(job, records_of(job))) for _ in range(2)
+    )
     assert reports == again
-    assert all(state_to_bytes(one.states[silo]) == state_to_bytes(other.states[silo]) for silo in job.silos)
+    assert all(
+        state_to_bytes(one.states[silo]) == state_to_bytes(other.states[silo]) for silo in job.silos
+    )
     assert [look.test for look in seen.values()] == [look.test for look in looks.values()]
 
 
@@ -290,7 +403,9 @@ def with_stages(job, make_stage):
     """The job's method with other stages."""
     method = job.method()
     stages = method.stages
-    method.stages = lambda state, facts: tuple(make_stage(stage, facts) for stage in stages(state, facts))
+    method.stages = lambda state, facts: tuple(
+        make_stage(stage, facts) for stage in stages(state, facts)
+    )
     return job
 
 
@@ -316,7 +431,11 @@ def pulled(stage, facts):
 
 def hurried(stage, facts):
     """Other numbers for each silo."""
-    return replace(stage, epochs=1 + (facts.silo == "b"), optimiser=Optimiser(0.1 if facts.silo == "c" else 0.02))
+    return replace(
+        stage,
+        epochs=1 + (facts.silo == "b"),
+        optimiser=Optimiser(0.1 if facts.silo == "c" else 0.02),
+    )
 
 
 def whole(stage, facts):
@@ -333,7 +452,10 @@ def test_what_is_one_silos_stays_its_own(make, double, change):
 def fickle(stage, facts):
     """A loss that asks a tensor for its value."""
     loss = stage.loss
-    return replace(stage, loss=lambda parts, x, y, _: loss(parts, x, y, _) if x.sum() > 0 else loss(parts, -x, y, _))
+    return replace(
+        stage,
+        loss=lambda parts, x, y, _: loss(parts, x, y, _) if x.sum() > 0 else loss(parts, -x, y, _),
+    )
 
 
 def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
@@ -344,7 +466,9 @@ def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
         return len(x) * method.cross_entropy(parts, x, y, context)
 
     with_stages(job, lambda stage, _: replace(stage, loss=crowded))
-    with pytest.raises(LocalError, match="depends on the batch that it is in, and the stage does not say"):
+    with pytest.raises(
+        LocalError, match="depends on the batch that it is in, and the stage does not say"
+    ):
         Simulation(job, Stacked(job, records_of(job))).step()
     with_stages(job, lambda stage, _: replace(stage, coupled=True))
     check_same(job, records_of(job), 1e-10)
@@ -352,7 +476,10 @@ def test_a_loss_that_depends_on_its_batch_has_to_say_so(make, double):
 
 def test_a_loss_that_looks_at_values_is_refused(make):
     job = with_stages(make("local"), fickle)
-    with pytest.raises(LocalError, match=r"method 'local' cannot train silos at once: .*; simulate it with silos one"):
+    with pytest.raises(
+        LocalError,
+        match=r"method 'local' cannot train silos at once: .*; simulate it with silos one",
+    ):
         Simulation(job, Stacked(job, records_of(job))).step()
 
 
@@ -361,7 +488,9 @@ def test_divergence_names_round_and_silo_and_changes_nothing(make):
     records = records_of(job)
     for silo in "bc":
         records[silo].train.x[:] *= 1e30
-    with pytest.raises(LocalError, match=r"round 0 at silo 'b': the training loss is nan; lower training.lr") as alone:
+    with pytest.raises(
+        LocalError, match=r"round 0 at silo 'b': the training loss is nan; lower training.lr"
+    ) as alone:
         Simulation(job, Serial(job, records)).step()
     simulation = Simulation(job, Stacked(job, records))
     before = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
@@ -403,7 +532,9 @@ def test_nothing_is_waited_for_between_two_steps(make, monkeypatch, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_all_tensors_of_a_step_are_on_the_device(make, monkeypatch, case):
-    """On torch's device "meta", which holds no numbers: there, as on a GPU, no tensor of the host goes."""
+    """On torch's device "meta", which holds no numbers: there, as on a GPU, no tensor of the host
+    goes.
+    """
     job, seen = make(*CASES[case][:4], epochs=1), []
 
     def there(of):
@@ -465,7 +596,9 @@ def test_silos_work_is_not_changed(make):
 def test_what_cannot_be_stacked_is_refused(make, make_job):
     job = make("local")
     records = records_of(job)
-    with pytest.raises(LocalError, match=r"device 'nowhere' cannot hold the .* records of all silos: .*; choose"):
+    with pytest.raises(
+        LocalError, match=r"device 'nowhere' cannot hold the .* records of all silos: .*; choose"
+    ):
         Stacked(job, records, "nowhere")
     with pytest.raises(LocalError, match="at_once = 0: at least one silo"):
         Stacked(job, records, at_once=0)
@@ -475,7 +608,10 @@ def test_what_cannot_be_stacked_is_refused(make, make_job):
 
 
 def test_private_jobs_are_refused(make):
-    job = make("fedper", fields={"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}})
+    job = make(
+        "fedper",
+        fields={"privacy": {"epsilon": 3.0, "delta": 1e-5, "clip": 1.0, "sample_rate": 0.25}},
+    )
     with pytest.raises(LocalError, match="is private: each silo pays for its own steps"):
         Stacked(job, {})
 
@@ -508,7 +644,9 @@ def test_memory_bounds_how_many_go_at_once(make, monkeypatch, counted):
 
 
 def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 * 10**9)
+    )
     monkeypatch.setattr(vmap_engine, "room", lambda _: room(torch.device("cuda")))
     job = make("fedavg", model={"name": "lenet5", "norm": "batch", "classes": 10})
     job = replace(job, training=job.training.model_copy(update={"batch_size": 32}))
@@ -521,13 +659,18 @@ def test_a_hundred_small_models_go_at_once_in_8_gb_and_a_thousand_in_slices(make
     [
         ("fedavg", {"name": "lenet5", "norm": "batch"}, 8, 18),
         ("fedavg", {"name": "convnet-4x128", "norm": "batch"}, 8, 18),
-        ("fedavg", {"name": "fedssa-cnn-5"}, 8, 18),  # all that the last silo tests on, more than two batches
+        # all that the last silo tests on, more than two batches
+        ("fedavg", {"name": "fedssa-cnn-5"}, 8, 18),
         ("fedaims", {"name": "convnet-digits", "norm": "batch"}, 150, 150),  # a survey of all
-        ("fedavg", {"name": "cnn-digits", "norm": "batch"}, 150, 128),  # no more than a piece of them
+        # no more than a piece of them
+        ("fedavg", {"name": "cnn-digits", "norm": "batch"}, 150, 128),
     ],
 )
 def test_a_step_takes_no_more_memory_than_is_reckoned(make, method, model, records, looked):
-    """Of four silos, with what a stage, an evaluation, surveys and momentum take; and it is of that order."""
+    """Of four silos, with what a stage, an evaluation, surveys and momentum take.
+
+    And it is of that order.
+    """
     job = make(method, model={**model, "classes": 10}, fields={"rounds": 1}, epochs=1)
     engine = Stacked(job, records_of(job, dict.fromkeys(SIZES, records), input_shape(job.model)))
     template = engine._template("a")

@@ -18,7 +18,11 @@ class Counting:
         return parts["classifier"](parts["extractor"](x))
 
     def measure(self, parts, x, y):
-        return {"sum": parts["extractor"](x).sum(0), "labels": y.sum(), "count": torch.tensor(len(y))}
+        return {
+            "sum": parts["extractor"](x).sum(0),
+            "labels": y.sum(),
+            "count": torch.tensor(len(y)),
+        }
 
     def rows(self, parts, x, y):
         return {"features": parts["extractor"](x), "labels": y}
@@ -29,21 +33,33 @@ def parts(seed, tracked):
     norm = nn.BatchNorm1d(5, track_running_stats=tracked)
     if tracked:
         norm.running_mean.normal_()
-    return {"extractor": nn.Sequential(nn.Flatten(), nn.Linear(6, 5), norm, nn.Tanh()), "classifier": nn.Linear(5, 3)}
+    return {
+        "extractor": nn.Sequential(nn.Flatten(), nn.Linear(6, 5), norm, nn.Tanh()),
+        "classifier": nn.Linear(5, 3),
+    }
 
 
 @pytest.mark.parametrize("tracked", [True, False])
 def test_looks_are_those_of_one_silo(tracked, monkeypatch):
-    """Chunks of 8 and 12 records; where statistics are of the batch, each chunk is as it is for one silo."""
+    """Chunks of 8 and 12 records.
+
+    Where statistics are of the batch, each chunk is as it is for one silo.
+    """
     monkeypatch.setattr(vmap_evaluation, "CHUNK", 8)
     monkeypatch.setattr(vmap_evaluation, "EVALUATION_CHUNK", 12)
     monkeypatch.setattr("staddle.algorithms.training.loop.EVALUATION_CHUNK", 12)
     rng, sizes = np.random.default_rng(0), [5, 0, 31, 24, 12]
-    x, y = torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, 72))
+    x, y = (
+        torch.from_numpy(rng.normal(size=(72, 6)).astype(np.float32)),
+        torch.from_numpy(rng.integers(0, 3, 72)),
+    )
     ranges = [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(5)]
     models = [parts(seed, tracked) for seed in range(5)]
     values = {
-        part: {name: torch.stack([m[part].state_dict()[name] for m in models]) for name in models[0][part].state_dict()}
+        part: {
+            name: torch.stack([m[part].state_dict()[name] for m in models])
+            for name in models[0][part].state_dict()
+        }
         for part in models[0]
     }
     template = {part: module.to("meta") for part, module in parts(0, tracked).items()}
@@ -59,7 +75,9 @@ def test_looks_are_those_of_one_silo(tracked, monkeypatch):
         if len(own):
             assert found["sum"].dtype == torch.float64
             assert torch.allclose(found["sum"], expected["sum"], rtol=1e-4, atol=1e-5)
-    for own, model, found in zip(ranges, models, measure(method.rows, silos, ranges, rows=True), strict=True):
+    for own, model, found in zip(
+        ranges, models, measure(method.rows, silos, ranges, rows=True), strict=True
+    ):
         data = Dataset(x[own.start : own.stop], y[own.start : own.stop])
         expected = measure_one(method.rows, model, data, rows=True)
         assert found.keys() == expected.keys() == ({"features", "labels"} if len(own) else set())

@@ -11,7 +11,9 @@ from staddle.algorithms.training.loop import clipped
 def test_gradients_are_cut_silo_by_silo():
     generator = torch.Generator().manual_seed(1)
     gradients = [torch.randn(5, *shape, generator=generator) * 3 for shape in ((4, 3), (3,), ())]
-    gradients = [g * torch.tensor([0, 0.1, 1, 10, 1e20]).reshape(5, *(1,) * (g.ndim - 1)) for g in gradients]
+    gradients = [
+        g * torch.tensor([0, 0.1, 1, 10, 1e20]).reshape(5, *(1,) * (g.ndim - 1)) for g in gradients
+    ]
     each = clipped_each(gradients, 2.0)
     for silo in range(5):
         for one, other in zip(each, clipped([g[silo] for g in gradients], 2.0), strict=True):

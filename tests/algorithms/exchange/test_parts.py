@@ -27,7 +27,9 @@ from staddle.errors import LocalError
 
 TWO = (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float32", (2,)))
 
-proportions = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40).filter(lambda w: sum(w) > 0)
+proportions = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40).filter(
+    lambda w: sum(w) > 0
+)
 
 
 @given(proportions)
@@ -52,12 +54,16 @@ def test_integer_weights_give_the_remainder_to_the_earlier_silo():
 
 
 def test_integer_weights_give_the_rest_to_the_largest_remainders():
-    """2^32/7 = 613,566,756.57 and five of it 3,067,833,782.86: the rest of 2 goes to .86 and to the earlier .57."""
+    """2^32/7 = 613,566,756.57 and five of it 3,067,833,782.86: the rest of 2 goes to .86 and to the
+    earlier .57.
+    """
     assert integer_weights([1, 5, 1]) == (613_566_757, 3_067_833_783, 613_566_756)
     assert integer_weights([1, 1, 5]) == (613_566_757, 613_566_756, 3_067_833_783)
 
 
-@pytest.mark.parametrize("weights", [[], [0.0, 0.0], [1.0, -0.1], [float("nan")], [float("inf"), 1.0]])
+@pytest.mark.parametrize(
+    "weights", [[], [0.0, 0.0], [1.0, -0.1], [float("nan")], [float("inf"), 1.0]]
+)
 def test_integer_weights_refuse(weights):
     with pytest.raises(LocalError, match="positive sum"):
         integer_weights(weights)
@@ -72,7 +78,10 @@ MEAN = Part("m", Kind.WHOLE_MODEL, Sum("mean"), TWO)
     [
         (Contribution({"w": torch.zeros(2, 3)}, 1.0), "its schema has"),
         (Contribution({**GOOD, "x": torch.zeros(1)}, 1.0), "its schema has"),
-        (Contribution({**GOOD, "b": torch.zeros(3)}, 1.0), r"is float32 \[3\], its schema says float32 \[2\]"),
+        (
+            Contribution({**GOOD, "b": torch.zeros(3)}, 1.0),
+            r"is float32 \[3\], its schema says float32 \[2\]",
+        ),
         (Contribution({**GOOD, "b": torch.zeros(2).double()}, 1.0), "is float64"),
         (Contribution({**GOOD, "b": torch.zeros(2).half()}, 1.0), "is torch.float16"),
         (Contribution({**GOOD, "b": torch.tensor([0.0, float("nan")])}, 1.0), "NaN or infinity"),
@@ -91,21 +100,32 @@ def test_give_refuses(contribution, complaint):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bounds"), [("float32", (0.0, None)), ("float64", (None, 1.0)), ("int64", (-1.0, 1.0))]
+    ("dtype", "bounds"),
+    [("float32", (0.0, None)), ("float64", (None, 1.0)), ("int64", (-1.0, 1.0))],
 )
 def test_give_refuses_values_beyond_the_bounds_of_their_spec(dtype, bounds):
     spec = TensorSpec("x", dtype, (3,), *bounds)
     part = Part("p", Kind.COUNTS, Sum("total"), (spec,))
-    inside = torch.tensor([-1 if bounds[0] is None else bounds[0], 0, 1 if bounds[1] is None else bounds[1]])
-    assert laid_out(part, Contribution({"x": inside.to(DTYPES[dtype])}))["x"].tolist() == inside.tolist()
+    inside = torch.tensor(
+        [-1 if bounds[0] is None else bounds[0], 0, 1 if bounds[1] is None else bounds[1]]
+    )
+    assert (
+        laid_out(part, Contribution({"x": inside.to(DTYPES[dtype])}))["x"].tolist()
+        == inside.tolist()
+    )
     for bound, said, step in zip(bounds, ("below", "above"), (-1, 1), strict=True):
         if bound is not None:
             for where in range(3):
                 beyond = torch.zeros(3, dtype=DTYPES[dtype])
                 beyond[where] = bound + step
-                with pytest.raises(LocalError, match=rf"tensor 'x' holds a value {said} {bound:g};"):
+                with pytest.raises(
+                    LocalError, match=rf"tensor 'x' holds a value {said} {bound:g};"
+                ):
                     laid_out(part, Contribution({"x": beyond}))
-    assert laid_out(Part("p", Kind.COUNTS, Sum("total"), (replace(spec, shape=(0,)),)), Contribution({"x": beyond[:0]}))
+    assert laid_out(
+        Part("p", Kind.COUNTS, Sum("total"), (replace(spec, shape=(0,)),)),
+        Contribution({"x": beyond[:0]}),
+    )
 
 
 @pytest.mark.parametrize("form", ["mean", "ratio"])
@@ -116,7 +136,12 @@ def test_a_sum_may_say_the_largest_weight(form):
     rows = {"x": torch.ones(2, 1)}
     for weight in (0.0, 0.5, 1.0):
         laid_out(part, Contribution(rows, torch.full(shape, weight, dtype=torch.float64)))
-    for weight, said in ((2.0, "above 1"), (1 + 2**-52, "above 1"), (2.0**53, "above 1"), (-(2.0**-60), "below 0")):
+    for weight, said in (
+        (2.0, "above 1"),
+        (1 + 2**-52, "above 1"),
+        (2.0**53, "above 1"),
+        (-(2.0**-60), "below 0"),
+    ):
         with pytest.raises(LocalError, match=f"its weight holds a value {said}"):
             laid_out(part, Contribution(rows, torch.full(shape, weight, dtype=torch.float64)))
 
@@ -134,7 +159,9 @@ def test_give_lays_out_in_wire_order_and_detaches():
     assert given_[WEIGHT].dtype == torch.float64
 
 
-@given(st.floats(0, 1e6), st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(any), st.randoms())
+@given(
+    st.floats(0, 1e6), st.lists(st.floats(0, 1e6), min_size=1, max_size=9).filter(any), st.randoms()
+)
 def test_what_a_reader_keeps_is_its_part_of_all_weights_in_any_order(own, others, random):
     found, whole = own_weight(own, others), Fraction(own) + sum(map(Fraction, others))
     assert abs(Fraction(found, 2**32) - Fraction(own) / whole) <= Fraction(1, 2**33)

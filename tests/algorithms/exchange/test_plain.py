@@ -31,11 +31,17 @@ TWO = (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float32", (2,)))
 
 def drawn(specs, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return {(s, spec.name): torch.randn(spec.shape, generator=generator) for s in SILOS for spec in specs}
+    return {
+        (s, spec.name): torch.randn(spec.shape, generator=generator)
+        for s in SILOS
+        for spec in specs
+    }
 
 
 def test_folds_run_in_float64_and_round_once():
-    """(2^24 + 1)·x is no float32 product: each fold equals that in fractions, rounded to float32 at the end."""
+    """(2^24 + 1)·x is no float32 product: each fold equals that in fractions, rounded to float32 at
+    the end.
+    """
     values = {"a": 1 + 2**-23, "b": -1.0, "c": 2**-12}
     given_ = {(s, "w"): torch.full((2,), v) for s, v in values.items()}
     weights = {"a": 2.0**24 + 1, "b": 2.0**24 + 1, "c": 3.0}
@@ -60,7 +66,9 @@ def test_mix_row_equals_an_oracle_in_fractions():
     for spec in TWO:
         flat = [given_[s, spec.name].flatten().tolist() for s in SILOS]
         for k, value in enumerate(row[spec.name].flatten().tolist()):
-            exact = sum(Fraction(integers[s], 2**32) * Fraction(flat[i][k]) for i, s in enumerate(SILOS))
+            exact = sum(
+                Fraction(integers[s], 2**32) * Fraction(flat[i][k]) for i, s in enumerate(SILOS)
+            )
             assert abs(Fraction(value) - exact) <= abs(exact) * Fraction(1, 2**23)
         assert row[spec.name].dtype == torch.float32
 
@@ -94,7 +102,9 @@ def test_ratio_works_row_by_row_and_leaves_rows_without_weight_at_zero():
     assert part.wire[-1] == TensorSpec(WEIGHT, "float64", (2,), 0.0, 2.0**53)
     given_ = drawn(TWO)
     weights = {"a": [1.0, 0.0], "b": [3.0, 0.0], "c": [0.0, 0.0]}
-    read = lambda s, n: torch.tensor(weights[s], dtype=torch.float64) if n == WEIGHT else given_[s, n]  # noqa: E731
+    read = lambda s, n: (  # noqa: E731
+        torch.tensor(weights[s], dtype=torch.float64) if n == WEIGHT else given_[s, n]
+    )
     folded = PLAIN.collect(part, SILOS, read)
     for name in ("w", "b"):
         expected = (given_["a", name][0].double() + 3 * given_["b", name][0].double()) / 4
@@ -118,7 +128,10 @@ def test_gram_holds_the_inner_products_group_by_group():
         for i, one in enumerate(SILOS):
             for j, other in enumerate(SILOS):
                 slow = sum(
-                    a * b for a, b in zip(given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist(), strict=True)
+                    a * b
+                    for a, b in zip(
+                        given_[one, "v"][g].tolist(), given_[other, "v"][g].tolist(), strict=True
+                    )
                 )
                 assert gram[g, i, j].item() == pytest.approx(slow, abs=1e-12)
 
@@ -129,13 +142,22 @@ def test_vectors_cross_as_sketches_by_the_public_map_of_their_seed_and_are_laid_
     assert part.wire == (TensorSpec("v", "float32", (2, 4)),)
     rng = torch.Generator().manual_seed(0)
     given_ = {silo: torch.randn(2, 50, generator=rng, dtype=torch.float64) for silo in "ab"}
-    sent = {silo: PLAIN.give(part, Contribution({"v": vectors}))["v"] for silo, vectors in given_.items()}
+    sent = {
+        silo: PLAIN.give(part, Contribution({"v": vectors}))["v"]
+        for silo, vectors in given_.items()
+    }
     for silo, vectors in given_.items():
-        assert torch.equal(sent[silo], torch.stack([count_sketch(v, 4, 9) for v in vectors]).float())
+        assert torch.equal(
+            sent[silo], torch.stack([count_sketch(v, 4, 9) for v in vectors]).float()
+        )
         assert torch.equal(laid_out(part, Contribution({"v": vectors}))["v"], vectors)
     gram = PLAIN.collect(part, ("a", "b"), lambda silo, _: sent[silo])["gram"]
-    assert gram[1, 0, 1].item() == pytest.approx(float(sent["a"][1].double() @ sent["b"][1].double()), abs=1e-12)
-    with pytest.raises(LocalError, match=r"tensor 'v' is float32 \[2, 50\], its schema says float64 \[2, 50\]"):
+    assert gram[1, 0, 1].item() == pytest.approx(
+        float(sent["a"][1].double() @ sent["b"][1].double()), abs=1e-12
+    )
+    with pytest.raises(
+        LocalError, match=r"tensor 'v' is float32 \[2, 50\], its schema says float64 \[2, 50\]"
+    ):
         PLAIN.give(part, Contribution({"v": given_["a"].float()}))
     with pytest.raises(LocalError, match="tensor 'v' holds NaN or infinity"):  # once it is float32
         PLAIN.give(part, Contribution({"v": given_["a"] * 1e200}))
@@ -152,25 +174,39 @@ def test_collect_refuses_an_empty_round():
         PLAIN.collect(Part("m", Kind.BACKBONE, Mix(), TWO), (), lambda *_: torch.zeros(0))
 
 
-@pytest.mark.parametrize(("region", "block"), [(1, 1), (7, 3), (64, 64), (1000, 10), (1000, 100), (1000, 1000)])
+@pytest.mark.parametrize(
+    ("region", "block"), [(1, 1), (7, 3), (64, 64), (1000, 10), (1000, 100), (1000, 1000)]
+)
 def test_regions_blocks_and_packs_change_no_bit(monkeypatch, region, block):
-    """Each tensor as if it were alone, element after element and silo after silo, whatever lies side by side."""
-    shapes = {"w": ("float32", (9, 11)), "s": ("float32", ()), "d": ("float64", (2, 3)), "b": ("float32", (1, 4))}
+    """Each tensor as if it were alone, element after element and silo after silo, whatever lies
+    side by side.
+    """
+    shapes = {
+        "w": ("float32", (9, 11)),
+        "s": ("float32", ()),
+        "d": ("float64", (2, 3)),
+        "b": ("float32", (1, 4)),
+    }
     specs = tuple(TensorSpec(name, *of) for name, of in shapes.items())
     rng = torch.Generator().manual_seed(3)
     given = {
-        silo: {s.name: torch.randn(s.shape, generator=rng, dtype=DTYPES[s.dtype]) for s in specs} for silo in "abc"
+        silo: {s.name: torch.randn(s.shape, generator=rng, dtype=DTYPES[s.dtype]) for s in specs}
+        for silo in "abc"
     }
     for n, held in enumerate(given.values()):
         held[WEIGHT] = torch.tensor(n + 0.3).double()
     read = lambda silo, name: given[silo][name]  # noqa: E731
-    mean, mixed = Part("m", Kind.BACKBONE, Sum("mean"), specs), Part("x", Kind.BACKBONE, Mix(), specs)
+    mean, mixed = (
+        Part("m", Kind.BACKBONE, Sum("mean"), specs),
+        Part("x", Kind.BACKBONE, Mix(), specs),
+    )
     shares = {"a": 0.2, "b": 0.0, "c": 3.0}
     monkeypatch.setattr(plain, "REGION", region)
     monkeypatch.setattr(plain, "BLOCK", block)
     row = PLAIN.mix(mixed, "r", shares, read)
     monkeypatch.setattr(plain, "GPU_BLOCK", block)
-    there = PlainExchange(torch.device("cpu:0")).mix(mixed, "r", shares, read)  # as if it were another device
+    # as if it were another device
+    there = PlainExchange(torch.device("cpu:0")).mix(mixed, "r", shares, read)
     assert all(torch.equal(row[name], there[name]) for name in shapes)
     found = PLAIN.collect(mean, tuple("abc"), read)
     assert list(row) == list(there) == [*shapes]
@@ -192,12 +228,17 @@ def test_a_row_is_folded_on_its_device_whatever_lies_there():
     meta = torch.device("meta")
     there = {key: tensor.to(meta) if key[0] == "b" else tensor for key, tensor in given_.items()}
     with OneDevice(), pytest.raises(NotImplementedError, match="Cannot copy out of meta"):
-        PlainExchange(meta).mix(part, "r", {"a": 1.0, "b": 2.0}, lambda silo, name: there[silo, name])
+        PlainExchange(meta).mix(
+            part, "r", {"a": 1.0, "b": 2.0}, lambda silo, name: there[silo, name]
+        )
 
 
 def test_a_large_tensor_folds_to_the_same_bits_as_its_pieces(monkeypatch):
     """Regions are folded by several threads; who takes which does not show."""
-    values = {silo: torch.randn(4000, generator=torch.Generator().manual_seed(seed)) for seed, silo in enumerate("abc")}
+    values = {
+        silo: torch.randn(4000, generator=torch.Generator().manual_seed(seed))
+        for seed, silo in enumerate("abc")
+    }
     weights = {"a": 3.0, "b": 1.0, "c": 1e-3}
 
     def folded():

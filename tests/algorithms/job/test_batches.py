@@ -1,4 +1,6 @@
-"""Batches of blind jobs: who is summed together, and what sums over many rounds then tell of one silo."""
+"""Batches of blind jobs: who is summed together, and what sums over many rounds then tell of one
+silo.
+"""
 
 import numpy as np
 import pytest
@@ -24,12 +26,15 @@ ROUNDS = 60
         (0.5, 5, 3, 3, (1, 1)),
     ],
 )
-def test_the_nearest_share_is_drawn_of_the_fewest_batches(participation, silos, least, fewest, found):
+def test_the_nearest_share_is_drawn_of_the_fewest_batches(
+    participation, silos, least, fewest, found
+):
     assert drawn_batches(participation, silos, least, fewest) == found
 
 
 @pytest.mark.parametrize(
-    ("silos", "number", "taken", "fewest"), [(10, 3, 1, 3), (10, 3, 2, 6), (11, 3, 2, 7), (8, 2, 1, 4)]
+    ("silos", "number", "taken", "fewest"),
+    [(10, 3, 1, 3), (10, 3, 2, 6), (11, 3, 2, 7), (8, 2, 1, 4)],
 )
 def test_the_smallest_round_has_the_smallest_batches(silos, number, taken, fewest):
     assert smallest_round(silos, number, taken) == fewest
@@ -49,7 +54,9 @@ def test_each_silo_is_in_one_batch_whatever_the_order_of_the_job(number):
 
 def test_other_silos_have_other_batches():
     assert {frozenset(batch) for batch in split(TEN, 2)} != {frozenset(TEN[:5]), frozenset(TEN[5:])}
-    assert {frozenset(batch) for batch in split(TEN, 2)} != {frozenset(batch) for batch in split((*TEN[:9], "k"), 2)}
+    assert {frozenset(batch) for batch in split(TEN, 2)} != {
+        frozenset(batch) for batch in split((*TEN[:9], "k"), 2)
+    }
 
 
 def test_silos_of_a_broken_batch_are_left_out():
@@ -61,7 +68,7 @@ def test_silos_of_a_broken_batch_are_left_out():
     assert unbroken((), "ab") == ("a", "b")
 
 
-def test_a_batch_may_lack_silos_that_are_proven_to_have_broken_the_rules_while_enough_of_it_are_there():
+def test_a_batch_may_lack_proven_rule_breakers_while_enough_are_there():
     batches = (("a", "b", "c", "d"), ("e", "f", "g", "h"))
     assert unbroken(batches, "abcefgh") == tuple("efgh")
     assert unbroken(batches, "abcefgh", {"d"}, 3) == tuple("abcefgh")
@@ -76,12 +83,17 @@ def test_a_batch_may_lack_silos_that_are_proven_to_have_broken_the_rules_while_e
 
 
 def solved(cohorts, updates):
-    """What least squares make of a silo's update, over the sums of these cohorts: correlation with the true one."""
+    """What least squares make of a silo's update, over the sums of these cohorts: correlation with
+    the true one.
+    """
     rows = np.array([[silo in cohort for silo in TEN] for cohort in cohorts], dtype=float)
     sums = np.einsum("rs,rsd->rd", rows, updates)
     found, *_ = np.linalg.lstsq(rows, sums, rcond=None)
     true = updates.mean(0)
-    return [float(np.corrcoef(found[at] - found.mean(0), true[at] - true.mean(0))[0, 1]) for at in range(len(TEN))]
+    return [
+        float(np.corrcoef(found[at] - found.mean(0), true[at] - true.mean(0))[0, 1])
+        for at in range(len(TEN))
+    ]
 
 
 def updates_of_rounds():
@@ -91,7 +103,9 @@ def updates_of_rounds():
 
 
 def test_sixty_rounds_over_batches_tell_of_no_silo_what_its_batch_does_not(make_job):
-    """So et al., AAAI 2023: sums over drawn silos give each update, sums over batches give those of the batches."""
+    """So et al., AAAI 2023: sums over drawn silos give each update, sums over batches give those of
+    the batches.
+    """
     fields = {"silos": list(TEN), "rounds": ROUNDS, "participation": 0.5, "min_cohort": 3}
     clear = make_job("fedper", **fields)
     blind = make_job("fedper", **fields, security={"secure_aggregation": "required"})

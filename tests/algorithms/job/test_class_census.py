@@ -1,4 +1,5 @@
-"""A count of holders before what is summed class by class: four silos a to d, classes 0 to 2, four holders needed.
+"""A count of holders before what is summed class by class: four silos a to d, classes 0 to 2, four
+holders needed.
 
 Class 0 is at all four, class 1 at a, b and c, class 2 at d alone.
 """
@@ -15,7 +16,14 @@ from staddle.algorithms.engines.aggregation import MemoryArchive, close_round, d
 from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
-from staddle.algorithms.job.class_census import SAID, TOLD, ClassCensus, by_class, hide_rows, shown_rows
+from staddle.algorithms.job.class_census import (
+    SAID,
+    TOLD,
+    ClassCensus,
+    by_class,
+    hide_rows,
+    shown_rows,
+)
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.method import METRICS, initial_state
 from staddle.algorithms.training.silo_round import local_round, take_delivery
@@ -58,7 +66,9 @@ def counted(job, silo="a", round_=1, told=(4, 3, 1)):
 # Which jobs.
 
 
-@pytest.mark.parametrize(("method", "part"), [("fedssa", "rows"), ("fedaims", "prototypes"), ("ppfl", "coupling")])
+@pytest.mark.parametrize(
+    ("method", "part"), [("fedssa", "rows"), ("fedaims", "prototypes"), ("ppfl", "coupling")]
+)
 def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_job, method, part):
     job = blind(method)
     assert isinstance(job.method(), ClassCensus)
@@ -74,7 +84,9 @@ def test_a_blind_job_that_sums_by_class_counts_first_and_has_a_key(blind, make_j
 def test_other_blind_jobs_count_nothing(blind, method):
     options = {"lam": 0.0} if method == "ppfl" else {}
     assert not blind(method, options).counted
-    with pytest.raises(LocalError, match=r"security\.min_holders = 3 does nothing: no class is summed; take it out"):
+    with pytest.raises(
+        LocalError, match=r"security\.min_holders = 3 does nothing: no class is summed; take it out"
+    ):
         blind(method, options, security={**BLIND, "min_holders": 3})
 
 
@@ -89,19 +101,29 @@ def test_fewest_holders_are_min_cohort_unless_the_job_says_otherwise(blind):
     five = [*FOUR, "e"]
     assert (blind().min_holders, blind(silos=five, min_cohort=4).min_holders) == (3, 4)
     assert blind(silos=five, min_cohort=5, security={**BLIND, "min_holders": 4}).min_holders == 4
-    with pytest.raises(LocalError, match=r"min_cohort = 4 says and colluders = 1 more, and there are 4, so none"):
+    with pytest.raises(
+        LocalError, match=r"min_cohort = 4 says and colluders = 1 more, and there are 4, so none"
+    ):
         blind(min_cohort=4)
-    with pytest.raises(LocalError, match=r"security\.min_holders = 4 says and colluders = 1 more, and there are 4"):
+    with pytest.raises(
+        LocalError, match=r"security\.min_holders = 4 says and colluders = 1 more, and there are 4"
+    ):
         blind(security={**BLIND, "min_holders": 4})
     for few in (1, 2):
-        with pytest.raises(ValueError, match=f"min_holders = {few} would show too few; write 3 or more"):
+        with pytest.raises(
+            ValueError, match=f"min_holders = {few} would show too few; write 3 or more"
+        ):
             blind(security={**BLIND, "min_holders": few})
-    with pytest.raises(ValueError, match=r'min_holders = 3 does nothing with secure_aggregation = "off"'):
+    with pytest.raises(
+        ValueError, match=r'min_holders = 3 does nothing with secure_aggregation = "off"'
+    ):
         blind(security={"min_holders": 3})
 
 
 def test_rows_are_withheld_by_one_rule_before_the_sum_or_after_it(blind, make_job):
-    with pytest.raises(LocalError, match=r"option min_holders = 2 withholds rows after they are summed, in a blind"):
+    with pytest.raises(
+        LocalError, match=r"option min_holders = 2 withholds rows after they are summed, in a blind"
+    ):
         blind(options={"min_holders": 2})
     assert make_job("fedssa", {"min_holders": 2}).document()
 
@@ -110,11 +132,17 @@ def test_rows_are_withheld_by_one_rule_before_the_sum_or_after_it(blind, make_jo
 
 
 def test_rounds_are_shifted_by_one(blind, make_job):
-    method, inner = blind("fedaims").method(), make_job("fedaims", None, MODELS["fedaims"], silos=FOUR).method()
+    method, inner = (
+        blind("fedaims").method(),
+        make_job("fedaims", None, MODELS["fedaims"], silos=FOUR).method(),
+    )
     assert method.down(0) == ()
     for round_ in range(4):
         assert method.up(round_ + 1) == inner.up(round_)
-        assert [p.name for p in method.down(round_ + 1)] == ["holders", *(p.name for p in inner.down(round_))]
+        assert [p.name for p in method.down(round_ + 1)] == [
+            "holders",
+            *(p.name for p in inner.down(round_)),
+        ]
         known = initial_state(inner, "b")
         own, later = facts("b", round_), facts("b", round_ + 1)
         assert method.stages(known, later)[0].optimiser == inner.stages(known, own)[0].optimiser
@@ -128,7 +156,10 @@ def test_rounds_are_shifted_by_one(blind, make_job):
 def test_what_a_silo_is_dealt_in_a_round_of_its_own_is_dealt_a_round_later(blind):
     """Algorithm 2 of FedAIMS deals out blocks in each round that trains, and none at the end."""
     job = blind("fedaims", {"sampling": "algorithm2"})
-    dealt = [[each.part for each in job.method().deliveries(job.method().begin(), n, "a")] for n in range(6)]
+    dealt = [
+        [each.part for each in job.method().deliveries(job.method().begin(), n, "a")]
+        for n in range(6)
+    ]
     assert [("holders" in parts, "block" in parts) for parts in dealt] == [
         (False, False), *[(True, True)] * 4, (True, False),
     ]  # fmt: skip
@@ -174,7 +205,9 @@ def test_the_cohort_of_a_round_is_that_of_the_wire(blind):
 
 @pytest.mark.parametrize("fewest", range(1, 6))
 def test_rows_of_enough_holders_are_shown(fewest):
-    """3 + 1 = 4 by default: of four holders three are honest, whoever the one in league with the coordinator is."""
+    """3 + 1 = 4 by default: of four holders three are honest, whoever the one in league with the
+    coordinator is.
+    """
     assert shown_rows(torch.arange(6), fewest).tolist() == [n >= fewest for n in range(6)]
 
 
@@ -187,21 +220,32 @@ def test_hidden_rows_are_zeros_in_values_and_weight():
     assert rows.tolist() == [[1, 2], [3, 4], [5, 6]]  # the silo's own stay
     total = hide_rows("deltas", Contribution({"n": torch.tensor([7, 8, 0])}), held, shown)
     assert (total.tensors["n"].tolist(), total.weight) == ([7, 0, 0], None)
-    beside = hide_rows("coupling", Contribution({"b": torch.ones(3) * held, "silos": torch.tensor(1.0)}), held, shown)
-    assert (beside.tensors["b"].tolist(), beside.tensors["silos"].tolist()) == ([1, 0, 0], 1)  # which is no row
+    beside = hide_rows(
+        "coupling",
+        Contribution({"b": torch.ones(3) * held, "silos": torch.tensor(1.0)}),
+        held,
+        shown,
+    )
+    # which is no row
+    assert (beside.tensors["b"].tolist(), beside.tensors["silos"].tolist()) == ([1, 0, 0], 1)
 
 
 @pytest.mark.parametrize(
     "contribution",
     [
-        Contribution({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),  # class 2 is not held
+        # class 2 is not held
+        Contribution({"rows": torch.zeros(3, 2)}, torch.tensor([1.0, 0.0, 0.5])),
         Contribution({"n": torch.tensor([1, 1, -1])}),
         Contribution({"n": torch.tensor([0, 0, 0]), "wide": torch.eye(3)}),
     ],
 )
 def test_rows_that_this_silo_does_not_hold_are_a_bug_of_the_method(contribution):
-    with pytest.raises(LocalError, match="part 'p' has rows of other classes than this silo has records of"):
-        hide_rows("p", contribution, torch.tensor([True, True, False]), torch.tensor([True, True, True]))
+    with pytest.raises(
+        LocalError, match="part 'p' has rows of other classes than this silo has records of"
+    ):
+        hide_rows(
+            "p", contribution, torch.tensor([True, True, False]), torch.tensor([True, True, True])
+        )
 
 
 # The silo half.
@@ -240,7 +284,9 @@ def test_a_stale_inclusive_header_leaves_them_out_too(blind):
 
 
 def test_without_holders_a_silo_gives_nothing(blind):
-    """If it gave zeros, a coordinator would keep them from three silos, and the fourth would be alone in its row."""
+    """If it gave zeros, a coordinator would keep them from three silos, and the fourth would be
+    alone in its row.
+    """
     job = blind()
     method = job.method()
     state = method.deliver(initial_state(method, "a"), {}, facts("a", 0))
@@ -258,10 +304,13 @@ def test_a_silo_whose_classes_changed_gives_nothing(blind):
     """Of a class that it said it holds, the others' rows would be summed without its own."""
     method = blind().method()
     for counts in ((1, 0, 0), (1, 1, 1)):
-        with pytest.raises(LocalError, match="of other classes than it said in the job's count of holders"):
+        with pytest.raises(
+            LocalError, match="of other classes than it said in the job's count of holders"
+        ):
             method.deliver(counted(blind()), holders(4, 3, 1), facts("a", 2, {"a": counts}))
     with pytest.raises(LocalError, match="count of holders"):
-        method.deliver(initial_state(method, "a"), holders(4, 3, 1), facts("a", 1))  # it was not there
+        # it was not there
+        method.deliver(initial_state(method, "a"), holders(4, 3, 1), facts("a", 1))
 
 
 def test_a_method_does_not_see_the_count(blind):
@@ -274,7 +323,9 @@ def test_a_method_does_not_see_the_count(blind):
 
         def __getattribute__(self, name):
             if name in ("deliver", "stages", "give"):
-                return lambda state, *rest: seen.append((state, rest)) or getattr(inner, name)(state, *rest)
+                return lambda state, *rest: (
+                    seen.append((state, rest)) or getattr(inner, name)(state, *rest)
+                )
             return object.__getattribute__(self, name)
 
     inner = job.method()._inner
@@ -342,7 +393,11 @@ def test_in_a_whole_job_nobody_gives_a_row_that_few_hold(blind, make_data, metho
     exchanges = Recorded(simulated(job))
     made = simulate(job, shards(make_data), exchanges=exchanges)
     names = {"rows", "deltas", "prototypes", "coupling"}
-    rows = [{n: v for n, v in gave.items() if v.ndim} for part, gave in exchanges.gave if part.name in names]
+    rows = [
+        {n: v for n, v in gave.items() if v.ndim}
+        for part, gave in exchanges.gave
+        if part.name in names
+    ]
     assert len(rows) == 4 * job.rounds
     for gave in rows:
         assert all(bool(value[0].any()) or method == "fedssa" for value in gave.values())
@@ -354,16 +409,31 @@ def test_in_a_whole_job_nobody_gives_a_row_that_few_hold(blind, make_data, metho
 
 
 @pytest.mark.parametrize(("method", "options"), WHOLE)
-def test_where_all_hold_all_it_is_the_job_in_the_clear_bit_for_bit(blind, make_job, make_data, method, options):
+def test_where_all_hold_all_it_is_the_job_in_the_clear_bit_for_bit(
+    blind, make_job, make_data, method, options
+):
     counts = dict.fromkeys(FOUR, (3, 2, 1))
-    job, clear = blind(method, options), make_job(method, options, MODELS.get(method), silos=FOUR, min_cohort=3)
-    one, other = simulate(job, shards(make_data, counts)), simulate(clear, shards(make_data, counts))
+    job, clear = (
+        blind(method, options),
+        make_job(method, options, MODELS.get(method), silos=FOUR, min_cohort=3),
+    )
+    one, other = (
+        simulate(job, shards(make_data, counts)),
+        simulate(clear, shards(make_data, counts)),
+    )
     for silo in FOUR:
-        assert [r.correct_trained for r in one.history[silo]][1:] == [r.correct_trained for r in other.history[silo]]
+        assert [r.correct_trained for r in one.history[silo]][1:] == [
+            r.correct_trained for r in other.history[silo]
+        ]
         for part, tensors in other.states[silo].parts.items():
-            assert all(torch.equal(one.states[silo].parts[part][name], value) for name, value in tensors.items())
+            assert all(
+                torch.equal(one.states[silo].parts[part][name], value)
+                for name, value in tensors.items()
+            )
     assert one.coordinator.keys() == other.coordinator.keys()
-    assert all(torch.equal(one.coordinator[name], value) for name, value in other.coordinator.items())
+    assert all(
+        torch.equal(one.coordinator[name], value) for name, value in other.coordinator.items()
+    )
 
 
 def test_the_round_that_counts_trains_nothing(blind, make_data):
@@ -372,7 +442,9 @@ def test_the_round_that_counts_trains_nothing(blind, make_data):
     spool = {}
     for silo in FOUR:
         before = initial_state(method, silo)
-        made = local_round(method, job, before, 0, deliver(method, PLAIN, {}, 0, silo, archive), *data[silo], silo)
+        made = local_round(
+            method, job, before, 0, deliver(method, PLAIN, {}, 0, silo, archive), *data[silo], silo
+        )
         assert made.report.loss is None
         assert made.report.correct_delivered == made.report.correct_trained
         assert all(
@@ -380,7 +452,9 @@ def test_the_round_that_counts_trains_nothing(blind, make_data):
             for part, tensors in before.parts.items()
             for name, value in tensors.items()
         )
-        spool |= {(part.name, silo): PLAIN.give(part, made.contributions[part.name]) for part in job.up(0)}
+        spool |= {
+            (part.name, silo): PLAIN.give(part, made.contributions[part.name]) for part in job.up(0)
+        }
     read = lambda part, silo, name: spool[part, silo][name]  # noqa: E731
     state, metrics = close_round(method, PLAIN, {}, 0, FOUR, job.up(0), read, archive)
     assert archive.latest("holders")["holders"].tolist() == [4, 3, 1]

@@ -4,7 +4,15 @@ from dataclasses import fields
 import pytest
 
 from staddle.algorithms.catalog import METHODS
-from staddle.algorithms.exchange.parts import MOST_TENSORS, WEIGHT, Each, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import (
+    MOST_TENSORS,
+    WEIGHT,
+    Each,
+    Kind,
+    Part,
+    Sum,
+    TensorSpec,
+)
 from staddle.algorithms.job.job import DERIVED, Job, JobFile
 from staddle.algorithms.job.schema import phases
 from staddle.algorithms.method import METRICS
@@ -43,7 +51,12 @@ def read(tmp_path, text=TEXT):
 
 def test_a_job_file_fills_in_its_defaults(tmp_path):
     job = read(tmp_path)
-    assert (job.min_cohort, job.round_timeout, job.training.batch_size, job.training.momentum) == (2, 600.0, 32, 0.0)
+    assert (job.min_cohort, job.round_timeout, job.training.batch_size, job.training.momentum) == (
+        2,
+        600.0,
+        32,
+        0.0,
+    )
     assert job.method().name == "pfedsim"
     assert job.method().warmup == 3
 
@@ -63,16 +76,44 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("rounds = 10", "rounds = 100001", "rounds = 100001"),
         ("rounds = 10", "rounds = true", "rounds = True: give a whole number$"),
         ("rounds = 10", "rounds = 1.5", "rounds = 1.5: give a whole number$"),
-        ("[training]", "[trainin]", "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'"),
+        (
+            "[training]",
+            "[trainin]",
+            "missing key 'training'; add it; unknown key 'trainin'; did you mean 'training'",
+        ),
         ("[model]", "[[model]]", "model: give a table$"),
-        ("rho = 0.35", "roh = 0.35", r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'"),
-        ("rho = 0.35", "rho = 1.35", r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$"),
+        (
+            "rho = 0.35",
+            "roh = 0.35",
+            r"\[method.options\] of pfedsim: unknown key 'roh'; did you mean 'rho'",
+        ),
+        (
+            "rho = 0.35",
+            "rho = 1.35",
+            r"\[method.options\] of pfedsim: rho = 1.35: give 1.0 or less$",
+        ),
         ("rho = 0.35", 'similarity = "men"', "similarity = 'men': give 'mean' or 'per_class'$"),
-        ('norm = "batch"', 'norm = "bach"', "model.norm = 'bach': give 'none', 'batch' or 'group'$"),
+        (
+            'norm = "batch"',
+            'norm = "bach"',
+            "model.norm = 'bach': give 'none', 'batch' or 'group'$",
+        ),
         ("classes = 10", "classes = 2.0", "model.classes = 2.0: give a whole number$"),
-        ("classes = 10", 'classes = 10\nclass_names = "a"', "model.class_names = 'a': give a list in brackets$"),
-        ("classes = 10", 'classes = 10\nclass_names = ["a"]', "model: 1 class_names for 10 classes; give one a class"),
-        ("classes = 10", "classes = 10\ninput = [1, 8, 8]", "at least 16 x 16 pixels.*; choose another model"),
+        (
+            "classes = 10",
+            'classes = 10\nclass_names = "a"',
+            "model.class_names = 'a': give a list in brackets$",
+        ),
+        (
+            "classes = 10",
+            'classes = 10\nclass_names = ["a"]',
+            "model: 1 class_names for 10 classes; give one a class",
+        ),
+        (
+            "classes = 10",
+            "classes = 10\ninput = [1, 8, 8]",
+            "at least 16 x 16 pixels.*; choose another model",
+        ),
         ('"digits"', '"Digits"', "name = 'Digits'"),
         ('"digits"', '"digits\\n"', "name = 'digits"),
         ('"digits"', f'"{"x" * 65}"', "name = "),
@@ -83,7 +124,11 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("participation = 0.5", "participation = 0", "participation = 0"),
         ("participation = 0.5", "participation = nan", "participation = nan"),
         ("participation = 0.5", "participation = 1.5", "participation = 1.5"),
-        ("participation = 0.5", "min_cohort = 4", "min_cohort = 4, but there are 3 silos; lower it"),
+        (
+            "participation = 0.5",
+            "min_cohort = 4",
+            "min_cohort = 4, but there are 3 silos; lower it",
+        ),
         ("participation = 0.5", "round_timeout = 0", "round_timeout = 0"),
         ("lr = 0.1", "lr = inf", "training.lr = inf"),
         ("lr = 0.1", "lr = 0.0", "training.lr = 0.0"),
@@ -94,12 +139,20 @@ def test_a_job_file_fills_in_its_defaults(tmp_path):
         ("epochs = 2", "epochs = 0", "training.epochs = 0"),
         ('"pfedsim"', '"pfedsym"', "unknown method 'pfedsym'; did you mean 'pfedsim'"),
         ('"pfedsim"', '"fedavg"', "of fedavg: unknown key 'rho'"),
-        ("rho = 0.35", "rh = 0.35", r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'"),
+        (
+            "rho = 0.35",
+            "rh = 0.35",
+            r"\[method.options\] of pfedsim: unknown key 'rh'; did you mean 'rho'",
+        ),
         ("rho = 0.35", "rho = 1.1", "rho = 1.1"),
         ("rho = 0.35", 'similarity = "max"', "similarity = 'max'"),
         ("rho = 0.35", "self_weight = -1.0", "self_weight = -1.0"),
         ("rho = 0.35", "self_weight = inf", "self_weight = inf"),
-        ('name = "pfedsim"', 'name = "pfedsim"\nversion = 9', "this silo's pfedsim version differs, it is 1"),
+        (
+            'name = "pfedsim"',
+            'name = "pfedsim"\nversion = 9',
+            "this silo's pfedsim version differs, it is 1",
+        ),
         ('"lenet5"', '"lenet"', "model.name = 'lenet'"),
         ('norm = "batch"', "input = [3, 8, 8]", "at least 16 x 16"),
         ("[training]", "[training", "not valid TOML"),
@@ -126,12 +179,16 @@ def test_a_document_goes_round_through_canonical_json(make_job, method):
 def test_a_job_and_its_document_have_every_key_of_the_file(make_job):
     assert make_job().document().keys() == {*JobFile.model_fields, *DERIVED}
     own = {"method_name", "method_options", "federated"}
-    assert {field.name for field in fields(Job)} - own == JobFile.model_fields.keys() - {"version", "method"}
+    assert {field.name for field in fields(Job)} - own == JobFile.model_fields.keys() - {
+        "version",
+        "method",
+    }
 
 
 def test_the_digest_follows_every_choice(make_job):
     jobs = [
-        make_job("pfedsim"), make_job("fedavg"), make_job("pfedsim", {"rho": 0.25}), make_job("pfedsim", seed=8),
+        make_job("pfedsim"), make_job("fedavg"), make_job("pfedsim", {"rho": 0.25}),
+        make_job("pfedsim", seed=8),
         make_job("pfedsim", silos=["a", "c", "b"]), make_job("pfedsim", model={"norm": "batch"}),
         make_job("pfedsim", training={"lr": 0.2}),
     ]  # fmt: skip
@@ -154,13 +211,17 @@ def test_the_policy_of_buffers_enters_the_model_digest(make_job):
 
 def test_a_job_of_this_policy_goes_round_through_canonical_json(make_job):
     job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"})
-    assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest == job.digest
+    assert (
+        Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire").digest
+        == job.digest
+    )
 
 
 @pytest.mark.parametrize("method", ["local", "fedssa"])
 def test_a_policy_of_buffers_that_would_do_nothing_is_refused(make_job, method):
     with pytest.raises(
-        LocalError, match=f"model.buffers = 'global', but method '{method}' gives no running statistics"
+        LocalError,
+        match=f"model.buffers = 'global', but method '{method}' gives no running statistics",
     ):
         make_job(method, model={"norm": "batch", "buffers": "global"}).document()
     make_job(method, model={"norm": "batch", "buffers": "local"}).document()
@@ -178,7 +239,9 @@ def test_buffers_may_first_cross_after_a_census_or_in_a_late_round(make_job):
 def test_the_schema_writes_out_what_crosses(tmp_path):
     schema = read(tmp_path).document()["schema"]
     assert [phase["from_round"] for phase in schema] == [0, 3, 4, 10]
-    names = [([p["name"] for p in phase["up"]], [p["name"] for p in phase["down"]]) for phase in schema]
+    names = [
+        ([p["name"] for p in phase["up"]], [p["name"] for p in phase["down"]]) for phase in schema
+    ]
     assert names == [
         (["model", "metrics"], ["model"]),
         (["extractor", "rows", "metrics"], ["model"]),
@@ -195,7 +258,10 @@ def test_the_schema_writes_out_what_crosses(tmp_path):
         "tensors": [{"name": "rows", "dtype": "float32", "shape": [1, 840]}],
     }  # fmt: skip
     assert not any(
-        "running" in t["name"] for phase in schema for p in phase["up"] + phase["down"] for t in p["tensors"]
+        "running" in t["name"]
+        for phase in schema
+        for p in phase["up"] + phase["down"]
+        for t in p["tensors"]
     )
 
 
@@ -216,7 +282,11 @@ def tamper(document, *path, value):
             [9],
             r"pfedsim version differs \(schema\[0\].up\[0\].tensors\[0\].shape",
         ),
-        (("schema", 1, "up", 0, "name"), "weights", r"this silo's pfedsim version differs \(schema\[1\]"),
+        (
+            ("schema", 1, "up", 0, "name"),
+            "weights",
+            r"this silo's pfedsim version differs \(schema\[1\]",
+        ),
         (("schema",), [], "this silo's pfedsim version differs"),
         (("method_digest",), "00", "this silo's pfedsim version differs"),
         (("model_digest",), "00", "this silo's model cnn-digits differs"),
@@ -255,7 +325,18 @@ def test_class_names_are_in_the_document_and_change_nothing_that_crosses(make_jo
 
 
 NEED_EXTRACTOR = {
-    *("fedas", "fedbabu", "fedpac", "fedper", "fedproto", "fedrep", "fedsimsup", "lg-fedavg", "pfedfda", "pfedsim"),
+    *(
+        "fedas",
+        "fedbabu",
+        "fedpac",
+        "fedper",
+        "fedproto",
+        "fedrep",
+        "fedsimsup",
+        "lg-fedavg",
+        "pfedfda",
+        "pfedsim",
+    ),
 }
 BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 
@@ -264,14 +345,21 @@ BLOCKS = {"convnet-3x64", "convnet-4x128", "convnet-digits", "resnet18"}
 def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job, method):
     for name, network in NETWORKS.items():
         model = {"name": name, "norm": network.norms[0]}
-        job = make_job(method, model=model, silos=list("abcd"), participation=0.75 if method == "fedsimsup" else 1.0)
+        job = make_job(
+            method,
+            model=model,
+            silos=list("abcd"),
+            participation=0.75 if method == "fedsimsup" else 1.0,
+        )
         lacking = (
             (name == "glm" and method in NEED_EXTRACTOR)
             or (name not in BLOCKS and method == "fedaims")
             or (network.norms[0] == "none" and method == "fedbn")
         )
         if lacking:
-            with pytest.raises(LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"):
+            with pytest.raises(
+                LocalError, match=rf"^job 'test' \({method} on {name}\): .*; choose [^;]*$"
+            ):
                 job.document()
         else:
             job.document()
@@ -279,11 +367,16 @@ def test_each_method_takes_each_network_or_says_why_not_and_what_to_do(make_job,
 
 @pytest.mark.parametrize("extractor", NETWORKS)
 def test_fedssa_takes_each_extractor_or_says_why_not_and_what_to_do(make_job, extractor):
-    job = make_job("fedssa", {"extractors": [extractor]}, {"name": "digits-cnn-a", "input": [1, 16, 16]})
+    job = make_job(
+        "fedssa", {"extractors": [extractor]}, {"name": "digits-cnn-a", "input": [1, 16, 16]}
+    )
     if extractor in {"digits-cnn-a", "digits-cnn-b", "digits-cnn-c", "convnet-3x64"}:
         job.document()
     else:
-        text = rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose [^;]*$"
+        text = (
+            rf"^job 'test' \(fedssa on digits-cnn-a\): fedssa: extractor '{extractor}' .*; choose"
+            r" [^;]*$"
+        )
         with pytest.raises(LocalError, match=text):
             job.document()
 
@@ -311,7 +404,9 @@ def test_cohorts_are_drawn_once_for_all_methods_in_job_order(make_job):
     [(1.0, 2, 5), (0.01, 2, 2), (0.5, 2, 3), (0.3, 2, 2), (0.1, 4, 4), (0.7, 1, 4), (0.1, 1, 1)],
 )
 def test_cohort_sizes_round_half_up(make_job, share, fewest, size):
-    assert len(make_job(silos=list("abcde"), participation=share, min_cohort=fewest).cohort(0)) == size
+    assert (
+        len(make_job(silos=list("abcde"), participation=share, min_cohort=fewest).cohort(0)) == size
+    )
 
 
 def test_rounds_beyond_the_job_do_not_exist(make_job):
@@ -366,5 +461,7 @@ def test_no_more_tensors_cross_than_a_manifest_may_have():
     assert len(phases(1, lambda _: most, lambda _: ())) == 1
     more = parts(MOST_TENSORS + 1)
     for up, down in ((more, ()), ((), more)):
-        with pytest.raises(LocalError, match=f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"):
+        with pytest.raises(
+            LocalError, match=f"{MOST_TENSORS + 1} tensors cross, at most {MOST_TENSORS} may"
+        ):
             phases(1, lambda _, up=up: up, lambda _, down=down: down)

@@ -58,8 +58,9 @@ def test_what_is_no_schedule_is_refused(tmp_path, schedule, complaint):
     path = tmp_path / "job.toml"
     inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in schedule.items())
     path.write_text(
-        'version = 1\nname = "n"\nseed = 1\nrounds = 2\nsilos = ["a", "b"]\n[method]\nname = "fedavg"\n'
-        f'[model]\nname = "cnn-digits"\nclasses = 3\n[training]\nlr = 0.1\nschedule = {{ {inline} }}\n'
+        'version = 1\nname = "n"\nseed = 1\nrounds = 2\nsilos = ["a", "b"]\n[method]\nname ='
+        ' "fedavg"\n[model]\nname = "cnn-digits"\nclasses = 3\n[training]\nlr = 0.1\nschedule = {'
+        f" {inline} }}\n"
     )
     with pytest.raises(LocalError, match=complaint) as error:
         Job.from_toml(path)
@@ -104,7 +105,10 @@ def test_a_round_at_a_lower_rate(make_job, make_shards, method):
 
 
 def test_stacked_silos_go_by_it_too(make_job, make_shards):
-    jobs = [make_job("fedavg", training={"schedule": schedule}, rounds=2) for schedule in (EXPONENTIAL, None)]
+    jobs = [
+        make_job("fedavg", training={"schedule": schedule}, rounds=2)
+        for schedule in (EXPONENTIAL, None)
+    ]
     records = {silo: Records(*sides) for silo, sides in make_shards(jobs[0]).items()}
     ends = []
     for job in jobs:
@@ -119,5 +123,7 @@ def test_stacked_silos_go_by_it_too(make_job, make_shards):
     simulation = Simulation(job, Stacked(job, records))
     simulation.step()
     down = simulation._work("a")
-    alone = local_round(job.method(), job, down.state, 1, down.delivered, train, test, "a").state.flat
+    alone = local_round(
+        job.method(), job, down.state, 1, down.delivered, train, test, "a"
+    ).state.flat
     assert all(torch.allclose(falling[name], alone[name], atol=1e-5) for name in alone)

@@ -21,11 +21,16 @@ ANY = {**PUBLIC, "dropouts": "any"}
 
 @pytest.fixture
 def blind(make_job):
-    """A job of four silos with blind sums, whose document was written: everything of it has been checked."""
+    """A job of four silos with blind sums, whose document was written: everything of it has been
+    checked.
+    """
 
     def make(method="fedavg", options=None, security=BLIND, model=None, **fields):
         job = make_job(
-            method, options, model, **{"silos": list("abcd"), "min_cohort": 3, "security": security} | fields
+            method,
+            options,
+            model,
+            **{"silos": list("abcd"), "min_cohort": 3, "security": security} | fields,
         )
         job.document()
         return job
@@ -39,7 +44,8 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     assert not job.security.required
     assert job.document()["security"] == {
         "secure_aggregation": "off", "clip_exponent": 3, "weights": "private", "weight_least": 1,
-        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1, "dropouts": "batches", "tags": True,
+        "weight_most": 1_000_000, "counts": {}, "class_counts": {}, "colluders": 1,
+        "dropouts": "batches", "tags": True,
         "min_holders": 0,
         "audience": "coordinator",
         "mix": "one-upload",
@@ -47,7 +53,9 @@ def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("security", [BLIND, PUBLIC, {**BLIND, "clip_exponent": -2, "weight_most": 2**53 - 1}])
+@pytest.mark.parametrize(
+    "security", [BLIND, PUBLIC, {**BLIND, "clip_exponent": -2, "weight_most": 2**53 - 1}]
+)
 def test_the_table_goes_round_through_the_signed_document(blind, security):
     job = blind(security=security)
     back = Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire")
@@ -84,7 +92,9 @@ def test_a_document_of_before_the_table_is_told_from_one_of_now(make_job):
     ],
 )
 def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
-    with pytest.raises(ValueError, match=f'{key} = .* does nothing with secure_aggregation = "off"; take it out'):
+    with pytest.raises(
+        ValueError, match=f'{key} = .* does nothing with secure_aggregation = "off"; take it out'
+    ):
         make_job("fedavg", silos=list("abcd"), security={key: value})
 
 
@@ -98,7 +108,10 @@ def test_a_key_that_would_do_nothing_is_refused(make_job, key, value):
         ({**BLIND, "clip_exponent": True}, "clip_exponent"),
         ({**BLIND, "weight_least": 0}, "weight_least"),
         ({**BLIND, "weight_most": 2**53}, "weight_most"),
-        ({**BLIND, "weight_least": 9, "weight_most": 8}, "weight_least = 9 is above weight_most = 8; lower it"),
+        (
+            {**BLIND, "weight_least": 9, "weight_most": 8},
+            "weight_least = 9 is above weight_most = 8; lower it",
+        ),
         ({**BLIND, "colluders": -1}, "colluders"),
         ({**BLIND, "counts": COUNTS}, "counts would tell private weights"),
         ({**BLIND, "class_counts": {"a": [3]}}, "class_counts would tell private weights"),
@@ -119,7 +132,10 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"silos": list("abc")}, "colluders = 1 takes 4 silos or more in a round, this job has 3; name more silos"),
+        (
+            {"silos": list("abc")},
+            "colluders = 1 takes 4 silos or more in a round, this job has 3; name more silos",
+        ),
         ({"security": {**BLIND, "colluders": 2}}, "colluders = 2 takes 7 silos or more"),
         (
             {"security": PUBLIC, "participation": 0.75},
@@ -141,8 +157,14 @@ def test_values_of_the_table_are_bounded(make_job, security, said):
             "security.counts lacks b, d; public weights need the training records of each silo",
         ),
         ({"security": {**PUBLIC, "counts": {}}}, "counts lacks a, b, c, d"),
-        ({"security": {**PUBLIC, "counts": {**COUNTS, "x": 1}}}, "security.counts has x, no silo of the job; take it"),
-        ({"silos": [f"s{n}" for n in range(1001)]}, "silos names 1001, a blind sum takes 1000 at most"),
+        (
+            {"security": {**PUBLIC, "counts": {**COUNTS, "x": 1}}},
+            "security.counts has x, no silo of the job; take it",
+        ),
+        (
+            {"silos": [f"s{n}" for n in range(1001)]},
+            "silos names 1001, a blind sum takes 1000 at most",
+        ),
     ],
 )
 def test_silos_and_rounds_fit_blind_sums(blind, fields, said):
@@ -195,48 +217,68 @@ def test_what_hardly_changes_is_summed_over_all_silos(blind):
         (8, {}, [4, 4]),
         (9, {}, [3, 3, 3]),
         (9, dict.fromkeys("abcdefghi", 30), [3, 3, 3]),
-        (9, {**dict.fromkeys("abcdefghi", 30), "a": 29}, [4, 5]),  # of three, two uneven ones are less than two
+        # of three, two uneven ones are less than two
+        (9, {**dict.fromkeys("abcdefghi", 30), "a": 29}, [4, 5]),
         (9, {**dict.fromkeys("abcdefghi", 30), "a": 900}, [9]),
     ],
 )
-def test_rounds_of_all_silos_go_on_without_the_batch_of_one_that_is_lost(blind, silos, counts, sizes):
+def test_rounds_of_all_silos_go_on_without_the_batch_of_one_that_is_lost(
+    blind, silos, counts, sizes
+):
     names = list("abcdefghi")[:silos]
     job = blind(silos=names, security={**PUBLIC, "counts": counts} if counts else BLIND)
     assert sorted(map(len, job.batches)) == sizes
     assert sorted(silo for batch in job.batches for silo in batch) == names
     assert job.cohort(0) == tuple(names)
-    assert blind("fedssa", silos=names, security={**PUBLIC, "counts": counts} if counts else BLIND).batches == (
-        tuple(names),
-    )
+    assert blind(
+        "fedssa", silos=names, security={**PUBLIC, "counts": counts} if counts else BLIND
+    ).batches == (tuple(names),)
 
 
 @pytest.mark.parametrize("change", [{"participation": 0.7}, {}])
-@pytest.mark.parametrize(("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("fedssa", {}), ("fedssa", {"stale_inclusive": True})]
+)
 def test_presence_and_totals_take_the_same_silos_in_every_round(blind, method, options, change):
     silos = list("abcdef")
     security = {**PUBLIC, "counts": dict.fromkeys(silos, 9)}
-    with pytest.raises(LocalError, match=r"\(sum\.(ratio|total)\) may hold what hardly changes between rounds"):
+    with pytest.raises(
+        LocalError, match=r"\(sum\.(ratio|total)\) may hold what hardly changes between rounds"
+    ):
         blind(method, options, security={**security, "dropouts": "any"}, silos=silos, **change)
     assert blind(method, options, security=security, silos=silos).security.required
 
 
 def test_bounds_of_private_weights_bound_something(blind):
     with pytest.raises(
-        LocalError, match=r"security\.weight_most = 50 does nothing: this job's weights stand in counts"
+        LocalError,
+        match=r"security\.weight_most = 50 does nothing: this job's weights stand in counts",
     ):
         blind(security={**PUBLIC, "weight_most": 50})
-    with pytest.raises(LocalError, match="weight_least = 2 does nothing"):  # the weights of its rows are 0 or 1
+    # the weights of its rows are 0 or 1
+    with pytest.raises(LocalError, match="weight_least = 2 does nothing"):
         blind("fedssa", security={**PUBLIC, "weight_least": 2})
-    prototypes = {"name": "convnet-digits", "norm": "group"}  # weighted by how many records a class has
-    assert blind("fedaims", model=prototypes, security={**PUBLIC, "weight_most": 50}).security.weight_most == 50
+    # weighted by how many records a class has
+    prototypes = {"name": "convnet-digits", "norm": "group"}
+    assert (
+        blind(
+            "fedaims", model=prototypes, security={**PUBLIC, "weight_most": 50}
+        ).security.weight_most
+        == 50
+    )
 
 
 MEMBERSHIP = {"release_membership": "last"}  # of PPFL: who belongs where, in the clear
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedavg-ft", "fedprox", "ditto", "apfl", "pfedme", "per-fedavg", "ppfl"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedavg-ft", "fedprox", "ditto", "apfl", "pfedme", "per-fedavg", "ppfl"]
+)
 def test_declared_counts_cannot_stand_for_weights_of_one(blind, make_job, method):
-    equal, said = {"weights": "equal"}, r"counts each silo once, .* write security.weights = \"private\""
+    equal, said = (
+        {"weights": "equal"},
+        r"counts each silo once, .* write security.weights = \"private\"",
+    )
     with pytest.raises(LocalError, match=f"part 'model' {said}"):
         blind(method, equal, PUBLIC)
     assert blind(method, equal).security.weights == "private"
@@ -251,7 +293,10 @@ def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job
     with pytest.raises(LocalError) as caught:
         blind("ppfl", MEMBERSHIP, model=model, **fields)
     said = str(caught.value)
-    assert "part 'membership' (membership) crosses by 'each' from round 4 on, which has no blind form: choose" in said
+    assert (
+        "part 'membership' (membership) crosses by 'each' from round 4 on, which has no blind form:"
+        " choose" in said
+    )
     assert said.endswith(', or write security.secure_aggregation = "off"')
     named = said.partition("no such part (")[2].partition(")")[0].split(", ")
     assert METHODS.keys() - set(named) == {"fedfomo", "fedpac", "fedsimsup"}
@@ -261,16 +306,23 @@ def test_what_cannot_be_blind_is_refused_with_the_methods_that_would_do(make_job
 
 def test_where_no_method_would_do_none_is_named(blind, monkeypatch):
     monkeypatch.setattr("staddle.algorithms.job.job.METHODS", {"fedsimsup": METHODS["fedsimsup"]})
-    with pytest.raises(LocalError, match=r'has no blind form: write security\.secure_aggregation = "off"$'):
+    with pytest.raises(
+        LocalError, match=r'has no blind form: write security\.secure_aggregation = "off"$'
+    ):
         blind("ppfl", MEMBERSHIP)
 
 
 @pytest.mark.parametrize("kind", DISCLOSED)
 def test_inner_products_that_tell_the_vectors_are_refused(blind, kind):
-    phase = {"from_round": 2, "up": [{"name": "p", "kind": kind.name, "exchange": "gram", "tensors": []}]}
+    phase = {
+        "from_round": 2,
+        "up": [{"name": "p", "kind": kind.name, "exchange": "gram", "tensors": []}],
+    }
     job = blind()
     said = no_blind_form(Crossing(job, job.method(), [phase], lambda: ["fedavg"]))
-    assert said.startswith(f"part 'p' ({kind.name.lower()}) crosses by 'gram' from round 2 on, which has no blind form")
+    assert said.startswith(
+        f"part 'p' ({kind.name.lower()}) crosses by 'gram' from round 2 on, which has no blind form"
+    )
 
 
 KEYED = [
@@ -282,7 +334,9 @@ KEYED = [
 
 
 @pytest.mark.parametrize(("method", "options", "fields"), KEYED)
-def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, method, options, fields):
+def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(
+    blind, make_job, method, options, fields
+):
     silos = fields.get("silos", list("abcd"))
     own = {**fields, "silos": silos, "min_cohort": 3}
     job = blind(
@@ -299,7 +353,14 @@ def test_what_is_mixed_or_compared_takes_a_key_of_the_silos(blind, make_job, met
     assert not make_job(method, options, **own).keyed  # the same in the clear
 
 
-SUMMING = {"fedavg": {}, "fedper": {}, "ppfl": {"lam": 0.0}, "pfedsim": {"rho": 1.0}, "fedprox": {}, "fedbabu": {}}
+SUMMING = {
+    "fedavg": {},
+    "fedper": {},
+    "ppfl": {"lam": 0.0},
+    "pfedsim": {"rho": 1.0},
+    "fedprox": {},
+    "fedbabu": {},
+}
 
 
 @pytest.mark.parametrize("method", SUMMING)
@@ -314,26 +375,42 @@ def test_methods_that_only_sum_are_taken_and_tag_their_sums_unless_told_otherwis
 def test_where_no_sum_comes_down_there_is_nothing_to_tag(blind):
     job = blind("local")
     assert (job.security.tags, job.keyed) == (True, False)
-    with pytest.raises(LocalError, match=r"security\.tags = false does nothing: no sum comes down to silos as it was"):
+    with pytest.raises(
+        LocalError,
+        match=r"security\.tags = false does nothing: no sum comes down to silos as it was",
+    ):
         blind("local", security={**BLIND, "tags": False})
-    with pytest.raises(LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"):
+    with pytest.raises(
+        LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"
+    ):
         blind("local", security={**BLIND, "audience": "silos"})
 
 
-UNTAGGED = [("pfedsim", {}, {}), ("fedssa", {}, {}), ("ppfl", {}, {}), ("fedavg", {}, {"audience": "silos"})]
+UNTAGGED = [
+    ("pfedsim", {}, {}),
+    ("fedssa", {}, {}),
+    ("ppfl", {}, {}),
+    ("fedavg", {}, {"audience": "silos"}),
+]
 
 
 @pytest.mark.parametrize(("method", "options", "own"), UNTAGGED)
-def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(blind, method, options, own):
+def test_where_silos_share_a_key_in_any_case_they_do_not_do_without_tags(
+    blind, method, options, own
+):
     assert blind(method, options, security={**BLIND, **own}).keyed
-    with pytest.raises(LocalError, match=r"tags = false does nothing: its silos share a key for .*; take it out"):
+    with pytest.raises(
+        LocalError, match=r"tags = false does nothing: its silos share a key for .*; take it out"
+    ):
         blind(method, options, security={**BLIND, **own, "tags": False})
 
 
 def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighted_by_them(blind):
     silos = list("abcdef")
     some = {"silos": silos, "participation": 0.7}
-    with pytest.raises(LocalError, match=r"participation = 0\.7: 6 silos are too few for two batches"):
+    with pytest.raises(
+        LocalError, match=r"participation = 0\.7: 6 silos are too few for two batches"
+    ):
         blind("pfedsim", {"rho": 0}, **some)
     security = {**ANY, "counts": dict.fromkeys(silos, 9)}
     assert blind("pfedsim", {"rho": 0}, security=security, **some).keyed
@@ -342,8 +419,11 @@ def test_a_mix_of_changing_silos_takes_declared_counts_though_nothing_is_weighte
 def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):
     with pytest.raises(
         LocalError,
-        match=r"part 'extractor' is mixed for each silo from at least min_cohort = 4 others, and there are 3: nobody "
-        r"would get anything; lower min_cohort, or name more silos",
+        match=(
+            r"part 'extractor' is mixed for each silo from at least min_cohort = 4 others, and"
+            r" there are 3: nobody "
+            r"would get anything; lower min_cohort, or name more silos"
+        ),
     ):
         blind("pfedsim", min_cohort=4)
     assert blind("pfedsim", {"rho": 1}, min_cohort=4)  # which mixes nothing
@@ -351,7 +431,9 @@ def test_a_mix_of_fewer_others_than_min_cohort_is_refused(blind):
 
 
 def test_what_is_mixed_is_within_the_words_of_a_mix(blind):
-    with pytest.raises(LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
+    with pytest.raises(
+        LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"
+    ):
         blind("pfedsim", security={**BLIND, "clip_exponent": 31})
     assert blind("pfedsim", security={**BLIND, "clip_exponent": 30}).keyed
     assert blind("fedavg", security={**BLIND, "clip_exponent": 31})
@@ -360,7 +442,9 @@ def test_what_is_mixed_is_within_the_words_of_a_mix(blind):
 def test_vectors_that_are_too_long_to_rotate_are_refused(blind):
     model = {"name": "convnet-3x64", "norm": "group"}
     assert blind("fedaims", {"sampling": "algorithm2"}, model=model).keyed
-    with pytest.raises(LocalError, match=r"'direction' compares vectors of \d{5,} numbers, too long to be rotated"):
+    with pytest.raises(
+        LocalError, match=r"'direction' compares vectors of \d{5,} numbers, too long to be rotated"
+    ):
         blind("fedaims", {"sampling": "algorithm2", "sketch": 0}, model=model)
 
 
@@ -369,7 +453,12 @@ def test_declared_counts_weigh_means_alone(blind):
     assert blind("pfedsim", security=PUBLIC).weighing == COUNTS  # in its first phase
     for method, options in (("local", {}), ("pfedsim", {"rho": 0}), ("fedssa", {})):
         job = blind(method, options, PUBLIC)
-        means = [part for phase in job.document()["schema"] for part in phase["up"] if part["exchange"] == "sum.mean"]
+        means = [
+            part
+            for phase in job.document()["schema"]
+            for part in phase["up"]
+            if part["exchange"] == "sum.mean"
+        ]
         assert job.weighing == (COUNTS if means else {})
     assert blind("pfedsim", {"rho": 0}, PUBLIC).weighing == {}
     assert blind("fedavg").weighing == {}
@@ -381,7 +470,9 @@ FIVE = {**ANY, "counts": {silo: sum(own) for silo, own in CLASSES.items()}, "cla
 
 @pytest.fixture
 def labels(blind):
-    return lambda **changed: blind("fedsimsup", {}, {**FIVE, **changed}, silos=list("abcde"), participation=0.8)
+    return lambda **changed: blind(
+        "fedsimsup", {}, {**FIVE, **changed}, silos=list("abcde"), participation=0.8
+    )
 
 
 def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(labels, make_job):
@@ -398,9 +489,15 @@ def test_declared_class_counts_stand_in_the_document_and_no_census_crosses(label
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"class_counts": {}}, r"compares the labels of the silos, .* declare them, .* it lacks a, b, c, d, e"),
+        (
+            {"class_counts": {}},
+            r"compares the labels of the silos, .* declare them, .* it lacks a, b, c, d, e",
+        ),
         ({"class_counts": {s: own for s, own in CLASSES.items() if s != "d"}}, "it lacks d$"),
-        ({"class_counts": {**CLASSES, "x": [1, 1, 1]}}, "class_counts has x, no silo of the job; take it out"),
+        (
+            {"class_counts": {**CLASSES, "x": [1, 1, 1]}},
+            "class_counts has x, no silo of the job; take it out",
+        ),
         (
             {"class_counts": {**CLASSES, "b": [30, 0]}},
             r"counts\.b has 2 numbers, model\.classes = 3; give one for",
@@ -416,10 +513,15 @@ def test_class_counts_are_of_the_jobs_silos_and_classes(labels, changed, said):
         labels(**changed)
 
 
-@pytest.mark.parametrize(("method", "options"), [("fedavg", {}), ("fedsimsup", {"similarity": "samples"})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("fedavg", {}), ("fedsimsup", {"similarity": "samples"})]
+)
 def test_class_counts_of_a_method_that_compares_no_labels_are_refused(blind, method, options):
     share = {} if method == "fedavg" else {"participation": 0.8}
-    with pytest.raises(LocalError, match=r"security\.class_counts does nothing: no labels are compared; take it out"):
+    with pytest.raises(
+        LocalError,
+        match=r"security\.class_counts does nothing: no labels are compared; take it out",
+    ):
         blind(method, options, FIVE, silos=list("abcde"), **share)
 
 
@@ -437,7 +539,9 @@ def test_bounds_are_those_of_the_sum():
 
 def test_the_longest_job_says_quickly_what_would_do(make_job):
     options = {"release_membership": "last"}
-    job = make_job("ppfl", options, rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND)
+    job = make_job(
+        "ppfl", options, rounds=100_000, silos=list("abcd"), min_cohort=3, security=BLIND
+    )
     with pytest.raises(LocalError, match="fedavg"):
         job.document()
 
@@ -445,17 +549,18 @@ def test_the_longest_job_says_quickly_what_would_do(make_job):
 def test_a_directed_mix_stands_in_the_schema_and_is_keyed(labels):
     job = labels(mix="directed")
     assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
-    (part, _) = job.up(1)
+    part, _ = job.up(1)
     assert (part.name, part.exchange) == ("theta", Mix(directed=True))
     assert job.down(2)[0].exchange == Mix(directed=True)
-    assert [[part["exchange"] for part in phase["up"]] for phase in job.document()["schema"]][1] == [
-        "mix.directed", "sum.total"
-    ]  # fmt: skip
+    second = job.document()["schema"][1]
+    assert [part["exchange"] for part in second["up"]] == ["mix.directed", "sum.total"]
     assert job.keyed
     assert job.digest != labels().digest
     for round_ in range(job.length):
         assert {*job.away(round_)} == {*job.silos} - {*job.cohort(round_)}
-    with pytest.raises(LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"):
+    with pytest.raises(
+        LocalError, match=r"values are 2\^30 at most, security\.clip_exponent = 31; lower it"
+    ):
         labels(mix="directed", clip_exponent=31)
 
 
@@ -468,13 +573,21 @@ def test_a_comparison_by_shares_stands_in_the_schema(blind, similarity):
     assert Job.from_document(parse_json(canonical_json(job.document()), "wire"), "wire") == job
     _, rows, _ = job.up(job.length - 1)
     assert (rows.name, rows.exchange) == ("rows", Gram(shared=True))
-    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == ["mix", "gram.shared", "sum.total"]
+    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == [
+        "mix",
+        "gram.shared",
+        "sum.total",
+    ]
     assert job.digest != blind("pfedsim", {"rho": 0.5, "similarity": similarity}).digest
 
 
 def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
     job = blind("cfl", {"start": 1, "sketch": 0}, security=SHARED)
-    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == ["mix", "gram.shared", "sum.total"]
+    assert [part["exchange"] for part in job.document()["schema"][1]["up"]] == [
+        "mix",
+        "gram.shared",
+        "sum.total",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -482,7 +595,12 @@ def test_whole_vectors_of_a_clustered_job_are_compared_by_shares_too(blind):
     [
         ("fedavg", None, 4, r'compare = "shared" does nothing: no part is compared; take it out'),
         ("pfedsim", {"rho": 0.0}, 900, r"900 silos deal [\d,]+ bytes to each silo"),
-        ("cfl", {"start": 1, "sketch": 8}, 4, r"crosses as sketches, whose map has to be a secret of the silos"),
+        (
+            "cfl",
+            {"start": 1, "sketch": 8},
+            4,
+            r"crosses as sketches, whose map has to be a secret of the silos",
+        ),
     ],
 )
 def test_what_cannot_be_compared_by_shares_is_refused(blind, method, options, silos, why):
@@ -494,13 +612,19 @@ def test_a_directed_mix_takes_weights_that_are_known_before_the_round(blind, lab
     with monkeypatch.context() as patch:
         patch.setattr("staddle.algorithms.methods.pfedsim.PFedSim.directed_for", "")
         with pytest.raises(
-            LocalError, match=r'mix = "directed": the weights by which part .extractor. is mixed follow'
+            LocalError,
+            match=r'mix = "directed": the weights by which part .extractor. is mixed follow',
         ):
             blind("pfedsim", {"rho": 0.2}, security={**BLIND, "mix": "directed"})
-    with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
+    with pytest.raises(
+        LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'
+    ):
         blind("fedavg", security={**BLIND, "mix": "directed"})
     monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 35)
-    with pytest.raises(LocalError, match=r"1 silos are away in a round, each with its own weights of 4, more than one"):
+    with pytest.raises(
+        LocalError,
+        match=r"1 silos are away in a round, each with its own weights of 4, more than one",
+    ):
         labels(mix="directed")
 
 
@@ -516,14 +640,23 @@ def test_rows_for_members_are_of_one_in_league_at_most_and_of_enough_others(blin
     assert job.together == job.batches != (tuple(silos),)
     alone = blind("pfedsim", {"rho": 0.2}, {**counted, "dropouts": "any"}, silos=silos)
     assert alone.together == tuple((silo,) for silo in silos)
-    with pytest.raises(LocalError, match=r"security\.colluders = 2: .* lower colluders to 1, or take mix out"):
+    with pytest.raises(
+        LocalError, match=r"security\.colluders = 2: .* lower colluders to 1, or take mix out"
+    ):
         blind("pfedsim", {"rho": 0.2}, {**counted, "colluders": 2}, silos=silos)
-    with pytest.raises(LocalError, match=r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort"):
+    with pytest.raises(
+        LocalError,
+        match=r"at least min_cohort = 4 others of it, and there are 3: .* lower min_cohort",
+    ):
         blind("pfedsim", {"rho": 0.2}, counted, silos=silos, participation=0.5, min_cohort=4)
-    with pytest.raises(LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'):
+    with pytest.raises(
+        LocalError, match=r'mix = "directed" does nothing: no part is mixed; take it out'
+    ):
         blind("pfedsim", {"rho": 0.99}, security=directed)
     monkeypatch.setattr("staddle.algorithms.job.blind_rules.MOST_DIRECTED", 143)
-    with pytest.raises(LocalError, match=r"4 silos are in a round, each with its own weights of 4, more than one"):
+    with pytest.raises(
+        LocalError, match=r"4 silos are in a round, each with its own weights of 4, more than one"
+    ):
         blind("pfedsim", {"rho": 0.2}, security=directed)
 
 

@@ -39,7 +39,11 @@ def test_worst_of_several():
     assert worst([]) == PUBLIC
     assert worst([PUBLIC, paid(1), paid(2, 5)]) == paid(1, 2, 5)
     assert worst([paid(1), PRIVATE]) == Taint(True, frozenset({1}))
-    assert [taint.name for taint in (PUBLIC, paid(0), Taint(True, frozenset({1})))] == ["public", "dp", "private"]
+    assert [taint.name for taint in (PUBLIC, paid(0), Taint(True, frozenset({1})))] == [
+        "public",
+        "dp",
+        "private",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,12 @@ def test_worst_of_several():
         (lambda t: torch.cat((t.q, t.p, t.d)), worst([PRIVATE, paid(3)])),
         (lambda t: torch.where(t.p > 2, t.d, t.q)[:1], worst([PRIVATE, paid(3)])),
         (lambda t: torch.max(t.p.reshape(2, 3), dim=1).indices, PRIVATE),
-        (lambda t: nn.functional.normalize(t.d, dim=0).double().numpy(force=False) is None or t.d, paid(3)),
+        (
+            lambda t: (
+                nn.functional.normalize(t.d, dim=0).double().numpy(force=False) is None or t.d
+            ),
+            paid(3),
+        ),
         (lambda t: copy.deepcopy(t.d), paid(3)),
         (lambda t: nn.Parameter(t.p), PRIVATE),
         (lambda t: list(t.p.reshape(2, 3))[1], PRIVATE),
@@ -80,7 +89,15 @@ def by_slot(target, source):
     target.data = source * 2
 
 
-WRITES = [by_index, by_view, by_out, by_slot, torch.Tensor.add_, torch.Tensor.copy_, torch.Tensor.__iadd__]
+WRITES = [
+    by_index,
+    by_view,
+    by_out,
+    by_slot,
+    torch.Tensor.add_,
+    torch.Tensor.copy_,
+    torch.Tensor.__iadd__,
+]
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -96,7 +113,8 @@ def test_what_is_written_to_takes_over_the_taint(write):
 
         (target, other), tracker = tracked(compute)
         assert tracker.of(target).private
-        assert tracker.of(other).private or write is by_slot  # which leaves the other view its old values
+        # which leaves the other view its old values
+        assert tracker.of(other).private or write is by_slot
 
 
 def test_a_module_takes_over_what_is_loaded_into_it():
@@ -146,7 +164,9 @@ READS = {
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_value_in_which_records_show_is_not_taken_out(read):
-    with pytest.raises(LocalError, match="takes a value out of a tensor in which records show unprotected"):
+    with pytest.raises(
+        LocalError, match="takes a value out of a tensor in which records show unprotected"
+    ):
         tracked(lambda t: read(t.p))
 
 
@@ -157,7 +177,9 @@ def test_a_method_that_catches_the_refusal_is_refused_all_the_same(read):
             read(t.p)
         return torch.ones(2)
 
-    with pytest.raises(LocalError, match="takes a value out of a tensor in which records show unprotected"):
+    with pytest.raises(
+        LocalError, match="takes a value out of a tensor in which records show unprotected"
+    ):
         tracked(compute)
 
 
@@ -171,7 +193,9 @@ def fails(t):
 
 
 def test_whether_a_call_fails_is_a_value():
-    with pytest.raises(LocalError, match=r"records show unprotected \(linalg_cholesky, which fails\)"):
+    with pytest.raises(
+        LocalError, match=r"records show unprotected \(linalg_cholesky, which fails\)"
+    ):
         tracked(lambda t: fails(t.p))
     made, tracker = tracked(lambda t: fails(t.d))
     assert tracker.of(made) == paid(3)
@@ -198,7 +222,13 @@ def test_what_comes_of_a_value_that_was_paid_for_has_its_taint(read):
 
 def test_the_form_of_a_tensor_is_no_value():
     def compute(t):
-        assert (t.p.shape, len(t.p), t.p.dim(), t.p.numel(), t.p.dtype) == ((6,), 6, 1, 6, torch.float32)
+        assert (t.p.shape, len(t.p), t.p.dim(), t.p.numel(), t.p.dtype) == (
+            (6,),
+            6,
+            1,
+            6,
+            torch.float32,
+        )
         return torch.zeros(t.p.shape, dtype=t.p.dtype)
 
     made, tracker = tracked(compute)
@@ -231,7 +261,13 @@ def test_what_has_no_memory_of_its_own_is_refused():
 
 
 def test_taints_in_a_file():
-    taints = {"a": PUBLIC, "b": paid(7, 3), "c": PRIVATE, "d": PUBLIC, "e": Taint(True, frozenset({1}))}
+    taints = {
+        "a": PUBLIC,
+        "b": paid(7, 3),
+        "c": PRIVATE,
+        "d": PUBLIC,
+        "e": Taint(True, frozenset({1})),
+    }
     text = taints_to_text(taints)
     assert text == '[[[], ["a", "d"]], [[3, 7], ["b"]], [null, ["c", "e"]]]'
     assert taints_from_text(text) == {**taints, "e": PRIVATE}

@@ -5,10 +5,23 @@ from math import inf, sqrt
 import pytest
 import torch
 
-from staddle.algorithms.leaks.traps import Caution, LongestSteps, TrapError, lengthened, parallel_rows, replaced
+from staddle.algorithms.leaks.traps import (
+    Caution,
+    LongestSteps,
+    TrapError,
+    lengthened,
+    parallel_rows,
+    replaced,
+)
 
-BEGAN = {"extractor": {"w": torch.zeros(2, 2), "seen": torch.tensor(3)}, "head": {"b": torch.zeros(3)}}
-TRAINED = {"extractor": {"w": torch.tensor([[3.0, 0], [0, 4]]), "seen": torch.tensor(9)}, "head": {"b": torch.ones(3)}}
+BEGAN = {
+    "extractor": {"w": torch.zeros(2, 2), "seen": torch.tensor(3)},
+    "head": {"b": torch.zeros(3)},
+}
+TRAINED = {
+    "extractor": {"w": torch.tensor([[3.0, 0], [0, 4]]), "seen": torch.tensor(9)},
+    "head": {"b": torch.ones(3)},
+}
 STEPS = LongestSteps(4, {"extractor": 5.0, "head": sqrt(3)})
 BOTH = frozenset(BEGAN)
 
@@ -31,7 +44,9 @@ def test_the_longest_step_is_kept_and_one_that_is_not_finite_is_none():
         {"extractor": 7.0, "head": sqrt(3), "gone": 2.0}
     )
     broken = {**TRAINED, "head": {"b": torch.tensor([torch.inf, 0, 0])}}
-    assert lengthened(None, 4, BEGAN, broken).longest == pytest.approx({"extractor": 5.0, "head": 0.0})
+    assert lengthened(None, 4, BEGAN, broken).longest == pytest.approx(
+        {"extractor": 5.0, "head": 0.0}
+    )
 
 
 def test_steps_survive_their_text_and_nothing_else_is_read():
@@ -47,7 +62,9 @@ def test_a_part_moves_by_so_many_of_its_longest_steps_and_no_farther(part, step,
     caution = Caution(max_step=3.0)
     most = 3 * rounds * step
     caution.check(STEPS, BEGAN, moved(most * 0.999, part), BOTH, STEPS.round + rounds)
-    with pytest.raises(TrapError, match=f"moves part '{part}' by .*, 3.0 times the longest step .*max_step = 3"):
+    with pytest.raises(
+        TrapError, match=f"moves part '{part}' by .*, 3.0 times the longest step .*max_step = 3"
+    ):
         caution.check(STEPS, BEGAN, moved(most * 1.001, part), BOTH, STEPS.round + rounds)
 
 
@@ -69,7 +86,9 @@ def test_parts_are_replaced_by_tensors_of_their_own_names():
 
 def layer(alike, rows=8, width=16):
     drawn = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
-    drawn[:alike] = drawn[0] * torch.arange(1.0, alike + 1)[:, None] * (-1) ** torch.arange(alike)[:, None]
+    drawn[:alike] = (
+        drawn[0] * torch.arange(1.0, alike + 1)[:, None] * (-1) ** torch.arange(alike)[:, None]
+    )
     return drawn
 
 
@@ -95,5 +114,7 @@ def test_more_parallel_rows_than_the_silo_had_are_refused():
     caution.check(None, held(6), held(5), parts, 1)  # an architecture that has them
     caution.check(None, held(1), held(5), frozenset(), 1)
     Caution(max_parallel=inf).check(None, held(1), held(5), parts, 1)
-    with pytest.raises(TrapError, match=r"has 5 rows of extractor\.fc\.weight .* limits\.max_parallel = 2"):
+    with pytest.raises(
+        TrapError, match=r"has 5 rows of extractor\.fc\.weight .* limits\.max_parallel = 2"
+    ):
         caution.check(None, held(4), held(5), parts, 1)

@@ -46,21 +46,28 @@ def with_rows(method, rows, bias=0.0):
 
 def gram_of(method, round_, *states):
     part = method.up(round_)[1]
-    given = [PLAIN.give(part, method.give(state, replace(FACTS, round=round_))["rows"]) for state in states]
+    given = [
+        PLAIN.give(part, method.give(state, replace(FACTS, round=round_))["rows"])
+        for state in states
+    ]
     return PLAIN.collect(part, range(len(states)), lambda i, name: given[i][name])
 
 
-# Rows of two silos: class 0 at 60 degrees (cos .5), class 1 opposite (cos -1), class 2 equal (cos 1).
+# Rows of two silos: class 0 at 60 degrees (cos .5), class 1 opposite (cos -1), class 2 equal (cos
+# 1).
 ONE = [[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]]
 OTHER = [[0.5, 0.5 * 3**0.5], [0.0, -0.1], [7.0, 7.0]]
 
 
 def test_eq_3_by_hand(make):
     method = make(rho=0, similarity="per_class")
-    results = {"rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))}
+    results = {
+        "rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))
+    }
     combined = method.combine(method.begin(), 0, ("a", "b"), results)
     state, published = combined.state, combined.published
-    by_hand = (-math.log(1 - 0.5) + 0 - math.log(1e-4)) / 3  # clamp and log class by class; 1 is cut to 1 - 1e-4
+    # clamp and log class by class; 1 is cut to 1 - 1e-4
+    by_hand = (-math.log(1 - 0.5) + 0 - math.log(1e-4)) / 3
     assert published == {}
     assert state["phi"][0, 1].item() == pytest.approx(by_hand, rel=1e-3)
     assert torch.equal(state["phi"], state["phi"].T)
@@ -69,7 +76,9 @@ def test_eq_3_by_hand(make):
 
 def test_the_mean_form_by_hand(make):
     method = make(rho=0)
-    results = {"rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))}
+    results = {
+        "rows": gram_of(method, 0, with_rows(method, ONE), with_rows(method, OTHER, bias=9.0))
+    }
     state = method.combine(method.begin(), 0, ("a", "b"), results).state
     mean = (0.5 - 1 + 1) / 3  # the clamp comes after the mean
     assert state["phi"][0, 1].item() == pytest.approx(mean, abs=1e-6)
@@ -82,7 +91,9 @@ def test_a_neighbour_of_similarity_one_half_weighs_seven_percent(make):
     results = {"rows": gram_of(method, 0, with_rows(method, rows), with_rows(method, turned))}
     state = method.combine(method.begin(), 0, ("a", "b"), results).state
     weights = method.weights(state, "a")
-    assert weights["b"] / sum(weights.values()) == pytest.approx(0.6931 / (9.2103 + 0.6931), abs=1e-5)
+    assert weights["b"] / sum(weights.values()) == pytest.approx(
+        0.6931 / (9.2103 + 0.6931), abs=1e-5
+    )
     assert weights["b"] / sum(weights.values()) == pytest.approx(0.0700, abs=5e-5)
 
 
@@ -90,7 +101,9 @@ def test_a_neighbour_of_similarity_one_half_weighs_seven_percent(make):
 def test_equal_classifiers_stay_finite(make, similarity):
     method = make(rho=0, similarity=similarity)
     twin = with_rows(method, ONE)
-    state = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, twin, twin)}).state
+    state = method.combine(
+        method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, twin, twin)}
+    ).state
     assert method.weights(state, "a")["b"] == pytest.approx(CODE_SELF_WEIGHT, rel=1e-9)
     assert pytest.approx(9.2103, abs=5e-5) == CODE_SELF_WEIGHT
 
@@ -102,17 +115,24 @@ def test_the_vectors_are_unit_and_a_zero_row_is_similar_to_nothing(make, similar
     assert rows.shape == ((1, 192) if similarity == "mean" else (3, 64))
     assert torch.allclose(rows.norm(dim=1), torch.ones(len(rows)))
     dead = with_rows(method, [[0.0]] * 3)
-    state = method.combine(method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, dead, dead)}).state
+    state = method.combine(
+        method.begin(), 0, ("a", "b"), {"rows": gram_of(method, 0, dead, dead)}
+    ).state
     assert method.weights(state, "a").keys() == {"a"}
 
 
 @pytest.mark.parametrize("similarity", ["mean", "per_class"])
 @pytest.mark.parametrize("scale", [1e-6, 1e3, 1e6, 1e18])
 def test_rows_of_another_length_get_no_larger_weight(make, similarity, scale):
-    """The coordinator cannot see that a silo gives unit vectors; a longer one must not buy influence."""
+    """The coordinator cannot see that a silo gives unit vectors.
+
+    A longer one must not buy influence.
+    """
     method = make(rho=0, similarity=similarity)
     part = method.up(0)[1]
-    states = [with_rows(method, rows) for rows in (ONE, OTHER, [[1.0, 2.0], [3.0, 1.0], [0.5, 1.0]])]
+    states = [
+        with_rows(method, rows) for rows in (ONE, OTHER, [[1.0, 2.0], [3.0, 1.0], [0.5, 1.0]])
+    ]
     honest = [PLAIN.give(part, method.give(state, FACTS)["rows"]) for state in states]
     scaled = [honest[0], {name: value * scale for name, value in honest[1].items()}, honest[2]]
 
@@ -130,18 +150,25 @@ def test_self_weight_defaults_and_is_an_option(make):
     assert make().self_weight == pytest.approx(9.21034037)
     assert make(similarity="per_class").self_weight == 1.0
     assert make(self_weight=0.25).self_weight == 0.25
-    state = {"phi": torch.full((3, 3), 0.5, dtype=torch.float64), "gave": torch.ones(3, dtype=torch.int64)}
+    state = {
+        "phi": torch.full((3, 3), 0.5, dtype=torch.float64),
+        "gave": torch.ones(3, dtype=torch.int64),
+    }
     assert make(self_weight=0.0, rho=0).weights(state, "b").keys() == {"a", "c"}
     for similarity in ("mean", "per_class"):
         assert make(self_weight=0.25, rho=0, similarity=similarity).weights(state, "b")["b"] == 0.25
 
 
-unit_rows = st.lists(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=3)
+unit_rows = st.lists(
+    st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3), min_size=3, max_size=3
+)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(unit_rows, min_size=2, max_size=4), st.booleans())
-def test_similarities_are_symmetric_bounded_and_leave_no_trace_on_the_diagonal(method_by_form, silos, per_class):
+def test_similarities_are_symmetric_bounded_and_leave_no_trace_on_the_diagonal(
+    method_by_form, silos, per_class
+):
     method = method_by_form[per_class]
     cohort = tuple("abcd"[: len(silos)])
     gram = gram_of(method, 0, *(with_rows(method, rows) for rows in silos))
@@ -163,7 +190,8 @@ def method_by_form():
         options = {"rho": 0, "similarity": form}
         return Job.from_file(JobFile.model_validate({
             "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c", "d"],
-            "method": {"name": "pfedsim", "options": options}, "model": {"name": "cnn-digits", "classes": 3},
+            "method": {"name": "pfedsim", "options": options}, "model": {"name": "cnn-digits",
+            "classes": 3},
             "training": {"lr": 0.1},
         }), "job.toml").method()  # fmt: skip
 
@@ -180,7 +208,7 @@ def set_phi(method, pairs, gave):
 
 def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     method, archive = make(rho=0), MemoryArchive()
-    (part, _) = method.up(0)
+    part, _ = method.up(0)
     versions = {}
     for i, silo in enumerate("abc"):
         versions[silo] = {s.name: torch.full(s.shape, float(i + 1)) for s in part.tensors}
@@ -192,11 +220,17 @@ def test_eq_4_mixes_last_given_extractors_with_integer_weights(make):
     assert all(torch.allclose(t, torch.full_like(t, expected), atol=1e-6) for t in down.values())
     after = method.deliver(initial_state(method, "a"), {"extractor": down}, FACTS)
     assert torch.equal(after.parts["extractor"]["conv1.weight"], down["extractor.conv1.weight"])
-    assert torch.equal(after.parts["classifier"]["weight"], initial_state(method, "a").parts["classifier"]["weight"])
+    assert torch.equal(
+        after.parts["classifier"]["weight"],
+        initial_state(method, "a").parts["classifier"]["weight"],
+    )
 
 
 def test_one_personal_round_of_a_silo_with_three_points_by_hand(make_job, make_data):
-    """The mixed extractor under the silo's own classifier; one batch moves both; the rows given are trained rows."""
+    """The mixed extractor under the silo's own classifier; one batch moves both.
+
+    The rows given are trained rows.
+    """
     job, points = make_job("pfedsim", {"rho": 0}, training={"lr": 0.05}), make_data(3, 1)
     method = job.method()
     start = initial_state(method, "b")
@@ -205,10 +239,18 @@ def test_one_personal_round_of_a_silo_with_three_points_by_hand(make_job, make_d
     mixed = {f"extractor.{name}": 0.9 * value for name, value in start.parts["extractor"].items()}
     outcome = local_round(method, job, start, 1, {"extractor": mixed}, points, make_data(4), "b")
     model = build(job.model, job.seed)
-    model["extractor"].load_state_dict({name.removeprefix("extractor."): value for name, value in mixed.items()})
+    model["extractor"].load_state_dict(
+        {name.removeprefix("extractor."): value for name, value in mixed.items()}
+    )
     model["classifier"].load_state_dict(head)
-    loss = torch.nn.functional.cross_entropy(model["classifier"](model["extractor"](points.x)), points.y)
-    parameters = {f"{part}.{name}": p for part, module in model.items() for name, p in module.named_parameters()}
+    loss = torch.nn.functional.cross_entropy(
+        model["classifier"](model["extractor"](points.x)), points.y
+    )
+    parameters = {
+        f"{part}.{name}": p
+        for part, module in model.items()
+        for name, p in module.named_parameters()
+    }
     gradients = torch.autograd.grad(loss, list(parameters.values()))
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
         part, _, leaf = name.partition(".")
@@ -273,25 +315,33 @@ def test_deliveries_by_phase(make):
 
 
 @pytest.mark.parametrize(
-    ("rho", "rounds", "warmup"), [(0.5, 10, 5), (0.5, 9, 4), (0, 5, 0), (1, 5, 5), (0.29, 100, 29), (0.99, 3, 2)]
+    ("rho", "rounds", "warmup"),
+    [(0.5, 10, 5), (0.5, 9, 4), (0, 5, 0), (1, 5, 5), (0.29, 100, 29), (0.99, 3, 2)],
 )
 def test_the_phase_switches_at_floor_rho_t(make, rho, rounds, warmup):
     method = make(rounds=rounds, rho=rho)
     kinds = [[type(part.exchange) for part in method.up(r)] for r in range(rounds)]
     down = [[part.name for part in method.down(r)] for r in range(rounds + 1)]
     generalised = ["model"] if warmup else []
-    assert down == ([["model"]] * (warmup + 1) if warmup else [[]]) + [["extractor", *generalised]] * (rounds - warmup)
+    assert down == ([["model"]] * (warmup + 1) if warmup else [[]]) + [
+        ["extractor", *generalised]
+    ] * (rounds - warmup)
     assert kinds == [[Sum]] * warmup + [[Mix, Gram]] * (rounds - warmup)
-    assert all("classifier" not in s.name for part in method.up(rounds - 1) for s in part.tensors) or rho == 1
+    assert (
+        all("classifier" not in s.name for part in method.up(rounds - 1) for s in part.tensors)
+        or rho == 1
+    )
 
 
 def test_a_silo_absent_through_the_generalisation_phase_starts_from_its_model(make):
     method, archive = make(rounds=4, rho=0.5), MemoryArchive()
     state, silo = method.begin(), initial_state(method, "a")
-    for round_ in range(3):  # two rounds of generalisation and one of personalisation, always without c
+    # two rounds of generalisation and one of personalisation, always without c
+    for round_ in range(3):
         parts = method.up(round_)
         given = {
-            part.name: PLAIN.give(part, method.give(silo, replace(FACTS, round=round_))[part.name]) for part in parts
+            part.name: PLAIN.give(part, method.give(silo, replace(FACTS, round=round_))[part.name])
+            for part in parts
         }
         read = lambda part, _, name, given=given: given[part][name]  # noqa: E731
         state, _ = close_round(method, PLAIN, state, round_, ("a", "b"), parts, read, archive)
@@ -304,7 +354,11 @@ def test_a_silo_absent_through_the_generalisation_phase_starts_from_its_model(ma
 def test_running_statistics_are_in_no_part(make_job):
     method = make_job("pfedsim", model={"norm": "batch"}, rounds=4).method()
     for round_ in (0, 3):
-        names = [spec.name for part in (*method.up(round_), *method.down(round_)) for spec in part.tensors]
+        names = [
+            spec.name
+            for part in (*method.up(round_), *method.down(round_))
+            for spec in part.tensors
+        ]
         assert "extractor.norm1.weight" in names
         assert not any("running" in name or "tracked" in name for name in names)
 
@@ -337,18 +391,27 @@ def played(monkeypatch, job, shards):
 STATISTICS = [f"extractor.norm{i}.running_{what}" for i in (1, 2) for what in ("mean", "var")]
 
 
-def test_local_statistics_are_in_no_upload_and_differ_from_silo_to_silo(make_job, make_shards, monkeypatch):
+def test_local_statistics_are_in_no_upload_and_differ_from_silo_to_silo(
+    make_job, make_shards, monkeypatch
+):
     job = make_job("pfedsim", model={"norm": "batch"})
     given, delivered, result = played(monkeypatch, job, make_shards(job))
     assert {part for part, _ in given} == {"model", "extractor", "rows", "metrics"}
     crossed = [*(t for _, t in given), *(t for parts in delivered.values() for t in parts.values())]
-    assert not any("running" in name or "tracked" in name for tensors in crossed for name in tensors)
+    assert not any(
+        "running" in name or "tracked" in name for tensors in crossed for name in tensors
+    )
     for name in STATISTICS:
-        one, *others = (state.parts["extractor"][name.removeprefix("extractor.")] for state in result.states.values())
+        one, *others = (
+            state.parts["extractor"][name.removeprefix("extractor.")]
+            for state in result.states.values()
+        )
         assert not any(torch.equal(one, other) for other in others)
 
 
-def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_second(make_job, make_shards, monkeypatch):
+def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_second(
+    make_job, make_shards, monkeypatch
+):
     job = make_job("pfedsim", model={"norm": "batch", "buffers": "global"}, rounds=4)
     shards = make_shards(job)
     given, delivered, _ = played(monkeypatch, job, shards)
@@ -359,13 +422,16 @@ def test_global_statistics_are_averaged_in_the_first_phase_and_mixed_in_the_seco
     for name in STATISTICS:
         for round_ in (1, 2):  # the phase changes at round 2; its model comes down there
             means = [delivered[round_, silo]["model"][name] for silo in job.silos]
-            values = torch.stack([tensors[name] for tensors in models[3 * (round_ - 1) : 3 * round_]])
+            values = torch.stack(
+                [tensors[name] for tensors in models[3 * (round_ - 1) : 3 * round_]]
+            )
             assert all(torch.equal(mean, means[0]) for mean in means)
             assert torch.allclose(means[0], (samples / samples.sum()) @ values, atol=1e-6)
         mixed = torch.stack([delivered[4, silo]["extractor"][name] for silo in job.silos])
         last = torch.stack([tensors[name] for tensors in extractors[-3:]])
         assert len(mixed.unique(dim=0)) == 3
-        assert bool(((last.amin(0) < mixed) & (mixed < last.amax(0))).all())  # each a mean of all, one's own included
+        # each a mean of all, one's own included
+        assert bool(((last.amin(0) < mixed) & (mixed < last.amax(0))).all())
 
 
 @pytest.mark.parametrize("buffers", ["local", "global"])
@@ -373,14 +439,23 @@ def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monke
     model = {"name": "mobilenet-v2", "norm": "batch", "buffers": buffers}
     job = make_job("pfedsim", rounds=2, model=model, training={"batch_size": 4, "lr": 0.01})
     shards = {
-        silo: tuple(make_data(n, seed, shape=(3, 32, 32)) for n, seed in ((8 + 2 * i, i), (4, 100 + i)))
+        silo: tuple(
+            make_data(n, seed, shape=(3, 32, 32)) for n, seed in ((8 + 2 * i, i), (4, 100 + i))
+        )
         for i, silo in enumerate(job.silos)
     }
     given, delivered, result = played(monkeypatch, job, shards)
-    assert [part for part, _ in given] == ["model", "metrics"] * 3 + ["extractor", "rows", "metrics"] * 3
+    assert [part for part, _ in given] == ["model", "metrics"] * 3 + [
+        "extractor",
+        "rows",
+        "metrics",
+    ] * 3
     assert all(bool(value.isfinite().all()) for _, tensors in given for value in tensors.values())
     assert all(
-        bool(v.isfinite().all()) for s in result.states.values() for part in s.parts.values() for v in part.values()
+        bool(v.isfinite().all())
+        for s in result.states.values()
+        for part in s.parts.values()
+        for v in part.values()
     )
     first, *others = (delivered[1, silo]["model"] for silo in job.silos)
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
@@ -391,26 +466,37 @@ def test_a_short_job_on_mobilenet_v2_mixes_extractors(make_job, make_data, monke
         assert list(weights) == list(job.silos)
         shares = torch.tensor(list(weights.values()), dtype=torch.float64) / sum(weights.values())
         for name, mixed in delivered[2, silo]["extractor"].items():
-            oracle = sum(share * tensors[name].double() for share, tensors in zip(shares, extractors, strict=True))
+            oracle = sum(
+                share * tensors[name].double()
+                for share, tensors in zip(shares, extractors, strict=True)
+            )
             assert torch.allclose(mixed.double(), oracle, atol=1e-6, rtol=1e-6)
             assert not torch.equal(mixed, extractors[job.silos.index(silo)][name])
 
 
 def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
-    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs; mean over silos and draws 1 and 2.
+    """800 digits, Dirichlet 0.3 over four silos, 10 rounds of 2 epochs.
 
-    Seen over draws 7, 1 and 2: local 0.887, FedAvg's one model 0.899 and 0.914 as trained on at each silo, pFedSim
-    0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does not hold: FedPer has 0.936, so at four
-    silos it is the private classifier that helps; whose extractors are mixed by which weights hardly matters.
+    Mean over silos and draws 1 and 2.
+
+    Seen over draws 7, 1 and 2: local 0.887, FedAvg's one model 0.899 and 0.914 as trained on at
+    each silo, pFedSim 0.930, 0.944 with ``similarity = "per_class"``. Not asserted, because it does
+    not hold: FedPer has 0.936, so at four silos it is the private classifier that helps; whose
+    extractors are mixed by which weights hardly matters.
     """
     digits, silos, means = dataset.digits(), ["silo-0", "silo-1", "silo-2", "silo-3"], {}
     digits = dataset.Dataset(digits.x[:800], digits.y[:800])
     training = {"epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
     for seed in (1, 2):
         parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        shards = {
+            s: dataset.split(digits.take(p), s.encode(), 0.3)
+            for s, p in zip(silos, parts, strict=True)
+        }
         for name in ("local", "fedavg", "pfedsim"):
-            job = make_job(name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training)
+            job = make_job(
+                name, silos=silos, rounds=10, seed=seed, model={"classes": 10}, training=training
+            )
             accuracy = simulate(job, shards).accuracy(job.method().product)
             means.setdefault(name, []).append(statistics.mean(accuracy.values()))
     mean = {name: statistics.mean(values) for name, values in means.items()}
@@ -437,7 +523,10 @@ DIRECTED = {"secure_aggregation": "required", "mix": "directed"}
 
 @pytest.fixture
 def directed(make_job):
-    """A job of five silos, all in each round, unless ``fields`` say otherwise; two rounds of six are generalisation."""
+    """A job of five silos, all in each round, unless ``fields`` say otherwise.
+
+    Two rounds of six are generalisation.
+    """
 
     def make(options=None, **fields):
         common = {"rounds": 6, "silos": list("abcde"), "min_cohort": 3, "security": DIRECTED}
@@ -458,7 +547,9 @@ def with_phi(method, by_pair):
 
 def test_directed_the_first_round_of_the_phase_gives_no_extractor(directed):
     job = directed()
-    names = [([p.name for p in job.up(n)][:-1], [p.name for p in job.down(n)]) for n in range(job.length)]
+    names = [
+        ([p.name for p in job.up(n)][:-1], [p.name for p in job.down(n)]) for n in range(job.length)
+    ]
     assert names == [
         (["model"], ["model"]),
         (["model"], ["model"]),
@@ -485,7 +576,9 @@ def test_directed_a_round_is_mixed_by_the_likeness_before_it_over_who_gave_in_it
     posts = {post.silo: post for post in combined.posts}
     assert posts.keys() == {"a", "b", "c", "d"}
     assert posts["a"].weights == {"b": pytest.approx(b), "c": pytest.approx(c), "d": 0.0, "a": 0.0}
-    assert posts["a"].keep == pytest.approx(CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + b + c), abs=2**-32)
+    assert posts["a"].keep == pytest.approx(
+        CODE_SELF_WEIGHT / (CODE_SELF_WEIGHT + b + c), abs=2**-32
+    )
     assert combined.state["phi"][0, 1] == pytest.approx(0.99)
     assert combined.state["phi"][0, 4] == 0.7
     assert method.combine(before, 2, ("a", "b", "c", "d"), {"rows": {"gram": gram}}).posts == ()
@@ -497,7 +590,10 @@ def test_directed_mail_is_eq_4_with_the_silo_s_own_part(directed):
     method = directed().method()
     state = initial_state(method, "a")
     own = method.flat(state, "extractor")
-    others = {name: torch.randn(value.shape, generator=torch.manual_seed(3)) for name, value in own.items()}
+    others = {
+        name: torch.randn(value.shape, generator=torch.manual_seed(3))
+        for name, value in own.items()
+    }
     keep = torch.tensor(0.625, dtype=torch.float64)
     mail = {**{name: 0.375 * value for name, value in others.items()}, "@keep": keep}
     taken = method.deliver(state, {"extractor": mail}, FACTS)
@@ -512,10 +608,16 @@ def test_directed_mail_is_eq_4_with_the_silo_s_own_part(directed):
     [
         ({}, {"b": 0.5, "c": 0.3, "d": 0.2}, 1 / 3),
         ({}, {"b": 0.34, "c": 0.33, "d": 0.33}, 0.34 / 1.34),
-        ({"similarity": "per_class"}, {"b": 0.5, "c": 0.3, "d": 0.2}, 0.5 / (0.5 + CODE_SELF_WEIGHT)),
+        (
+            {"similarity": "per_class"},
+            {"b": 0.5, "c": 0.3, "d": 0.2},
+            0.5 / (0.5 + CODE_SELF_WEIGHT),
+        ),
     ],
 )
-def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(directed, options, shares, least):
+def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(
+    directed, options, shares, least
+):
     method = directed({"rho": 0.34, **options}).method()
     assert method.mail_fault(4, "a", shares, least) == ""
     assert method.mail_fault(4, "a", shares, 1.0) == ""
@@ -526,19 +628,31 @@ def test_directed_a_silo_keeps_no_less_of_its_own_than_any_likeness_allows(direc
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.8])
-def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(directed, make_data, participation):
+def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(
+    directed, make_data, participation
+):
     """A round at a time, with rows by hand in float64."""
     silos = tuple("abcde")
-    counts = {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 30)} if participation < 1 else {}
+    counts = (
+        {"weights": "public", "dropouts": "any", "counts": dict.fromkeys(silos, 30)}
+        if participation < 1
+        else {}
+    )
     job = directed(participation=participation, security={**DIRECTED, **counts})
-    shards = {silo: Records(make_data(40, seed=at), make_data(20, seed=at + 9)) for at, silo in enumerate(silos)}
+    shards = {
+        silo: Records(make_data(40, seed=at), make_data(20, seed=at + 9))
+        for at, silo in enumerate(silos)
+    }
     run, gave, before = Simulation(job, Serial(job, shards), exchanges=simulated(job)), {}, {}
     method, mixed = job.method(), 0
     while run.round < job.length:
         round_, phi = run.round, run.coordinator
         cohort = job.cohort(round_)
         starts = {silo: before.get(silo, (None, {}))[0] for silo in cohort}
-        down = {silo: deliver(method, PLAIN, phi, round_, silo, run._archive).get("extractor") for silo in cohort}
+        down = {
+            silo: deliver(method, PLAIN, phi, round_, silo, run._archive).get("extractor")
+            for silo in cohort
+        }
         run.step()
         for silo in cohort:
             if down[silo] is not None:
@@ -546,7 +660,10 @@ def test_directed_the_quantised_rounds_are_eq_4_of_one_round_before(directed, ma
                 assert weights
                 total = sum(weights.values())
                 rest = {
-                    name: sum(w * gave[silo][j][name].double() for j, w in weights.items() if j != silo) for name in own
+                    name: sum(
+                        w * gave[silo][j][name].double() for j, w in weights.items() if j != silo
+                    )
+                    for name in own
                 }
                 keep = weights[silo] / total
                 assert float(down[silo]["@keep"]) == pytest.approx(keep, abs=1e-9)

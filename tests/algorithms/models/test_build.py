@@ -32,7 +32,8 @@ def test_lenet5_with_batch_norm_has_the_parameters_of_the_papers_table():
 
 @pytest.mark.parametrize("norm", ["none", "batch", "group"])
 @pytest.mark.parametrize(
-    ("name", "shape"), [("lenet5", None), ("lenet5", (1, 28, 28)), ("lenet5", (3, 16, 33)), ("cnn-digits", None)]
+    ("name", "shape"),
+    [("lenet5", None), ("lenet5", (1, 28, 28)), ("lenet5", (3, 16, 33)), ("cnn-digits", None)],
 )
 def test_models_run_forward_and_backward(name, shape, norm):
     options = ModelOptions(name=name, classes=4, norm=norm, input=shape)
@@ -45,7 +46,11 @@ def test_models_run_forward_and_backward(name, shape, norm):
 
 
 def test_group_norm_has_its_own_groups():
-    layers = dict(build(ModelOptions(name="lenet5", classes=10, norm="group"), 0)["extractor"].named_children())
+    layers = dict(
+        build(ModelOptions(name="lenet5", classes=10, norm="group"), 0)[
+            "extractor"
+        ].named_children()
+    )
     assert [layers[f"norm{i}"].num_groups for i in (1, 2)] == [2, 4]
 
 
@@ -58,16 +63,28 @@ def test_group_norm_has_its_own_groups():
         ({"name": "cnn-digits", "input": (1, 28, 28)}, "cnn-digits takes input"),
         ({"name": "lenet5", "input": (3, 15, 32)}, "at least 16 x 16"),
         ({"name": "lenet5", "classes": 1}, "classes"),
-        ({"name": "glm", "input": (4096, 4096, 1), "classes": 16}, "has 268,435,472 parameters; lower input or"),
-        ({"name": "glm", "input": (4096, 4096, 4096), "classes": 100_000}, "268,435,456 are the most"),
+        (
+            {"name": "glm", "input": (4096, 4096, 1), "classes": 16},
+            "has 268,435,472 parameters; lower input or",
+        ),
+        (
+            {"name": "glm", "input": (4096, 4096, 4096), "classes": 100_000},
+            "268,435,456 are the most",
+        ),
         ({"name": "resnet"}, "lenet5"),
         ({"name": "lenet5", "buffers": "shared"}, "buffers"),
         (
             {"name": "lenet5", "buffers": "global"},
             "'lenet5' with norm 'none' keeps no running statistics; leave buffers",
         ),
-        ({"name": "lenet5", "buffers": "global", "norm": "group"}, "norm 'group' keeps no running statistics"),
-        ({"name": "convnet-3x64", "buffers": "global", "norm": "batch"}, "norm 'batch' keeps no running statistics"),
+        (
+            {"name": "lenet5", "buffers": "global", "norm": "group"},
+            "norm 'group' keeps no running statistics",
+        ),
+        (
+            {"name": "convnet-3x64", "buffers": "global", "norm": "batch"},
+            "norm 'batch' keeps no running statistics",
+        ),
     ],
 )
 def test_options_that_make_no_model_are_refused(fields, complaint):
@@ -113,7 +130,9 @@ class Odd(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
 
-@pytest.mark.parametrize("module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()])
+@pytest.mark.parametrize(
+    "module", [nn.Sequential(nn.Bilinear(1, 2, 3)), nn.Sequential(nn.PReLU()), Odd()]
+)
 def test_modules_without_a_defined_initialisation_are_refused(module):
     with pytest.raises(LocalError, match="model: "):
         initialise(module, 0, "extractor")

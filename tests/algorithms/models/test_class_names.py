@@ -30,7 +30,11 @@ def test_names_that_can():
 @pytest.mark.parametrize(
     ("job", "data", "complaint"),
     [
-        (["a", "b", "c"], ["a", "c", "b"], "class 1 is 'b' in the job and 'c' here; reorder y and class_names as the"),
+        (
+            ["a", "b", "c"],
+            ["a", "c", "b"],
+            "class 1 is 'b' in the job and 'c' here; reorder y and class_names as the",
+        ),
         (
             ["a", "b", "c"],
             ["a", "x", "y"],

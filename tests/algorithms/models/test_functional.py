@@ -19,20 +19,28 @@ def part(request):
     """2x + 1, as a module and as a function of values that stand for a module's own."""
     if request.param == "module":
         return line(2.0, 1.0)
-    return BoundModule(line(9.0, 9.0), {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])})
+    return BoundModule(
+        line(9.0, 9.0), {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}
+    )
 
 
 def test_a_part_is_called_with_parameters_that_are_not_its_own(part):
     x = torch.tensor([[3.0]])
     assert part(x).item() == 7
     assert called_with(part, {"weight": torch.tensor([[10.0]])}, x).item() == 31
-    assert {name: value.item() for name, value in parameters_of(part).items()} == {"weight": 2, "bias": 1}
+    assert {name: value.item() for name, value in parameters_of(part).items()} == {
+        "weight": 2,
+        "bias": 1,
+    }
     assert part(x).item() == 7
 
 
 def test_values_that_are_missing_are_the_modules_own():
     part = BoundModule(line(2.0, 1.0), {"bias": torch.tensor([5.0])})
-    assert {name: value.item() for name, value in parameters_of(part).items()} == {"weight": 2, "bias": 5}
+    assert {name: value.item() for name, value in parameters_of(part).items()} == {
+        "weight": 2,
+        "bias": 5,
+    }
 
 
 def test_buffers_of_either_form_are_its_own_and_change():
@@ -43,7 +51,10 @@ def test_buffers_of_either_form_are_its_own_and_change():
     x = torch.tensor([[1.0], [3.0]])
     (module, _), (template, values) = fresh(), fresh()
     scaled = {"weight": torch.tensor([2.0])}
-    of_module, of_bound = called_with(module, scaled, x), called_with(BoundModule(template, values), scaled, x)
+    of_module, of_bound = (
+        called_with(module, scaled, x),
+        called_with(BoundModule(template, values), scaled, x),
+    )
     assert torch.equal(of_module, of_bound)
     assert module.running_mean.item() == values["running_mean"].item() == 2
     assert template.running_mean.item() == 0
@@ -62,7 +73,10 @@ def test_on_trial_buffers_stay_as_they_are(part):
 
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(order):
-    """f(w) = (w - 3)²; a step of 0.1 gives v = w - 0.2(w - 3); d f(v) / dw = 2(v - 3)·0.8, or without the 0.8."""
+    """f(w) = (w - 3)²; a step of 0.1 gives v = w - 0.2(w - 3).
+
+    D f(v) / dw = 2(v - 3)·0.8, or without the 0.8.
+    """
 
     def loss(part):
         def inner(parameters):
@@ -76,7 +90,9 @@ def test_a_gradient_of_a_gradient_is_the_same_for_modules_and_for_silos_at_once(
 
     module = nn.Linear(1, 1, bias=False)
     starts = torch.tensor([[[5.0]], [[1.0]]])
-    expected = [2 * (w - 0.2 * (w - 3) - 3) * (0.8 if order == "second" else 1.0) for w in (5.0, 1.0)]
+    expected = [
+        2 * (w - 0.2 * (w - 3) - 3) * (0.8 if order == "second" else 1.0) for w in (5.0, 1.0)
+    ]
     for start, value in zip(starts, expected, strict=True):
         module.weight.data = start.clone()
         (one,) = torch.autograd.grad(loss(module), [module.weight])

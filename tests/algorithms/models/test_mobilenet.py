@@ -40,7 +40,9 @@ def test_sizes_are_those_of_ppfls_shared_extractor_and_a_linear_head(norm, stati
 
 
 def test_ppfl_sends_the_features_and_three_heads(make_job):
-    job = make_job("ppfl", {"models": 3}, model={"name": "mobilenet-v2", "classes": 10, "norm": "batch"})
+    job = make_job(
+        "ppfl", {"models": 3}, model={"name": "mobilenet-v2", "classes": 10, "norm": "batch"}
+    )
     model = job.up(0)[0]
     assert sum(spec.elements for spec in model.tensors) == 2_223_872 + 38_430
 
@@ -53,10 +55,16 @@ def test_it_runs_forward_and_backward(norm, shape):
     logits = parts["classifier"](parts["extractor"](torch.randn(2, *input_shape(chosen))))
     assert logits.shape == (2, 4)
     logits.square().sum().backward()
-    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for m in parts.values() for p in m.parameters())
+    assert all(
+        p.grad is not None and bool(p.grad.isfinite().all())
+        for m in parts.values()
+        for p in m.parameters()
+    )
     layers = list(parts["extractor"].modules())
     assert sum(isinstance(layer, nn.ReLU6) for layer in layers) == 35
-    assert not any(getattr(layer, "inplace", False) or isinstance(layer, nn.Dropout) for layer in layers)
+    assert not any(
+        getattr(layer, "inplace", False) or isinstance(layer, nn.Dropout) for layer in layers
+    )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -64,7 +72,8 @@ def test_it_computes_what_torchvisions_own_does(norm):
     parts = build(options(norm), 3)
     generator = torch.Generator().manual_seed(0)
     for name, tensor in parts["extractor"].state_dict().items():
-        if tensor.is_floating_point() and tensor.dim() == 1:  # of a norm: at first ones and zeros, which show nothing
+        # of a norm: at first ones and zeros, which show nothing
+        if tensor.is_floating_point() and tensor.dim() == 1:
             tensor.copy_(torch.rand(tensor.shape, generator=generator) + ("mean" not in name))
     groups = {} if norm == "batch" else {"norm_layer": lambda channels: nn.GroupNorm(8, channels)}
     theirs = torchvision("models", "this test").mobilenet_v2(num_classes=10, **groups)
@@ -133,6 +142,9 @@ def test_methods_take_it_or_say_why_not(make_job):
     with pytest.raises(LocalError, match="method 'fedaims' supervises the blocks of a model"):
         make_job("fedaims", model=model).document()
     method = make_job("fedssa", {"extractors": ["mobilenet-v2"]}, model=model).method()
-    assert not list(method.modules("a")["extractor"].buffers())  # dealt out by name alone, it has norm "group"
-    with pytest.raises(LocalError, match="'mobilenet-v2' ends in 1280 units, the job's model in 84"):
+    # dealt out by name alone, it has norm "group"
+    assert not list(method.modules("a")["extractor"].buffers())
+    with pytest.raises(
+        LocalError, match="'mobilenet-v2' ends in 1280 units, the job's model in 84"
+    ):
         make_job("fedssa", {"extractors": ["mobilenet-v2"]}, model={"name": "lenet5"}).document()

@@ -34,7 +34,10 @@ def changed(tensors, name, value):
 @pytest.mark.parametrize(
     ("edit", "complaint"),
     [
-        (lambda t: {k: v for k, v in t.items() if k != "fc.bias"}, r"another supervisor: lacks \['fc.bias'\]"),
+        (
+            lambda t: {k: v for k, v in t.items() if k != "fc.bias"},
+            r"another supervisor: lacks \['fc.bias'\]",
+        ),
         (lambda t: changed(t, "fc.scale", torch.ones(1)), r"has \['fc.scale'\] too many"),
         (lambda t: changed(t, "fc.bias", torch.ones(4)), r"'fc.bias' is torch.float32 \[4\]"),
         (lambda t: changed(t, "fc.bias", torch.ones(len(t["fc.bias"])).double()), "torch.float64"),
@@ -70,7 +73,9 @@ def test_weights_that_staddle_wrote_carry_their_own_digest(tmp_path, job, traine
     path.write_bytes(data := tensor_file.to_bytes(trained))
     assert load_weights(path, job.method(), "a", "supervisor")[0].keys() == trained.keys()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(LocalError, match=r"w\.safetensors: is not as it was written: the disk changed it"):
+    with pytest.raises(
+        LocalError, match=r"w\.safetensors: is not as it was written: the disk changed it"
+    ):
         load_weights(path, job.method(), "a", "supervisor")
 
 
@@ -84,23 +89,35 @@ def test_weights_from_a_fifo_are_refused_and_not_waited_for(tmp_path, job):
 
 def test_only_parts_that_never_cross_are_loaded(tmp_path, job, make_job):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(LocalError, match="'fedsimsup' takes no weights for part 'extractor', it takes weights for sup"):
+    with pytest.raises(
+        LocalError,
+        match="'fedsimsup' takes no weights for part 'extractor', it takes weights for sup",
+    ):
         load_weights(path, job.method(), "a", "extractor")
-    with pytest.raises(LocalError, match="'fedavg' takes no weights for part 'extractor', it takes none"):
+    with pytest.raises(
+        LocalError, match="'fedavg' takes no weights for part 'extractor', it takes none"
+    ):
         load_weights(path, make_job("fedavg").method(), "a", "extractor")
     for method in ("fedclassavg", "fedproto", "fedsimsup", "fedssa"):
         made = (job if method == "fedsimsup" else make_job(method)).method()
-        crossing = {s.name for r in (0, 1, 2) for part in (*made.up(r), *made.down(r)) for s in part.wire}
+        crossing = {
+            s.name for r in (0, 1, 2) for part in (*made.up(r), *made.down(r)) for s in part.wire
+        }
         assert made.loadable
         assert not any(name.split(".")[0] in made.loadable for name in crossing)
 
 
 def test_a_silo_begins_with_its_own_weights_and_the_others_as_before(job, trained, make_shards):
     shards = make_shards(job)
-    plain, own = simulate(job, shards), simulate(job, shards, weights={"a": {"supervisor": trained}})
+    plain, own = (
+        simulate(job, shards),
+        simulate(job, shards, weights={"a": {"supervisor": trained}}),
+    )
     state = initial_state(job.method(), "a", {"supervisor": trained})
     assert torch.equal(state.parts["supervisor"]["fc.bias"], trained["fc.bias"])
-    assert torch.equal(state.parts["extractor"]["fc1.weight"], plain_start(job)["extractor"]["fc1.weight"])
+    assert torch.equal(
+        state.parts["extractor"]["fc1.weight"], plain_start(job)["extractor"]["fc1.weight"]
+    )
     assert plain.history["a"] != own.history["a"]
     assert plain.history["b"][0] == own.history["b"][0]
 
@@ -111,7 +128,9 @@ def plain_start(job):
 
 def test_a_file_may_be_as_large_as_its_part(tmp_path):
     part = nn.Linear(2100, 2100)  # 17.6 MB, as a small ResNet is
-    method = SimpleNamespace(name="own", loadable=("supervisor",), modules=lambda _: {"supervisor": part})
+    method = SimpleNamespace(
+        name="own", loadable=("supervisor",), modules=lambda _: {"supervisor": part}
+    )
     path = tmp_path / "w.safetensors"
     path.write_bytes(save(part.state_dict()))
     tensors, _ = load_weights(path, method, "a", "supervisor")

@@ -66,12 +66,18 @@ def test_operators_that_exist_are_left_alone():
     assert [str(getattr(torch.ops.torchvision, name).default) for name in OPERATORS] == before
 
 
-@pytest.mark.parametrize("fault", [ImportError("No module named 'torchvision'"), RuntimeError("CUDA versions differ")])
+@pytest.mark.parametrize(
+    "fault", [ImportError("No module named 'torchvision'"), RuntimeError("CUDA versions differ")]
+)
 def test_another_fault_of_the_import_is_told(monkeypatch, fault):
     def fail(name):
         raise fault
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    monkeypatch.setattr(torchvision_import, "declare_operators", lambda: pytest.fail("nothing to declare"))
-    with pytest.raises(LocalError, match=f"model 'm' is torchvision's.*{fault}; install the torchvision of this"):
+    monkeypatch.setattr(
+        torchvision_import, "declare_operators", lambda: pytest.fail("nothing to declare")
+    )
+    with pytest.raises(
+        LocalError, match=f"model 'm' is torchvision's.*{fault}; install the torchvision of this"
+    ):
         torchvision("models", "model 'm'")

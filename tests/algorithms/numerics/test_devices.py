@@ -38,7 +38,11 @@ def no_numbers():
 @pytest.mark.parametrize(
     ("name", "gpus", "text"),
     [
-        ("cuda", 0, r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
+        (
+            "cuda",
+            0,
+            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu",
+        ),
         ("cuda:2", 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
         ("cuda:x", 1, r"'cuda:x': no such device; choose cpu, cuda or cuda:N"),
         ("mps", 1, r"'mps': no such device"),
@@ -53,24 +57,31 @@ def test_a_device_that_is_not_there(monkeypatch, name, gpus, text):
 def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(find(name)) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:0", "cuda:1"]
-    assert device_of([nn.ReLU(), nn.BatchNorm1d(2, affine=False, device="meta")]) == META  # a buffer counts
+    # a buffer counts
+    assert device_of([nn.ReLU(), nn.BatchNorm1d(2, affine=False, device="meta")]) == META
     assert device_of([nn.ReLU()]) == device_of([]) == CPU
 
 
 def test_a_gpu_gives_a_share_of_its_memory(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 2**30)
+    )
     assert room(torch.device("cuda:1")) == 20 * 2**30
     assert room(CPU) == 4 * 2**30
 
 
 def test_precisions(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if device.index else (7, 5))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: (8, 0) if device.index else (7, 5)
+    )
     for precision in ("float32", "tf32", "bf16"):
         check_precision(torch.device("cuda:1"), precision)
     check_precision(CPU, "float32")
     with pytest.raises(LocalError, match=r"'tf32' is for a GPU; leave it out on a CPU"):
         check_precision(CPU, "tf32")
-    with pytest.raises(LocalError, match=r"'bf16': cuda:0 is of compute capability 7\.5, .* from 8\.0 on"):
+    with pytest.raises(
+        LocalError, match=r"'bf16': cuda:0 is of compute capability 7\.5, .* from 8\.0 on"
+    ):
         check_precision(torch.device("cuda:0"), "bf16")
 
 
@@ -87,7 +98,11 @@ def test_products_are_rounded_where_that_is_asked_for_and_nowhere_else():
             assert torch.backends.cudnn.deterministic
         assert flags() == ("ieee", "ieee")
     a, b = torch.rand(3, 4), torch.rand(4, 2)
-    for precision, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+    for precision, dtype in (
+        ("float32", torch.float32),
+        ("tf32", torch.float32),
+        ("bf16", torch.bfloat16),
+    ):
         with casting(CPU, precision):
             assert (a @ b).dtype == dtype
             with uncast(CPU):
@@ -98,8 +113,12 @@ def test_products_are_rounded_where_that_is_asked_for_and_nowhere_else():
 @pytest.mark.parametrize("method", ["fedprox", "fedssa", "ppfl", "pfedfda", "fedaims"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
-    """A silo's stages, measurements and evaluation, with its records there, or brought batch by batch."""
-    job = make_job(method, model={"name": "convnet-digits", "norm": "group"} if method == "fedaims" else {})
+    """A silo's stages, measurements and evaluation, with its records there, or brought batch by
+    batch.
+    """
+    job = make_job(
+        method, model={"name": "convnet-digits", "norm": "group"} if method == "fedaims" else {}
+    )
     method, here = job.method(), make_data(20)
     data = here.to(META) if resident else here
     state = initial_state(method, "a")
@@ -113,7 +132,14 @@ def test_all_tensors_go_to_the_device(make_job, make_data, method, resident):
         if isinstance(stage, Stage):
             steps = []
             with OneDevice(), no_numbers():  # at the end of the first epoch, and not before
-                train(modules, stage, data, 8, np.random.default_rng(0), progress=lambda of=steps: of.append(None))
+                train(
+                    modules,
+                    stage,
+                    data,
+                    8,
+                    np.random.default_rng(0),
+                    progress=lambda of=steps: of.append(None),
+                )
             assert len(steps) == (1 if stage.full_batch else 3)
     if measured:
         with OneDevice(), no_numbers():
@@ -142,7 +168,9 @@ def test_the_places_of_an_epoch_are_brought_at_once(make_job, make_data):
     (stage,) = method.stages(state, facts_of(job, "a", 0, make_data(20)))
     steps = []
     with Brought() as brought, no_numbers():
-        train(modules, stage, data, 8, np.random.default_rng(0), progress=lambda: steps.append(None))
+        train(
+            modules, stage, data, 8, np.random.default_rng(0), progress=lambda: steps.append(None)
+        )
     assert len(steps) == 3
     assert brought.count == 1
 
@@ -165,9 +193,12 @@ def test_too_little_memory_is_said(make_job, make_data, monkeypatch):
     monkeypatch.setattr("staddle.algorithms.training.silo_round.evaluate", greedy)
     state = initial_state(job.method(), "a")
     for run in (local_round, look):
-        given = (job.method(), job, state, 0) if run is local_round else (job.method(), job, 0, state)
+        given = (
+            (job.method(), job, state, 0) if run is local_round else (job.method(), job, 0, state)
+        )
         with pytest.raises(
-            LocalError, match=r"CUDA out of memory\. .*; free memory of this GPU, or choose another device"
+            LocalError,
+            match=r"CUDA out of memory\. .*; free memory of this GPU, or choose another device",
         ):
             run(*given, {}, data, data, "a")
 
@@ -176,8 +207,12 @@ def test_private_jobs_stay_on_the_host(make_job, make_data):
     job, data = make_job(), make_data(9)
     state = initial_state(job.method(), "a")
     for run in (
-        lambda: local_round(job.method(), job, state, 0, {}, data, data, "a", private=object(), device=META),
-        lambda: look(job.method(), job, 0, state, {}, data, data, "a", private=object(), device=META),
+        lambda: local_round(
+            job.method(), job, state, 0, {}, data, data, "a", private=object(), device=META
+        ),
+        lambda: look(
+            job.method(), job, 0, state, {}, data, data, "a", private=object(), device=META
+        ),
     ):
         with pytest.raises(LocalError, match="is private and was given to meta"):
             run()

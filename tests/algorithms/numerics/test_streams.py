@@ -6,18 +6,24 @@ from staddle.errors import LocalError
 
 
 def test_a_stream_is_pinned_for_ever():
-    assert raw(stream(7, "clinic-a", 3, "train/0"), 2).tolist() == [11114097228117383608, 6308778396664137798]
+    assert raw(stream(7, "clinic-a", 3, "train/0"), 2).tolist() == [
+        11114097228117383608,
+        6308778396664137798,
+    ]
 
 
 @pytest.mark.parametrize(
-    "other", [(8, "a", 3, "x"), (7, "b", 3, "x"), (7, "a", 4, "x"), (7, "a", 3, "y"), (7, "a3", 0, "x")]
+    "other",
+    [(8, "a", 3, "x"), (7, "b", 3, "x"), (7, "a", 4, "x"), (7, "a", 3, "y"), (7, "a3", 0, "x")],
 )
 def test_every_argument_names_another_stream(other):
     assert raw(stream(7, "a", 3, "x"), 4).tolist() != raw(stream(*other), 4).tolist()
 
 
 def test_the_encoding_does_not_run_fields_together():
-    assert raw(stream(1, "a", 2, '",2,"x'), 4).tolist() != raw(stream(1, 'a",2,"', 2, "x"), 4).tolist()
+    assert (
+        raw(stream(1, "a", 2, '",2,"x'), 4).tolist() != raw(stream(1, 'a",2,"', 2, "x"), 4).tolist()
+    )
 
 
 def test_a_seed_beyond_canonical_json_is_refused():
@@ -30,7 +36,8 @@ def test_uniform_has_the_moments_of_its_interval():
     assert values.shape == (200, 500)
     assert values.min() >= -2
     assert values.max() < 4
-    assert values.mean() == pytest.approx(1.0, abs=0.03)  # 5 standard errors of 6/sqrt(12)/sqrt(1e5)
+    # 5 standard errors of 6/sqrt(12)/sqrt(1e5)
+    assert values.mean() == pytest.approx(1.0, abs=0.03)
     assert values.var() == pytest.approx(3.0, abs=0.05)
 
 

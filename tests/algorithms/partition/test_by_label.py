@@ -17,13 +17,21 @@ def same(first, second):
 
 def whole(parts, records, left=()):
     """Each record once, in ascending order within a silo; the others are those left over."""
-    assert np.array_equal(np.sort(np.concatenate([*parts, np.array(left, np.int64)])), np.arange(records))
+    assert np.array_equal(
+        np.sort(np.concatenate([*parts, np.array(left, np.int64)])), np.arange(records)
+    )
     assert all(part.dtype == np.int64 and np.all(np.diff(part) > 0) for part in parts)
     assert np.array_equal(leftover(parts, records), np.sort(left))
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 10), st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**40))
+@given(
+    st.integers(1, 300),
+    st.integers(1, 10),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(0, 2**40),
+)
 def test_shards_are_equal_and_hold_neighbours_of_the_sorted_records(n, classes, silos, each, seed):
     labels = np.random.default_rng(seed).integers(0, classes, n)
     if silos * each > n:
@@ -43,14 +51,18 @@ def test_shards_differ_by_seed_and_hold_few_classes():
     assert {len(part) for part in parts} == {40}
     assert max(len(np.unique(DIGITS[part])) for part in parts) == 2
     assert not same(parts, shards(DIGITS, 50, 2, 2))
-    assert len({tuple(np.unique(DIGITS[part])) for part in parts}) > 10  # dealt at random, not in their order
+    # dealt at random, not in their order
+    assert len({tuple(np.unique(DIGITS[part])) for part in parts}) > 10
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 10), st.integers(1, 12), st.data(), st.integers(0, 2**40))
-def test_each_silo_holds_so_many_classes_and_each_class_is_held_equally_often(classes, silos, data, seed):
+def test_each_silo_holds_so_many_classes_and_each_class_is_held_equally_often(
+    classes, silos, data, seed
+):
     each = data.draw(st.integers(1, classes))
-    labels = np.random.default_rng(seed).permutation(np.arange(classes * 40) % classes) + 3  # not from 0
+    # not from 0
+    labels = np.random.default_rng(seed).permutation(np.arange(classes * 40) % classes) + 3
     parts = classes_each(labels, silos, each, seed, 0)
     held = np.array([np.bincount(labels[part], minlength=classes + 3)[3:] for part in parts])
     assert ((held > 0).sum(1) == each).all()
@@ -62,7 +74,10 @@ def test_each_silo_holds_so_many_classes_and_each_class_is_held_equally_often(cl
 
 
 def test_the_classes_of_a_silo_are_drawn():
-    held = {tuple(np.unique(DIGITS[classes_each(DIGITS, 10, 2, seed)[0]]).tolist()) for seed in range(10)}
+    held = {
+        tuple(np.unique(DIGITS[classes_each(DIGITS, 10, 2, seed)[0]]).tolist())
+        for seed in range(10)
+    }
     assert len(held) > 5
 
 
@@ -110,7 +125,8 @@ def test_mixtures_spread_groups_and_not_labels():
     parts = group_mixtures(DIGITS, 5, PPFL, 0.5, 3)
     held = np.array([np.bincount(DIGITS[part], minlength=10) for part in parts])
     for group in PPFL:
-        assert np.ptp(held[:, group], 1).max() < 50  # of 200 a label: the labels of a group go together
+        # of 200 a label: the labels of a group go together
+        assert np.ptp(held[:, group], 1).max() < 50
     assert np.ptp(held[:, [group[0] for group in PPFL]], 1).max() > 100
 
 
@@ -119,7 +135,10 @@ def test_mixtures_spread_groups_and_not_labels():
     [
         (lambda: shards(DIGITS, 10, 0, 0), "each = 0"),
         (lambda: shards(DIGITS, 0, 2, 0), "silos = 0"),
-        (lambda: shards(np.zeros(23, np.int64), 2, 5, 0, 11), "of 2 gets 10 records, the minimum is 11"),
+        (
+            lambda: shards(np.zeros(23, np.int64), 2, 5, 0, 11),
+            "of 2 gets 10 records, the minimum is 11",
+        ),
         (lambda: shards(np.zeros(23, np.int64), 4, 3, 0, 6), "at most 3 silos"),
         (lambda: classes_each(DIGITS, 10, 11, 0), "each = 11 of 10 classes; give 1 to 10"),
         (lambda: classes_each(DIGITS, 10, 2, 0, 199), "records, the minimum is 199"),
@@ -127,11 +146,23 @@ def test_mixtures_spread_groups_and_not_labels():
         (lambda: label_groups(DIGITS, 3, PPFL, 0), "at least 4 silos"),
         (lambda: label_groups(DIGITS, 4, [], 0), "no group"),
         (lambda: label_groups(DIGITS, 4, [[]], 0), "no label"),
-        (lambda: label_groups(DIGITS, 4, [[1], [10, 2]], 0), r"unknown labels \[10\]; the records have 0 to 9"),
-        (lambda: label_groups(DIGITS, 5, [[0], [1]], 0, 67), "silo 2 of 5 gets 66 records, the minimum is 67"),
-        (lambda: group_mixtures(DIGITS, 4, [[0, 1], [1, 2]], 1.0, 0), r"group \[1, 2\] is in an earlier group"),
+        (
+            lambda: label_groups(DIGITS, 4, [[1], [10, 2]], 0),
+            r"unknown labels \[10\]; the records have 0 to 9",
+        ),
+        (
+            lambda: label_groups(DIGITS, 5, [[0], [1]], 0, 67),
+            "silo 2 of 5 gets 66 records, the minimum is 67",
+        ),
+        (
+            lambda: group_mixtures(DIGITS, 4, [[0, 1], [1, 2]], 1.0, 0),
+            r"group \[1, 2\] is in an earlier group",
+        ),
         (lambda: group_mixtures(DIGITS, 4, [[0, 1]], 0.0, 0), "alpha = 0.0"),
-        (lambda: group_mixtures(DIGITS, 4, [[0]], 1.0, 0, 51), "200 records do not give 4 silos 51 each"),
+        (
+            lambda: group_mixtures(DIGITS, 4, [[0]], 1.0, 0, 51),
+            "200 records do not give 4 silos 51 each",
+        ),
     ],
 )
 def test_impossible_partitions_are_refused_with_numbers(draw, text):

@@ -11,7 +11,11 @@ SOURCES = ["mnist", "usps", "mnist", "svhn"] * 50
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from("abc"), min_size=3, max_size=80), st.integers(0, 2**40), st.integers(1, 4))
+@given(
+    st.lists(st.sampled_from("abc"), min_size=3, max_size=80),
+    st.integers(0, 2**40),
+    st.integers(1, 4),
+)
 def test_silos_hold_one_source_each(drawn, seed, count):
     sources = [*drawn, *"aaaabbbb"]
     parts = by_source(sources, {"b": 1, "a": count}, seed, 1)
@@ -50,7 +54,10 @@ def test_impossible_sources_are_refused(silos, text):
 def test_one_silo_a_value(values):
     parts = by_column(values, 1)
     assert list(parts) == [str(value) for value in sorted(set(values))]  # 10 after 9
-    assert all(part.tolist() == [i for i, own in enumerate(values) if str(own) == name] for name, part in parts.items())
+    assert all(
+        part.tolist() == [i for i, own in enumerate(values) if str(own) == name]
+        for name, part in parts.items()
+    )
 
 
 def test_small_values_and_columns_of_no_names_are_refused():

@@ -40,7 +40,8 @@ def test_a_small_alpha_is_uneven_and_a_large_one_even():
     assert (counts(1000.0) / 80).min() > 0.7
     assert (counts(0.1) == 0).mean() > 0.2
     assert not np.array_equal(
-        counts(0.1), np.stack([np.bincount(labels[s], minlength=10) for s in dirichlet(labels, 5, 0.1, 2)])
+        counts(0.1),
+        np.stack([np.bincount(labels[s], minlength=10) for s in dirichlet(labels, 5, 0.1, 2)]),
     )
 
 
@@ -56,27 +57,38 @@ def test_balanced_a_silo_with_an_even_share_gets_none_of_the_classes_that_follow
     labels = np.repeat(np.arange(10), 600)
     parts = dirichlet(labels, 10, 0.1, 3, 0, balanced=True)
     assert sorted(np.concatenate(parts).tolist()) == list(range(6000))
-    counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])  # [silos, classes]
+    # [silos, classes]
+    counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
     before = np.cumsum(counts, axis=1) - counts
     assert (counts[before >= 600] == 0).all()
     assert (before >= 600).any()
-    plain = np.stack([np.bincount(labels[part], minlength=10) for part in dirichlet(labels, 10, 0.1, 3, 0)])
-    assert (counts[:, 0] == plain[:, 0]).all()  # the first class is drawn alike: nobody has a share yet
+    plain = np.stack(
+        [np.bincount(labels[part], minlength=10) for part in dirichlet(labels, 10, 0.1, 3, 0)]
+    )
+    # the first class is drawn alike: nobody has a share yet
+    assert (counts[:, 0] == plain[:, 0]).all()
     assert counts.sum(1).std() < plain.sum(1).std()
 
 
 def test_balanced_sizes_are_those_that_pfedsim_reports():
-    """Its Table 4: CIFAR-10 over 100 clients has a standard deviation of sizes of 487 at alpha 0.1, and 170 at 0.5."""
+    """Its Table 4: CIFAR-10 over 100 clients has a standard deviation of sizes of 487 at alpha 0.1,
+    and 170 at 0.5.
+    """
     labels = np.repeat(np.arange(10), 6000)
     for alpha, published in ((0.1, 487), (0.5, 170)):
-        sizes = [[len(part) for part in dirichlet(labels, 100, alpha, seed, balanced=True)] for seed in range(3)]
+        sizes = [
+            [len(part) for part in dirichlet(labels, 100, alpha, seed, balanced=True)]
+            for seed in range(3)
+        ]
         plain = [[len(part) for part in dirichlet(labels, 100, alpha, seed)] for seed in range(3)]
         assert np.mean([np.std(one) for one in sizes]) == pytest.approx(published, rel=0.15)
         assert np.mean([np.std(one) for one in plain]) > 1.15 * published
 
 
 def test_balanced_with_shares_of_nothing():
-    """At alpha 0.001 one silo draws all of a class, and those that are below an even share draw exactly 0."""
+    """At alpha 0.001 one silo draws all of a class, and those that are below an even share draw
+    exactly 0.
+    """
     labels = np.repeat(np.arange(20), 5)
     parts = dirichlet(labels, 4, 0.001, 1, 0, balanced=True)
     assert sorted(np.concatenate(parts).tolist()) == list(range(100))

@@ -17,7 +17,9 @@ HOW = {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 5}
 
 
 def made():
-    parts = {f"klinik-ö{number}": part for number, part in enumerate(dirichlet(LABELS, 3, 0.1, 1, 5))}
+    parts = {
+        f"klinik-ö{number}": part for number, part in enumerate(dirichlet(LABELS, 3, 0.1, 1, 5))
+    }
     return merged(parts, "8:1:1", 1)
 
 
@@ -32,7 +34,9 @@ def test_a_file_is_read_back_and_any_json_reader_finds_the_indices(tmp_path):
             assert np.array_equal(getattr(own, side), getattr(sides[name], side))
     back.check_labels(LABELS)
     plain = json.loads((tmp_path / "p.json").read_text())
-    digest = hashlib.sha256(b"".join(int(label).to_bytes(8, "little") for label in LABELS)).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(int(label).to_bytes(8, "little") for label in LABELS)
+    ).hexdigest()
     assert {key: value for key, value in plain.items() if key != "clients"} == {
         "format": "staddle-partition/1",
         "data": "digits",
@@ -57,7 +61,8 @@ def test_one_bit_of_a_file_is_found(tmp_path):
             found = read(path)
         except LocalError:
             continue
-        assert found == partition_file(made(), LABELS, "digits", 1, HOW), data[at : at + 1]  # another space
+        # another space
+        assert found == partition_file(made(), LABELS, "digits", 1, HOW), data[at : at + 1]
     plain = json.loads(data)
     plain["clients"][0], plain["clients"][1] = plain["clients"][1], plain["clients"][0]
     path.write_text(json.dumps(plain))
@@ -89,8 +94,16 @@ def test_other_records_are_noticed():
         (lambda d: d["clients"][0].update(train=[60]), "index 60 of 60 records"),
         (lambda d: d["clients"][0].update(train=[-1]), "0 or more"),
         (lambda d: d["clients"][0].update(train=[1.5]), "whole number"),
-        (lambda d: d["clients"].append({"name": "x", "train": [7], "validation": [], "test": []}), "record 7 is given"),
-        (lambda d: d["clients"][0].update(train=[3], test=[3]), "record 3 is given to 'klinik-ö0' and 'klinik-ö0'"),
+        (
+            lambda d: d["clients"].append(
+                {"name": "x", "train": [7], "validation": [], "test": []}
+            ),
+            "record 7 is given",
+        ),
+        (
+            lambda d: d["clients"][0].update(train=[3], test=[3]),
+            "record 3 is given to 'klinik-ö0' and 'klinik-ö0'",
+        ),
         (lambda d: d["clients"][0].update(name="klinik-ö1"), "klinik-ö1'] appear twice"),
         (lambda d: d.update(clients=[]), "clients"),
         (lambda d: d.update(format="staddle-partition/2"), "format"),
@@ -123,7 +136,12 @@ def test_the_layout_of_the_published_splits(tmp_path):
     found = read_ppfl(tmp_path / "split.npz", np.arange(6), "mnist")
     sides = {name: (own.train.tolist(), own.test.tolist()) for name, own in found.sides().items()}
     assert sides == {"0": ([0, 4], [5]), "1": ([2], [1]), "2": ([], [])}  # record 3 is left over
-    assert (found.data, found.records, found.seed, found.how["file"]) == ("mnist", 6, None, "split.npz")
+    assert (found.data, found.records, found.seed, found.how["file"]) == (
+        "mnist",
+        6,
+        None,
+        "split.npz",
+    )
     save(tmp_path / "p.json", found)
     assert read(tmp_path / "p.json") == found
 
@@ -138,7 +156,13 @@ def test_the_layout_of_the_published_splits(tmp_path):
         ({"test_idx": np.array([5, 6])}, "index 6 of 6 records"),
         ({"test_idx": np.array([5.0, 1.0])}, "test_idx is float64"),
         ({"test_idx": np.array([None, None])}, "not a .npz file of plain arrays"),
-        (None, r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and test_ptr"),
+        (
+            None,
+            (
+                r"has no array 'train_idx', only \['x'\]; save train_idx, train_ptr, test_idx and"
+                r" test_ptr"
+            ),
+        ),
     ],
 )
 def test_wrong_published_splits_are_refused(tmp_path, change, text):
@@ -159,15 +183,25 @@ def test_no_split_where_there_is_no_archive(tmp_path):
         read_ppfl(tmp_path / "one.npy", np.arange(6), "mnist")
 
 
-@pytest.mark.skipif("STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked")
+@pytest.mark.skipif(
+    "STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked"
+)
 def test_the_published_mnist_split_spreads_groups_of_digits():
     folder = Path(os.environ["STADDLE_DATA"])
-    raw = [(folder / "MNIST/raw" / f"{part}-labels-idx1-ubyte").read_bytes()[8:] for part in ("train", "t10k")]
+    raw = [
+        (folder / "MNIST/raw" / f"{part}-labels-idx1-ubyte").read_bytes()[8:]
+        for part in ("train", "t10k")
+    ]
     labels = np.frombuffer(b"".join(raw), np.uint8).astype(np.int64)
-    sides = read_ppfl(folder / "ppfl_splits/mnist_100clients_4domains_alpha1.0.npz", labels, "mnist").sides()
+    sides = read_ppfl(
+        folder / "ppfl_splits/mnist_100clients_4domains_alpha1.0.npz", labels, "mnist"
+    ).sides()
     assert len(sides) == 100
-    assert np.array_equal(np.sort(np.concatenate([own.all() for own in sides.values()])), np.arange(70000))
+    assert np.array_equal(
+        np.sort(np.concatenate([own.all() for own in sides.values()])), np.arange(70000)
+    )
     held = np.array([np.bincount(labels[own.all()], minlength=10) for own in sides.values()])
     shares = held / held.sum(0)
-    assert np.abs(shares[:, 0] - shares[:, 6]).max() < 0.01  # one group: records are in the official order
+    # one group: records are in the official order
+    assert np.abs(shares[:, 0] - shares[:, 6]).max() < 0.01
     assert np.abs(shares[:, 0] - shares[:, 1]).max() > 0.02

@@ -25,14 +25,20 @@ def table(**keys):
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
-        ({"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200}, dirichlet(LABELS, 3, 0.1, 7, 200)),
+        (
+            {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "minimum": 200},
+            dirichlet(LABELS, 3, 0.1, 7, 200),
+        ),
         (
             {"kind": "dirichlet", "silos": 3, "alpha": 0.1, "balanced": True},
             dirichlet(LABELS, 3, 0.1, 7, balanced=True),
         ),
         ({"kind": "shards", "silos": 5, "each": 2}, shards(LABELS, 5, 2, 7)),
         ({"kind": "classes", "silos": 5, "each": 2}, classes_each(LABELS, 5, 2, 7)),
-        ({"kind": "label-groups", "silos": 5, "groups": GROUPS}, label_groups(LABELS, 5, GROUPS, 7)),
+        (
+            {"kind": "label-groups", "silos": 5, "groups": GROUPS},
+            label_groups(LABELS, 5, GROUPS, 7),
+        ),
         (
             {"kind": "group-mixtures", "silos": 5, "groups": GROUPS, "alpha": 0.3, "minimum": 60},
             group_mixtures(LABELS, 5, GROUPS, 0.3, 7, 60),
@@ -43,7 +49,11 @@ def table(**keys):
 )
 def test_every_kind_is_dealt_as_its_function_deals(keys, parts):
     dealt = deal(table(**keys, seed=7), LABELS, SOURCES)
-    expected = parts if isinstance(parts, dict) else {str(number): part for number, part in enumerate(parts)}
+    expected = (
+        parts
+        if isinstance(parts, dict)
+        else {str(number): part for number, part in enumerate(parts)}
+    )
     assert list(dealt) == list(expected)
     assert all(np.array_equal(dealt[name], expected[name]) for name in dealt)
 
@@ -68,7 +78,9 @@ def test_the_column_is_dealt_alike_where_it_decides_and_the_label_elsewhere():
     assert alike(table(kind="column"), LABELS[:4], [30, 4, 4, 30]).tolist() == [1, 0, 0, 1]
     for keys in ({"kind": "column"}, {"kind": "sources", "silos": {"usps": 1}}):
         for column, number in ((None, "none"), (SOURCES[1:], "799")):
-            with pytest.raises(LocalError, match=f"a value a record, here {number} for 800 records"):
+            with pytest.raises(
+                LocalError, match=f"a value a record, here {number} for 800 records"
+            ):
                 deal(table(**keys), LABELS, column)
 
 

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from staddle.algorithms.partition.picture import MOST_CELLS, NARROW, SMALLEST, WIDE, cell_of, held, picture, radii
+from staddle.algorithms.partition.picture import (
+    MOST_CELLS,
+    NARROW,
+    SMALLEST,
+    WIDE,
+    cell_of,
+    held,
+    picture,
+    radii,
+)
 from staddle.errors import LocalError
 
 COUNTS = np.array([[400, 0, 100], [1, 400, 25]])
@@ -23,13 +32,18 @@ def cell(image, silo, label, silos=2):
 
 def test_counts_by_silo_and_class():
     labels = np.array([2, 0, 0, 1, 2, 2])
-    assert held({"a": np.array([0, 1, 2]), "b": np.array([4, 5])}, labels, 4).tolist() == [[2, 0, 1, 0], [0, 0, 2, 0]]
+    assert held({"a": np.array([0, 1, 2]), "b": np.array([4, 5])}, labels, 4).tolist() == [
+        [2, 0, 1, 0],
+        [0, 0, 2, 0],
+    ]
     with pytest.raises(LocalError, match="labels from 0 to 2 for 2 classes"):
         held({"a": np.array([0])}, labels, 2)
 
 
 def test_areas_are_in_proportion_and_none_vanishes():
-    assert np.allclose(radii(COUNTS), LARGEST * np.array([[1, 0, 0.5], [SMALLEST / LARGEST, 1, 0.25]]))
+    assert np.allclose(
+        radii(COUNTS), LARGEST * np.array([[1, 0, 0.5], [SMALLEST / LARGEST, 1, 0.25]])
+    )
     assert cell_of(np.ones((2, 26))) == NARROW
     assert radii(np.ones((26, 2), np.int64)).max() == NARROW / 2 - 1
     assert radii(np.zeros((2, 2), np.int64)).tolist() == [[0, 0], [0, 0]]

@@ -8,7 +8,8 @@ from staddle.algorithms.partition.draw import dirichlet
 from staddle.algorithms.partition.split import RATIOS, apart, merged
 from staddle.errors import LocalError
 
-LABELS = np.random.default_rng(5).integers(0, 10, 1200)  # 1,000 official training records, 200 test records
+# 1,000 official training records, 200 test records
+LABELS = np.random.default_rng(5).integers(0, 10, 1200)
 
 
 def named(parts):
@@ -27,14 +28,17 @@ def test_a_silos_records_are_on_one_side_each_in_the_ratio(n, ratio, seed):
         assert np.all(np.diff(side) > 0)
         assert abs(len(side) - n * weight / sum(weights)) < 2
         assert (len(side) > 0) == (weight > 0)
-    assert np.array_equal(own.test, merged({"a": part}, ratio, seed)["a"].test)  # whoever else there is
+    # whoever else there is
+    assert np.array_equal(own.test, merged({"a": part}, ratio, seed)["a"].test)
     assert n < 20 or not np.array_equal(own.test, sides["b"].test)
     assert n < 20 or not np.array_equal(own.test, merged({"a": part}, ratio, seed + 1)["a"].test)
 
 
 def test_the_ratios_in_numbers():
     sizes = {ratio: merged({"a": np.arange(40)}, ratio, 1)["a"] for ratio in RATIOS}
-    assert {ratio: (len(s.train), len(s.validation), len(s.test)) for ratio, s in sizes.items()} == {
+    assert {
+        ratio: (len(s.train), len(s.validation), len(s.test)) for ratio, s in sizes.items()
+    } == {
         "50/50": (20, 0, 20),
         "75/25": (30, 0, 10),
         "80/20": (32, 0, 8),
@@ -47,7 +51,9 @@ def test_the_ratios_in_numbers():
 def test_official_test_records_are_dealt_as_the_training_records(silos, alpha, validation, seed):
     parts = named(dirichlet(LABELS[:1000], silos, alpha, seed, 60))
     sides = apart(parts, LABELS, 1000, seed, validation)
-    assert np.array_equal(np.sort(np.concatenate([own.all() for own in sides.values()])), np.arange(1200))
+    assert np.array_equal(
+        np.sort(np.concatenate([own.all() for own in sides.values()])), np.arange(1200)
+    )
     for silo, own in sides.items():
         assert np.array_equal(np.sort(np.concatenate([own.train, own.validation])), parts[silo])
         assert len(own.validation) == (len(parts[silo]) // 9 if validation else 0)
@@ -72,7 +78,8 @@ def test_a_silo_is_tested_on_the_classes_it_trains_on_and_others_are_left_over()
 
 
 def test_silos_with_few_test_records_of_each_class_have_some_of_several():
-    parts = named(np.array_split(np.argsort(np.arange(1000) % 97, kind="stable"), 40))  # about even in every class
+    # about even in every class
+    parts = named(np.array_split(np.argsort(np.arange(1000) % 97, kind="stable"), 40))
     sides = apart(parts, LABELS, 1000, 1)  # 5 test records a silo, half a record a class
     sizes = [len(own.test) for own in sides.values()]
     assert min(sizes) >= 1
@@ -82,14 +89,25 @@ def test_silos_with_few_test_records_of_each_class_have_some_of_several():
 @pytest.mark.parametrize(
     ("draw", "text"),
     [
-        (lambda: merged({"a": np.arange(2)}, "8:1:1", 0), "silo a has 2 records for 3 sides; raise the minimum to 3"),
-        (lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 5, 0), "5 training records of 5 in all"),
+        (
+            lambda: merged({"a": np.arange(2)}, "8:1:1", 0),
+            "silo a has 2 records for 3 sides; raise the minimum to 3",
+        ),
+        (
+            lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 5, 0),
+            "5 training records of 5 in all",
+        ),
         (lambda: apart({"a": np.arange(5)}, np.zeros(5, np.int64), 4, 0), "beyond 4"),
         (
-            lambda: apart({"a": np.arange(2), "b": np.arange(2, 4)}, np.array([0, 0, 1, 1, 0]), 4, 0),
+            lambda: apart(
+                {"a": np.arange(2), "b": np.arange(2, 4)}, np.array([0, 0, 1, 1, 0]), 4, 0
+            ),
             r"1 test records leave silos \['b'\] none",
         ),
-        (lambda: apart({"a": np.arange(1)}, np.zeros(3, np.int64), 2, 0, validation=True), "1 records for 2 sides"),
+        (
+            lambda: apart({"a": np.arange(1)}, np.zeros(3, np.int64), 2, 0, validation=True),
+            "1 records for 2 sides",
+        ),
     ],
 )
 def test_impossible_splits_are_refused_with_numbers(draw, text):
@@ -98,9 +116,16 @@ def test_impossible_splits_are_refused_with_numbers(draw, text):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=30, max_size=120), st.sampled_from(list(RATIOS)), st.integers(0, 2**40))
+@given(
+    st.lists(st.integers(0, 12), min_size=30, max_size=120),
+    st.sampled_from(list(RATIOS)),
+    st.integers(0, 2**40),
+)
 def test_records_of_a_group_are_on_one_side_near_the_ratio(numbers, ratio, seed):
-    part, groups = np.arange(5, 5 + len(numbers)), ["before"] * 5 + [f"window-{number}" for number in numbers]
+    part, groups = (
+        np.arange(5, 5 + len(numbers)),
+        ["before"] * 5 + [f"window-{number}" for number in numbers],
+    )
     weights, largest = RATIOS[ratio], max(map(groups.count, set(groups[5:])))
     if len(set(numbers)) < 3:
         return
@@ -108,16 +133,23 @@ def test_records_of_a_group_are_on_one_side_near_the_ratio(numbers, ratio, seed)
     assert np.array_equal(own.all(), part)
     sides = [{groups[index] for index in side} for side in (own.train, own.validation, own.test)]
     assert sum(map(len, sides)) == len(set(numbers))
-    for names, side, weight in zip(sides, (own.train, own.validation, own.test), weights, strict=True):
+    for names, side, weight in zip(
+        sides, (own.train, own.validation, own.test), weights, strict=True
+    ):
         assert (len(names) > 0) == (weight > 0)
-        assert len(names) <= 1 or abs(len(side) - len(part) * weight / sum(weights)) < 2 * largest + 2
+        assert (
+            len(names) <= 1 or abs(len(side) - len(part) * weight / sum(weights)) < 2 * largest + 2
+        )
 
 
 def test_groups_of_one_record_are_split_as_without_groups():
     part = np.arange(0, 90, 2)
     groups = [f"{index:03}" for index in range(90)]
     for ratio in RATIOS:
-        plain, grouped = merged({"a": part}, ratio, 3)["a"], merged({"a": part}, ratio, 3, groups)["a"]
+        plain, grouped = (
+            merged({"a": part}, ratio, 3)["a"],
+            merged({"a": part}, ratio, 3, groups)["a"],
+        )
         assert np.array_equal(plain.train, grouped.train)
         assert np.array_equal(plain.test, grouped.test)
     with pytest.raises(LocalError, match="silo a has 2 groups of records for 3 sides"):

@@ -1,4 +1,7 @@
-"""One record moves a sum by its clip at most, however the others are chosen; floating point does not hold that."""
+"""One record moves a sum by its clip at most, however the others are chosen.
+
+Floating point does not hold that.
+"""
 
 from fractions import Fraction
 
@@ -31,10 +34,11 @@ class Seeded:
 
 
 def chosen(ones, small, mantissa):
-    """Records of clip 1 that add up to a power of two, and ones that are below half of what a float has above it.
+    """Records of clip 1 that add up to a power of two, and ones that are below half of what a float
+    has above it.
 
-    The first record takes the sum above it: there the small ones change nothing. Without it each takes off as much as a
-    float has below it, twice what it is.
+    The first record takes the sum above it: there the small ones change nothing. Without it each
+    takes off as much as a float has below it, twice what it is.
     """
     half = 2.0 ** (np.log2(ones) - mantissa - 1) / 2
     return np.array([1.0] + [1.0] * ones + [-half * (1 + 2.0**-20)] * small)
@@ -70,7 +74,9 @@ def test_in_float64_it_still_moves_it_by_more_than_one():
 @pytest.mark.parametrize("rows", [1, 16, 5000])
 @pytest.mark.parametrize("mantissa", [23, 52])
 def test_the_same_records_move_the_sum_in_integers_by_one_clip(rows, mantissa):
-    records = torch.from_numpy(chosen(2**10, 7 * 64, mantissa) if rows == 1 else chosen(2**14, 7 * 1024, mantissa))
+    records = torch.from_numpy(
+        chosen(2**10, 7 * 64, mantissa) if rows == 1 else chosen(2**14, 7 * 1024, mantissa)
+    )
     if mantissa == 23:
         records = records.float()
     (whole,), (less,) = summed([records[:, None]], rows), summed([records[1:, None]], rows)
@@ -89,11 +95,17 @@ def test_what_a_record_gives_is_never_longer_than_the_clip(clip, size):
         own = [share[record : record + 1] for share in shares]
         norm = float(torch.cat([each.double().reshape(-1) for each in own]).norm())
         sums = summed(own, 1, clip)
-        steps = [Fraction(float(v)) / Fraction(clip) / STEP for each in sums for v in each.reshape(-1)]
+        steps = [
+            Fraction(float(v)) / Fraction(clip) / STEP for each in sums for v in each.reshape(-1)
+        ]
         exact = [round(step) for step in steps]
-        assert max(abs(step - whole) for step, whole in zip(steps, exact, strict=True)) < 1e-3, "integers"
+        assert max(abs(step - whole) for step, whole in zip(steps, exact, strict=True)) < 1e-3, (
+            "integers"
+        )
         assert sum(whole**2 for whole in exact) <= 2 ** (2 * BITS)
-        assert sum(whole**2 for whole in exact) ** 0.5 >= 2**BITS * min(1 - 1e-5, norm / clip * (1 - 1e-5) - 1e-9)
+        assert sum(whole**2 for whole in exact) ** 0.5 >= 2**BITS * min(
+            1 - 1e-5, norm / clip * (1 - 1e-5) - 1e-9
+        )
 
 
 def test_the_sum_is_the_same_to_the_last_bit_in_any_order_and_any_number_at_a_time():
@@ -136,13 +148,19 @@ def test_noise_is_of_the_size_that_is_said_and_falls_on_every_step(sigma):
 
 
 def test_noise_is_that_of_the_sum_rounded():
-    """round(noise) + k = round(noise + k): what leaves is computed of the sum with noise, and of nothing else."""
+    """round(noise) + k = round(noise + k): what leaves is computed of the sum with noise, and of
+    nothing else.
+    """
     share = torch.tensor([[0.25, -0.5, 0.125]])
     (found,) = summed([share], 1, sigma=1.5, random=Seeded(4))
     steps = Fraction(2**BITS) / Fraction(3, 2)
     cut = [int(Fraction(v) * steps) for v in share[0].tolist()]
-    noisy = [Fraction(z) * 2**BITS + k for z, k in zip(Seeded(4).normal(3).tolist(), cut, strict=True)]
-    assert found.tolist() == pytest.approx([float(round(each) / steps) for each in noisy], rel=1e-12)
+    noisy = [
+        Fraction(z) * 2**BITS + k for z, k in zip(Seeded(4).normal(3).tolist(), cut, strict=True)
+    ]
+    assert found.tolist() == pytest.approx(
+        [float(round(each) / steps) for each in noisy], rel=1e-12
+    )
 
 
 def test_no_more_records_at_a_time_than_float64_adds_up_exactly():

@@ -1,4 +1,7 @@
-"""Private steps against plain ones, by hand, and record by record; what bounds a record's influence holds exactly."""
+"""Private steps against plain ones, by hand, and record by record.
+
+What bounds a record's influence holds exactly.
+"""
 
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -74,7 +77,15 @@ def uncharged(whole):
 
 
 def private(draws=(), fresh=None, charge=uncharged, **fields):
-    how = {"clip": CLIP, "sigma": 0.0, "whole_sigma": 0.0, "q": 1.0, "divisor": 8.0, "physical_batch": 16, **fields}
+    how = {
+        "clip": CLIP,
+        "sigma": 0.0,
+        "whole_sigma": 0.0,
+        "q": 1.0,
+        "divisor": 8.0,
+        "physical_batch": 16,
+        **fields,
+    }
     return Private(Mechanism(**how), fresh or Fixed(draws), charge)
 
 
@@ -83,7 +94,9 @@ def double(modules):
 
 
 def stages_of(make_job, make_data, name, **fields):
-    """A method's stages in a round in which all parts may train, its modules in float64, and eight records."""
+    """A method's stages in a round in which all parts may train, its modules in float64, and eight
+    records.
+    """
     method_name, _, _ = name.partition("-")
     model = {"name": "convnet-digits"} if method_name == "fedaims" else {}
     more = {"participation": 0.67} if method_name == "fedsimsup" else {}
@@ -95,7 +108,9 @@ def stages_of(make_job, make_data, name, **fields):
     data = make_data(8)
     state = initial_state(method, silo)
     if method_name == "fedaims":
-        state = replace(state, extra={**state.extra, "prototypes": torch.randn(state.extra["prototypes"].shape)})
+        state = replace(
+            state, extra={**state.extra, "prototypes": torch.randn(state.extra["prototypes"].shape)}
+        )
     facts = facts_of(job, silo, 1, data)
     context = [
         replace(stage, context={key: value.double() for key, value in stage.context.items()})
@@ -110,12 +125,16 @@ def rng():
 
 def values(modules, parts=None):
     chosen = parts or modules
-    return torch.cat([p.detach().reshape(-1) for part in chosen for p in modules[part].parameters()])
+    return torch.cat(
+        [p.detach().reshape(-1) for part in chosen for p in modules[part].parameters()]
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
-    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed point."""
+    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches: what is added up is in fixed
+    point.
+    """
     torch.manual_seed(0)
     stages, modules, data = stages_of(make_job, make_data, name)
     torch.manual_seed(0)
@@ -130,7 +149,9 @@ def test_without_noise_and_clip_it_is_plain_training(make_job, make_data, name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
-    """With a record and without it: all parameters of a step together differ by C lr / D at most."""
+    """With a record and without it: all parameters of a step together differ by C lr / D at
+    most.
+    """
     clip, moved = 0.05, []
     for index in range(4):
         torch.manual_seed(0)
@@ -148,19 +169,28 @@ def test_no_record_moves_more_than_the_clip(make_job, make_data, name):
 
 def linear():
     torch.manual_seed(0)
-    return {"extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), "classifier": nn.Linear(5, 3).double()}
+    return {
+        "extractor": nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(),
+        "classifier": nn.Linear(5, 3).double(),
+    }
 
 
 def cross_entropy(parts, x, y, context):
-    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+    return nn.functional.cross_entropy(
+        parts["classifier"](parts["extractor"](x)), y, reduction="none"
+    )
 
 
 def records(n):
     random = np.random.default_rng(1)
-    return Records(torch.from_numpy(random.normal(size=(n, 6))), torch.from_numpy(random.integers(0, 3, n)))
+    return Records(
+        torch.from_numpy(random.normal(size=(n, 6))), torch.from_numpy(random.integers(0, 3, n))
+    )
 
 
-BOTH = Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.5, momentum=0.9, weight_decay=0.01))
+BOTH = Stage(
+    ("extractor", "classifier"), 1, cross_entropy, Optimiser(0.5, momentum=0.9, weight_decay=0.01)
+)
 
 
 def clipped_by_hand(parts, data, clip):
@@ -186,26 +216,42 @@ def test_clipped_sums_are_those_by_hand_however_few_records_fit_into_memory(phys
 
 
 def test_no_choice_of_the_other_records_lets_one_move_more_than_the_clip():
-    """In float32, one by one, these leave the sum at 257, or take it from 256 down by twice what they are.
+    """In float32, one by one, these leave the sum at 257, or take it from 256 down by twice what
+    they are.
 
     tests/algorithms/training/test_clipped_sum.py has them with 23,553 records, and 8 clips.
     """
     x = torch.tensor([[1.0]] * 257 + [[-(2.0**-17) * (1 + 2.0**-20)]] * 512)
     adding = x.flatten().numpy()
     assert np.add.accumulate(adding)[-1] - np.add.accumulate(adding[1:])[-1] == 1 + 2**-7
-    stage, ends = Stage(("linear",), 1, lambda parts, x, *_: parts["linear"](x)[:, 0], Optimiser(1.0)), []
+    stage, ends = (
+        Stage(("linear",), 1, lambda parts, x, *_: parts["linear"](x)[:, 0], Optimiser(1.0)),
+        [],
+    )
     for drawn in (range(769), range(1, 769)):
         parts = {"linear": nn.Linear(1, 1, bias=False)}
         parts["linear"].weight.data.zero_()  # its gradient is the record
         data = Records(x, torch.zeros(769, dtype=torch.int64))
-        train(parts, stage, data, 1, rng(), private([list(drawn)], clip=1.0, divisor=1.0, physical_batch=1))
+        train(
+            parts,
+            stage,
+            data,
+            1,
+            rng(),
+            private([list(drawn)], clip=1.0, divisor=1.0, physical_batch=1),
+        )
         ends.append(parts["linear"].weight.item())
-    assert ends[1] - ends[0] == pytest.approx(1, abs=2**-14)  # float32's steps there: the release is rounded to them
+    # float32's steps there: the release is rounded to them
+    assert ends[1] - ends[0] == pytest.approx(1, abs=2**-14)
 
 
 @pytest.mark.parametrize("functional", [False, True])
-def test_what_a_record_gives_has_the_same_bits_however_many_are_drawn(make_job, make_data, monkeypatch, functional):
-    """Matrix products round otherwise in calls of one, two and four records, and a model may make much of that."""
+def test_what_a_record_gives_has_the_same_bits_however_many_are_drawn(
+    make_job, make_data, monkeypatch, functional
+):
+    """Matrix products round otherwise in calls of one, two and four records, and a model may make
+    much of that.
+    """
     seen, real = [], ClippedSum.add
 
     def add(self, shares):
@@ -219,7 +265,10 @@ def test_what_a_record_gives_has_the_same_bits_however_many_are_drawn(make_job, 
     first = []
     for drawn in ([0], [0, 1], [0, 1, 2], [*range(5)], [*range(7, 12), 0], [*range(16, 35), 0]):
         seen.clear()
-        modules, (stage,) = to_modules(method, "a", state), method.stages(state, facts_of(job, "a", 1, data))
+        modules, (stage,) = (
+            to_modules(method, "a", state),
+            method.stages(state, facts_of(job, "a", 1, data)),
+        )
         modules["extractor"].functional = functional
         train(modules, stage, data, 1, rng(), private([drawn]))
         place = drawn.index(0)
@@ -238,14 +287,18 @@ def test_a_record_whose_gradient_is_no_number_adds_nothing(functional, value):
     stage = replace(BOTH, loss=lambda *given: cross_entropy(*given) * (1 + given[1].abs().sum(1)))
     train(one, stage, data, 1, rng(), private([[0, 1, 3, 4], [5, 6]], q=0.5, clip=0.3))
     data.x[2] = value
-    loss = train(other, stage, data, 1, rng(), private([[0, 1, 2, 3, 4], [5, 6, 2]], q=0.5, clip=0.3))
+    loss = train(
+        other, stage, data, 1, rng(), private([[0, 1, 2, 3, 4], [5, 6, 2]], q=0.5, clip=0.3)
+    )
     assert isfinite(loss)
     assert (values(one) - values(other)).abs().max() < GRID
 
 
 @pytest.mark.parametrize("functional", [False, True])
 def test_losses_whose_sum_is_beyond_float32_end_no_training(functional):
-    """Who delivers a model could make a few records' losses so large, and see by the end whether they were drawn."""
+    """Who delivers a model could make a few records' losses so large, and see by the end whether
+    they were drawn.
+    """
     data = records(8)
     parts = {name: module.float() for name, module in linear().items()}
     parts["extractor"].functional = functional
@@ -255,7 +308,8 @@ def test_losses_whose_sum_is_beyond_float32_end_no_training(functional):
 
 
 def test_noise_is_added_in_float64_and_rounded_once():
-    """Rounded to float32 before it is scaled and added, it takes some values only, and these tell what it is added to.
+    """Rounded to float32 before it is scaled and added, it takes some values only, and these tell
+    what it is added to.
 
     Mironov 2012; see security/dp/noise.py.
     """
@@ -264,8 +318,17 @@ def test_noise_is_added_in_float64_and_rounded_once():
     for module in parts.values():
         for p in module.parameters():
             p.data.zero_()  # what a step makes of them is the gradient, bit for bit
-    train(parts, stage, Records(data.x.float(), data.y), 1, rng(), private([[]], sigma=1.7, clip=0.9, divisor=1.0))
-    noise = 1.7 * 0.9 * torch.from_numpy(np.random.default_rng(0).normal(size=values(parts).numel()))
+    train(
+        parts,
+        stage,
+        Records(data.x.float(), data.y),
+        1,
+        rng(),
+        private([[]], sigma=1.7, clip=0.9, divisor=1.0),
+    )
+    noise = (
+        1.7 * 0.9 * torch.from_numpy(np.random.default_rng(0).normal(size=values(parts).numel()))
+    )
     assert torch.equal(values(parts), -noise.float())
 
 
@@ -331,7 +394,9 @@ def test_a_stage_over_all_records_draws_all_and_says_so():
 
 
 def test_a_stage_over_all_records_has_noise_of_its_own():
-    """Its divisor is that of a drawn step by q, so noise of σ / q is as much on the mean of the gradients."""
+    """Its divisor is that of a drawn step by q, so noise of σ / q is as much on the mean of the
+    gradients.
+    """
     stage = replace(BOTH, full_batch=True, epochs=300, optimiser=Optimiser(1.0))
     parts, data = linear(), records(4)
     moves, before = [], values(parts)
@@ -345,13 +410,16 @@ def test_a_stage_over_all_records_has_noise_of_its_own():
 
 
 def test_penalties_come_after_the_noise():
-    stage = replace(BOTH, penalty=lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values()))
+    stage = replace(
+        BOTH, penalty=lambda parts, _: 0.3 * sum((p**2).sum() for p in parts["classifier"].values())
+    )
     one, other = linear(), linear()
     train(one, stage, records(8), 8, rng(), PLAIN)
     train(other, stage, records(8), 8, rng(), private())
     assert (values(one) - values(other)).abs().max() < GRID
     alone = linear()
-    train(alone, stage, records(8), 8, rng(), private(clip=1e-12))  # of the records next to nothing is left
+    # of the records next to nothing is left
+    train(alone, stage, records(8), 8, rng(), private(clip=1e-12))
     assert (values(alone, ["classifier"]) - values(linear(), ["classifier"])).abs().max() > 0.01
 
 
@@ -366,7 +434,9 @@ def test_hooks_of_a_stage_are_gone_in_the_next():
 
 
 def test_normalisation_over_a_batch_is_refused():
-    with pytest.raises(LocalError, match=r"part 'extractor' cannot be trained with differential privacy.*group"):
+    with pytest.raises(
+        LocalError, match=r"part 'extractor' cannot be trained with differential privacy.*group"
+    ):
         check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))
     check("extractor", nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)))
 
@@ -384,7 +454,9 @@ def test_a_loss_that_couples_records_and_does_not_say_so_is_refused(couple):
     parts = linear()
     before = values(parts)
     stage = replace(BOTH, loss=lambda *given: couple(cross_entropy(*given), given[1]))
-    with pytest.raises(LocalError, match="extractor, classifier the loss of a record depends on another one of its"):
+    with pytest.raises(
+        LocalError, match="extractor, classifier the loss of a record depends on another one of its"
+    ):
         train(parts, stage, records(8), 8, rng(), private())
     assert torch.equal(values(parts), before)
 

@@ -23,7 +23,9 @@ from staddle.errors import CancelledError, LocalError
 
 
 def cross_entropy(parts, x, y, context):
-    return nn.functional.cross_entropy(parts["classifier"](parts["extractor"](x)), y, reduction="none")
+    return nn.functional.cross_entropy(
+        parts["classifier"](parts["extractor"](x)), y, reduction="none"
+    )
 
 
 def linear_parts(norm=False):
@@ -35,7 +37,8 @@ def linear_parts(norm=False):
 def records(n, seed=0):
     rng = np.random.default_rng(seed)
     return Dataset(
-        torch.from_numpy(rng.normal(size=(n, 6)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, n))
+        torch.from_numpy(rng.normal(size=(n, 6)).astype(np.float32)),
+        torch.from_numpy(rng.integers(0, 3, n)),
     )
 
 
@@ -48,7 +51,9 @@ def test_batches_cover_every_record_once_and_the_last_is_smaller():
     assert [len(b) for b in drawn] == [4, 4, 2]
     assert sorted(np.concatenate(drawn).tolist()) == list(range(10))
     one = stream(0, "a", 0, "train/0")
-    assert batches(10, 4, one, wrap=False)[0].tolist() != batches(10, 4, one, wrap=False)[0].tolist()
+    assert (
+        batches(10, 4, one, wrap=False)[0].tolist() != batches(10, 4, one, wrap=False)[0].tolist()
+    )
 
 
 @pytest.mark.parametrize(("n", "size", "count"), [(10, 4, 3), (8, 4, 2), (3, 8, 1)])
@@ -71,7 +76,12 @@ def test_training_wraps_exactly_where_normalisation_couples_a_batch():
                 return lambda x, _: torch.tensor(float(len(seen.append(len(x)) or [])))
 
         train(
-            parts, Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.1)), records(10), 4, rng(), Seeing()
+            parts,
+            Stage(("extractor", "classifier"), 1, cross_entropy, Optimiser(0.1)),
+            records(10),
+            4,
+            rng(),
+            Seeing(),
         )
     assert sizes == {False: [4, 4, 2], True: [4, 4, 4]}
 
@@ -107,9 +117,14 @@ def test_clipped_is_torchs_clipping_over_all_tensors_together():
         ours = clipped(gradients, limit)
         assert all(torch.allclose(a, p.grad, rtol=1e-5) for a, p in zip(ours, theirs, strict=True))
     assert all(a is b for a, b in zip(clipped(gradients, None), gradients, strict=True))
-    assert clipped([torch.tensor([3.0]), torch.tensor([4.0])], 2.5) == [torch.tensor([1.5]), torch.tensor([2.0])]
+    assert clipped([torch.tensor([3.0]), torch.tensor([4.0])], 2.5) == [
+        torch.tensor([1.5]),
+        torch.tensor([2.0]),
+    ]
     data, parts, by_hand = records(4), linear_parts(), linear_parts()
-    train(parts, Stage(("classifier",), 1, cross_entropy, Optimiser(0.1, clip=1e-3)), data, 4, rng())
+    train(
+        parts, Stage(("classifier",), 1, cross_entropy, Optimiser(0.1, clip=1e-3)), data, 4, rng()
+    )
     step = (parts["classifier"].weight - by_hand["classifier"].weight).square().sum()
     step = step + (parts["classifier"].bias - by_hand["classifier"].bias).square().sum()
     assert step.sqrt().item() == pytest.approx(0.1 * 1e-3, rel=1e-3)
@@ -120,7 +135,9 @@ def test_a_trained_part_that_the_loss_does_not_touch_decays_only():
     before = {name: value.clone() for name, value in parts["adapter"].state_dict().items()}
     stage = Stage(("classifier", "adapter"), 1, cross_entropy, Optimiser(0.1, weight_decay=0.5))
     train(parts, stage, records(4), 4, rng())
-    assert all(torch.allclose(v, 0.95 * before[name]) for name, v in parts["adapter"].state_dict().items())
+    assert all(
+        torch.allclose(v, 0.95 * before[name]) for name, v in parts["adapter"].state_dict().items()
+    )
 
 
 def test_measure_adds_up_over_chunks_and_touches_no_running_statistics(make_job):
@@ -144,7 +161,13 @@ def test_measure_adds_up_over_chunks_and_touches_no_running_statistics(make_job)
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_a_full_batch_is_one_step_an_epoch_on_all_records(epochs):
     parts, oracle, data = linear_parts(), linear_parts(), records(21)
-    train(parts, Stage(("classifier",), epochs, cross_entropy, Optimiser(0.1), full_batch=True), data, 4, rng())
+    train(
+        parts,
+        Stage(("classifier",), epochs, cross_entropy, Optimiser(0.1), full_batch=True),
+        data,
+        4,
+        rng(),
+    )
     optimiser = torch.optim.SGD(oracle["classifier"].parameters(), lr=0.1)
     for _ in range(epochs):
         optimiser.zero_grad()
@@ -179,7 +202,13 @@ def test_parts_not_trained_stand_still_in_evaluation_mode():
     parts = linear_parts(norm=True)
     before = {k: v.clone() for k, v in parts["extractor"].state_dict().items()}
     head = parts["classifier"].weight.detach().clone()
-    train(parts, Stage(("classifier",), 2, cross_entropy, Optimiser(0.1, 0.9, 0.1)), records(12), 4, rng())
+    train(
+        parts,
+        Stage(("classifier",), 2, cross_entropy, Optimiser(0.1, 0.9, 0.1)),
+        records(12),
+        4,
+        rng(),
+    )
     assert all(torch.equal(v, before[k]) for k, v in parts["extractor"].state_dict().items())
     assert not torch.equal(parts["classifier"].weight, head)
 
@@ -209,7 +238,9 @@ def test_the_penalty_adds_its_own_gradient():
 
 def test_the_context_reaches_the_loss():
     seen = []
-    loss = lambda parts, x, y, context: seen.append(context["t"].item()) or cross_entropy(parts, x, y, context)  # noqa: E731
+    loss = lambda parts, x, y, context: (  # noqa: E731
+        seen.append(context["t"].item()) or cross_entropy(parts, x, y, context)
+    )
     stage = Stage(("classifier",), 1, loss, Optimiser(0.1), context={"t": torch.tensor(3.0)})
     train(linear_parts(), stage, records(4), 4, rng())
     assert seen == [3.0]
@@ -226,7 +257,8 @@ def test_cancellation_is_asked_between_batches():
     done = []
     with pytest.raises(CancelledError):
         train(
-            linear_parts(), Stage(("classifier",), 9, cross_entropy, Optimiser(0.1)), records(12), 4, rng(),
+            linear_parts(), Stage(("classifier",), 9, cross_entropy, Optimiser(0.1)), records(12),
+            4, rng(),
             cancelled=lambda: next(answers), progress=lambda: done.append(1),
         )  # fmt: skip
     assert len(done) == 2

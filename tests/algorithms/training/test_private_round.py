@@ -1,4 +1,6 @@
-"""A private round: what a method learns, what leaves with which taint, what is spent, and where it fails closed."""
+"""A private round: what a method learns, what leaves with which taint, what is spent, and where it
+fails closed.
+"""
 
 import math
 from collections import Counter
@@ -23,12 +25,28 @@ from staddle.algorithms.methods.fedper import FedPer
 from staddle.algorithms.training import silo_round as rounds
 from staddle.algorithms.training.accountant import Counts, MemoryAccount, PrivateSilo
 from staddle.algorithms.training.loop import evaluate
-from staddle.algorithms.training.private_round import PrivateRound, noisy_facts, noisy_measure, release_counts
-from staddle.algorithms.training.silo_round import final_round, local_round, state_from_bytes, state_to_bytes
+from staddle.algorithms.training.private_round import (
+    PrivateRound,
+    noisy_facts,
+    noisy_measure,
+    release_counts,
+)
+from staddle.algorithms.training.silo_round import (
+    final_round,
+    local_round,
+    state_from_bytes,
+    state_to_bytes,
+)
 from staddle.errors import ExhaustedError, LocalError
 from staddle.files import tensor_file
 
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5, "sample_rate": 0.5, "sigma": "1.0", "histogram_sigma": 0.5}
+PRIVACY = {
+    "epsilon": 8.0,
+    "delta": 1e-5,
+    "sample_rate": 0.5,
+    "sigma": "1.0",
+    "histogram_sigma": 0.5,
+}
 SIX = ["a", "b", "c", "d", "e", "f"]
 
 
@@ -75,7 +93,9 @@ def make_private(make_job):
             fields = {"model": {"name": "convnet-digits"}, **fields}
         if method == "fedbn":
             fields = {"model": {"norm": "group"}, **fields}
-        return make_job(method, options, privacy={**PRIVACY, **(privacy or {})}, **{"rounds": 3, **fields})
+        return make_job(
+            method, options, privacy={**PRIVACY, **(privacy or {})}, **{"rounds": 3, **fields}
+        )
 
     return make
 
@@ -91,7 +111,9 @@ def recorded(monkeypatch):
     found = {}
 
     def watched(method, job, state, round_, delivered, train, test, client, **more):
-        found[client, round_] = local_round(method, job, state, round_, delivered, train, test, client, **more)
+        found[client, round_] = local_round(
+            method, job, state, round_, delivered, train, test, client, **more
+        )
         return found[client, round_]
 
     monkeypatch.setattr(engine, "local_round", watched)
@@ -102,11 +124,14 @@ def simulated(job, shards, seed=1):
     """A private job's end, and the accounts of its silos."""
     accounts = {silo: MemoryAccount(job) for silo in job.silos}
     randoms = {silo: Seeded(seed + place) for place, silo in enumerate(job.silos)}
-    return simulate(job, shards, private=lambda silo: silo_of(job, randoms[silo], accounts[silo])), accounts
+    return simulate(
+        job, shards, private=lambda silo: silo_of(job, randoms[silo], accounts[silo])
+    ), accounts
 
 
-# Method by method: what paid for each tensor that leaves. In these jobs the counts are reservation 0 of a silo and its
-# n-th round is reservation n. "all" are 0 and all rounds that trained, "now" 0 and the present one, "counts" 0 alone.
+# Method by method: what paid for each tensor that leaves. In these jobs the counts are reservation
+# 0 of a silo and its n-th round is reservation n. "all" are 0 and all rounds that trained, "now" 0
+# and the present one, "counts" 0 alone.
 
 FEDAIMS = {
     "backbone": "all",
@@ -128,9 +153,14 @@ LEAVING = {
     "fedavg-equal": ("fedavg", {"weights": "equal"}, {"model": "now", "model/@weight": "counts"}),
     "feddyn": ("feddyn", {"alpha": 0.5}, {"model": "all", "model/@weight": "counts"}),
     "fml": ("fml", {}, {"meme": "all", "meme/@weight": "counts"}),
-    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),  # as if a stage could reach v
+    # as if a stage could reach v
+    "ditto": ("ditto", {}, {"model": "all", "model/@weight": "counts"}),
     "fedavg-ft": ("fedavg-ft", {"tuning_epochs": 2}, {"model": "now", "model/@weight": "counts"}),
-    "fedbabu": ("fedbabu", {"tuning_epochs": 2}, {"extractor": "now", "extractor/@weight": "counts"}),
+    "fedbabu": (
+        "fedbabu",
+        {"tuning_epochs": 2},
+        {"extractor": "now", "extractor/@weight": "counts"},
+    ),
     "fedbabu-full": (
         "fedbabu",
         {"tuned": "full", "tuning_epochs": 2},
@@ -143,14 +173,30 @@ LEAVING = {
     "lg-fedavg": ("lg-fedavg", {}, {"layers": "all", "layers/@weight": "counts"}),
     "moon": ("moon", {}, {"model": "all", "model/@weight": "counts"}),
     "fedrod": ("fedrod", {}, {"model": "all", "model/@weight": "counts"}),
-    "fedclassavg": ("fedclassavg", {"contrast": 0}, {"classifier": "all", "classifier/@weight": "counts"}),
+    "fedclassavg": (
+        "fedclassavg",
+        {"contrast": 0},
+        {"classifier": "all", "classifier/@weight": "counts"},
+    ),
     "pfedsim": ("pfedsim", {"rho": 0}, {"extractor": "all", "rows": "all"}),
-    "pfedsim-classes": ("pfedsim", {"rho": 0, "similarity": "per_class"}, {"extractor": "all", "rows": "all"}),
+    "pfedsim-classes": (
+        "pfedsim",
+        {"rho": 0, "similarity": "per_class"},
+        {"extractor": "all", "rows": "all"},
+    ),
     "pfedsim-warm": ("pfedsim", {"rho": 1}, {"model": "now", "model/@weight": "counts"}),
     "cfl": ("cfl", {"start": 1}, {"model": "now", "update": "now"}),
     "fedssa": ("fedssa", {}, {"rows": "all", "rows/@weight": "counts"}),
-    "fedssa-clip": ("fedssa", {"clip": 1.0, "t_stable": 2}, {"rows": "all", "rows/@weight": "counts"}),
-    "fedssa-stale": ("fedssa", {"stale_inclusive": True}, {"deltas": "all", "deltas/presence": "counts"}),
+    "fedssa-clip": (
+        "fedssa",
+        {"clip": 1.0, "t_stable": 2},
+        {"rows": "all", "rows/@weight": "counts"},
+    ),
+    "fedssa-stale": (
+        "fedssa",
+        {"stale_inclusive": True},
+        {"deltas": "all", "deltas/presence": "counts"},
+    ),
     "fedsimsup": ("fedsimsup", {"tau_theta": 1}, {"census": "counts", "theta": "all"}),
     "fedsimsup-samples": (
         "fedsimsup",
@@ -170,24 +216,44 @@ LEAVING = {
     ),
     "fedaims-full": ("fedaims", {"sampling": "full"}, FEDAIMS),
     "ppfl": ("ppfl", {"release_membership": "always"}, PPFL),
-    "ppfl-batches": ("ppfl", {"membership_batches": True, "variant": "ppfl2", "weights": "samples"}, PPFL),
-    "ppfl-code": (
+    "ppfl-batches": (
         "ppfl",
-        {"schedule": "theta_then_c", "no_affinity": True, "double_exponential": True, "canonical": "mlp", "hidden": 4},
+        {"membership_batches": True, "variant": "ppfl2", "weights": "samples"},
         PPFL,
     ),
-    "ppfl-rbcd": ("ppfl", {"schedule": "rbcd", "mixture": "logits", "release_membership": "always"}, PPFL),
+    "ppfl-code": (
+        "ppfl",
+        {
+            "schedule": "theta_then_c",
+            "no_affinity": True,
+            "double_exponential": True,
+            "canonical": "mlp",
+            "hidden": 4,
+        },
+        PPFL,
+    ),
+    "ppfl-rbcd": (
+        "ppfl",
+        {"schedule": "rbcd", "mixture": "logits", "release_membership": "always"},
+        PPFL,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LEAVING)
-def test_all_that_leaves_is_paid_for_by_what_its_taint_says(make_private, make_shards, recorded, name):
+def test_all_that_leaves_is_paid_for_by_what_its_taint_says(
+    make_private, make_shards, recorded, name
+):
     method, options, leaving = LEAVING[name]
     job = make_private(method, options, {"metrics_sigma": 2.0})
     _, accounts = simulated(job, make_shards(job))
     for (silo, round_), outcome in recorded.items():
         now = outcome.spending.id
-        ids = {"counts": paid(0), "now": paid(0, now), "all": paid(0, *range(1 + job.method().census, now + 1))}
+        ids = {
+            "counts": paid(0),
+            "now": paid(0, now),
+            "all": paid(0, *range(1 + job.method().census, now + 1)),
+        }
         if method == "ppfl":
             ids["c"] = paid(0, *(r + 1 for r in range(round_ + 1) if "c" in job.method().blocks(r)))
             ids["now+c"] = worst([ids["now"], ids["c"]])
@@ -226,7 +292,11 @@ def test_effort_is_known_before_the_rounds_of_any_schedule(make_private, schedul
 
 def test_a_method_that_sums_by_class_is_told_noisy_presence(make_private, make_shards, recorded):
     """A blind job's count of holders (counted.py) is of the noisy counts as well."""
-    blind = {"security": {"secure_aggregation": "required", "min_holders": 3}, "silos": SIX, "min_cohort": 4}
+    blind = {
+        "security": {"secure_aggregation": "required", "min_holders": 3},
+        "silos": SIX,
+        "min_cohort": 4,
+    }
     job = make_private("fedssa", {}, {"histogram_sigma": 2.0}, **blind)
     assert job.counted
     simulated(job, make_shards(job))
@@ -263,7 +333,9 @@ def run(job, make_data, method, rounds_=2):
     private, outcomes, state = silo_of(job), [], initial_state(method, "a", public=())
     for round_ in range(rounds_):
         outcomes.append(
-            local_round(method, job, state, round_, {}, make_data(24), make_data(9, 1), "a", private=private)
+            local_round(
+                method, job, state, round_, {}, make_data(24), make_data(9, 1), "a", private=private
+            )
         )
         state = outcomes[-1].state
     return outcomes
@@ -276,15 +348,20 @@ def test_a_head_without_noise_makes_what_reads_it_private(make_private, make_dat
     outcomes = run(job, make_data, method)
     taints = [set(outcome.taints["extractor"].values()) for outcome in outcomes]
     assert all(taint.private for taint in taints[1] if taint != paid(0))  # but for the weight
-    assert any(taint.private for taint in taints[0]) is head_first  # in round 0 the head is as the job made it
-    assert {outcomes[0].state.taints[f"part/classifier/{name}"] for name in ("weight", "bias")} == {PRIVATE}
+    # in round 0 the head is as the job made it
+    assert any(taint.private for taint in taints[0]) is head_first
+    assert {outcomes[0].state.taints[f"part/classifier/{name}"] for name in ("weight", "bias")} == {
+        PRIVATE
+    }
     metrics = make_private("fedper", {}, {"metrics_sigma": 2.0})
     (seen,) = set(run(metrics, make_data, method)[1].taints["metrics"].values())
     assert seen.private, "a private head shows in which test records are right"
 
 
 @pytest.mark.parametrize("head_first", [True, False])
-def test_a_head_without_noise_that_nothing_reads_stays_here_and_harms_nothing(make_private, make_data, head_first):
+def test_a_head_without_noise_that_nothing_reads_stays_here_and_harms_nothing(
+    make_private, make_data, head_first
+):
     job = make_private("fedper", rounds=4)
     method = type("Right", (Heads,), {"head_first": head_first, "reads": ()})(job.setting())
     for round_, outcome in enumerate(run(job, make_data, method)):
@@ -323,7 +400,9 @@ def test_a_head_trained_after_all_has_left_is_free(make_private, make_data):
 
     job = make_private("fedper", rounds=2)
     outcomes = run(job, make_data, Last(job.setting()))
-    assert not any(taint.private for outcome in outcomes for taint in outcome.taints["extractor"].values())
+    assert not any(
+        taint.private for outcome in outcomes for taint in outcome.taints["extractor"].values()
+    )
 
 
 def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job, make_data):
@@ -345,7 +424,9 @@ def test_a_stage_sees_what_it_names_and_no_more(make_private, make_job, make_dat
     plain = make_job("fedper")
     reaches = type("Reaches", (Heads,), {"reads": (), "loss": Heads.cross_entropy})(plain.setting())
     with pytest.raises(KeyError):  # in a plain job too: what is not named is not there
-        local_round(reaches, plain, initial_state(reaches, "a"), 0, {}, make_data(9), make_data(9), "a")
+        local_round(
+            reaches, plain, initial_state(reaches, "a"), 0, {}, make_data(9), make_data(9), "a"
+        )
 
 
 def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_data):
@@ -365,11 +446,16 @@ def test_a_method_cannot_give_or_decide_by_what_has_no_noise(make_private, make_
             first, value = next(iter(contribution.tensors.items()))
             made = torch.zeros_like(value)
             made.view(-1)[:1] += state.parts["classifier"]["bias"][:1]
-            return {"extractor": Contribution({**contribution.tensors, first: value + made}, contribution.weight)}
+            return {
+                "extractor": Contribution(
+                    {**contribution.tensors, first: value + made}, contribution.weight
+                )
+            }
 
     job = make_private("fedper", rounds=4)
     with pytest.raises(
-        LocalError, match=r"takes a value out of a tensor in which records show unprotected \(__float__"
+        LocalError,
+        match=r"takes a value out of a tensor in which records show unprotected \(__float__",
     ):
         run(job, make_data, Looks(job.setting()))
     outcome = run(job, make_data, Adds(job.setting()))[0]
@@ -384,10 +470,15 @@ def test_pre_trained_weights_are_private_unless_they_are_said_to_be_public(make_
         state = initial_state(method, "a", weights, public)
         assert state.taint("part/extractor/conv1.weight").private is expected
         assert state.taint("part/classifier/weight") == PUBLIC
-        outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job))
+        outcome = local_round(
+            method, job, state, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job)
+        )
         assert outcome.taints["rows"]["rows"].private is expected
-    lost = replace(initial_state(method, "a", public=()), taints={})  # a state whose taints are not known
-    outcome = local_round(method, job, lost, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job))
+    # a state whose taints are not known
+    lost = replace(initial_state(method, "a", public=()), taints={})
+    outcome = local_round(
+        method, job, lost, 0, {}, make_data(24), make_data(9), "a", private=silo_of(job)
+    )
     assert outcome.taints["rows"]["rows"].private
 
 
@@ -406,12 +497,16 @@ def test_a_buffer_that_training_changes_is_private(make_private, make_data):
     private = PrivateRound(method, job, "a", 0, make_data(24), silo_of(job))
     state = private.deliver(initial_state(method, "a", public=()), {})
     modules = rounds.to_modules(method, "a", state)
-    before = {f"extractor.{name}": buffer.clone() for name, buffer in modules["extractor"].named_buffers()}
+    before = {
+        f"extractor.{name}": buffer.clone() for name, buffer in modules["extractor"].named_buffers()
+    }
     modules["extractor"].seen += 1
     (stage,) = private.stages(state)
     private.trained(stage, modules, before)
     kept = private.keep(rounds.to_state(modules, state))
-    found = {name: kept.taints[f"part/extractor/{name}"] for name in ("seen", "fixed", "fc1.weight")}
+    found = {
+        name: kept.taints[f"part/extractor/{name}"] for name in ("seen", "fixed", "fc1.weight")
+    }
     assert found == {"seen": PRIVATE, "fixed": PUBLIC, "fc1.weight": paid(0, 1)}
     with pytest.raises(ValidationError, match="batch"):
         make_private("fedper", model={"norm": "batch"})
@@ -421,12 +516,17 @@ def test_taints_are_kept_with_the_state(make_private, make_data, make_job):
     job = make_private("fedper", rounds=4)
     state = run(job, make_data, type("Right", (Heads,), {"reads": ()})(job.setting()), 1)[0].state
     kept = state_from_bytes(state_to_bytes(state))
-    assert kept.taints == {**state.taints, **{n: PRIVATE for n, t in state.taints.items() if t.private}}
+    assert kept.taints == {
+        **state.taints,
+        **{n: PRIVATE for n, t in state.taints.items() if t.private},
+    }
     assert {taint.name for taint in kept.taints.values()} == {"dp", "private"}
     plain = state_to_bytes(initial_state(make_job("fedper").method(), "a"))
     assert rounds.TAINTS not in tensor_file.metadata_of(plain)
     assert state_from_bytes(plain).taints == {}
-    broken = tensor_file.to_bytes(state.flat, {rounds.TAINTS: taints_to_text(state.taints).replace("[null,", "[true,")})
+    broken = tensor_file.to_bytes(
+        state.flat, {rounds.TAINTS: taints_to_text(state.taints).replace("[null,", "[true,")}
+    )
     with pytest.raises(LocalError, match="not a state file: no taint"):
         state_from_bytes(broken)
 
@@ -470,7 +570,8 @@ def test_a_class_is_absent_below_three_standard_deviations(make_private):
     assert found.counts.tolist() == [0, 0, 6]
     noise = Seeded(3)
     shown = [
-        bool(release_counts(job, 0, with_counts(0, 40), silo_of(job, noise)).counts[[0, 2]].any()) for _ in range(400)
+        bool(release_counts(job, 0, with_counts(0, 40), silo_of(job, noise)).counts[[0, 2]].any())
+        for _ in range(400)
     ]
     assert sum(shown) <= 5  # 2 in 741 are expected
 
@@ -479,8 +580,20 @@ def test_too_few_records_for_the_noise_are_said_to_be(make_private, make_data):
     job = make_private("fedavg", {}, {"histogram_sigma": 100.0})
     method, account = job.method(), MemoryAccount(job)
     state = initial_state(method, "a", public=())
-    with pytest.raises(LocalError, match=r"histogram_sigma = 100, no class seems to have the 300 training records"):
-        local_round(method, job, state, 0, {}, make_data(9), make_data(9), "a", private=silo_of(job, Still(), account))
+    with pytest.raises(
+        LocalError, match=r"histogram_sigma = 100, no class seems to have the 300 training records"
+    ):
+        local_round(
+            method,
+            job,
+            state,
+            0,
+            {},
+            make_data(9),
+            make_data(9),
+            "a",
+            private=silo_of(job, Still(), account),
+        )
     assert [dict(spending.taken) for spending in account.spendings] == [{"histogram": 1}]
 
 
@@ -525,7 +638,9 @@ def test_a_step_is_divided_by_the_noisy_counts(make_private, make_data):
         account, state = Free(job), initial_state(method, "a", public=())
         account.keep_counts(Counts(torch.tensor(counts), 0))
         private = silo_of(job, Still(), account)
-        after = local_round(method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private).state
+        after = local_round(
+            method, job, state, 0, {}, make_data(17), make_data(9), "a", private=private
+        ).state
         moved.append(after.parts["classifier"]["weight"] - state.parts["classifier"]["weight"])
     assert torch.allclose(moved[0], 2 * moved[1], atol=1e-7)
     assert moved[0].abs().max() > 1e-3
@@ -537,9 +652,18 @@ def test_a_silo_that_never_trained_spends_nothing_for_the_last_delivery(make_pri
     state = initial_state(method, "a", public=())
     header = {"rows": torch.ones_like(method.initial), "status": torch.full((3,), 2)}
     outcome = final_round(
-        method, job, state, {"header": header}, make_data(9), make_data(9), "a", False, silo_of(job, account=account)
+        method,
+        job,
+        state,
+        {"header": header},
+        make_data(9),
+        make_data(9),
+        "a",
+        False,
+        silo_of(job, account=account),
     )
-    assert torch.equal(outcome.state.parts["classifier"]["bias"], state.parts["classifier"]["bias"])  # no class seen
+    # no class seen
+    assert torch.equal(outcome.state.parts["classifier"]["bias"], state.parts["classifier"]["bias"])
     assert not account.spendings
     assert account.counts() is None
     assert set(outcome.state.taints.values()) == {PUBLIC}
@@ -569,12 +693,16 @@ def test_what_a_record_adds_to_a_statistic_is_cut(make_private, make_data):
 
 def measured(method, modules, data, clip):
     """The sums without noise."""
-    table = PrivacyTable(**{**PRIVACY, "statistics_clip": clip, "statistics_sigma": 1.0, "physical_batch": 16})
+    table = PrivacyTable(
+        **{**PRIVACY, "statistics_clip": clip, "statistics_sigma": 1.0, "physical_batch": 16}
+    )
     return noisy_measure(method, modules, data, table, Still())
 
 
 def test_test_records_are_classified_in_calls_of_one_size(make_private, make_data):
-    """So that no record's class, which may hang on a last bit, depends on how many others there are."""
+    """So that no record's class, which may hang on a last bit, depends on how many others there
+    are.
+    """
     sizes = set()
 
     class Watched(FedPer):
@@ -586,7 +714,9 @@ def test_test_records_are_classified_in_calls_of_one_size(make_private, make_dat
     job = make_private("fedper", privacy={"physical_batch": 16})
     method = Watched(job.setting())
     state = initial_state(method, "a", public=())
-    outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(37, 1), "a", private=silo_of(job))
+    outcome = local_round(
+        method, job, state, 0, {}, make_data(24), make_data(37, 1), "a", private=silo_of(job)
+    )
     assert sizes == {16}
     modules = rounds.to_modules(method, "a", outcome.state)
     assert outcome.report.correct_trained == evaluate(method, modules, make_data(37, 1))
@@ -614,7 +744,9 @@ def test_noise_of_statistics_and_metrics_has_the_size_that_is_said(make_private,
         state = initial_state(method, "a", public=())
         private = silo_of(job, Still(each), Free(job))
         private.account.keep_counts(Counts(torch.tensor([4, 4, 4]), 0))
-        made.append(local_round(method, job, state, 0, {}, data, make_data(50, 1), "a", private=private))
+        made.append(
+            local_round(method, job, state, 0, {}, data, make_data(50, 1), "a", private=private)
+        )
     still, shifted = (outcome.contributions["prototypes"].tensors["mean"] * 4 for outcome in made)
     assert torch.allclose(shifted - still, torch.full_like(still, 21.0), atol=1e-4)
     assert made[0].contributions["metrics"].tensors["tested"] == 50
@@ -640,7 +772,9 @@ def test_noisy_metrics_are_counts_still(make_private, make_data):
     private, state = silo_of(job), initial_state(method, "a", public=())
     seen = []
     for round_ in range(25):
-        outcome = local_round(method, job, state, round_, {}, make_data(9), make_data(4, 1), "a", private=private)
+        outcome = local_round(
+            method, job, state, round_, {}, make_data(9), make_data(4, 1), "a", private=private
+        )
         counts = outcome.contributions["metrics"].tensors
         assert {count.dtype for count in counts.values()} == {torch.int64}
         assert all(0 <= int(counts[name]) <= int(counts["tested"]) for name in counts)
@@ -655,7 +789,10 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
 
     job = make_private("fedavg", rounds=1)
     shards = make_shards(job)
-    ends = [simulate(job, shards, private=lambda _: PrivateSilo(MemoryAccount(job), Randomness)) for _ in range(2)]
+    ends = [
+        simulate(job, shards, private=lambda _: PrivateSilo(MemoryAccount(job), Randomness))
+        for _ in range(2)
+    ]
     one, other = (end.states["a"].parts["extractor"]["conv1.weight"] for end in ends)
     assert (one != other).all()
 
@@ -672,18 +809,29 @@ def test_the_noise_of_a_job_is_never_the_same(make_private, make_shards):
     ],
 )
 def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, make_data, name, options):
-    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches, all that leaves and all that stays.
+    """SECURITY.md rule 26: within 1e-8 in float64 on the same batches, all that leaves and all that
+    stays.
 
     Sums are in fixed point, and what FedAIMS gives of them in float32.
     """
-    privacy = {"sigma": "0", "clip": 64.0, "statistics_clip": 64.0, "sample_rate": 1.0, "metrics_sigma": 1e-9}
+    privacy = {
+        "sigma": "0",
+        "clip": 64.0,
+        "statistics_clip": 64.0,
+        "sample_rate": 1.0,
+        "metrics_sigma": 1e-9,
+    }
     private = make_private(name, options, privacy, training={"epochs": 2})
-    plain = replace(private, privacy=None, training=private.training.model_copy(update={"batch_size": 24}))
+    plain = replace(
+        private, privacy=None, training=private.training.model_copy(update={"batch_size": 24})
+    )
     records, outcomes = make_data(24), []
     data = Wide(records.x.double(), records.y)
     for job in (private, plain):
         method = job.method()
-        wide = type("Wide", (type(method),), {"modules": in_float64, "initial_extra": extra_in_float64})
+        wide = type(
+            "Wide", (type(method),), {"modules": in_float64, "initial_extra": extra_in_float64}
+        )
         method = wide(job.setting(), method.options)
         paying = silo_of(job, Still(), Free(job)) if job is private else None
         state = initial_state(method, "a", public=() if paying else None)
@@ -696,8 +844,14 @@ def test_without_noise_and_clip_a_round_is_a_plain_one(make_private, make_data, 
     assert moved > 1e-4
     for part, contribution in one.contributions.items():
         for tensor, value in contribution.tensors.items():
-            assert (value - other.contributions[part].tensors[tensor]).abs().max() < 1e-7, (part, tensor)
-        weights = [0.0 if each.weight is None else each.weight for each in (contribution, other.contributions[part])]
+            assert (value - other.contributions[part].tensors[tensor]).abs().max() < 1e-7, (
+                part,
+                tensor,
+            )
+        weights = [
+            0.0 if each.weight is None else each.weight
+            for each in (contribution, other.contributions[part])
+        ]
         assert torch.equal(*map(torch.as_tensor, weights))
     assert one.report == replace(other.report, loss=one.report.loss)
     assert one.report.loss == pytest.approx(other.report.loss, rel=1e-9)
@@ -709,7 +863,10 @@ def in_float64(self, silo):
 
 def extra_in_float64(self, silo):
     extra = super(type(self), self).initial_extra(silo)
-    return {name: value.double() if value.is_floating_point() else value for name, value in extra.items()}
+    return {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in extra.items()
+    }
 
 
 class Wide:
@@ -735,7 +892,9 @@ def test_a_method_that_takes_more_than_it_says_is_refused_before_it_trains(make_
 
     job = make_private("fedper")
     account = MemoryAccount(job)
-    with pytest.raises(LocalError, match=r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"):
+    with pytest.raises(
+        LocalError, match=r"take 2 epochs and 0 steps on all records, effort\(\).* says 1 and 0"
+    ):
         local_round(
             Twice(job.setting()),
             job,
@@ -759,7 +918,9 @@ def test_a_coupled_stage_is_refused_before_it_trains(make_private, make_data):
     account = MemoryAccount(job)
     method, state = Coupled(job.setting()), initial_state(job.method(), "a", public=())
     private = silo_of(job, account=account)
-    with pytest.raises(LocalError, match=r"'fedper' trains a stage that is coupled: there a record moves"):
+    with pytest.raises(
+        LocalError, match=r"'fedper' trains a stage that is coupled: there a record moves"
+    ):
         local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
     assert not account.spendings[-1].taken
 
@@ -769,9 +930,14 @@ def test_an_account_holds_a_job_to_what_it_planned(make_private, make_data):
     method, account = job.method(), MemoryAccount(job)
     private, state = silo_of(job, account=account), initial_state(method, "a", public=())
     for _ in range(21):
-        outcome = local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
+        outcome = local_round(
+            method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private
+        )
         account.commit(outcome.spending)
-    with pytest.raises(ExhaustedError, match=r"round 0 of job 'test' takes 2 steps for 'training', of those planned 0"):
+    with pytest.raises(
+        ExhaustedError,
+        match=r"round 0 of job 'test' takes 2 steps for 'training', of those planned 0",
+    ):
         local_round(method, job, state, 0, {}, make_data(24), make_data(9), "a", private=private)
     with pytest.raises(ExhaustedError, match="holds no more steps for 'training'"):
         outcome.spending.take("training")
@@ -794,7 +960,9 @@ def test_what_was_not_taken_is_free_again(make_private):
 
 def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_shards):
     private, plain = make_private("fedavg"), make_job("fedavg")
-    with pytest.raises(LocalError, match=r"has a \[privacy\] table; give simulate\(\) the accounts"):
+    with pytest.raises(
+        LocalError, match=r"has a \[privacy\] table; give simulate\(\) the accounts"
+    ):
         simulate(private, make_shards(private))
     with pytest.raises(LocalError, match=r"has no \[privacy\] table; give it no accounts"):
         simulate(plain, make_shards(plain), private=lambda _: silo_of(private))
@@ -811,7 +979,9 @@ def test_a_private_job_and_no_other_takes_accounts(make_private, make_job, make_
 
 
 def test_an_option_that_bounds_no_influence_is_refused(make_private):
-    with pytest.raises(LocalError, match=r'\[privacy\] with method \'fedaims\': reduction = "sum" lets a record'):
+    with pytest.raises(
+        LocalError, match=r'\[privacy\] with method \'fedaims\': reduction = "sum" lets a record'
+    ):
         make_private("fedaims", {"reduction": "sum"}).method()
 
 

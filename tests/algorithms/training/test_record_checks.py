@@ -28,7 +28,9 @@ def good(make_data):
 
 
 def labelled(labels, names=None):
-    return Dataset(torch.zeros(len(labels), 1, 8, 8), torch.tensor(labels, dtype=torch.int64), names)
+    return Dataset(
+        torch.zeros(len(labels), 1, 8, 8), torch.tensor(labels, dtype=torch.int64), names
+    )
 
 
 def refused(job, records):
@@ -50,12 +52,18 @@ def test_1_no_records(make_job):
 @pytest.mark.parametrize("shape", [(8, 1, 7, 8), (8, 64), (8,), (8, 3, 8, 8)])
 def test_2_another_shape_than_the_models(make_job, good, shape):
     why = refused(make_job(), Dataset(torch.zeros(shape), good.y))
-    assert f"x is {list(shape)}, the job's model takes [N, 1, 8, 8]; reshape it, or have the job say" in why
+    assert (
+        f"x is {list(shape)}, the job's model takes [N, 1, 8, 8]; reshape it, or have the job say"
+        in why
+    )
 
 
 def test_3_labels_that_are_no_class(make_job):
     why = refused(make_job(), labelled([0, 3, 1, 3, -1]))
-    assert "label 3 in 2 of 5 records, the job's model knows classes 0 to 2; number the classes from 0" in why
+    assert (
+        "label 3 in 2 of 5 records, the job's model knows classes 0 to 2; number the classes from 0"
+        in why
+    )
     assert "label -1 in 1 of 2 records" in refused(make_job(), labelled([2, -1]))
 
 
@@ -63,7 +71,9 @@ def test_3_labels_that_are_no_class(make_job):
 def test_4_values_that_are_no_number(make_job, good, value):
     x = good.x.clone()
     x[5, 0, 3, 3] = value
-    assert "NaN or a value beyond float32 in record 5; clean it first" in refused(make_job(), replace(good, x=x))
+    assert "NaN or a value beyond float32 in record 5; clean it first" in refused(
+        make_job(), replace(good, x=x)
+    )
 
 
 def test_6_an_id_that_two_records_have(make_job):
@@ -110,7 +120,12 @@ def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
         method="fedssa",
         silos=["a", "b", "c", "d"],
         min_cohort=3,
-        security={"secure_aggregation": "required", "min_holders": 3, "weight_most": 100, "colluders": 1},
+        security={
+            "secure_aggregation": "required",
+            "min_holders": 3,
+            "weight_most": 100,
+            "colluders": 1,
+        },
     )
     assert job.counted
     told = withheld_classes(job, labelled([0, 0, 3, 4]), torch.tensor([3, 1, 4, 4, 0]))
@@ -123,15 +138,23 @@ def test_the_log_tells_which_classes_of_its_own_a_silo_withholds(make_job):
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (lambda d: d.take([]), "no records; at least one to train on and one to test on are needed"),
+        (
+            lambda d: d.take([]),
+            "no records; at least one to train on and one to test on are needed",
+        ),
         (lambda d: replace(d, x=d.x[..., :7]), "the job's model takes [N, 1, 8, 8]"),
         (lambda d: replace(d, y=d.y + 2), "the job's model knows classes 0 to 2"),
         (lambda d: replace(d, x=d.x / 0), "holds NaN or a value beyond float32"),
-        (lambda d: replace(d, class_names=("b", "a", "c")), "class 0 is 'a' in the job and 'b' here; reorder"),
+        (
+            lambda d: replace(d, class_names=("b", "a", "c")),
+            "class 0 is 'a' in the job and 'b' here; reorder",
+        ),
     ],
 )
 @pytest.mark.parametrize("side", [0, 1])
-def test_bad_records_are_refused_before_anything_trains(make_job, make_shards, monkeypatch, side, spoil, complaint):
+def test_bad_records_are_refused_before_anything_trains(
+    make_job, make_shards, monkeypatch, side, spoil, complaint
+):
     job = make_job("fedavg", model={"class_names": ["a", "b", "c"]})
     shards = make_shards(job)
     shards["b"] = tuple(spoil(d) if i == side else d for i, d in enumerate(shards["b"]))
@@ -142,7 +165,8 @@ def test_bad_records_are_refused_before_anything_trains(make_job, make_shards, m
     assert complaint in str(caught.value)
 
 
-# What no silo can be blamed for: few records, few classes. Labels [training, test] of silo a, and of the others.
+# What no silo can be blamed for: few records, few classes. Labels [training, test] of silo a, and
+# of the others.
 
 FEW = {
     "one training record": ([1], [0, 1, 2], [0, 1, 2]),
@@ -176,9 +200,14 @@ def few(make_job, method, case, norm="group", rounds=2, **options):
     model = {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "norm": norm}
     options = {**SHORT.get(method, {}), **options}
     share = 1.0 if method == "ppfl" else 0.75
-    job = make_job(method, options, model, SLOW.get(method), silos=SILOS, rounds=rounds, participation=share)
+    job = make_job(
+        method, options, model, SLOW.get(method), silos=SILOS, rounds=rounds, participation=share
+    )
     train, test, others = FEW[case]
-    shards = {silo: (records_of(others * 6, i), records_of(others * 2, 9 + i)) for i, silo in enumerate(SILOS)}
+    shards = {
+        silo: (records_of(others * 6, i), records_of(others * 2, 9 + i))
+        for i, silo in enumerate(SILOS)
+    }
     return job, {**shards, "a": (records_of(train, 20), records_of(test, 21))}
 
 
@@ -200,7 +229,9 @@ def test_batch_norm_needs_two_training_records_and_works_with_two(make_job, meth
     other = "group" if method == "fedbn" else "none"
     assert_finite(simulate(*few(make_job, method, "one training record", other)))
     job, shards = few(make_job, method, "one training record", "batch")
-    with pytest.raises(LocalError, match=r"^silo 'a': 1 record to train on, .*; add records, or have the operator"):
+    with pytest.raises(
+        LocalError, match=r"^silo 'a': 1 record to train on, .*; add records, or have the operator"
+    ):
         simulate(job, shards)
     assert_finite(simulate(job, {**shards, "a": (records_of([1, 2], 20), shards["a"][1])}))
 
@@ -213,8 +244,12 @@ def test_one_training_record_is_judged_by_the_silos_own_architecture(make_job):
 
 
 def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():
-    """Why one training record is refused under batch norm, though not every network shrinks that far."""
-    extractor = build(ModelOptions(name="mobilenet-v2", classes=2, norm="batch"), 7)["extractor"].train()
+    """Why one training record is refused under batch norm, though not every network shrinks that
+    far.
+    """
+    extractor = build(ModelOptions(name="mobilenet-v2", classes=2, norm="batch"), 7)[
+        "extractor"
+    ].train()
     records = torch.randn(2, 1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     alone = [extractor(record.expand(4, -1, -1, -1)) for record in records]
     assert torch.allclose(*alone, atol=1e-4)
@@ -224,7 +259,9 @@ def test_at_one_pixel_a_batch_of_one_record_says_nothing_of_it():
 def test_every_method_works_with_two_classes(make_job, make_shards):
     for method in METHODS:
         job, shards = few(make_job, method, "a class that nobody holds")
-        assert_finite(simulate(replace(job, model=job.model.model_copy(update={"classes": 2})), shards))
+        assert_finite(
+            simulate(replace(job, model=job.model.model_copy(update={"classes": 2})), shards)
+        )
 
 
 def test_a_class_that_nobody_holds_stays_as_it_was(make_job):
@@ -259,21 +296,36 @@ def declared_job(make_job, own):
         "counts": counts,
         "class_counts": classes,
     }
-    return make_job("fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security)
+    return make_job(
+        "fedsimsup", silos=list("abcde"), participation=0.8, min_cohort=3, security=security
+    )
 
 
-@pytest.mark.parametrize("own", [[10, 20, 10], [11, 19, 10], [5, 10, 5], [12, 20, 8]])  # exact, rounded, a half, 5 %
+# exact, rounded, a half, 5 %
+@pytest.mark.parametrize("own", [[10, 20, 10], [11, 19, 10], [5, 10, 5], [12, 20, 8]])
 def test_records_fit_what_a_job_declares_of_them_class_by_class(make_job, own):
-    check_training(declared_job(make_job, own), labelled([0] * 10 + [1] * 20 + [2] * 10), "a", "here")
+    check_training(
+        declared_job(make_job, own), labelled([0] * 10 + [1] * 20 + [2] * 10), "a", "here"
+    )
 
 
 @pytest.mark.parametrize("own", [[10, 20, 13], [20, 10, 10], [40, 0, 0]])
 def test_records_of_other_classes_than_a_job_declares_are_refused(make_job, own):
     records = labelled([0] * 10 + [1] * 20 + [2] * 10)
     job = declared_job(make_job, own)
-    said = r"here: \d+% of its training records are of other classes than security.class_counts of the job says, at "
-    with pytest.raises(LocalError, match=said + r"most 5% may be; have the job signed with \[10, 20, 10\], or near it"):
+    said = (
+        r"here: \d+% of its training records are of other classes than security.class_counts of the"
+        r" job says, at "
+    )
+    with pytest.raises(
+        LocalError,
+        match=said + r"most 5% may be; have the job signed with \[10, 20, 10\], or near it",
+    ):
         check_training(job, records, "a", "here")
-    check_training(job, labelled([0] * 30 + [1] * 30), "b", "here")  # of another silo's records it says nothing
-    private = replace(job, privacy=PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5, sigma="9"))
-    check_training(private, records, "a", "here")  # an answer would be a release of how many there are
+    # of another silo's records it says nothing
+    check_training(job, labelled([0] * 30 + [1] * 30), "b", "here")
+    private = replace(
+        job, privacy=PrivacyTable(epsilon=1.0, delta=1e-5, sample_rate=0.5, sigma="9")
+    )
+    # an answer would be a release of how many there are
+    check_training(private, records, "a", "here")

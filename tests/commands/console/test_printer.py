@@ -71,7 +71,13 @@ def test_json_is_ascii_and_reads_back(capsys):
 def test_a_table_keeps_every_row_on_its_line_and_no_cell_is_markup(capsys):
     for frame in ("box", "head", "none"):
         printer.show(
-            PrintedTable(("[b]x", HOSTILE), [("[red]y", "1"), (HOSTILE, "2")], right=(1,), ends=(0,), frame=frame)
+            PrintedTable(
+                ("[b]x", HOSTILE),
+                [("[red]y", "1"), (HOSTILE, "2")],
+                right=(1,),
+                ends=(0,),
+                frame=frame,
+            )
         )
         said = capsys.readouterr().out
         assert said.replace("\n", "").isprintable()
@@ -172,7 +178,12 @@ def test_how_a_program_ends(capsys):
 
 
 def test_a_wrong_command_line_is_told_as_text_with_code_2(monkeypatch, capsys):
-    cases = (["--\x1b[2J"], ["ro\x1b"], ["ledger", "show", "d", "\x1b"], ["keys", "new", "x", "--role", "b\x1boss"])
+    cases = (
+        ["--\x1b[2J"],
+        ["ro\x1b"],
+        ["ledger", "show", "d", "\x1b"],
+        ["keys", "new", "x", "--role", "b\x1boss"],
+    )
     for arguments in cases:
         monkeypatch.setattr(sys, "argv", ["staddle", *arguments])
         with pytest.raises(SystemExit) as end:

@@ -21,7 +21,9 @@ def made_jobs(folder: Path, method: str, silos: int | None) -> tuple[Demo, list[
         demo._federation.state(silo).mkdir()
         (demo._federation.state(silo) / "split.key").write_bytes(silo.encode().ljust(32))
     shards, documents = demo._shards(), [demo._job(name) for name in demo._methods]
-    return demo, [local_federation.blind_where_it_can(demo._federation, each, shards) for each in documents]
+    return demo, [
+        local_federation.blind_where_it_can(demo._federation, each, shards) for each in documents
+    ]
 
 
 def job(document) -> Job:
@@ -29,15 +31,21 @@ def job(document) -> Job:
 
 
 def test_fedsimsups_demo_is_blind_over_batches_with_the_records_of_the_silos_own_splits(tmp_path):
-    """Before, it and the two jobs that it is compared with ran in the clear, and nothing said so."""
+    """Before, it and the two jobs that it is compared with ran in the clear, and nothing
+    said so.
+    """
     demo, documents = made_jobs(tmp_path / "made", "fedsimsup", None)
     jobs = [job(document) for document in documents]
     assert [each.method_name for each in jobs] == ["local", "fedavg", "fedsimsup"]
-    assert all(each.security.required and len(each.batches) == 2 and each.cohort_size == 4 for each in jobs)
+    assert all(
+        each.security.required and len(each.batches) == 2 and each.cohort_size == 4 for each in jobs
+    )
     assert [each.security.weights for each in jobs] == ["private", "private", "public"]
     assert jobs[2].security.mix == "directed"
     for silo, shard in zip(jobs[2].silos, demo._shards(), strict=True):
-        train, _ = split(shard, split_key(demo._federation.state(silo)), local_federation.TEST_FRACTION)
+        train, _ = split(
+            shard, split_key(demo._federation.state(silo)), local_federation.TEST_FRACTION
+        )
         assert jobs[2].security.counts[silo] == len(train)
         counts = [int((train.y == digit).sum()) for digit in range(10)]
         assert list(jobs[2].security.class_counts[silo]) == counts

@@ -56,18 +56,25 @@ def federation(tmp_path_factory):
 
 @pytest.fixture
 def world(federation, tmp_path):
-    """A coordinator without jobs; ``call`` is the command line, ``signed`` a job file, ``silos`` take part in a job."""
+    """A coordinator without jobs.
+
+    ``call`` is the command line, ``signed`` a job file, ``silos`` take part in a job.
+    """
     folder = federation.folder
     timing = {"beat_seconds": 60, "hold_seconds": 1, "admission_seconds": 60}
     local_federation.write_coordinator(federation, [], timing)
     roster = rosters.load(folder / "roster.json")
-    config = configs.load(federation.coordinator_config).model_copy(update={"directory": tmp_path / "state"})
+    config = configs.load(federation.coordinator_config).model_copy(
+        update={"directory": tmp_path / "state"}
+    )
     with coordinator(config) as here:
         operator = local_federation.write_operator(federation, here.address)
         callers = []
 
         def call(*arguments, code=0, operator=operator):
-            result = CliRunner().invoke(app, ["job", *map(str, arguments), "--operator", str(operator)])
+            result = CliRunner().invoke(
+                app, ["job", *map(str, arguments), "--operator", str(operator)]
+            )
             if result.exception is not None and not isinstance(result.exception, SystemExit):
                 raise result.exception
             assert result.exit_code == code, result.output
@@ -79,7 +86,9 @@ def world(federation, tmp_path):
 
         def silos(job):
             async def accept():
-                made = [Caller(here.address, load_keys(folder / s / "keys"), roster, job) for s in SILOS]
+                made = [
+                    Caller(here.address, load_keys(folder / s / "keys"), roster, job) for s in SILOS
+                ]
                 callers.extend(made)
                 for caller in made:
                     await caller.accept()
@@ -106,7 +115,8 @@ def world(federation, tmp_path):
                 await caller.channel.close()
 
         yield SimpleNamespace(
-            here=here, call=call, signed=signed, silos=silos, give=give, until=until, operator=operator,
+            here=here, call=call, signed=signed, silos=silos, give=give, until=until,
+            operator=operator,
             config=config, folder=folder, roster=roster,
         )  # fmt: skip
         here.run(leave())
@@ -158,8 +168,13 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     for silo in (north, east, south):
         world.here.run(silo.answer("DONE", 2))
     watched = world.call("watch", "one").splitlines()
-    assert watched[0] == "round 0 closed: north, east: the silos keep their test counts to themselves"
-    assert watched[1] == "round 1 closed: north, east: correct.delivered 6, correct.trained 6, tested 6"
+    assert (
+        watched[0] == "round 0 closed: north, east: the silos keep their test counts to themselves"
+    )
+    assert (
+        watched[1]
+        == "round 1 closed: north, east: correct.delivered 6, correct.trained 6, tested 6"
+    )
     assert watched[2:] == [f"{'one':<24} {'ended completed':<18} 2 of 2 rounds"]
     (line,) = [json.loads(line) for line in world.call("watch", "one", "--json").splitlines()]
     assert [closed["round"] for closed in line["closed"]] == [0, 1]
@@ -172,15 +187,31 @@ def test_a_job_from_its_submission_to_its_results(world, tmp_path):
     far = world.call("results", "one", "--out", tmp_path / "far").split()
     assert [path.rpartition("/")[2] for path in far] == ["rounds.csv", "job.json"]
     near = results.write(tmp_path / "near", results.read(world.config.directory, "one"))
-    assert {path.name for path in near} == {"rounds.csv", "job.json", "result.safetensors", "model.safetensors"}
+    assert {path.name for path in near} == {
+        "rounds.csv",
+        "job.json",
+        "result.safetensors",
+        "model.safetensors",
+    }
     assert all(path.is_file() for path in near)
-    tables = [list(csv.DictReader((tmp_path / folder / "rounds.csv").open())) for folder in ("far", "near")]
+    tables = [
+        list(csv.DictReader((tmp_path / folder / "rounds.csv").open()))
+        for folder in ("far", "near")
+    ]
     assert tables[0] == tables[1]
     assert [row["members"] for row in tables[0]] == ["north east"] * 2
-    assert list(tables[0][0]) == ["round", "members", "correct.delivered", "correct.trained", "tested"]
+    assert list(tables[0][0]) == [
+        "round",
+        "members",
+        "correct.delivered",
+        "correct.trained",
+        "tested",
+    ]
     sums = [{name: int(row[name]) for name in list(row)[2:]} for row in tables[0]]
     assert sums == [closed["metrics"] for closed in shown(world)["rounds"]]
-    documents = [json.loads((tmp_path / folder / "job.json").read_text()) for folder in ("far", "near")]
+    documents = [
+        json.loads((tmp_path / folder / "job.json").read_text()) for folder in ("far", "near")
+    ]
     assert [[c["round"] for c in d["rounds"]] for d in documents] == [[0, 1]] * 2
     assert [d["state"]["outcome"] for d in documents] == ["completed"] * 2
     model = safetensors.torch.load_file(tmp_path / "near" / "model.safetensors")
@@ -217,12 +248,17 @@ def test_watching_tells_each_round_once_and_a_failed_job_ends_with_1(world):
 def test_jobs_run_in_turn_stop_and_resume(world):
     for name in ("one", "two"):
         assert world.call("submit", world.signed(name)[1]).split()[0] == name
-    assert [line.split()[:2] for line in world.call("list").splitlines()] == [["one", "admitting"], ["two", "queued"]]
+    assert [line.split()[:2] for line in world.call("list").splitlines()] == [
+        ["one", "admitting"],
+        ["two", "queued"],
+    ]
     assert world.call("stop", "one").split()[:2] == ["one", "stopped"]
     assert [line.split()[1] for line in world.call("list").splitlines()] == ["stopped", "admitting"]
     assert world.call("resume", "one").split()[:2] == ["one", "queued"]
     for command in ("show", "stop", "resume", "watch"):
-        with pytest.raises(RefusedError, match="no job 'three' here; `staddle job list` has all") as caught:
+        with pytest.raises(
+            RefusedError, match="no job 'three' here; `staddle job list` has all"
+        ) as caught:
             world.call(command, "three")
         assert caught.value.code == "UNKNOWN_JOB"
 
@@ -231,7 +267,9 @@ def test_a_submission_again_changes_nothing_and_another_job_needs_another_name(w
     _, path = world.signed()
     assert world.call("submit", path) == world.call("submit", path)
     assert len(world.here.daemon.runs) == 1
-    with pytest.raises(RefusedError, match="another job has the name 'one'; have this one signed under") as caught:
+    with pytest.raises(
+        RefusedError, match="another job has the name 'one'; have this one signed under"
+    ) as caught:
         world.call("submit", world.signed(rounds=3)[1])
     assert caught.value.code == "JOB_INVALID"
     assert [run.job.rounds for run in world.here.daemon.runs] == [2]
@@ -242,7 +280,9 @@ def test_a_job_that_has_ended_is_not_submitted_again(world):
     world.call("submit", path)
     run = world.here.daemon.runs[0]
     run.state = replace(run.state, stage="ended", outcome="failed")
-    with pytest.raises(LocalError, match="job 'one' has ended; to run it again, have it signed under a new name"):
+    with pytest.raises(
+        LocalError, match="job 'one' has ended; to run it again, have it signed under a new name"
+    ):
         world.call("submit", path)
 
 
@@ -259,13 +299,17 @@ def test_only_so_many_jobs_are_kept(world, monkeypatch):
 
 def test_who_signs_and_who_takes_part_stand_in_the_roster(world, tmp_path):
     job, path = world.signed()
-    by_silo = sign_document(job.document(), world.roster, load_keys(world.folder / "north" / "keys"), JOB)
+    by_silo = sign_document(
+        job.document(), world.roster, load_keys(world.folder / "north" / "keys"), JOB
+    )
     path.write_bytes(canonical_json(by_silo))
     with pytest.raises(RefusedError, match="only a member of role operator may sign") as caught:
         world.call("submit", path)
     assert caught.value.code == "JOB_SIGNATURE"
     for stranger in ("west", "operator"):
-        with pytest.raises(RefusedError, match=f"silo '{stranger}' is not a silo of the roster; add it") as caught:
+        with pytest.raises(
+            RefusedError, match=f"silo '{stranger}' is not a silo of the roster; add it"
+        ) as caught:
             world.call("submit", world.signed("strange", silos=["north", stranger])[1])
         assert caught.value.code == "JOB_INVALID"
     assert world.call("list") == "no jobs\n"
@@ -278,7 +322,9 @@ def test_a_watcher_is_told_when_the_coordinator_stops(world):
         next(reports)
         world.here.daemon.stopping = True
         world.here.run(told_to_look(world.here.daemon))
-        with pytest.raises(RefusedError, match="this coordinator is stopping; try again later") as caught:
+        with pytest.raises(
+            RefusedError, match="this coordinator is stopping; try again later"
+        ) as caught:
             next(reports)
     assert caught.value.code == "STOPPING"
 
@@ -307,7 +353,9 @@ def test_only_an_operator_of_the_roster_connects(world, tmp_path):
     keys = f'"{world.folder}/operator"'
     for other in ("founder", "north/keys"):
         path = changed(world, tmp_path, keys=(keys, f'"{world.folder}/{other}"'))
-        with pytest.raises(LocalError, match="is not an operator of roster version 6; have it added"):
+        with pytest.raises(
+            LocalError, match="is not an operator of roster version 6; have it added"
+        ):
             world.call("list", operator=path)
     create_keys(tmp_path / "own", "operator", Role.OPERATOR, "an impostor of the same name")
     path = changed(world, tmp_path, keys=(keys, f'"{tmp_path}/own"'))
@@ -327,13 +375,17 @@ def test_a_roster_that_is_not_the_pinned_one_is_refused(world, tmp_path):
 
 def test_no_answer_says_where_it_asked_and_what_to_compare(world, tmp_path):
     path = changed(world, tmp_path, address=(world.here.address, "127.0.0.1:1"))
-    with pytest.raises(PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE.*roster show") as caught:
+    with pytest.raises(
+        PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE.*roster show"
+    ) as caught:
         world.call("list", operator=path)
     assert not isinstance(caught.value, RefusedError)
     with pytest.raises(PeerError, match=r"no answer from 127.0.0.1:1 \(UNAVAILABLE"):
         world.call("watch", "one", operator=path)
     with pytest.raises(LocalError, match="not host:port"):
-        world.call("list", operator=changed(world, tmp_path, address=(world.here.address, "nowhere")))
+        world.call(
+            "list", operator=changed(world, tmp_path, address=(world.here.address, "nowhere"))
+        )
 
 
 def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, monkeypatch):
@@ -342,7 +394,9 @@ def test_a_coordinator_that_does_not_answer_is_not_waited_for(world, tmp_path, m
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
         with pytest.raises(PeerError, match=f"no answer from {address}"):
-            world.call("list", operator=changed(world, tmp_path, address=(world.here.address, address)))
+            world.call(
+                "list", operator=changed(world, tmp_path, address=(world.here.address, address))
+            )
         assert time.monotonic() - started < 10
 
 
@@ -367,7 +421,9 @@ def test_results_are_of_one_place_and_a_show_of_one_kind(world, tmp_path):
 
 
 def test_results_that_cannot_be_read_say_why(world, tmp_path):
-    with pytest.raises(LocalError, match=r"coordinator.sqlite: no such file; a coordinator with this configuration"):
+    with pytest.raises(
+        LocalError, match=r"coordinator.sqlite: no such file; a coordinator with this configuration"
+    ):
         results.read(tmp_path / "empty", "one")
     with pytest.raises(LocalError, match="has no job 'one'; it has none"):
         results.read(world.config.directory, "one")
@@ -376,11 +432,18 @@ def test_results_that_cannot_be_read_say_why(world, tmp_path):
     with pytest.raises(LocalError, match="has no job 'one'; it has two, a-third"):
         results.read(world.config.directory, "one")
     kept = results.read(world.config.directory, "two")
-    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == ("admitting", [], {}, ())
+    assert (kept.state["stage"], kept.rounds, kept.published, kept.relayed) == (
+        "admitting",
+        [],
+        {},
+        (),
+    )
     other = tmp_path / "other"
     other.mkdir()
     shutil.copyfile(world.operator, other / "coordinator.sqlite")
-    with pytest.raises(LocalError, match=r"coordinator.sqlite: cannot read it: file is not a database"):
+    with pytest.raises(
+        LocalError, match=r"coordinator.sqlite: cannot read it: file is not a database"
+    ):
         results.read(other, "one")
 
 
@@ -407,8 +470,12 @@ def test_rounds_as_csv_leave_a_sum_empty_that_a_round_has_not(tmp_path):
     assert results.to_csv(rounds) == "round,members,correct,tested\n0,b a,,\n1,a,2,3\n"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rounds.csv").write_text("old")
-    with pytest.raises(LocalError, match="cannot write it: No such file or directory; a round may just have closed"):
-        results.write(tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"}))
+    with pytest.raises(
+        LocalError, match="cannot write it: No such file or directory; a round may just have closed"
+    ):
+        results.write(
+            tmp_path / "out", results.Kept({}, rounds, {"model": tmp_path / "gone.safetensors"})
+        )
     assert (tmp_path / "out" / "rounds.csv").read_text() == results.to_csv(rounds)
 
 
@@ -418,6 +485,8 @@ def test_tensors_that_the_disk_changed_are_no_results(tmp_path):
     kept = results.Kept({}, [], {"model": path})
     assert (tmp_path / "out" / "model.safetensors") in results.write(tmp_path / "out", kept)
     path.write_bytes(data[:-1] + b"\0")
-    with pytest.raises(LocalError, match=r"1\.model\.safetensors is refused: .*the disk changed it"):
+    with pytest.raises(
+        LocalError, match=r"1\.model\.safetensors is refused: .*the disk changed it"
+    ):
         results.write(tmp_path / "out", kept)
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -1,4 +1,6 @@
-"""What a silo shows to others, on the command line, and how they check it with nothing but its key."""
+"""What a silo shows to others, on the command line, and how they check it with nothing but
+its key.
+"""
 
 import json
 import re
@@ -42,16 +44,28 @@ def run(*arguments, code=0):
 
 def fails(*arguments):
     result = CliRunner().invoke(app, ["ledger", *(str(argument) for argument in arguments)])
-    assert isinstance(result.exception, LocalError | PeerError | ProofError), (result.output, result.exception)
+    assert isinstance(result.exception, LocalError | PeerError | ProofError), (
+        result.output,
+        result.exception,
+    )
     return str(result.exception)
 
 
 class World:
-    """A silo's ledger under its own key, the roster, and a checkpoint of five records that somebody else holds."""
+    """A silo's ledger under its own key, the roster, and a checkpoint of five records that somebody
+    else holds.
+    """
 
     def __init__(self, folder):
-        members = [("f", Role.FOUNDER), ("coordinator", Role.COORDINATOR), ("silo-a", Role.SILO), ("silo-b", Role.SILO)]
-        entries = {name: create_keys(folder / name, name, role, f"Org {name}") for name, role in members}
+        members = [
+            ("f", Role.FOUNDER),
+            ("coordinator", Role.COORDINATOR),
+            ("silo-a", Role.SILO),
+            ("silo-b", Role.SILO),
+        ]
+        entries = {
+            name: create_keys(folder / name, name, role, f"Org {name}") for name, role in members
+        }
         roster = rosters.new(FEDERATION, [entries["f"]], 1)
         for name in ("coordinator", "silo-a", "silo-b"):
             roster = rosters.add(roster, entries[name])
@@ -93,10 +107,18 @@ def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
     run("verify", world.silo)
     put_back(world.ledger, killed)
     said = run("verify", world.silo, code=1)
-    assert "problem: the last 1 records are signed by nobody, and no agent runs that would sign them" in said
+    assert (
+        "problem: the last 1 records are signed by nobody, and no agent runs that would sign them"
+        in said
+    )
     assert "17 of 18 records signed" in said
     document = json.loads(run("verify", world.silo, "--json", code=1))
-    assert [document[name] for name in ("ok", "silo", "unsigned", "running")] == [False, "silo-a", 1, False]
+    assert [document[name] for name in ("ok", "silo", "unsigned", "running")] == [
+        False,
+        "silo-a",
+        1,
+        False,
+    ]
     with world.open():
         pass
     assert "18 of 18 records signed" in run("verify", world.silo)
@@ -105,13 +127,16 @@ def test_verify_takes_unsigned_records_from_an_agent_that_runs_alone(world):
 def test_verify_wants_the_ledger_of_the_silo_that_is_named(world):
     assert "verified" in run("verify", world.silo, "--silo", "silo-a")
     said = run("verify", world.silo, "--silo", "silo-b", code=1)
-    assert "problem: it is the ledger of silo silo-a, not of silo-b; name the folder of silo-b" in said
+    assert (
+        "problem: it is the ledger of silo silo-a, not of silo-b; name the folder of silo-b" in said
+    )
     assert "NOT VERIFIED" in said
 
 
 def test_verify_says_who_signed_and_finds_what_another_partys_checkpoint_shows(world):
     plain = (
-        f"ledger of silo-a, federation {FEDERATION}\n17 of 17 records signed, by whom was not checked (give --roster)"
+        f"ledger of silo-a, federation {FEDERATION}\n17 of 17 records signed, by whom was not"
+        " checked (give --roster)"
     )
     assert plain in run("verify", world.silo)
     shown = run("verify", world.silo, "--roster", world.roster, "--checkpoint", world.held)
@@ -147,10 +172,15 @@ def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
         if command[0] in ("verify", "summary"):
             assert "roster version 4: signed by f, whose keys were named" in shown
             plain = run(*command, "--roster", world.roster)
-            assert "signed by founders that it names itself; for who vouches for it, give --founder" in plain
+            assert (
+                "signed by founders that it names itself; for who vouches for it, give --founder"
+                in plain
+            )
         other = fails(*command, "--roster", world.roster, "--founder", fingerprint(world, "silo-b"))
         assert f"has no founder with {fingerprint(world, 'silo-b')}; name the fingerprint" in other
-        assert "--founder and --threshold say who signed a roster" in fails(*command, "--founder", fingerprint(world))
+        assert "--founder and --threshold say who signed a roster" in fails(
+            *command, "--founder", fingerprint(world)
+        )
         more = ("--founder", fingerprint(world), "--threshold", 2)
         assert "but 1 founders are named" in fails(*command, "--roster", world.roster, *more)
         for old, new, said in (
@@ -165,14 +195,21 @@ def test_a_roster_is_checked_and_its_founders_if_they_are_named(world):
 
 
 def test_receipts_are_checked_with_the_roster_of_their_time(world):
-    """A message and its receipt, then one whose receipt the coordinator signed for another round."""
+    """A message and its receipt, then one whose receipt the coordinator signed for another
+    round.
+    """
     roster, coordinator = rosters.load(world.roster), load_keys(world.folder / "coordinator")
     peer = Peer(id="coordinator", spki=coordinator.entry.spki_sha256)
 
     def send(opened, number, signed):
         ref = give(opened, round_number=number, recipient=peer, status="silent")
         message = opened.unsettled[-1]
-        fields = {"federation": FEDERATION, "roster": rosters.digest(roster), "silo": "silo-a", "job": HASH}
+        fields = {
+            "federation": FEDERATION,
+            "roster": rosters.digest(roster),
+            "silo": "silo-a",
+            "job": HASH,
+        }
         fields |= {"size": message.digest.message.bytes, "sha256": HASH, "round": signed}
         receipt = Receipt(
             **fields,
@@ -187,7 +224,10 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
         send(opened, 5, 5)
     options = ("--roster", world.roster, "--founder", fingerprint(world))
     page = world.folder / "page.html"
-    told = "1 receipts hold; 0 messages that were sent have none; 1 are under rosters that were not given"
+    told = (
+        "1 receipts hold; 0 messages that were sent have none; 1 are under rosters that were not"
+        " given"
+    )
     assert told in run("verify", world.silo, *options)
     assert told in run("summary", world.silo, *options)
     document = json.loads(run("verify", world.silo, *options, "--json"))
@@ -195,7 +235,10 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     assert document["rosters"] == {"4": ["f"]}
     run("report", world.silo, *options, "--out", page)
     text = page.read_text()
-    assert f"Federation</dt><dd>{FEDERATION} (roster version 4, signed by f, whose keys were named" in text
+    assert (
+        f"Federation</dt><dd>{FEDERATION} (roster version 4, signed by f, whose keys were named"
+        in text
+    )
     assert "1 hold: the coordinator of the roster signed that it received just these bytes" in text
     assert "under another roster than was given, and so not checked: 1" in text
     assert (text.count("<td>holds</td>"), text.count("<td>not checked</td>")) == (1, 1)
@@ -211,7 +254,9 @@ def test_receipts_are_checked_with_the_roster_of_their_time(world):
     assert "does NOT hold" in run("report", world.silo, *options, "--out", page, code=1)
     assert "This ledger does not hold" in page.read_text()
     assert "NOT" not in run("verify", world.silo)  # without a roster nobody knows
-    result = CliRunner().invoke(app, ["ledger", "summary", *map(str, (world.silo, *options)), "--json"])
+    result = CliRunner().invoke(
+        app, ["ledger", "summary", *map(str, (world.silo, *options)), "--json"]
+    )
     assert (result.exit_code, said in result.stderr) == (1, True)
     assert {row["job"] for row in json.loads(result.stdout)} == {"j1", "j2", "lung-1", "(control)"}
 
@@ -220,11 +265,17 @@ def test_verify_with_a_roster_refuses_another_silos_signature(world):
     files = copied(world.ledger)
     note = files["checkpoint"].decode()
     (world.ledger / "checkpoint").write_text(note.replace("silo-a", "silo-b"))
-    assert "signed by none of the keys" in run("verify", world.silo, "--roster", world.roster, code=1)
+    assert "signed by none of the keys" in run(
+        "verify", world.silo, "--roster", world.roster, code=1
+    )
     (world.ledger / "checkpoint").write_text(note.replace("/lung/", "/lungs/"))
-    assert "of federation 'lungs', the roster of 'lung'" in fails("verify", world.silo, "--roster", world.roster)
+    assert "of federation 'lungs', the roster of 'lung'" in fails(
+        "verify", world.silo, "--roster", world.roster
+    )
     (world.ledger / "checkpoint").write_text(note.replace("/egress", "/ingress"))
-    assert "which is not a silo's egress ledger" in fails("verify", world.silo, "--roster", world.roster)
+    assert "which is not a silo's egress ledger" in fails(
+        "verify", world.silo, "--roster", world.roster
+    )
 
 
 def test_a_record_is_proven_to_who_has_the_key_alone(world):
@@ -237,15 +288,20 @@ def test_a_record_is_proven_to_who_has_the_key_alone(world):
         for key in (("--key", world.vkey), ("--roster", world.roster)):
             shown = run("verify-proof", proof, "--record", record, *key)
             assert (
-                "proven: this is record 12 of staddle.example/lung/silo-a/egress, under its checkpoint of 17" in shown
+                "proven: this is record 12 of staddle.example/lung/silo-a/egress, under its"
+                " checkpoint of 17" in shown
             )
-    assert "leads to" in fails("verify-proof", proof, "--record", world.line(11).decode(), "--key", world.vkey)
+    assert "leads to" in fails(
+        "verify-proof", proof, "--record", world.line(11).decode(), "--key", world.vkey
+    )
     other = head.own_log_key(FEDERATION, world.folder / "silo-b")
     assert "none of the keys" in fails("verify-proof", proof, "--record", line, "--key", other)
     assert "either --key VKEY or --roster ROSTER" in fails("verify-proof", proof, "--record", line)
     assert "record 17 is not under the checkpoint, which has 17" in fails("prove", 17, world.silo)
     assert "exists already" in fails("prove", 1, world.silo, "--out", proof)
-    assert "no ledger here, in 'ledger' or in 'state/ledger'" in fails("prove", 1, world.folder / "silo-b")
+    assert "no ledger here, in 'ledger' or in 'state/ledger'" in fails(
+        "prove", 1, world.folder / "silo-b"
+    )
 
 
 def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
@@ -270,7 +326,9 @@ def test_growth_is_proven_to_who_holds_the_old_checkpoint(world):
     ]:
         wrong.write_text(change)
         assert change != text
-        assert re.search(said, fails("verify-consistency", wrong, "--old", world.held, "--key", world.vkey)), change
+        assert re.search(
+            said, fails("verify-consistency", wrong, "--old", world.held, "--key", world.vkey)
+        ), change
     assert "name them in order" in fails("consistency", new, world.held, world.silo)
     files = copied(world.ledger)
     put_back(world.ledger, {})
@@ -293,24 +351,43 @@ def test_a_redacted_export_tells_no_more_than_number_type_and_hash(world):
     assert len(lines) == 17
     assert {tuple(json.loads(line)) for line in lines} == {("leaf", "proof", "seq", "type")}
     assert b"staddle 0.1.0" not in path.read_bytes()
-    assert "proven: 17 leaf hashes, which are all, of " in run("verify-export", path, "--key", world.vkey)
+    assert "proven: 17 leaf hashes, which are all, of " in run(
+        "verify-export", path, "--key", world.vkey
+    )
 
 
 def test_an_export_of_a_job_has_its_records_and_what_became_of_its_messages(world):
     path, (_, *lines) = export(world, "--job", "j1")
     kinds = [json.loads(line)["type"] for line in lines]
-    assert kinds == ["job.accept", "ingress", "egress.intent", "egress.digest", "egress.outcome", "policy.deny"]
+    assert kinds == [
+        "job.accept",
+        "ingress",
+        "egress.intent",
+        "egress.digest",
+        "egress.outcome",
+        "policy.deny",
+    ]
     shown = run("verify-export", path, "--roster", world.roster)
     assert "proven: 6 records, of job 'j1', of staddle.example/lung/silo-a/egress" in shown
-    assert [json.loads(line)["record"] for line in lines] == [stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)]
+    assert [json.loads(line)["record"] for line in lines] == [
+        stored(world.ledger)[n] for n in (6, 9, 10, 11, 12, 13)
+    ]
 
 
 def test_an_export_of_a_job_has_what_paid_and_nothing_of_what_others_spent(tmp_path):
     private(tmp_path / "ledger")
-    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=False, job="j1"))
+    _, *lines = (
+        json.loads(line)
+        for line in ledger_export.export(tmp_path / "ledger", redact=False, job="j1")
+    )
     assert {line["type"] for line in lines} == {"egress.intent", "egress.digest", "egress.outcome"}
-    assert [line["record"]["dp"]["ids"] for line in lines if line["type"] == "egress.intent"] == [[2, 4], [2, 4, 6]]
-    _, *lines = (json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=True))
+    assert [line["record"]["dp"]["ids"] for line in lines if line["type"] == "egress.intent"] == [
+        [2, 4],
+        [2, 4, 6],
+    ]
+    _, *lines = (
+        json.loads(line) for line in ledger_export.export(tmp_path / "ledger", redact=True)
+    )
     assert [line["type"] for line in lines].count("privacy.head") == 4
     assert not any("record" in line for line in lines)
 
@@ -320,11 +397,20 @@ def test_what_is_changed_in_an_export_is_found(world):
     whole = b"".join(lines)
     assert "proven: 17 records, which are all" in run("verify-export", path, "--key", world.vkey)
     for change, said in [
-        (whole.replace(b'"software":"staddle"', b'"software":"stapple"', 1), "another leaf hash than it says"),
+        (
+            whole.replace(b'"software":"staddle"', b'"software":"stapple"', 1),
+            "another leaf hash than it says",
+        ),
         (b"".join([*lines[:3], *lines[4:]]), "16 records, not each of the 17"),
         (b"".join([*lines[:4], lines[3], *lines[4:]]), "18 records, not each of the 17"),
-        (b"".join([*lines[:3], lines[4], lines[3], *lines[5:]]), "not each of the 17 of its checkpoint once"),
-        (whole.replace(b'"seq":0,"type":"start"}', b'"seq":1,"type":"start"}', 2), "another|leads to"),
+        (
+            b"".join([*lines[:3], lines[4], lines[3], *lines[5:]]),
+            "not each of the 17 of its checkpoint once",
+        ),
+        (
+            whole.replace(b'"seq":0,"type":"start"}', b'"seq":1,"type":"start"}', 2),
+            "another|leads to",
+        ),
         (whole.replace(b'"redacted":false', b'"redacted":true'), "line 2: unknown key 'record'"),
         (
             whole.replace(b'"job":null', b'"job":"j1"').replace(lines[3], lines[3] * 2),
@@ -349,11 +435,17 @@ def test_a_ledger_goes_on_under_new_keys(world):
     new = load_keys(world.folder / "keys-2").log
     with pytest.raises(LocalError, match="use the keys that it was signed with"):
         open_ledger(world.ledger, key=new)
-    said = fails("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "silo-b")
+    said = fails(
+        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "silo-b"
+    )
     assert "the keys are of 'silo-a' and 'silo-b'" in said
-    said = fails("rekey", world.silo, "--old", world.folder / "keys-2", "--new", world.folder / "silo-a")
+    said = fails(
+        "rekey", world.silo, "--old", world.folder / "keys-2", "--new", world.folder / "silo-a"
+    )
     assert "signed by none of the keys" in said
-    shown = run("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2")
+    shown = run(
+        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2"
+    )
     key = head.own_log_key(FEDERATION, world.folder / "keys-2")
     assert f"record 17 names the new key, {key}" in shown
     with open_ledger(world.ledger, key=new) as opened:
@@ -376,7 +468,9 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
     assert rekey_all(folder / "none", FEDERATION, "silo-a", old, new) == ()
     with opened("first", old) as budget:
         budget.rekey(new)  # as if killed before the second
-    shown = run("rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2")
+    shown = run(
+        "rekey", world.silo, "--old", world.folder / "silo-a", "--new", world.folder / "keys-2"
+    )
     assert "the budget of data set 'second' goes on under the new key" in shown
     for dataset in ("first", "second"):
         with pytest.raises(LocalError, match="use the keys that it was signed with"):
@@ -388,9 +482,13 @@ def test_privacy_budgets_go_on_under_new_keys_and_only_once(world):
 def test_show_says_what_the_policy_held_back_and_who_reads_a_part_that_not_all_can_open(world):
     (denied,) = [record for record in stored(world.ledger) if record["type"] == "policy.deny"]
     shown = json.loads(run("show", world.silo, "--json"))
-    assert [each["reasons"] for each in shown if each.get("type") == "policy.deny"] == [denied["reasons"]]
+    assert [each["reasons"] for each in shown if each.get("type") == "policy.deny"] == [
+        denied["reasons"]
+    ]
     shown = run("show", world.silo)
-    assert f"held back by the policy: {denied['reasons'][0]}" in " ".join(shown.replace("│", " ").split())
+    assert f"held back by the policy: {denied['reasons'][0]}" in " ".join(
+        shown.replace("│", " ").split()
+    )
     assert max(len(line) for line in shown.splitlines()) <= 200
     assert "held back" not in run("show", world.silo, "--job", "j2")
     assert "read by" not in shown

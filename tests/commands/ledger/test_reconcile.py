@@ -1,4 +1,7 @@
-"""``staddle ledger reconcile`` with real keys; and the coordinator's ledger in the other commands."""
+"""``staddle ledger reconcile`` with real keys.
+
+And the coordinator's ledger in the other commands.
+"""
 
 import json
 from types import SimpleNamespace
@@ -35,7 +38,10 @@ def run(*arguments, code=0):
 
 @pytest.fixture
 def world(tmp_path):
-    """Both ledgers after two uploads, with receipts under the roster; ``before`` is the silo's after the first."""
+    """Both ledgers after two uploads, with receipts under the roster.
+
+    ``before`` is the silo's after the first.
+    """
     files = local_federation.make(tmp_path / "federation", [SILO])
     roster = rosters.load(files.folder / "roster.json")
     keys = {member: load_keys(files.folder / member / "keys") for member in (SILO, "coordinator")}
@@ -43,7 +49,9 @@ def world(tmp_path):
     before = {}
     with (
         Ledger.open(ours, SILO, "local", keys[SILO].log) as silo,
-        ReceivingLedger.open(theirs, "coordinator", "local", keys["coordinator"].log) as coordinator,
+        ReceivingLedger.open(
+            theirs, "coordinator", "local", keys["coordinator"].log
+        ) as coordinator,
     ):
         silo.start("staddle", rosters.digest(roster), HASH)
         coordinator.serving("coordinator", "staddle", rosters.digest(roster))
@@ -62,14 +70,23 @@ def world(tmp_path):
                 ledger_root=sealed.head.root.hex(),
                 **place,
             ).sign(keys["coordinator"])
-            fields = {"silo": SILO, "job": "j1", "job_digest": HASH, "round": round_, "message": payload(), **place}
+            fields = {
+                "silo": SILO,
+                "job": "j1",
+                "job_digest": HASH,
+                "round": round_,
+                "message": payload(),
+                **place,
+            }
             note = bytes(sealed.checkpoint).decode()
             coordinator.received(Received(**fields, checkpoint=note, receipt=receipt.hex()))
             silo.outcome(ref, "sent", payload().bytes, receipt.hex())
             silo.checkpoint()
             before = before or copied(ours)
     folder = files.folder
-    return SimpleNamespace(files=files, keys=keys, ours=ours, theirs=theirs, before=before, folder=folder)
+    return SimpleNamespace(
+        files=files, keys=keys, ours=ours, theirs=theirs, before=before, folder=folder
+    )
 
 
 def sides(world):
@@ -78,7 +95,10 @@ def sides(world):
 
 def test_two_ledgers_that_agree(world):
     said = run("reconcile", *sides(world), "--roster", world.folder / "roster.json")
-    assert "reconciled: silo-a and coordinator both have 2 uploads of 368 bytes and 0 deliveries" in said
+    assert (
+        "reconciled: silo-a and coordinator both have 2 uploads of 368 bytes and 0 deliveries"
+        in said
+    )
     assert "receipts and heads checked" in said
     assert "not checked (give --roster)" in run("reconcile", *sides(world))
     found = json.loads(run("reconcile", *sides(world), "--json"))
@@ -101,7 +121,8 @@ def test_a_receipt_or_head_that_does_not_hold_under_the_roster(world, tmp_path):
         roster = rosters.add(roster, create_keys(tmp_path / member, member, role, "Org"))
     rosters.save(rosters.sign(roster, load_keys(tmp_path / "f")), tmp_path / "other.json")
     result = CliRunner().invoke(
-        app, ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(tmp_path / "other.json")]
+        app,
+        ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(tmp_path / "other.json")],
     )
     assert isinstance(result.exception, LocalError)
     assert "does not hold" in str(result.exception)
@@ -122,23 +143,32 @@ def test_what_a_coordinators_ledger_shows(world):
     assert said.count(" received ") == 2
     assert "received: 2, 368 bytes" in said
     one = json.loads(run("show", folder, "--round", 1, "--json"))
-    assert [(record["type"], record["silo"], record["round"]) for record in one] == [("received", SILO, 1)]
+    assert [(record["type"], record["silo"], record["round"]) for record in one] == [
+        ("received", SILO, 1)
+    ]
     assert json.loads(run("show", folder, "--recipient", "nobody", "--json")) == []
-    for command, why in ((("summary", folder), "is the coordinator's ledger"), (("report", folder), "is the coord")):
+    for command, why in (
+        (("summary", folder), "is the coordinator's ledger"),
+        (("report", folder), "is the coord"),
+    ):
         result = CliRunner().invoke(app, ["ledger", *map(str, command)])
         assert why in str(result.exception)
     result = CliRunner().invoke(app, ["ledger", "show", str(folder), "--part", "model"])
     assert "does not name parts" in str(result.exception)
 
 
-def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_silos(world, tmp_path):
+def test_the_coordinators_ledger_is_verified_and_goes_on_under_new_keys_like_a_silos(
+    world, tmp_path
+):
     folder = world.folder / "coordinator"
     assert "verified: 3 records" in run("verify", folder, "--roster", world.folder / "roster.json")
     create_keys(tmp_path / "new", "coordinator", Role.COORDINATOR, "Org")
     run("rekey", folder, "--old", folder / "keys", "--new", tmp_path / "new")
     key = Signer.of("local", "coordinator", load_keys(tmp_path / "new").log).public
     assert audit.verify(world.theirs, key=key).ok
-    with ReceivingLedger.open(world.theirs, "coordinator", "local", load_keys(tmp_path / "new").log):
+    with ReceivingLedger.open(
+        world.theirs, "coordinator", "local", load_keys(tmp_path / "new").log
+    ):
         pass
 
 
@@ -169,7 +199,8 @@ def test_a_silo_that_began_anew_under_new_keys(world, tmp_path):
         silo.start("staddle", HASH, HASH)
     said = run("reconcile", *sides(world), "--roster", roster)
     assert "gap: 2 records of the coordinator are of a ledger under another log key" in said
-    assert "DIFFERENCE" in run("reconcile", *sides(world), code=1)  # whose key it is only a roster says
+    # whose key it is only a roster says
+    assert "DIFFERENCE" in run("reconcile", *sides(world), code=1)
 
 
 def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
@@ -180,15 +211,26 @@ def test_a_ledger_that_another_member_signed_is_not_the_coordinators(world):
         for record in records:
             log.append({name: value for name, value in record.items() if name not in FRAME})
     result = CliRunner().invoke(
-        app, ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(world.folder / "roster.json")]
+        app,
+        [
+            "ledger",
+            "reconcile",
+            *map(str, sides(world)),
+            "--roster",
+            str(world.folder / "roster.json"),
+        ],
     )
     assert isinstance(result.exception, LocalError)
     assert "is the ledger of 'silo-a'; the coordinator is 'coordinator'" in str(result.exception)
 
 
 def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
-    """The coordinator's ledger without its last record, signed anew: an upload of which the silo had no receipt."""
-    with ReceivingLedger.open(world.theirs, "coordinator", "local", world.keys["coordinator"].log) as ledger:
+    """The coordinator's ledger without its last record, signed anew: an upload of which the silo
+    had no receipt.
+    """
+    with ReceivingLedger.open(
+        world.theirs, "coordinator", "local", world.keys["coordinator"].log
+    ) as ledger:
         ledger.refused(SILO, head.stored(world.ours), "so the coordinator must not say any more")
     kept = {"forks": {}, "heads": {"coordinator": bytes(head.stored(world.theirs)).decode()}}
     (world.ours.parent / HEADS).write_bytes(canonical_json(kept))
@@ -196,21 +238,35 @@ def test_what_the_silo_holds_of_the_coordinators_ledger_is_compared(world):
         run("reconcile", *sides(world), *roster)
     records = stored(world.theirs)[:-1]
     put_back(world.theirs, {})
-    with AppendLog.open(world.theirs, Signer.of("local", "coordinator", world.keys["coordinator"].log)) as log:
+    with AppendLog.open(
+        world.theirs, Signer.of("local", "coordinator", world.keys["coordinator"].log)
+    ) as log:
         for record in records:
             log.append({name: value for name, value in record.items() if name not in FRAME})
     for roster in (("--roster", world.folder / "roster.json"), ()):
         said = run("reconcile", *sides(world), *roster, code=1)
-        assert "DIFFERENCE: the coordinator's ledger: records were cut off: there are 3, and silo-a holds" in said
+        assert (
+            "DIFFERENCE: the coordinator's ledger: records were cut off: there are 3, and silo-a"
+            " holds" in said
+        )
 
 
 def test_a_head_that_the_coordinator_did_not_sign_blames_nobody(world):
     """Whoever can write the silo's files cannot make the coordinator's ledger look altered."""
     note = Signer.of("local", "coordinator", world.keys["coordinator"].log).sign(99, bytes(32))
     text = bytes(note).decode().replace("\n99\n", "\n98\n")
-    (world.ours.parent / HEADS).write_bytes(canonical_json({"forks": {}, "heads": {"coordinator": text}}))
+    (world.ours.parent / HEADS).write_bytes(
+        canonical_json({"forks": {}, "heads": {"coordinator": text}})
+    )
     result = CliRunner().invoke(
-        app, ["ledger", "reconcile", *map(str, sides(world)), "--roster", str(world.folder / "roster.json")]
+        app,
+        [
+            "ledger",
+            "reconcile",
+            *map(str, sides(world)),
+            "--roster",
+            str(world.folder / "roster.json"),
+        ],
     )
     assert isinstance(result.exception, LocalError)
     assert "heads.json: what it has of 'coordinator'" in str(result.exception)
@@ -221,12 +277,18 @@ def test_a_roster_that_its_founders_did_not_sign_says_nothing(world, tmp_path):
     fingerprint = load_keys(world.folder / "f").entry.protocol_fingerprint
     said = run("reconcile", *sides(world), "--roster", roster, "--founder", fingerprint)
     assert "signed by f" in said
-    assert "for who vouches for it, give --founder" in run("reconcile", *sides(world), "--roster", roster)
+    assert "for who vouches for it, give --founder" in run(
+        "reconcile", *sides(world), "--roster", roster
+    )
     stranger = create_keys(tmp_path / "stranger", "f", Role.FOUNDER, "F").protocol_fingerprint
     edited = tmp_path / "edited.json"
     signature = rosters.load(roster).signatures
-    forged = rosters.load(roster).model_copy(update={"signatures": dict.fromkeys(signature, "00" * 64)})
+    forged = rosters.load(roster).model_copy(
+        update={"signatures": dict.fromkeys(signature, "00" * 64)}
+    )
     rosters.save(forged, edited)
     for file, *more in ((edited,), (roster, "--founder", stranger)):
-        result = CliRunner().invoke(app, ["ledger", "reconcile", *map(str, (*sides(world), "--roster", file, *more))])
+        result = CliRunner().invoke(
+            app, ["ledger", "reconcile", *map(str, (*sides(world), "--roster", file, *more))]
+        )
         assert isinstance(result.exception, StaddleError), result.output

@@ -35,7 +35,10 @@ def job(name, method="fedper", silos=SILOS, model="cnn-digits", **options):
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     made = local_federation.make(tmp_path_factory.mktemp("policy") / "federation", [*SILOS, "c"])
-    jobs = [local_federation.sign_job(made, document) for document in (job("one"), job("two", "pfedsim"))]
+    jobs = [
+        local_federation.sign_job(made, document)
+        for document in (job("one"), job("two", "pfedsim"))
+    ]
     local_federation.sign_job(made, job("others", silos=["b", "c"]))
     local_federation.write_silo(made, "a", "localhost:7443", digits(), jobs)
     return made
@@ -43,22 +46,38 @@ def federation(tmp_path_factory):
 
 @pytest.fixture
 def check(federation, tmp_path):
-    """Run the command with a policy that was changed; its output, and what the agent itself would say."""
+    """Run the command with a policy that was changed.
+
+    Its output, and what the agent itself would say.
+    """
 
     def call(name, *arguments, replace=(), code=0, drafted=False):
         signed = federation.folder / "jobs" / f"{name}.json"
         config = configs.load(federation.silo_config("a"))
-        text = draft([Job.from_toml(signed.with_suffix(".toml"))], trust=True) if drafted else config.policy.read_text()
+        text = (
+            draft([Job.from_toml(signed.with_suffix(".toml"))], trust=True)
+            if drafted
+            else config.policy.read_text()
+        )
         for old, new in replace:
             assert old in text
             text = text.replace(old, new)
         (tmp_path / "policy.toml").write_text(text)
         options = ["--config", federation.silo_config("a"), "--policy", tmp_path / "policy.toml"]
-        result = CliRunner().invoke(app, [str(word) for word in ("policy", "check", signed, *options, *arguments)])
+        result = CliRunner().invoke(
+            app, [str(word) for word in ("policy", "check", signed, *options, *arguments)]
+        )
         assert result.exit_code == code, (result.output, result.exception)
         roster = rosters.load(config.roster)
         with pytest.raises(RefusedError) if code else contextlib.nullcontext():
-            admit(signed.read_bytes(), "a", roster, policies.load(tmp_path / "policy.toml"), config, bytes(32))
+            admit(
+                signed.read_bytes(),
+                "a",
+                roster,
+                policies.load(tmp_path / "policy.toml"),
+                config,
+                bytes(32),
+            )
         return result.output
 
     return call
@@ -70,9 +89,15 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
     assert "signed by operator" in lines
     assert "rounds 0 to 3, each:" in lines
     assert "  part 'extractor' (backbone), 52,232 bytes, read by coordinator" in lines
-    wanted = "    extractor.conv2.weight  float32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor"
+    wanted = (
+        "    extractor.conv2.weight  float32  [32, 16, 3, 3]  18,432  leaves by rule"
+        " fedper-extractor"
+    )
     assert wanted in lines
-    assert "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave, in 100 attempts" in lines
+    assert (
+        "  10 tensors, 52,256 bytes a round; the policy lets at most 67,108,864 leave, in 100"
+        " attempts" in lines
+    )
     assert lines[-2].startswith("At most 209,024 bytes in all its rounds. This silo would ACCEPT")
     assert "classifier" not in shown
     assert "blind" not in shown
@@ -80,23 +105,36 @@ def test_every_tensor_has_a_line_with_rule_bytes_and_reader(check):
 
 def test_rounds_that_give_something_else_come_apart_and_those_that_give_the_same_together(check):
     lines = check("two").splitlines()
-    assert [line for line in lines if line.startswith("round")] == ["rounds 0 to 1, each:", "rounds 2 to 3, each:"]
+    assert [line for line in lines if line.startswith("round")] == [
+        "rounds 0 to 1, each:",
+        "rounds 2 to 3, each:",
+    ]
     assert sum("part 'rows'" in line for line in lines) == 1
 
 
 def test_what_is_held_back_says_why_and_the_silo_declines(check):
     shown = check(
         "two",
-        replace=[('parts = ["rows"]', 'parts = ["row"]'), ('"classifier.**"', '"class.**"'), ('"64MiB"', '"50KiB"')],
+        replace=[
+            ('parts = ["rows"]', 'parts = ["row"]'),
+            ('"classifier.**"', '"class.**"'),
+            ('"64MiB"', '"50KiB"'),
+        ],
         code=1,
     )
     assert "  part 'rows' (classifier_rows), 2,560 bytes, read by coordinator\n" in shown
-    assert "      no [[allow]] has method 'pfedsim' and part 'rows'; add one if it may leave\n" in shown
+    assert (
+        "      no [[allow]] has method 'pfedsim' and part 'rows'; add one if it may leave\n"
+        in shown
+    )
     held = (
-        "    classifier.weight       float32  [10, 64]         2,560  HELD BACK:\n      rule 'pfedsim-model': no glob"
+        "    classifier.weight       float32  [10, 64]         2,560  HELD BACK:\n      rule"
+        " 'pfedsim-model': no glob"
     )
     assert held in shown
-    assert "HELD BACK: 54856 bytes this round are over max_bytes_per_round = 51200; raise it" in shown
+    assert (
+        "HELD BACK: 54856 bytes this round are over max_bytes_per_round = 51200; raise it" in shown
+    )
     assert shown.endswith("This silo would DECLINE the job; 3 tensors are held back.\n")
 
 
@@ -108,7 +146,10 @@ def test_no_line_is_longer_than_100_columns(federation, check):
     assert len(shown.splitlines()) > 300
     assert max(map(len, shown.splitlines())) <= 100
     shown = check("one", replace=[('name = "fedper-extractor"', f'name = "{"r" * 64}"')])
-    assert f"    extractor.conv1.bias    float32  [16]                64\n      leaves by rule {'r' * 64}\n" in shown
+    assert (
+        "    extractor.conv1.bias    float32  [16]                64\n      leaves by rule"
+        f" {'r' * 64}\n" in shown
+    )
     assert max(map(len, shown.splitlines())) <= 100
 
 
@@ -116,15 +157,19 @@ def test_a_bound_on_the_norm_is_told_for_each_part_that_has_one(check):
     replace = [('name = "fedper-extractor"', 'name = "fedper-extractor"\nmax_norm = 12.5')]
     said = "held back in a round in which its norm is over 12.5"
     lines = [line.strip() for line in check("one", replace=replace).splitlines()]
-    at = next(place for place, line in enumerate(lines) if line.startswith("part 'extractor' (backbone), 52,232 bytes"))
+    at = next(
+        place
+        for place, line in enumerate(lines)
+        if line.startswith("part 'extractor' (backbone), 52,232 bytes")
+    )
     assert " ".join(lines[at : at + 2]).startswith(
         f"part 'extractor' (backbone), 52,232 bytes, read by coordinator; {said}"
     )
     assert " ".join(lines).count("held back in a round") == 1
     assert "held back in a round" not in check("one")
-    assert [p["max_norms"] for p in json.loads(check("one", "--json", replace=replace))["phases"]] == [
-        {"extractor": 12.5}
-    ]
+    assert [
+        p["max_norms"] for p in json.loads(check("one", "--json", replace=replace))["phases"]
+    ] == [{"extractor": 12.5}]
     assert [p["max_norms"] for p in json.loads(check("one", "--json"))["phases"]] == [{}]
 
 
@@ -146,11 +191,18 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     lines = shown.splitlines()
     assert "its sums are blind: 1 colluder assumed, the silos' weights stand in it" in lines
     assert any(
-        line.startswith("it declares of 'a', for all its silos to read: 30 records to train on") for line in lines
+        line.startswith("it declares of 'a', for all its silos to read: 30 records to train on")
+        for line in lines
     )
     assert json.loads(check("blind", "--json", drafted=True))["declared"] == {"records": 30}
-    assert "  part 'extractor' (backbone), 52,224 bytes, masked, read as a sum over the round's silos alone" in lines
-    assert "    extractor.conv2.weight  uint32  [32, 16, 3, 3]  18,432  leaves by rule fedper-extractor" in lines
+    assert (
+        "  part 'extractor' (backbone), 52,224 bytes, masked, read as a sum over the round's silos"
+        " alone" in lines
+    )
+    assert (
+        "    extractor.conv2.weight  uint32  [32, 16, 3, 3]  18,432  leaves by rule"
+        " fedper-extractor" in lines
+    )
     assert "@weight" not in shown
     assert "a key that the job's silos share" not in " ".join(shown.split())
     assert "ACCEPT" in lines[-2]
@@ -158,22 +210,40 @@ def test_a_blind_job_says_form_and_reader_of_each_part(check, blind):
     (phase,) = json.loads(check("blind", "--json", drafted=True))["phases"]
     assert phase["readers"] == ["sum"]
     assert {tensor["form"] for tensor in phase["tensors"]} == {"masked"}
-    assert {tensor["form"] for tensor in json.loads(check("one", "--json"))["phases"][0]["tensors"]} == {"plain"}
+    assert {
+        tensor["form"] for tensor in json.loads(check("one", "--json"))["phases"][0]["tensors"]
+    } == {"plain"}
 
 
 def test_a_keyed_job_says_who_reads_what_it_mixes_and_compares(federation, check):
-    security = {"secure_aggregation": "required", "weights": "public", "counts": dict.fromkeys("abcd", 30)}
+    security = {
+        "secure_aggregation": "required",
+        "weights": "public",
+        "counts": dict.fromkeys("abcd", 30),
+    }
     document = job("keyed", "pfedsim", silos=list("abcd"))
     local_federation.sign_job(federation, document | {"min_cohort": 3, "security": security})
     shown = check("keyed", drafted=True)
     flowing = " ".join(shown.split())
     for said in (
-        "hidden by a key that the job's silos share: the coordinator together with any one of them reads it;",
+        (
+            "hidden by a key that the job's silos share: the coordinator together with any one of"
+            " them reads it;"
+        ),
         "reads it; here trust = 'non-colluding-coordinator'",
-        "bytes, padded, read by the other silos in weighted means alone, by coordinator and a silo together as it",
-        "bytes, rotated, read by the coordinator as lengths and likeness alone, together with a silo as it stands",
+        (
+            "bytes, padded, read by the other silos in weighted means alone, by coordinator and a"
+            " silo together as it"
+        ),
+        (
+            "bytes, rotated, read by the coordinator as lengths and likeness alone, together with a"
+            " silo as it stands"
+        ),
         "bytes, masked, read as a sum over the round's silos alone",
-        "it compares silos, and that tells the coordinator which silos have similar shares of labels (rank correlation",
+        (
+            "it compares silos, and that tells the coordinator which silos have similar shares of"
+            " labels (rank correlation"
+        ),
     ):
         assert said in flowing
     assert max(map(len, shown.splitlines())) <= 100
@@ -191,9 +261,18 @@ def test_a_job_whose_sums_silos_alone_read_says_so_part_by_part(check, blind):
     shown = check("for-silos", drafted=True)
     flowing = " ".join(shown.split())
     for said in (
-        "the sum of extractor is hidden by a key that the job's silos share: the coordinator together with any one of",
-        "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a silo together ",
-        "part 'metrics' (metric), 24 bytes, masked, read as a sum over the round's silos alone metrics",
+        (
+            "the sum of extractor is hidden by a key that the job's silos share: the coordinator"
+            " together with any one of"
+        ),
+        (
+            "masked, read as a sum over the round's silos alone, by silos, or by coordinator and a"
+            " silo together "
+        ),
+        (
+            "part 'metrics' (metric), 24 bytes, masked, read as a sum over the round's silos alone"
+            " metrics"
+        ),
     ):
         assert said.removesuffix(" metrics") in flowing
     assert max(map(len, shown.splitlines())) <= 100
@@ -209,8 +288,13 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
     shown = check("private", replace=stricter, drafted=True, code=1)
     flowing = " ".join(shown.split())
     assert "its sums are blind: 1 colluder assumed, the silos' weights are masked too" in flowing
-    assert "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
-    assert "DECLINED: the job sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes" in flowing
+    assert (
+        "DECLINED: the job has colluders = 1, this silo's policy 2; have it signed with" in flowing
+    )
+    assert (
+        "DECLINED: the job sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes"
+        in flowing
+    )
     assert "HELD BACK" not in shown
     assert shown.endswith("This silo would DECLINE the job.\n")
     found = json.loads(check("private", "--json", replace=stricter, drafted=True, code=1))
@@ -221,12 +305,20 @@ def test_what_the_policy_has_against_a_blind_sum_is_said(check, blind):
 def test_a_job_in_the_clear_is_declined_where_sums_have_to_be_blind(check):
     own = [("[control]", "[secure_aggregation]\nrequired = true\n[control]")]
     flowing = " ".join(check("one", replace=own, code=1).split())
-    assert "HELD BACK: extractor, metrics would leave in the form 'plain', and secure_aggregation" in flowing
+    assert (
+        "HELD BACK: extractor, metrics would leave in the form 'plain', and secure_aggregation"
+        in flowing
+    )
 
 
 def test_json_says_the_same(check):
     found = json.loads(check("one", "--json"))
-    assert (found["accept"], found["job"], found["signer"], len(found["phases"])) == (True, "one", "operator", 1)
+    assert (found["accept"], found["job"], found["signer"], len(found["phases"])) == (
+        True,
+        "one",
+        "operator",
+        1,
+    )
     (phase,) = found["phases"]
     assert (phase["first_round"], phase["last_round"], phase["bytes"], phase["readers"]) == (
         0,
@@ -242,18 +334,24 @@ def test_json_says_the_same(check):
 
 
 def test_a_job_that_is_refused_before_the_policy_is_asked(federation, check):
-    assert "DECLINE the job, JOB_INVALID: job 'others' is not for silo 'a'" in check("others", code=1)
+    assert "DECLINE the job, JOB_INVALID: job 'others' is not for silo 'a'" in check(
+        "others", code=1
+    )
     signed = json.loads((federation.folder / "jobs" / "one.json").read_text())
     signed["document"]["rounds"] = 5
     (federation.folder / "jobs" / "forged.json").write_bytes(canonical_json(signed))
-    assert "DECLINE the job, JOB_SIGNATURE: operator: its signature does not fit" in check("forged", code=1)
+    assert "DECLINE the job, JOB_SIGNATURE: operator: its signature does not fit" in check(
+        "forged", code=1
+    )
     assert json.loads(check("forged", "--json", code=1))["code"] == "JOB_SIGNATURE"
 
 
 def test_without_a_configuration_policy_and_roster_are_named(federation):
     signed, roster = federation.folder / "jobs" / "others.json", federation.folder / "roster.json"
     policy = federation.folder / "a" / "policy.toml"
-    run = CliRunner().invoke(app, ["policy", "check", str(signed), "--policy", str(policy), "--roster", str(roster)])
+    run = CliRunner().invoke(
+        app, ["policy", "check", str(signed), "--policy", str(policy), "--roster", str(roster)]
+    )
     assert "ACCEPT" in run.output  # of which silo nobody said
     run = CliRunner().invoke(app, ["policy", "check", str(signed), "--policy", str(policy)])
     assert isinstance(run.exception, LocalError)
@@ -263,9 +361,18 @@ def test_without_a_configuration_policy_and_roster_are_named(federation):
 def test_the_roster_is_held_against_the_pins_of_the_configuration(federation, tmp_path):
     for name in ("silo.toml", "policy.toml"):
         text = (federation.folder / "a" / name).read_text()
-        (tmp_path / name).write_text(text.replace('"local"', '"other"').replace("../", f"{federation.folder}/"))
+        (tmp_path / name).write_text(
+            text.replace('"local"', '"other"').replace("../", f"{federation.folder}/")
+        )
     run = CliRunner().invoke(
-        app, ["policy", "check", str(federation.folder / "jobs/one.json"), "--config", str(tmp_path / "silo.toml")]
+        app,
+        [
+            "policy",
+            "check",
+            str(federation.folder / "jobs/one.json"),
+            "--config",
+            str(tmp_path / "silo.toml"),
+        ],
     )
     assert "roster is of federation 'local', ours is 'other'" in str(run.exception)
 
@@ -277,7 +384,9 @@ PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
 
 @pytest.fixture
 def private(federation):
-    local_federation.sign_job(federation, job("costly", "fedavg") | {"rounds": 3, "privacy": PRIVACY})
+    local_federation.sign_job(
+        federation, job("costly", "fedavg") | {"rounds": 3, "privacy": PRIVACY}
+    )
 
 
 def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, private):
@@ -288,7 +397,10 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
         " of 6 at delta = 1e-05 of each silo's data set",
         "[dataset.data] lets all jobs together cost epsilon = 2.",
         "at delta = 0.00001; jobs without [privacy] are",
-        "what it gives is meant to be differentially private; tensor by tensor the gate asks what was paid for it",
+        (
+            "what it gives is meant to be differentially private; tensor by tensor the gate asks"
+            " what was paid for it"
+        ),
         "This silo would ACCEPT the job",
     ):
         assert said in flowing
@@ -298,7 +410,14 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
     told = document["privacy"]
     assert 0 < float(told.pop("epsilon")) <= 6
     limit = {"epsilon": "2.8439", "delta": "0.00001"}
-    asked = {"dataset": "data", "sigma": "2", "target": "6.0", "delta": "0.00001", "limit": limit, "required": True}
+    asked = {
+        "dataset": "data",
+        "sigma": "2",
+        "target": "6.0",
+        "delta": "0.00001",
+        "limit": limit,
+        "required": True,
+    }
     assert told == asked
     plain = json.loads(check("one", "--json"))
     assert plain["privacy"] is None
@@ -307,17 +426,27 @@ def test_a_private_job_says_what_it_costs_and_what_the_policy_lets_it(check, pri
 
 
 def test_a_private_job_is_declined_without_a_budget_or_with_one_for_less_noise(check, private):
-    without = " ".join(check("costly", replace=[('methods = ["fedper"]', 'methods = ["fedavg"]')], code=1).split())
-    assert "DECLINED: the job spends on data set 'data', and this silo's policy sets no budget; add to it" in without
+    without = " ".join(
+        check("costly", replace=[('methods = ["fedper"]', 'methods = ["fedavg"]')], code=1).split()
+    )
+    assert (
+        "DECLINED: the job spends on data set 'data', and this silo's policy sets no budget; add"
+        " to it" in without
+    )
     strict = [("# min_sigma = 0.5", "min_sigma = 2.5")]
     shown = " ".join(check("costly", replace=strict, drafted=True, code=1).split())
     assert "DECLINED: its steps have sigma = 2, min_sigma = 2.5 in [dataset.data]" in shown
 
 
 def test_a_plain_job_is_declined_where_the_data_set_has_to_be_protected(check):
-    table = '\n[dataset.data]\nunit = "record"\nepsilon = 1\ndelta = 1e-5\nrequired = true\n\n[control]'
+    table = (
+        '\n[dataset.data]\nunit = "record"\nepsilon = 1\ndelta = 1e-5\nrequired = true\n\n[control]'
+    )
     shown = " ".join(check("one", replace=[("\n[control]", table)], code=1).split())
-    assert "DECLINED: the job has no [privacy], and [dataset.data] of this silo's policy has required = true" in shown
+    assert (
+        "DECLINED: the job has no [privacy], and [dataset.data] of this silo's policy has required"
+        " = true" in shown
+    )
     assert "would leave as computed from records without noise" in shown
 
 
@@ -336,7 +465,17 @@ def test_the_data_set_is_that_of_the_configuration_or_named(federation, private,
     assert isinstance(refused.exception, LocalError)
     assert "has [dataset.cxr], and this silo's data set is 'data'" in str(refused.exception)
     made = CliRunner().invoke(
-        app, ["policy", "new", str(own[1]), "--dataset", "cxr", "--out", str(tmp_path / "new.toml"), *map(str, options)]
+        app,
+        [
+            "policy",
+            "new",
+            str(own[1]),
+            "--dataset",
+            "cxr",
+            "--out",
+            str(tmp_path / "new.toml"),
+            *map(str, options),
+        ],
     )
     assert made.exit_code == 0, made.exception
     assert policies.load(tmp_path / "new.toml", "cxr").budget.required

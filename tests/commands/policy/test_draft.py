@@ -44,18 +44,29 @@ def jobs(federation, tmp_path_factory):
 def test_a_draft_allows_its_job_and_no_other_method(federation, jobs, method):
     roster = rosters.load(federation.folder / "roster.json")
     policy = policies.parse(draft([jobs[method]]).encode(), "policy.toml")
-    assert all(outflow.decision.allow for outflow in outflows(JobPlan(jobs[method]), roster, policy))
+    assert all(
+        outflow.decision.allow for outflow in outflows(JobPlan(jobs[method]), roster, policy)
+    )
     for other, job in jobs.items():
-        allowed = [verdict for flow in outflows(JobPlan(job), roster, policy) for verdict in flow.decision.tensors]
+        allowed = [
+            verdict
+            for flow in outflows(JobPlan(job), roster, policy)
+            for verdict in flow.decision.tensors
+        ]
         assert other == method or all(verdict.reasons for verdict in allowed)
 
 
 def test_a_draft_is_of_the_largest_round_twice(federation, jobs):
-    """One round's bytes, and once more what a broken upload sends again; a byte more does not leave."""
+    """One round's bytes, and once more what a broken upload sends again.
+
+    A byte more does not leave.
+    """
     roster, job = rosters.load(federation.folder / "roster.json"), jobs["pfedsim"]
     flows = outflows(JobPlan(job), roster, policies.parse(draft([job]).encode(), "policy.toml"))
     largest = max(flow.size for flow in flows)
-    limit = policies.parse(draft([job, jobs["local"]]).encode(), "p").file.limits.max_bytes_per_round
+    limit = policies.parse(
+        draft([job, jobs["local"]]).encode(), "p"
+    ).file.limits.max_bytes_per_round
     assert 2 * largest <= limit < 2 * largest + 1024
 
 
@@ -80,7 +91,12 @@ def test_a_draft_of_several_jobs_has_each_rule_once_with_the_larger_tensors(jobs
         policy = policies.parse(draft(pair).encode(), "policy.toml")
         rules = {rule.name: rule for rule in policy.file.allow}
         assert set(rules) == {"fedper-extractor", "fedper-metrics"}
-        most = max(spec.elements for part in large.up(0) if part.name == "extractor" for spec in part.tensors)
+        most = max(
+            spec.elements
+            for part in large.up(0)
+            if part.name == "extractor"
+            for spec in part.tensors
+        )
         assert rules["fedper-extractor"].max_elements == most
         assert "'small', 'large'" in draft([small, large])
 
@@ -89,7 +105,10 @@ def test_a_draft_says_of_each_rule_what_it_is(jobs):
     assert set(WHAT) == set(Kind)
     text = draft([jobs["fedssa"]])
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert "'rows': rows of the last layer, one a class; they tell which classes this silo has." in flowing
+    assert (
+        "'rows': rows of the last layer, one a class; they tell which classes this silo has."
+        in flowing
+    )
     assert all(len(line) <= 100 for line in text.splitlines() if line.startswith("#"))
 
 
@@ -134,13 +153,16 @@ def test_a_draft_for_blind_sums_allows_these_and_nothing_in_the_clear(
     federation, signed, method, security, silos, asked
 ):
     roster = rosters.load(federation.folder / "roster.json")
-    counted = {"weights": "samples"} if method == "ppfl" else {}  # declared counts stand for no other weights
+    # declared counts stand for no other weights
+    counted = {"weights": "samples"} if method == "ppfl" else {}
     job = signed("blind", security, method, counted, silos=list(silos))
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(JobPlan(job), policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     trust = {"trust": "non-colluding-coordinator"} if job.counted else {}
-    least = {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
+    least = (
+        {"min_difference": 2 if security.get("colluders") == 0 else 3} if tells_fixed(job) else {}
+    )
     assert policy.file.secure_aggregation.model_dump(exclude_defaults=True) == asked | trust | least
     for rule in policy.file.allow:
         assert (rule.forms, rule.readers) == (("masked",), ("sum",))
@@ -186,8 +208,14 @@ def test_a_draft_for_jobs_that_mix_and_compare_says_whom_it_trusts(federation, s
     }
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert "If the coordinator and any one of them put what" in flowing
-    assert "a round, padded, so that each silo can read its own weighted mean of the others' alone" in flowing
-    assert "a round, rotated, so that the coordinator can read how like the silos' vectors are" in flowing
+    assert (
+        "a round, padded, so that each silo can read its own weighted mean of the others' alone"
+        in flowing
+    )
+    assert (
+        "a round, rotated, so that the coordinator can read how like the silos' vectors are"
+        in flowing
+    )
     assert "trust" not in draft([signed("summing", BLIND)])
 
 
@@ -202,13 +230,17 @@ def test_a_draft_for_a_job_that_compares_by_shares_says_that_no_vector_is_read(f
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), ("gram",), ("uint64",))
     said = " ".join(text.replace("#", " ").split())
     assert (
-        "as shares sealed from silo to silo, so that the coordinator can read how like the silos' vectors are" in said
+        "as shares sealed from silo to silo, so that the coordinator can read how like the silos'"
+        " vectors are" in said
     )
 
 
 def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
-    job, other = signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"), signed("open", BLIND, "ppfl")
+    job, other = (
+        signed("hidden", {**BLIND, "audience": "silos"}, "ppfl"),
+        signed("open", BLIND, "ppfl"),
+    )
     policy = policies.parse(draft([job], trust=True).encode(), "policy.toml")
     assert sum_objections(JobPlan(job), policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
@@ -220,7 +252,10 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
     silos = dict.fromkeys(("holders", "model", "coupling"), (masked, ("silos",)))
     assert readers == {**silos, "metrics": (masked, ("sum",))}
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
-    assert "masked and padded, so that the silos alone can read their sum over a round's silos." in flowing
+    assert (
+        "masked and padded, so that the silos alone can read their sum over a round's silos."
+        in flowing
+    )
     both = policies.parse(draft([job, other], trust=True).encode(), "policy.toml")
     assert both.rule("ppfl", "model").readers == ("silos", "sum")
     for each in (job, other):
@@ -230,7 +265,10 @@ def test_a_draft_for_sums_that_silos_alone_read_says_so_and_whom_it_trusts(feder
 def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, signed):
     """As it is drafted it declines the job, for this one reason; uncommented, it takes it."""
     roster = rosters.load(federation.folder / "roster.json")
-    job, other = signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim"), signed("summing-too", BLIND)
+    job, other = (
+        signed("keyed-too", {**BLIND, "clip_exponent": 6}, "pfedsim"),
+        signed("summing-too", BLIND),
+    )
     text = draft([job, other])
     policy = policies.parse(text.encode(), "policy.toml")
     assert policy.file.secure_aggregation.trust == "none"
@@ -239,12 +277,18 @@ def test_a_draft_leaves_it_to_the_person_to_trust_the_coordinator(federation, si
     assert sum_objections(JobPlan(other), policy, roster) == ()
     flowing = " ".join(text.replace("\n# ", " ").split())
     assert "What 'keyed-too' mixes or compares" in flowing
-    assert "As it is, this silo declines such jobs; if you do, take the # from the line below." in flowing
+    assert (
+        "As it is, this silo declines such jobs; if you do, take the # from the line below."
+        in flowing
+    )
     line = '\ntrust = "non-colluding-coordinator"\n'
     decided = text.replace(line.replace("trust", "# trust"), line)
     assert decided != text
-    assert sum_objections(JobPlan(job), policies.parse(decided.encode(), "policy.toml"), roster) == ()
-    assert local_federation.policy_text([job]).count(line) == 1  # who makes a local federation has decided
+    assert (
+        sum_objections(JobPlan(job), policies.parse(decided.encode(), "policy.toml"), roster) == ()
+    )
+    # who makes a local federation has decided
+    assert local_federation.policy_text([job]).count(line) == 1
 
 
 def test_policy_new_says_that_trust_is_for_the_person_to_give(federation, signed, tmp_path):
@@ -253,7 +297,9 @@ def test_policy_new_says_that_trust_is_for_the_person_to_give(federation, signed
     out = tmp_path / "policy.toml"
     said = run("new", file, "--roster", roster, "--out", out).output
     assert f"{out}: declines 'asking' as it is." in said
-    assert 'if you trust in that, take the # from its line trust = "non-colluding-coordinator"' in said
+    assert (
+        'if you trust in that, take the # from its line trust = "non-colluding-coordinator"' in said
+    )
     declined = run("check", file, "--policy", out, "--roster", roster)
     assert declined.exit_code == 1
     assert "DECLINED" in declined.output
@@ -286,13 +332,17 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
     assert f"{len(policies.load(out).file.allow)} rules" in done.output
     assert run("check", signed, "--policy", out, "--roster", roster).exit_code == 0
     before = out.read_bytes()
-    assert isinstance(run("new", signed, "--roster", roster, "--out", out).exception, LocalError)  # it is there
+    # it is there
+    assert isinstance(run("new", signed, "--roster", roster, "--out", out).exception, LocalError)
     assert out.read_bytes() == before
     document = parse_json(signed.read_bytes(), "job")
     document["document"]["rounds"] = job.rounds + 1
     (tmp_path / "forged.json").write_text(json.dumps(document))
     assert isinstance(
-        run("new", tmp_path / "forged.json", "--roster", roster, "--out", tmp_path / "other").exception, RefusedError
+        run(
+            "new", tmp_path / "forged.json", "--roster", roster, "--out", tmp_path / "other"
+        ).exception,
+        RefusedError,
     )
     assert not (tmp_path / "other").exists()
 
@@ -300,21 +350,36 @@ def test_policy_new_writes_a_file_that_check_accepts(federation, tmp_path):
 def test_a_draft_for_a_directed_mix_names_its_readers_and_trusts_nobody(federation, signed):
     roster = rosters.load(federation.folder / "roster.json")
     counts = {"counts": dict.fromkeys("abcd", 30), "class_counts": dict.fromkeys("abcd", [3] * 10)}
-    security = {**BLIND, "weights": "public", "dropouts": "any", **counts, "mix": "directed", "colluders": 0}
+    security = {
+        **BLIND,
+        "weights": "public",
+        "dropouts": "any",
+        **counts,
+        "mix": "directed",
+        "colluders": 0,
+    }
     job = signed("directed", security, "fedsimsup", participation=0.75)
     policy = policies.parse(draft([job]).encode(), "policy.toml")
     (why,) = sum_objections(JobPlan(job), policy, roster)
     assert why.endswith('have it signed without dropouts, or set that of the policy to "any"')
-    policy = policies.parse(draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml")
+    policy = policies.parse(
+        draft([job]).replace("# dropouts =", "dropouts =").encode(), "policy.toml"
+    )
     assert sum_objections(JobPlan(job), policy, roster) == ()
     assert all(outflow.decision.allow for outflow in outflows(JobPlan(job), roster, policy))
     asked = policy.file.secure_aggregation.model_dump(exclude_defaults=True)
-    assert asked == {"required": True, "public_counts": True, "assumed_colluders": 0, "dropouts": "any"}
+    assert asked == {
+        "required": True,
+        "public_counts": True,
+        "assumed_colluders": 0,
+        "dropouts": "any",
+    }
     rule = policy.rule("fedsimsup", "theta")
     assert (rule.forms, rule.readers, rule.dtypes) == (("masked",), tuple("abcd"), ("uint32",))
     flowing = " ".join(draft([job]).replace("\n# ", " ").split())
     assert (
-        "masked and padded once for each silo that gets its own weighted mean of the others', which it alone" in flowing
+        "masked and padded once for each silo that gets its own weighted mean of the others', which"
+        " it alone" in flowing
     )
 
 
@@ -327,7 +392,8 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(fed
     roster = rosters.load(federation.folder / "roster.json")
     first = signed("first", privacy=PRIVACY)
     second = signed(
-        "second", privacy={**PRIVACY, "epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0}
+        "second",
+        privacy={**PRIVACY, "epsilon": 0.7, "delta": 1e-5, "sigma": "40", "histogram_sigma": 90.0},
     )
     policy = policies.parse(draft([first]).encode(), "policy.toml")
     assert policy.budget.model_dump(exclude_defaults=True, mode="json") == {
@@ -346,7 +412,11 @@ def test_a_draft_lets_private_jobs_spend_what_they_cost_together_and_no_more(fed
     assert not any(outflow.decision.allow for outflow in outflows(JobPlan(plain), roster, both))
     mixed = policies.parse(draft([plain, first]).encode(), "policy.toml")
     assert not mixed.budget.required
-    assert all(flow.decision.allow for job in (plain, first) for flow in outflows(JobPlan(job), roster, mixed))
+    assert all(
+        flow.decision.allow
+        for job in (plain, first)
+        for flow in outflows(JobPlan(job), roster, mixed)
+    )
     assert policies.parse(draft([plain]).encode(), "policy.toml").file.dataset == {}
 
 
@@ -354,11 +424,17 @@ def test_a_draft_of_private_jobs_says_what_each_costs_and_names_the_data_set(sig
     text = draft([signed("first", privacy=PRIVACY)], dataset="cxr-2024")
     assert "[dataset.cxr-2024]" in text
     flowing = " ".join(text.replace("\n# ", " ").split())
-    assert "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run" in flowing
+    assert (
+        "What all jobs together may cost data set 'cxr-2024', for ever: so much that these can run"
+        in flowing
+    )
     assert "What each may cost by itself: 'first' epsilon = 3.5 at delta = 0.000001." in flowing
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_a_draft_of_jobs_that_cost_more_than_a_policy_may_let_them_is_one_all_the_same(signed):
-    jobs = [signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "0.115"}) for n in range(3)]
+    jobs = [
+        signed(f"much-{n}", privacy={**PRIVACY, "epsilon": 600.0, "sigma": "0.115"})
+        for n in range(3)
+    ]
     assert policies.parse(draft(jobs).encode(), "policy.toml").budget.epsilon == 1000

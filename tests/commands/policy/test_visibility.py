@@ -38,8 +38,19 @@ def job(mix, colluders):
 @pytest.mark.parametrize(
     ("mix", "colluders", "said"),
     [
-        ("one-upload", 1, "nothing of what it mixes (but all of it as soon as one silo is in league with it), "),
-        ("directed", 1, "nothing of what it mixes (nor, with 1 silo in league, more than the means that it gets), "),
+        (
+            "one-upload",
+            1,
+            "nothing of what it mixes (but all of it as soon as one silo is in league with it), ",
+        ),
+        (
+            "directed",
+            1,
+            (
+                "nothing of what it mixes (nor, with 1 silo in league, more than the means that it"
+                " gets), "
+            ),
+        ),
         ("directed", 0, "nothing of what it mixes, "),
     ],
 )
@@ -142,10 +153,13 @@ def test_of_directed_rows_for_members_it_says_who_weighs_them_and_who_reads_the_
         "security": {"secure_aggregation": "required", "mix": "directed"},
     }
     job = Job.from_file(JobFile.model_validate(document), "job.toml")
-    assert "with 1 silo in league, more than the means that it gets, by the coordinator's weights)" in seen(job)
     assert (
-        "tells the coordinator, and the silos of a round, which check the weights of its rows, which"
-        in told_by_likeness(JobPlan(job))
+        "with 1 silo in league, more than the means that it gets, by the coordinator's weights)"
+        in seen(job)
+    )
+    assert (
+        "tells the coordinator, and the silos of a round, which check the weights of its rows,"
+        " which" in told_by_likeness(JobPlan(job))
     )
 
 

@@ -1,4 +1,6 @@
-"""What ``staddle privacy`` says of a job before it runs, and of a silo's budgets beside a running agent."""
+"""What ``staddle privacy`` says of a job before it runs, and of a silo's budgets beside a running
+agent.
+"""
 
 import json
 import shutil
@@ -55,18 +57,25 @@ PRIVATE = {"privacy": {"epsilon": 8.0, "delta": DELTA, "sample_rate": 0.1}}
 
 @pytest.fixture(autouse=True)
 def no_other_process(monkeypatch):
-    """What the second opinion says is tested where it is; here it is of one mind with the first, or has none."""
+    """What the second opinion says is tested where it is.
+
+    Here it is of one mind with the first, or has none.
+    """
 
     def opinion(events, delta):
         return cost(events, delta) * 0.9
 
     monkeypatch.setattr(privacy_plan, "opinion", opinion)
-    monkeypatch.setattr(privacy_show, "opinions", lambda asked: [opinion(each.events, each.delta) for each in asked])
+    monkeypatch.setattr(
+        privacy_show, "opinions", lambda asked: [opinion(each.events, each.delta) for each in asked]
+    )
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    made = local_federation.make(tmp_path_factory.mktemp("privacy") / "federation", ["a", "b", "c", "d"])
+    made = local_federation.make(
+        tmp_path_factory.mktemp("privacy") / "federation", ["a", "b", "c", "d"]
+    )
     document = {
         "version": 1,
         "name": "signed",
@@ -105,7 +114,12 @@ def test_each_purpose_and_all_together(planned, tmp_path):
     found = json.loads(planned("--json"))
     job = Job.from_toml(tmp_path / "job.toml")
     spends = job_spends(job, found["sigma"])
-    assert [release["purpose"] for release in found["releases"]] == ["histogram", "training", "statistics", "metrics"]
+    assert [release["purpose"] for release in found["releases"]] == [
+        "histogram",
+        "training",
+        "statistics",
+        "metrics",
+    ]
     for release, one in zip(found["releases"], spends, strict=True):
         assert release == {
             "purpose": one.purpose,
@@ -126,14 +140,20 @@ def test_each_purpose_and_all_together(planned, tmp_path):
 
 def test_the_same_in_words(planned):
     said = planned("--records", "500")
-    assert "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips a step, planned" in said
+    assert (
+        "epsilon 8.0 at delta = 0.00001 of each silo's data set; noise 0.983 clips a step, planned"
+        in said
+    )
     assert "by RDP, which is enforced" in said
     assert "by PRV, a tighter bound, which is only reported" in said
-    assert "covers 20 rounds of the silo that is drawn most often, and 1 more that crashes may interrupt" in said
+    assert (
+        "covers 20 rounds of the silo that is drawn most often, and 1 more that crashes may"
+        " interrupt" in said
+    )
     assert "noise of standard deviation 10.0: a class shows from 30.0 on" in said
     assert (
-        "of 500 records a step draws 25 on average; their mean gradient, of norm 1 at most, gets noise of 0.0393"
-        in said
+        "of 500 records a step draws 25 on average; their mean gradient, of norm 1 at most, gets"
+        " noise of 0.0393" in said
     )
     given = planned(old="sample_rate", new='sigma = "2"\nsample_rate')
     assert "noise 2 clips a step, as it names it" in given
@@ -150,7 +170,8 @@ def test_at_another_delta_the_noise_is_the_same_and_the_cost_another(planned):
 
 def test_records_that_do_not_suffice_or_are_too_many(planned):
     with pytest.raises(
-        LocalError, match=r"would draw 0\.5 of them .* from 0\.05 to 0\.1 at least, better to 1, or leave"
+        LocalError,
+        match=r"would draw 0\.5 of them .* from 0\.05 to 0\.1 at least, better to 1, or leave",
     ):
         planned("--records", "10")
     with pytest.raises(LocalError, match=r"delta = 1e-05 would allow .*; lower it below 5e-06"):
@@ -158,10 +179,13 @@ def test_records_that_do_not_suffice_or_are_too_many(planned):
 
 
 def test_what_is_not_private_or_costs_too_much_has_no_plan(planned, federation):
-    with pytest.raises(LocalError, match=r"job\.toml: \[privacy\] no noise of its steps .* raise statistics_sigma"):
+    with pytest.raises(
+        LocalError, match=r"job\.toml: \[privacy\] no noise of its steps .* raise statistics_sigma"
+    ):
         planned(old="epsilon = 8", new="epsilon = 0.5")
     with pytest.raises(
-        LocalError, match=r"plain\.toml: job 'plain' has no \[privacy\] table.*staddle job init --private"
+        LocalError,
+        match=r"plain\.toml: job 'plain' has no \[privacy\] table.*staddle job init --private",
     ):
         call("plan", federation.folder / "jobs" / "plain.toml")
 
@@ -197,7 +221,9 @@ class Silo:
         self.budgets = self.folder / "state" / "privacy"
 
     def open(self, dataset="data", known=False):
-        return Budget.open(self.budgets / dataset, dataset, "local", "a", self.keys.log, known=known)
+        return Budget.open(
+            self.budgets / dataset, dataset, "local", "a", self.keys.log, known=known
+        )
 
     def ledger(self):
         return Ledger.open(self.folder / "state" / "ledger", "a", "local", self.keys.log)
@@ -212,7 +238,9 @@ def silo(federation, tmp_path):
 
 
 def spend(budget, digest=DIGEST, name="first", steps=100, taken=None):
-    one = budget.reserve(name, digest, 0, "training", [MechanismSteps(sigma="1.1", q="0.02", steps=steps)])
+    one = budget.reserve(
+        name, digest, 0, "training", [MechanismSteps(sigma="1.1", q="0.02", steps=steps)]
+    )
     if taken is not None:
         budget.commit(one, [taken])
 
@@ -261,9 +289,17 @@ def test_what_was_spent_is_read_while_it_is_written(silo):
         epsilon, delta = group(total, DELTA, 3)
         assert found["person"] == {"records": 3, "epsilon": shown(epsilon), "delta": f"{delta:.3g}"}
         said = call("show", "--config", silo.config).output
-    assert f"data set 'data': epsilon {found['spent']} of 8 spent at delta = 0.00001, {found['left']} left" in said
-    assert "the policy says epsilon 6.0 at delta = 0.00001 now: from the agent's next start on" in said
-    assert f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (bound for a group" in said
+    assert (
+        f"data set 'data': epsilon {found['spent']} of 8 spent at delta = 0.00001, {found['left']}"
+        " left" in said
+    )
+    assert (
+        "the policy says epsilon 6.0 at delta = 0.00001 now: from the agent's next start on" in said
+    )
+    assert (
+        f"a person with up to 3 records: epsilon {shown(epsilon)}, delta = {delta:.3g} (bound for a"
+        " group" in said
+    )
     assert "2 reservations open; open reservations count as spent" in said
 
 
@@ -316,7 +352,13 @@ def rolled_back(silo):
         (altered, "records were rewritten: the folder itself holds a signed checkpoint of 3"),
         (unsigned, "checkpoint: is missing; restore"),
         (of_another, "privacy/other/checkpoint: "),
-        (rolled_back, "was rolled back or altered: records were cut off: there are 2, and the silo's ledger holds"),
+        (
+            rolled_back,
+            (
+                "was rolled back or altered: records were cut off: there are 2, and the silo's"
+                " ledger holds"
+            ),
+        ),
     ],
 )
 def test_a_budget_that_does_not_hold_is_not_shown(silo, harm, said):
@@ -342,7 +384,8 @@ def test_a_budget_that_is_gone_is_told_beside_those_that_are_not(silo):
     gone(silo)
     lost, there = silo.shown()
     said = (
-        "privacy/data: gone, and with it what was spent on data set 'data', epsilon 1.0000 of 8 by the ledger; restore"
+        "privacy/data: gone, and with it what was spent on data set 'data', epsilon 1.0000 of 8 by"
+        " the ledger; restore"
     )
     assert said in lost["lost"]
     assert (there["dataset"], there["spent"]) == ("older", "0.0000")

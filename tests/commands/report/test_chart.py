@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from staddle.commands.console.output import UNITS
 from staddle.commands.report import chart as charts
-from staddle.commands.report.chart import ACROSS, LEFT, MAX_BARS, TOP, UP, by_date, by_round, patterns, stacked
+from staddle.commands.report.chart import (
+    ACROSS,
+    LEFT,
+    MAX_BARS,
+    TOP,
+    UP,
+    by_date,
+    by_round,
+    patterns,
+    stacked,
+)
 from staddle.security.ledger.overview import At
 from staddle.security.ledger.records import PrivacyHead
 
@@ -42,10 +52,17 @@ def test_columns_of_rounds_lose_nothing(rounds):
 
 
 def test_rounds_in_which_nothing_left_have_their_place():
-    assert by_round({3: {"a": 1}, 6: {"a": 2}}) == [("3", {"a": 1}), ("4", {}), ("5", {}), ("6", {"a": 2})]
+    assert by_round({3: {"a": 1}, 6: {"a": 2}}) == [
+        ("3", {"a": 1}),
+        ("4", {}),
+        ("5", {}),
+        ("6", {"a": 2}),
+    ]
     assert by_round({0: {"a": 1}, 99: {"b": 5}})[0] == ("0–2", {"a": 1})
     assert by_round({0: {"a": 1}, 99: {"b": 5}})[-1] == ("99", {"b": 5})
-    assert [name for name, _ in by_round({0: {}, 79: {}})] == [f"{2 * i}–{2 * i + 1}" for i in range(40)]
+    assert [name for name, _ in by_round({0: {}, 79: {}})] == [
+        f"{2 * i}–{2 * i + 1}" for i in range(40)
+    ]
 
 
 def test_days_become_months_and_years_where_there_are_many():
@@ -53,7 +70,9 @@ def test_days_become_months_and_years_where_there_are_many():
     assert [name for name, _ in by_date(days)][:2] == ["2026-01-01", "2026-01-02"]
     days["2026-03-01"] = {"j": 3}
     assert by_date(days) == [("2026-01", {"j": 20}), ("2026-02", {"j": 20}), ("2026-03", {"j": 3})]
-    months = {f"{year}-{month:02}-01": {"j": 1} for year in range(2000, 2050) for month in range(1, 13)}
+    months = {
+        f"{year}-{month:02}-01": {"j": 1} for year in range(2000, 2050) for month in range(1, 13)
+    }
     assert by_date(months) == [(str(year), {"j": 12}) for year in range(2000, 2050)]
 
 
@@ -71,7 +90,9 @@ def test_heights_are_bytes_on_the_scale_of_the_ticks(columns):
     # The bars: each part once, as high as its bytes, one upon the other, inside the plot.
     for column, by in named:
         bars = [s for s in chart.segments if s.column == column]
-        assert {s.name: s.bytes for s in bars} == {name: count for name, count in by.items() if count}
+        assert {s.name: s.bytes for s in bars} == {
+            name: count for name, count in by.items() if count
+        }
         floor = TOP + UP
         for bar in bars:
             assert abs(bar.height - UP * bar.bytes / top) <= 0.006
@@ -81,13 +102,19 @@ def test_heights_are_bytes_on_the_scale_of_the_ticks(columns):
             floor = bar.y
     # The legend: all bytes, each pattern once.
     total = sum(sum(by.values()) for by in columns)
-    assert sum(entry.bytes for entry in chart.legend) == total == sum(s.bytes for s in chart.segments)
+    assert (
+        sum(entry.bytes for entry in chart.legend) == total == sum(s.bytes for s in chart.segments)
+    )
     assert len({entry.pattern for entry in chart.legend}) == len(chart.legend) <= charts.PATTERNS
     assert max(entry.y for entry in chart.legend) + 10 <= charts.HEIGHT
 
 
 def test_ticks_are_round_numbers():
-    shown = [(24, "10 B 20 B 30 B"), (54856, "20 KiB 40 KiB 60 KiB"), (1_100_000, "500 KiB 1000 KiB 1500 KiB")]
+    shown = [
+        (24, "10 B 20 B 30 B"),
+        (54856, "20 KiB 40 KiB 60 KiB"),
+        (1_100_000, "500 KiB 1000 KiB 1500 KiB"),
+    ]
     for most, labels in shown:
         assert " ".join(tick.label for tick in drawn([("0", {"a": most})]).ticks[1:]) == labels
     assert [tick.label for tick in drawn([("0", {"a": 0})]).ticks] == ["0", "1 B"]
@@ -121,7 +148,9 @@ def test_the_description_says_in_words_what_is_drawn():
 
 
 def head(epsilon, limit="8", second=0):
-    record = PrivacyHead(dataset="data", size=3, root="ab" * 32, epsilon=epsilon, delta="0.00001", limit=limit)
+    record = PrivacyHead(
+        dataset="data", size=3, root="ab" * 32, epsilon=epsilon, delta="0.00001", limit=limit
+    )
     return At(second, f"2026-11-20T21:30:{second % 60:02}.000000Z", record)
 
 
@@ -130,15 +159,20 @@ def head(epsilon, limit="8", second=0):
     st.decimals("0.0001", 1000, places=4),
 )
 def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limit):
-    chart = charts.spending([head(format(each, "f"), format(limit, "f"), at) for at, each in enumerate(spent)])
+    chart = charts.spending(
+        [head(format(each, "f"), format(limit, "f"), at) for at, each in enumerate(spent)]
+    )
     *_, top = chart.ticks
     end = Decimal(top.label)
     assert top.at == TOP
     assert end >= max(limit, spent[-1])  # those between the ones that are drawn may be above
-    assert [tick.at for tick in chart.ticks] == sorted((tick.at for tick in chart.ticks), reverse=True)
+    assert [tick.at for tick in chart.ticks] == sorted(
+        (tick.at for tick in chart.ticks), reverse=True
+    )
     assert len(chart.bars) <= MAX_BARS
     assert abs((TOP + UP - chart.limit.at) - UP * float(limit / end)) < 0.02
-    assert abs(chart.bars[-1].height - UP * float(spent[-1] / end)) < 0.02  # the last is never left out
+    # the last is never left out
+    assert abs(chart.bars[-1].height - UP * float(spent[-1] / end)) < 0.02
     for bar in chart.bars:
         assert abs(bar.y + bar.height - TOP - UP) < 0.02
         assert bar.x >= LEFT
@@ -150,7 +184,11 @@ def test_spending_is_drawn_on_the_scale_of_its_ticks_under_its_limit(spent, limi
 
 def test_of_many_heads_the_last_of_several_is_drawn_and_the_very_last_is():
     for count, step in ((1, 1), (40, 1), (41, 2), (80, 2), (81, 3), (130, 4)):
-        chart = charts.spending([head(str(number), "200", number) for number in range(1, count + 1)])
+        chart = charts.spending(
+            [head(str(number), "200", number) for number in range(1, count + 1)]
+        )
         drawn_ = [*range(step, count, step), count]
-        assert [bar.told.split("epsilon ")[1] for bar in chart.bars] == [f"{number} of 200" for number in drawn_]
+        assert [bar.told.split("epsilon ")[1] for bar in chart.bars] == [
+            f"{number} of 200" for number in drawn_
+        ]
         assert int(chart.labels[0].label) == min(step, count)

@@ -60,13 +60,45 @@ TAGS = {
         "ul",
         "li",
     ),
-    *("dl", "dt", "dd", "h1", "h2", "h3", "code", "pre", "br", "table", "caption", "thead", "tbody", "tr", "th", "td"),
-    *("figure", "figcaption", "svg", "defs", "pattern", "desc", "rect", "line", "circle", "path", "text"),
+    *(
+        "dl",
+        "dt",
+        "dd",
+        "h1",
+        "h2",
+        "h3",
+        "code",
+        "pre",
+        "br",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    ),
+    *(
+        "figure",
+        "figcaption",
+        "svg",
+        "defs",
+        "pattern",
+        "desc",
+        "rect",
+        "line",
+        "circle",
+        "path",
+        "text",
+    ),
 }
 
 
 class Parsed(HTMLParser):
-    """A page as a tree of (tag, attributes, texts and nodes); raises for markup that is not well-formed."""
+    """A page as a tree of (tag, attributes, texts and nodes).
+
+    Raises for markup that is not well-formed.
+    """
 
     def __init__(self, data):
         super().__init__()
@@ -176,7 +208,15 @@ def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
         ids = [node[1]["id"] for node in page.nodes if "id" in node[1]]
         assert len(ids) == len(set(ids))
         for tag, attributes, _ in page.nodes:
-            assert not {"href", "src", "srcset", "action", "style", "xlink:href", "background"} & set(attributes), tag
+            assert not {
+                "href",
+                "src",
+                "srcset",
+                "action",
+                "style",
+                "xlink:href",
+                "background",
+            } & set(attributes), tag
             assert not [name for name in attributes if name.startswith("on")]
             for value in attributes.values():
                 assert "//" not in value or "url" not in value
@@ -197,7 +237,10 @@ def test_a_page_is_well_formed_and_refers_to_nothing_outside(tmp_path):
         }
         head = page.all("head")[0][2]
         tags = [node[1] for node in head if isinstance(node, tuple)]
-        assert [sorted(attributes) for attributes in tags][:2] == [["charset"], ["content", "http-equiv"]]
+        assert [sorted(attributes) for attributes in tags][:2] == [
+            ["charset"],
+            ["content", "http-equiv"],
+        ]
 
 
 def test_every_picture_has_a_name_and_a_description(path):
@@ -206,11 +249,14 @@ def test_every_picture_has_a_name_and_a_description(path):
     assert len(pictures) == 2
     for picture in pictures:
         title, description = (
-            page.nodes[[n[1].get("id") for n in page.nodes].index(i)] for i in picture[1]["aria-labelledby"].split()
+            page.nodes[[n[1].get("id") for n in page.nodes].index(i)]
+            for i in picture[1]["aria-labelledby"].split()
         )
         assert "lung" in text(title)
         assert "bytes in" in text(description)
-    assert [node[1]["aria-label"] for node in page.all("svg") if "aria-label" in node[1]] == ["holds"]
+    assert [node[1]["aria-label"] for node in page.all("svg") if "aria-label" in node[1]] == [
+        "holds"
+    ]
 
 
 def test_the_same_ledger_gives_the_same_bytes_whatever_the_day(path):
@@ -230,7 +276,9 @@ def test_names_that_would_like_to_be_markup_stay_text(path, tmp_path, monkeypatc
     monkeypatch.setattr(ledgers, "NASTY", ("one", "two", "three", "four"))
     monkeypatch.setattr(ledgers, "SCRIPT", "silo-a")
     plain = parsed(ledgers.nasty(tmp_path / "plain" / "ledger"))
-    shape = [Counter(node[0] for node in page.nodes if node[0] != "span") for page in (nasty, plain)]
+    shape = [
+        Counter(node[0] for node in page.nodes if node[0] != "span") for page in (nasty, plain)
+    ]
     assert shape[0] == shape[1]
     said = words(nasty)
     for name in NASTY:
@@ -258,7 +306,10 @@ def test_problems_of_a_broken_ledger_are_escaped_too(path):
     data = report.html(report_page.broken(verified, MADE, SCRIPT))
     page = Parsed(data)
     assert not page.all("script")
-    assert all(report.printable(name).replace("  ", " ") in words(page) for name in (SCRIPT, QUOTES, CONTROL, LONG))
+    assert all(
+        report.printable(name).replace("  ", " ") in words(page)
+        for name in (SCRIPT, QUOTES, CONTROL, LONG)
+    )
 
 
 # Numbers.
@@ -281,7 +332,13 @@ def test_the_table_adds_up_to_the_summary(path):
     assert set(totals) == set(summary)
     for key, expected in summary.items():
         added = [sum(column) for column in zip(*totals[key], strict=True)]
-        assert added == [expected.messages, expected.tensors, expected.elements, expected.bytes, expected.assumed]
+        assert added == [
+            expected.messages,
+            expected.tensors,
+            expected.elements,
+            expected.bytes,
+            expected.assumed,
+        ]
     messages = Counter(message.intent.job for message in ledger_view.messages(path))
     for job, row in sums.items():
         mine = [total for (name, _), total in summary.items() if name == job]
@@ -300,7 +357,11 @@ def test_the_pictures_add_up_to_the_messages(path):
     drawn = Counter()
     for node in page.all("figure"):
         title, picture = (child for child in node[2] if isinstance(child, tuple))
-        bars = [child[1] for child in picture[2] if isinstance(child, tuple) and "data-bytes" in child[1]]
+        bars = [
+            child[1]
+            for child in picture[2]
+            if isinstance(child, tuple) and "data-bytes" in child[1]
+        ]
         drawn[text(title)] += sum(int(bar["data-bytes"]) for bar in bars)
     assert drawn == {f"Job {job}": count for job, count in expected.items()}
 
@@ -309,13 +370,18 @@ def test_a_ledger_of_several_days_has_a_picture_by_day(path):
     verified = audit.verify(ledgers.full(path))
 
     def dated(line):
-        return replace(line, record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"})
+        return replace(
+            line,
+            record={**line.record, "time": f"2026-03-{1 + line.seq // 20:02}T12:00:00.000000Z"},
+        )
 
     records = [(dated(line), record) for line, record in ledger_view.records(path)]
     body = report_page.page(overview.view(verified, records), MADE, RosterSources()).body
     expected = Counter()
     for message in ledger_view.messages(path):
-        expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += message.intent.message.bytes
+        expected[f"2026-03-{1 + message.seq // 20:02}", message.intent.job] += (
+            message.intent.message.bytes
+        )
     assert {(s.column, s.name): s.bytes for s in body.days.segments} == expected
     assert {day for day, _ in expected} == {"2026-03-01", "2026-03-02"}
     assert report.read(path, MADE, RosterSources()).body.days is None
@@ -325,7 +391,13 @@ def test_of_very_many_rows_and_pictures_the_page_says_what_is_left_out(path, mon
     ledgers.full(path)
     with open_ledger(path, "silo-a") as ledger:
         for number in range(3):
-            ledger.policy_deny(job="lung-3", round_number=number, purpose="x", policy=HASH, reasons=[f"no {number}"])
+            ledger.policy_deny(
+                job="lung-3",
+                round_number=number,
+                purpose="x",
+                policy=HASH,
+                reasons=[f"no {number}"],
+            )
     monkeypatch.setattr(tables, "MAX_ROWS", 2)
     monkeypatch.setattr(report_page, "MAX_CHARTS", 1)
     page = parsed(path)
@@ -367,7 +439,10 @@ def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatc
         ("lung-1", "7", "228", "1 unknown; 1 sent", "1 of 2"),
         ("lung-3", "0", "8", "no outcome", "no"),
     ]
-    assert "Only the newest 4 rounds are listed here, 3 older ones are counted in every total" in words(page)
+    assert (
+        "Only the newest 4 rounds are listed here, 3 older ones are counted in every total"
+        in words(page)
+    )
     assert "staddle ledger show DIR" in words(page)
     assert page.section("3. What left")[-3][4] == "2,252"
 
@@ -377,17 +452,19 @@ def test_a_long_ledger_is_listed_by_round_and_its_newest_rounds(path, monkeypatc
 
 def test_one_sentence_a_job(path):
     first, second, third = (text(item) for item in parsed(ledgers.full(path)).all("li")[:3])
-    assert first == (
-        "Job lung-1: 1,332 bytes (1.301 KiB) left in 8 messages, 6 rounds between 0 and 7, for coordinator: "
-        "model 1,238 bytes, metrics 64 bytes, (message) 30 bytes. Who can read it: coordinator. "
-        "The policy's rules round-update, metrics let it pass. "
-        "184 of these bytes are of messages cut short and are counted in full."
+    assert (
+        first
+        == "Job lung-1: 1,332 bytes (1.301 KiB) left in 8 messages, 6 rounds between 0 and 7, for"
+        " coordinator: model 1,238 bytes, metrics 64 bytes, (message) 30 bytes. Who can read it:"
+        " coordinator. The policy's rules round-update, metrics let it pass. 184 of these bytes"
+        " are of messages cut short and are counted in full."
     )
     assert second == "Job lung-2: nothing left; this silo declined it."
-    assert third == (
-        "Job lung-3: 8 bytes left in 1 message, round 0, for coordinator: metrics 8 bytes. "
-        "Who can read it: coordinator, silo-b. The policy's rules round-update, metrics let it pass. "
-        "The silo's policy held 1 message back."
+    assert (
+        third
+        == "Job lung-3: 8 bytes left in 1 message, round 0, for coordinator: metrics 8 bytes. Who"
+        " can read it: coordinator, silo-b. The policy's rules round-update, metrics let it"
+        " pass. The silo's policy held 1 message back."
     )
 
 
@@ -401,12 +478,20 @@ def test_the_verification_in_words(path):
     assert f"Head (SEQ:LEAF) 37:{head}" in said
     assert f"staddle ledger verify DIR --known 37:{head}" in said
     assert "Unfinished last line 6 bytes" in said
-    assert "messages without the digest of what went: 1; all bytes that they declared are counted as left" in said
+    assert (
+        "messages without the digest of what went: 1; all bytes that they declared are counted as"
+        " left" in said
+    )
     assert "Without outcome messages: 2, counted as left" in said
     assert "Control session that of record 37 is open, and counted with its cap" in said
     assert "staddle 0.1.0, staddle 0.2.0" in said
     assert "No differential privacy is recorded for these messages." in said
-    for limit in ("It never proves absence", "cut off the end", "unmodified software", "own statement"):
+    for limit in (
+        "It never proves absence",
+        "cut off the end",
+        "unmodified software",
+        "own statement",
+    ):
         assert limit in said
 
 
@@ -443,8 +528,9 @@ def test_policies_rules_denials_jobs_and_taints(path):
 
 def test_a_policy_that_no_record_puts_in_force_is_pointed_out(path):
     page = parsed(ledgers.full(path, policy=OTHER))  # messages are by another one
-    assert f"Decisions were made by a policy with digest {HASH}, which no record of the ledger puts in force" in words(
-        page
+    assert (
+        f"Decisions were made by a policy with digest {HASH}, which no record of the ledger puts in"
+        " force" in words(page)
     )
 
 
@@ -457,9 +543,16 @@ def test_the_text_of_each_policy_in_force_stands_there_once_with_its_dates(path)
     rows = page.section("5. The policy")[1:4]
     assert [row[0] for row in rows] == digests
     assert [row[3] for row in rows] == ["1", "1", "1"]
-    times = [record["time"][:19].replace("T", " ") for record in stored(path) if record["type"] == "start"]
+    times = [
+        record["time"][:19].replace("T", " ")
+        for record in stored(path)
+        if record["type"] == "start"
+    ]
     said = words(page)
-    assert f"In force from {times[0]} to {times[1]}, {times[2]} to the last record, digest {digests[0]}" in said
+    assert (
+        f"In force from {times[0]} to {times[1]}, {times[2]} to the last record, digest"
+        f" {digests[0]}" in said
+    )
     assert f"In force from {times[1]} to {times[2]}, digest {digests[1]}" in said
     assert "not in this ledger" not in said
     assert "puts in force. Ask" not in said
@@ -475,17 +568,25 @@ def test_an_older_ledger_has_no_text_of_its_policies(path):
 
 def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
     members = {"founder": "founder", "coordinator": "coordinator", "silo-a": "silo"}
-    entries = [create_keys(tmp_path / id_, id_, Role(role), f"Org <{role}>") for id_, role in members.items()]
+    entries = [
+        create_keys(tmp_path / id_, id_, Role(role), f"Org <{role}>")
+        for id_, role in members.items()
+    ]
     roster = rosters.new(FEDERATION, entries[:1], 1)
     for entry in entries[1:]:
         roster = rosters.add(roster, entry)
-    ledgers.full(path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None)
+    ledgers.full(
+        path, roster=rosters.digest(roster), key=load_keys(tmp_path / "silo-a").log, receipt=None
+    )
     page = parsed(path, RosterSources((roster,)))
-    assert f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and nothing" in words(
-        page
+    assert (
+        f"Federation {FEDERATION} (roster version 3, signed by the founders that it names, and"
+        " nothing" in words(page)
     )
     assert "signed by the log key that the roster has for this silo" in words(page)
-    assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section("3. What left")
+    assert ["coordinator", "Org <coordinator>", HASH, "has ANOTHER key there"] in page.section(
+        "3. What left"
+    )
     assert "for coordinator (Org <coordinator>): model" in words(page)
     older = rosters.remove(roster, "silo-a")
     page = parsed(path, RosterSources((older,)))
@@ -497,7 +598,8 @@ def test_the_roster_gives_names_only_if_the_ledger_names_it(path, tmp_path):
 
 def test_a_checkpoint_that_another_key_signed_is_an_alarm(path, tmp_path):
     entries = [
-        create_keys(tmp_path / id_, id_, Role(role), "Org") for id_, role in (("f", "founder"), ("silo-a", "silo"))
+        create_keys(tmp_path / id_, id_, Role(role), "Org")
+        for id_, role in (("f", "founder"), ("silo-a", "silo"))
     ]
     for federation in (FEDERATION, "other"):
         roster = rosters.add(rosters.new(federation, entries[:1], 1), entries[1])
@@ -516,7 +618,9 @@ def test_a_page_of_one_job_says_what_it_leaves_out(path):
     assert "lung-1" not in said
     assert "(control)" not in said
     assert page.section("3. What left")[-3][4] == "8"
-    with pytest.raises(LocalError, match="no record is of job 'x'; its jobs: lung-1, lung-2, lung-3"):
+    with pytest.raises(
+        LocalError, match="no record is of job 'x'; its jobs: lung-1, lung-2, lung-3"
+    ):
         made(path, only="x")
 
 
@@ -537,7 +641,10 @@ def test_what_was_spent_is_shown_by_data_set_and_drawn_under_its_limit(path):
     assert "Data set data: epsilon 1.7500 of 8 at delta 0.00001 after 3 heads" in pictures
     assert "Data set scans: epsilon 0.5000 of 1.5 at delta 0.00001 after 1 head" in pictures
     first, second = (text(item) for item in page.all("li")[:2])
-    told = "it is 4 tensors differentially private, 2 public and 0 computed from records without noise (section 8)."
+    told = (
+        "it is 4 tensors differentially private, 2 public and 0 computed from records without noise"
+        " (section 8)."
+    )
     assert f"As the silo's software states, {told}" in first
     assert "states" not in second
     assert "No differential privacy is recorded" not in words(page)
@@ -552,8 +659,8 @@ def test_cohorts_by_size_and_by_name(path, monkeypatch):
         ledgers.give(ledger, "lung-5", 0, cohort=["silo-a"])
     page = parsed(path)
     four, five = (row[2] for row in page.section("6. Jobs")[4:])
-    assert four == (
-        "0–6cohorts of 3 to 4 silos, this one among them; changes: 4"
+    assert (
+        four == "0–6cohorts of 3 to 4 silos, this one among them; changes: 4"
         "3 silos: rounds 2, 6"
         "4 silos: rounds 0–1, 3–5"
         "cohort a, b, c, silo-a: rounds 0–1, 3"
@@ -570,7 +677,9 @@ def test_cohorts_by_size_and_by_name(path, monkeypatch):
 
 
 def sums(path):
-    """A sum that was opened, an attempt that was not, one whose upload was cut, and a job of which keys alone left."""
+    """A sum that was opened, an attempt that was not, one whose upload was cut, and a job of which
+    keys alone left.
+    """
     summed(path)
     with open_ledger(path) as ledger:
         fewer = secagg(members=("silo-a", "silo-b", "silo-c"), ctx="e9" * 32)
@@ -595,12 +704,22 @@ def test_secure_sums_and_attempts_that_ended(path):
         ["16", "j1", "5", "STOPPED", "nobody", "–"],
     ]
     first, second = (text(item) for item in page.all("li")[:2])
-    assert "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum." in first
+    assert (
+        "Who can read it: sum. 2 messages of these left masked, and can be read only in a sum."
+        in first
+    )
     assert "224 of these bytes are of messages cut short" in first
-    assert first.endswith("The protocol of secure sums took 8 messages besides, 1,113 bytes (1.087 KiB).")
-    assert second == "Job j2: no tensor left. The protocol of secure sums took 1 message besides, 7 bytes."
+    assert first.endswith(
+        "The protocol of secure sums took 8 messages besides, 1,113 bytes (1.087 KiB)."
+    )
+    assert (
+        second
+        == "Job j2: no tensor left. The protocol of secure sums took 1 message besides, 7 bytes."
+    )
     plain = words(parsed(ledgers.full(path.parent / "plain")))
-    assert "No message of this ledger left masked, padded or rotated: who can read it reads" in plain
+    assert (
+        "No message of this ledger left masked, padded or rotated: who can read it reads" in plain
+    )
 
 
 def test_sums_that_silos_alone_read_are_told_from_others(path):
@@ -612,7 +731,10 @@ def test_sums_that_silos_alone_read_are_told_from_others(path):
     assert padded[2] == "The silos of the job; the coordinator only together with one of them."
     said = text(page.all("li")[0])
     assert "Who can read it: silos, sum." in said
-    assert "Sums that silos alone read are kept from the coordinator while no silo colludes with it." in said
+    assert (
+        "Sums that silos alone read are kept from the coordinator while no silo colludes with it."
+        in said
+    )
 
 
 def test_means_that_silos_read_by_name_are_told_from_other_sums(path):
@@ -627,9 +749,13 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
     keyed(path)
     with open_ledger(path) as ledger:
         other = [Release("other", "backbone", "w", "uint64", (4,), "padded")]
-        intend_padded(ledger, "f7" * 32, 2, releases=other, message_bytes=32, round_number=4, job="j2")
+        intend_padded(
+            ledger, "f7" * 32, 2, releases=other, message_bytes=32, round_number=4, job="j2"
+        )
     page = parsed(path)
-    forms, masked, padded, rotated, head, *rows = page.section("7. Secure sums, mixes and comparisons")
+    forms, masked, padded, rotated, head, *rows = page.section(
+        "7. Secure sums, mixes and comparisons"
+    )
     assert [row[0] for row in (forms, masked, padded, rotated)] == [
         *("Form, reader", "masked, sum", "padded, mix", "rotated, gram")
     ]
@@ -652,9 +778,18 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
     first, second = (text(item) for item in page.all("li")[:2])
     for said in (
         "Who can read it: mix, gram, sum.",
-        "2 messages of these left masked, and can be read only in a sum. 3 messages of these left padded, and can",
-        " be read only by other silos, mixed with what these and others gave. 2 messages of these left rotated,",
-        " of which the coordinator reads only lengths and how alike they are to those of other silos. Of padded",
+        (
+            "2 messages of these left masked, and can be read only in a sum. 3 messages of these"
+            " left padded, and can"
+        ),
+        (
+            " be read only by other silos, mixed with what these and others gave. 2 messages of"
+            " these left rotated,"
+        ),
+        (
+            " of which the coordinator reads only lengths and how alike they are to those of other"
+            " silos. Of padded"
+        ),
         "Of padded and rotated ones this holds while the coordinator and no silo collude.",
         "The protocols of secure sums and mixes took 5 messages besides, 1,300 bytes (1.27 KiB).",
     ):
@@ -665,7 +800,12 @@ def test_padded_and_rotated_parts_say_who_reads_what_and_who_would_have_to_collu
 
 def test_the_page_of_a_job_without_mixes_does_not_speak_of_them(path):
     said = words(parsed(sums(path)))
-    for form in ("padded, mix", "rotated, gram", "Parts that left padded or rotated", "no silo collude"):
+    for form in (
+        "padded, mix",
+        "rotated, gram",
+        "Parts that left padded or rotated",
+        "no silo collude",
+    ):
         assert form not in said
     assert "The protocol of secure sums took" in said
 
@@ -678,14 +818,17 @@ def test_the_table_of_a_ledger_with_mixes_adds_up_too(path):
         ["extractor", "backbone", "coordinator", "mix", "padded", "unknown"],
     ]
     (everything,) = (row for row in rows if row[0] == "in all")
-    assert figure(everything[4]) == sum(totals.bytes for totals in ledger_view.summary(path).values())
+    assert figure(everything[4]) == sum(
+        totals.bytes for totals in ledger_view.summary(path).values()
+    )
 
 
 def test_the_table_of_a_ledger_with_sums_adds_up_too(path):
     rows = parsed(sums(path)).section("3. What left")
     of_protocol = [row for row in rows if row[0] == "(protocol)"]
     assert [row[:6] for row in of_protocol[:2]] == [
-        ["(protocol)", kind, "coordinator", "coordinator", "plain", "no outcome"] for kind in ("keys", "shares")
+        ["(protocol)", kind, "coordinator", "coordinator", "plain", "no outcome"]
+        for kind in ("keys", "shares")
     ]
     sent = [row for row in rows if row[4:6] == ["masked", "sent"]]
     assert [row[0] for row in sent] == ["model", "metric", "(message)"]
@@ -705,7 +848,9 @@ def test_a_ledger_that_does_not_hold_is_said_first_and_shows_no_number(path):
     ledgers.full(path)
     break_it(path)
     page = parsed(path)
-    first = next(node for node in page.all("main")[0][2] if isinstance(node, tuple) and node[0] == "div")
+    first = next(
+        node for node in page.all("main")[0][2] if isinstance(node, tuple) and node[0] == "div"
+    )
     assert first[1] == {"class": "verdict alarm", "role": "alert"}
     assert "This ledger does not hold" in text(first)
     assert "THIS LEDGER DOES NOT HOLD" in text(page.all("header")[0])
@@ -740,7 +885,10 @@ def test_the_command_writes_one_file(path, tmp_path, monkeypatch):
     out = tmp_path / "page.html"
     result = run("report", tmp_path / "silo", "--out", out, "--job", "lung-1")
     assert result.exit_code == 0, result.exception
-    assert f"{out}: verified, 8 messages, 1,332 bytes, head 37:{audit.verify(path).head}" in result.output
+    assert (
+        f"{out}: verified, 8 messages, 1,332 bytes, head 37:{audit.verify(path).head}"
+        in result.output
+    )
     assert "this page is of job lung-1 only" in words(Parsed(out.read_bytes()))
     assert out.stat().st_mode & 0o077 == 0
     monkeypatch.chdir(tmp_path)
@@ -768,7 +916,9 @@ def test_the_command_writes_nothing_for_what_is_no_ledger(tmp_path):
 
 def test_who_holds_a_head_of_the_ledger_is_said(tmp_path):
     ledgers.full(tmp_path / "one")
-    assert "no member has said yet that it holds a head of this ledger" in words(parsed(tmp_path / "one"))
+    assert "no member has said yet that it holds a head of this ledger" in words(
+        parsed(tmp_path / "one")
+    )
     with open_ledger(tmp_path / "two") as ledger:
         for _ in range(3):
             ledger.start("staddle 0.1.0", OTHER, HASH)
@@ -777,5 +927,7 @@ def test_who_holds_a_head_of_the_ledger_is_said(tmp_path):
         ledger.witness("silo-b", head)
     said = words(parsed(tmp_path / "two"))
     assert re.search(
-        r"Held by others coordinator: the first 5 records, said 20\d\d-.*; silo-b: the first 5 records", said
+        r"Held by others coordinator: the first 5 records, said 20\d\d-.*; silo-b: the first 5"
+        r" records",
+        said,
     )

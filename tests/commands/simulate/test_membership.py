@@ -37,7 +37,9 @@ def result(folder, state=RELEASED, silos=SILOS):
 
 def own(folder, *values, part="membership"):
     folder.mkdir(parents=True)
-    state = SiloState({"canonical": {"0.weight": torch.ones(2, 3)}, part: {"c": torch.tensor(values)}})
+    state = SiloState(
+        {"canonical": {"0.weight": torch.ones(2, 3)}, part: {"c": torch.tensor(values)}}
+    )
     (folder / "model.safetensors").write_bytes(state_to_bytes(state))
     return folder / "model.safetensors"
 
@@ -65,8 +67,15 @@ def test_files_are_put_one_under_the_other(tmp_path):
     other = own(tmp_path / "b" / "state" / "jobs" / "j", 0.1, 0.2, 0.7)
     both = result(tmp_path / "c")
     assert [row[0] for row in show(silo, both, other)] == ["silo", "a", *SILOS, "b"]
-    assert [row[0] for row in show(silo, both, other, "--label", "x", "--label", "y")] == ["silo", "x", *SILOS, "y"]
-    assert "--label is given 1 times for 2 silos' own files" in fails(silo, both, other, "--label", "x")
+    assert [row[0] for row in show(silo, both, other, "--label", "x", "--label", "y")] == [
+        "silo",
+        "x",
+        *SILOS,
+        "y",
+    ]
+    assert "--label is given 1 times for 2 silos' own files" in fails(
+        silo, both, other, "--label", "x"
+    )
     narrow = own(tmp_path / "d", 0.5, 0.5)
     assert "differ in the number of canonical models" in fails(silo, narrow)
 
@@ -105,7 +114,8 @@ def test_other_files_are_named_as_what_they_are_not(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "silos", ['["north"', '{"a": 1}', '["a", 1, "c"]', '["a", "\\u001b[2J", "c"]', '["a", "b"]', "[]"]
+    "silos",
+    ['["north"', '{"a": 1}', '["a", 1, "c"]', '["a", "\\u001b[2J", "c"]', '["a", "b"]', "[]"],
 )
 def test_a_list_of_silos_that_no_coordinator_writes_is_refused(tmp_path, silos):
     safetensors.torch.save_file({"memberships": RELEASED}, tmp_path / "x", {"silos": silos})

@@ -100,10 +100,19 @@ def test_many_silos_and_classes_are_cut_short(small):
 def test_what_cannot_be_drawn_or_written_is_refused(small, tmp_path):
     out = tmp_path / "p.json"
     run("make", small(), "--out", out)
-    with pytest.raises(LocalError, match="a partition's file has no labels; show a simulation's file that reads it"):
+    with pytest.raises(
+        LocalError, match="a partition's file has no labels; show a simulation's file that reads it"
+    ):
         run("show", out, "--picture", tmp_path / "p.png")
-    synthetic = small().read_text().replace('file = "data.npz"', 'kind = "synthetic"\nsilos = 2\ndimension = 1')
+    synthetic = (
+        small()
+        .read_text()
+        .replace('file = "data.npz"', 'kind = "synthetic"\nsilos = 2\ndimension = 1')
+    )
     (tmp_path / "s.toml").write_text(synthetic.replace(f"[partition]\n{COLUMN}\n", ""))
     assert "2 silos with" in run("show", tmp_path / "s.toml")
-    with pytest.raises(LocalError, match="synthetic records are drawn silo by silo from a seed, so there is nothing"):
+    with pytest.raises(
+        LocalError,
+        match="synthetic records are drawn silo by silo from a seed, so there is nothing",
+    ):
         run("make", tmp_path / "s.toml", "--out", tmp_path / "s.json")

@@ -52,7 +52,10 @@ def test_a_run_that_goes_on_is_timed_from_there_and_a_finished_one_says_nothing(
     watch.begin(run(seed=2), 3)
     clock.now += 0.5
     watch.round(4, ())
-    assert lines == ["pfedsim, seed 2: goes on after round 3, of 4", "pfedsim, seed 2: round 4 of 4, 2 rounds/s"]
+    assert lines == [
+        "pfedsim, seed 2: goes on after round 3, of 4",
+        "pfedsim, seed 2: round 4 of 4, 2 rounds/s",
+    ]
 
 
 def test_bars_on_a_terminal_count_what_was_done_before():
@@ -69,7 +72,10 @@ def test_bars_on_a_terminal_count_what_was_done_before():
                 watch.round(number, (seen(number), seen(number, "all/aggregated", 2)))
     last = said.get().splitlines()
     assert any("all 2 runs" in line and "7/8" in line and "0:01:00 left" in line for line in last)
-    assert any("local, seed 1" in line and "3/4" in line and "trained 50.0%, aggregated 75.0%" in line for line in last)
+    assert any(
+        "local, seed 1" in line and "3/4" in line and "trained 50.0%, aggregated 75.0%" in line
+        for line in last
+    )
     assert any("looking" in line and "1/2" in line for line in last)
 
 

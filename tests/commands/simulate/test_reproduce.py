@@ -1,4 +1,7 @@
-"""``staddle reproduce`` from the command line, on a table of its own; what single modules do is tested with them."""
+"""``staddle reproduce`` from the command line, on a table of its own.
+
+What single modules do is tested with them.
+"""
 
 import csv
 import json
@@ -93,7 +96,9 @@ def toys(monkeypatch):
 @pytest.fixture
 def data(tmp_path):
     x, y = load_digits(return_X_y=True)
-    np.savez(tmp_path / "digits.npz", x=(x[:200] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:200])
+    np.savez(
+        tmp_path / "digits.npz", x=(x[:200] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:200]
+    )
     return tmp_path
 
 
@@ -123,11 +128,17 @@ def refused(*arguments):
 
 def rows(output):
     """Method and what follows of the table that was printed."""
-    lines = [[cell.strip() for cell in line.split("│")[2:-1]] for line in output.splitlines() if line.startswith("│")]
+    lines = [
+        [cell.strip() for cell in line.split("│")[2:-1]]
+        for line in output.splitlines()
+        if line.startswith("│")
+    ]
     return {line[0]: line[1:] for line in lines}
 
 
-def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothing_twice(data, monkeypatch, reported):
+def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothing_twice(
+    data, monkeypatch, reported
+):
     monkeypatch.chdir(data)
     shown = said(*SMALL, "--data", data, "--method", "fedper").output
     begun = [line for line in shown.splitlines() if "begins" in line]
@@ -135,7 +146,10 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
     assert "4 silos with" in shown
     found = rows(shown)
     assert list(found) == ["Local-Only", "FedPer [9]", "FedFuture [7]", "Ours", "fedrep"]
-    assert (found["FedFuture [7]"], found["Ours"]) == (["99.9", "–", "–", "–"], ["61.0", "–", "–", "–"])
+    assert (found["FedFuture [7]"], found["Ours"]) == (
+        ["99.9", "–", "–", "–"],
+        ["61.0", "–", "–", "–"],
+    )
     published_value, ours, seeds, difference = found["Local-Only"]
     assert (published_value, seeds) == ("50.0 ± 1.5", "1")
     assert float(difference) == pytest.approx(float(ours) - 50, abs=0.006)
@@ -147,22 +161,31 @@ def test_a_table_is_run_at_a_smaller_scale_beside_the_published_values_and_nothi
     assert "4 silos, 3 drawn for a round, 1 rounds." in text
     assert reported == ["easy"]
     with (data / "toys" / "table1.csv").open() as file:
-        (local, *_) = csv.DictReader(file)
+        local, *_ = csv.DictReader(file)
     assert (local["label"], local["silos"], local["rounds"]) == ("local", "4", "1")
 
     again = said(*SMALL, "--data", data, "--json")
     told = json.loads(again.stdout)
-    assert [line for line in again.stderr.splitlines() if "begins" in line] == ["mean, seed 3: begins, of 1"]
+    assert [line for line in again.stderr.splitlines() if "begins" in line] == [
+        "mean, seed 3: begins, of 1"
+    ]
     assert (told["table"], told["reduced"][0]) == ("toys/table1", "4 instead of 8 clients")
     values = {value["method"]: value for value in told["values"]}
     assert values["Local-Only"]["ours"]["score"]["mean"] == float(local["ours"])
-    assert values["Local-Only"]["published"] == {"text": "50.0 (1.5)", "mean": 0.5, "deviation": 0.015}
+    assert values["Local-Only"]["published"] == {
+        "text": "50.0 (1.5)",
+        "mean": 0.5,
+        "deviation": 0.015,
+    }
     assert values["Ours"]["ours"]["rounds"] == 1
     assert values["FedFuture [7]"]["label"] is None
 
-    fault = refused(*SMALL[:2], "--setting", "easy", "--seed", "3", "--workers", "1", "--data", data)
+    fault = refused(
+        *SMALL[:2], "--setting", "easy", "--seed", "3", "--workers", "1", "--data", data
+    )
     assert "rounds is 1 there and 2 here; choose another --out" in fault
-    assert warned in (data / "toys" / "table1.md").read_text()  # what is there is not told as if it were at full scale
+    # what is there is not told as if it were at full scale
+    assert warned in (data / "toys" / "table1.md").read_text()
 
 
 @pytest.mark.usefixtures("reported")
@@ -180,7 +203,10 @@ def test_where_it_is_stopped_what_is_finished_is_shown_and_it_goes_on(data, monk
         patch.setattr(Serial, "train", train)
         stopped = asked(*small)
     assert isinstance(stopped.exception, LocalError)
-    assert str(stopped.exception) == "fedper, seed 3: stopped; the same command goes on after round 0 of 1"
+    assert (
+        str(stopped.exception)
+        == "fedper, seed 3: stopped; the same command goes on after round 0 of 1"
+    )
     before = rows(stopped.output)
     assert (before["Local-Only"][2], before["FedPer [9]"][2]) == ("1", "–")
     shown = said(*small).output
@@ -197,13 +223,19 @@ def test_a_run_that_fails_is_told_with_its_setting(data, monkeypatch):
 
     monkeypatch.setattr(Serial, "train", train)
     fault = refused(*SMALL, "--data", data, "--method", "local", "--out", data / "out")
-    assert fault == "2 runs of 2 could not go on: easy, local, seed 3: it cannot; easy, fedrep, seed 3: it cannot"
+    assert (
+        fault
+        == "2 runs of 2 could not go on: easy, local, seed 3: it cannot; easy, fedrep, seed 3: it"
+        " cannot"
+    )
     assert not (data / "out" / "table1.md").exists()
 
 
 def test_what_is_missing_is_told_of_all_settings_before_anything_runs(data):
     fault = refused("--data", data / "nowhere", "--out", data / "out")
-    assert fault.startswith(f"{data / 'nowhere'}: lacks records of easy, hard; put there the official files")
+    assert fault.startswith(
+        f"{data / 'nowhere'}: lacks records of easy, hard; put there the official files"
+    )
     assert f"\ndigits.npz: {data / 'nowhere' / 'digits.npz'}\n" in fault
     fault = refused("--data", data, "--out", data / "out")
     assert "lacks records of hard; " in fault
@@ -218,7 +250,13 @@ def test_the_list_says_what_there_is_and_what_is_missing(data):
     shown = CliRunner().invoke(app, ["--list", "--data", str(data)]).output
     (row,) = [line for line in shown.splitlines() if line.startswith("│ toys/table1")]
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
-    assert cells == ["toys/table1", "Accuracy on toys", "2", "3 of 4", "digits.npz, digits.npz (missing)"]
+    assert cells == [
+        "toys/table1",
+        "Accuracy on toys",
+        "2",
+        "3 of 4",
+        "digits.npz, digits.npz (missing)",
+    ]
     assert "missing)" not in CliRunner().invoke(app, ["--list"]).output
 
 
@@ -232,7 +270,14 @@ def test_one_table_is_listed_with_its_settings_its_values_and_notes(data):
     assert "\n[R] made up\nseeds: 2\n" in shown
     assert "  needs digits.npz: DIR/digits.npz\n" in said("--list").output
     (told,) = json.loads(said("--list", "--json").stdout)
-    assert (told["table"], [own["name"] for own in told["settings"]]) == ("toys/table1", ["easy", "hard"])
+    assert (told["table"], [own["name"] for own in told["settings"]]) == (
+        "toys/table1",
+        ["easy", "hard"],
+    )
     assert told["settings"][0]["needs"] == ["digits.npz: DIR/digits.npz"]
     assert told["rows"][3]["labels"] == {"easy": "mean", "hard": "mean"}
-    assert told["rows"][2]["published"]["hard"] == {"text": "99.8", "mean": 0.998, "deviation": None}
+    assert told["rows"][2]["published"]["hard"] == {
+        "text": "99.8",
+        "mean": 0.998,
+        "deviation": None,
+    }

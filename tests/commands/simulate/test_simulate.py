@@ -50,7 +50,10 @@ lr = 0.1
 look_every = {looks}
 checkpoint_every = 2
 """
-TWO = '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = { rho = 0.3 }'
+TWO = (
+    '[[methods]]\nname = "fedavg"\n\n[[methods]]\nname = "pfedsim"\nlabel = "early"\noptions = {'
+    " rho = 0.3 }"
+)
 ONE, RUN = ("--method", "early", "--seed", "2"), "early/seed-2"
 FIVE = """\
 [[methods]]
@@ -94,7 +97,9 @@ def quick(monkeypatch):
 def write(tmp_path):
     """Writes the file, and records beside it."""
     x, y = load_digits(return_X_y=True)
-    np.savez(tmp_path / "digits.npz", x=(x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:160])
+    np.savez(
+        tmp_path / "digits.npz", x=(x[:160] / 16).astype(np.float32).reshape(-1, 1, 8, 8), y=y[:160]
+    )
 
     def write(methods=TWO, rounds=2, looks=1):
         (tmp_path / "toy.toml").write_text(FILE.format(methods=methods, rounds=rounds, looks=looks))
@@ -116,10 +121,16 @@ def refused(file, *arguments):
 
 
 def results(out):
-    """What an experiment came to, by file: the runs' own, and the report but for how long it took."""
+    """What an experiment came to, by file: the runs' own, and the report but for how long
+    it took.
+    """
     found = {path.relative_to(out).as_posix(): path for path in out.rglob("*") if path.is_file()}
     left = ("LOCK", "checkpoint", "summary.md")
-    return {name: path.read_bytes() for name, path in found.items() if not any(word in name for word in left)}
+    return {
+        name: path.read_bytes()
+        for name, path in found.items()
+        if not any(word in name for word in left)
+    }
 
 
 @pytest.mark.usefixtures("quick")
@@ -127,15 +138,25 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
     shown = said(write()).output
     out = tmp_path / "toy"
     assert "4 silos with 1" in shown
-    begun = [f"{label}, seed {seed}: begins, of 2" for label in ("fedavg", "early") for seed in (1, 2)]
+    begun = [
+        f"{label}, seed {seed}: begins, of 2" for label in ("fedavg", "early") for seed in (1, 2)
+    ]
     assert [line for line in shown.splitlines() if "begins" in line] == begun
     assert shown.index("│ fedavg") < shown.index("│ early")  # the file's order
     assert str(out / "summary.md") in shown
     files = results(out)
-    assert {"curves.png", "spread.png", "partition.json", "partition.png", "early/seed-2/heatmap.png"} <= set(files)
-    assert {"fedavg/seed-1/rounds.csv", "early/seed-2/silos.csv", "early/seed-1/models/silo-003.safetensors"} <= set(
-        files
-    )
+    assert {
+        "curves.png",
+        "spread.png",
+        "partition.json",
+        "partition.png",
+        "early/seed-2/heatmap.png",
+    } <= set(files)
+    assert {
+        "fedavg/seed-1/rounds.csv",
+        "early/seed-2/silos.csv",
+        "early/seed-1/models/silo-003.safetensors",
+    } <= set(files)
     (out / "curves.png").unlink()
     again = said(write(), "--json")
     told = json.loads(again.stdout)
@@ -152,7 +173,15 @@ def test_methods_and_seeds_one_after_another_and_nothing_twice(write, tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_one_method_one_seed_fewer_rounds_elsewhere(write, tmp_path):
     shown = said(
-        write(rounds=9), "--method", "pfedsim", "--seed", "5", "--rounds", "1", "--out", str(tmp_path / "o" / "p")
+        write(rounds=9),
+        "--method",
+        "pfedsim",
+        "--seed",
+        "5",
+        "--rounds",
+        "1",
+        "--out",
+        str(tmp_path / "o" / "p"),
     )
     assert "early, seed 5: round 1 of 1" in shown.output
     assert [path.name for path in (tmp_path / "o" / "p").glob("*/*") if path.is_dir()] == ["seed-5"]
@@ -179,7 +208,8 @@ def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(wri
     ):
         file.write_text(text.replace(old, new))
         assert fault in refused(file, "--out", str(out))
-        assert fault in refused(file, "--out", str(out), "--seed", "3")  # seeds of one label are one method
+        # seeds of one label are one method
+        assert fault in refused(file, "--out", str(out), "--seed", "3")
     file.write_text(text.replace("alpha = 1.0", "alpha = 2.0"))
     assert "holds a run on other records" in refused(file, "--method", "early")
     file.write_text(text)
@@ -187,7 +217,9 @@ def test_what_cannot_be_one_experiment_is_refused_before_anything_is_trained(wri
     assert "is not a folder; choose another --out" in refused(file, "--out", str(file))
     with locked(out / "fedavg" / "seed-1"):
         assert "another process runs with this folder" in refused(file)
-    assert "which is not installed" in refused(file, "--tensorboard") or "tensorboard" in sys.modules
+    assert (
+        "which is not installed" in refused(file, "--tensorboard") or "tensorboard" in sys.modules
+    )
     assert results(out) == files
 
 
@@ -198,11 +230,17 @@ def test_what_is_for_a_gpu_is_refused_on_a_cpu(write):
 
 
 def test_a_run_that_fails_keeps_no_other_from_its_turn(write, tmp_path):
-    methods = '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }\n\n[[methods]]\nname = "local"'
+    methods = (
+        '[[methods]]\nname = "fedavg"\ntraining = { lr = 1e30 }\n\n[[methods]]\nname = "local"'
+    )
     file = write(methods, rounds=1)
     result = CliRunner().invoke(app, [str(file), "--workers", "1", "--seed", "1"])
     assert isinstance(result.exception, LocalError)
-    fault = next(line for line in result.output.splitlines() if line.startswith("fedavg, seed 1: round 0 at silo "))
+    fault = next(
+        line
+        for line in result.output.splitlines()
+        if line.startswith("fedavg, seed 1: round 0 at silo ")
+    )
     assert str(result.exception) == f"1 run of 2 could not go on: {fault}"
     assert "│ local" in result.output
     assert (tmp_path / "toy" / "summary.md").exists()
@@ -234,7 +272,17 @@ def begin():
     with ExitStack() as stack:
 
         def begin(file, out, workers):
-            command = (sys.executable, "-P", "-m", "staddle.commands", "simulate", str(file), "--out", str(out), *ONE)
+            command = (
+                sys.executable,
+                "-P",
+                "-m",
+                "staddle.commands",
+                "simulate",
+                str(file),
+                "--out",
+                str(out),
+                *ONE,
+            )
             process = subprocess.Popen([*command, "--workers", workers], stdout=subprocess.DEVNULL)
             stack.enter_context(process)
             stack.callback(process.kill)
@@ -257,8 +305,12 @@ def kill_after(processes):
 
 
 def test_killed_and_gone_on_with_it_ends_in_the_same_bytes(write, begin, tmp_path, monkeypatch):
-    """By kill -9, after the first checkpoint, of two workers; and in a later round, of one process."""
-    monkeypatch.setattr(simulate, "write_report", lambda out, *_: (out / "summary.md",))  # it is seen above
+    """By kill -9, after the first checkpoint, of two workers.
+
+    And in a later round, of one process.
+    """
+    # it is seen above
+    monkeypatch.setattr(simulate, "write_report", lambda out, *_: (out / "summary.md",))
     file, outs = write(rounds=16, looks=8), [tmp_path / "two", tmp_path / "one"]
     kill_after({begin(file, outs[0], "2"): (outs[0], 3), begin(file, outs[1], "1"): (outs[1], 5)})
     for out in outs:

@@ -1,4 +1,6 @@
-"""Rows for single silos as a coordinator keeps them: files of words, and lists of which rounds wait for whom."""
+"""Rows for single silos as a coordinator keeps them: files of words, and lists of which rounds wait
+for whom.
+"""
 
 import hashlib
 import json
@@ -69,8 +71,16 @@ class Kept:
         for silo in cleared:
             fold.clear_mail(silo)
         posted = fold.put_mail(Post("theta", self.silo, {}, keep), None)
-        data = {place: self.store.path(name).read_bytes() for place, name in fold.changes.items() if name}
-        needed = {name for (_, part, silo), each in data.items() for name in self.directed.files(part, silo, each)}
+        data = {
+            place: self.store.path(name).read_bytes()
+            for place, name in fold.changes.items()
+            if name
+        }
+        needed = {
+            name
+            for (_, part, silo), each in data.items()
+            for name in self.directed.files(part, silo, each)
+        }
         self.store.commit(round_, fold.changes, {}, needed)
         return posted
 
@@ -174,7 +184,10 @@ def test_an_open_sum_leaves_the_words_of_rows_in_which_somebody_is_mixed(tmp_pat
 
 
 def test_of_members_a_row_each_waits_and_no_more():
-    """Three of each, as of every file that a round replaces; rows for who is away pile up over all rounds."""
+    """Three of each, as of every file that a round replaces.
+
+    Rows for who is away pile up over all rounds.
+    """
     document = made_job()._written()
     members = {"name": "pfedsim", "options": {"rho": "0.0"}, "version": None}
     security = {**document["security"], "mix": "directed"}
@@ -183,5 +196,9 @@ def test_of_members_a_row_each_waits_and_no_more():
     (part,) = (part for part in job.up(1) if part.name == "extractor")
     elements = sum(spec.elements for spec in part.tensors)
     assert room(job).versions == 3 * len(SILOS) * 4 * elements
-    assert masked_bytes(JobPlan(job).round(1)) > len(SILOS) * 4 * elements > masked_bytes(JobPlan(job).round(0))
+    assert (
+        masked_bytes(JobPlan(job).round(1))
+        > len(SILOS) * 4 * elements
+        > masked_bytes(JobPlan(job).round(0))
+    )
     assert room(job).uploads > len(SILOS) ** 2 * 4 * elements

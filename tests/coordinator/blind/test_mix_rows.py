@@ -59,11 +59,15 @@ def path(mixing):
 def planning(mixing, memories=None):
     security = SimpleNamespace(colluders=1)
     job = SimpleNamespace(name="j1", min_cohort=3, security=security, batches=())
-    return r.Planning(JobPlan(job), {"extractor": mixing.line}, signer("coordinator"), memories or {})
+    return r.Planning(
+        JobPlan(job), {"extractor": mixing.line}, signer("coordinator"), memories or {}
+    )
 
 
 def versions(mixing, *without):
-    return {silo: each.upload.version for silo, each in mixing.stored.items() if silo not in without}
+    return {
+        silo: each.upload.version for silo, each in mixing.stored.items() if silo not in without
+    }
 
 
 def signed(mixing):
@@ -85,7 +89,10 @@ def test_a_row_is_planned_sent_and_opened(mixing):
     assert (row, after) == (planned.row, memory)
     mix_row.check_uploads(row, [each.upload for each in sent.summands])
     own = {0: seed_of(SILOS[0])}
-    seeds = [o.open_seed(mixing.line, e.upload, e.letter, SILOS[0], own, mixing.signers) for e in sent.summands]
+    seeds = [
+        o.open_seed(mixing.line, e.upload, e.letter, SILOS[0], own, mixing.signers)
+        for e in sent.summands
+    ]
     parts = zip(sent.summands, row.shares, seeds, strict=True)
     summands = [o.Summand(e.upload, share.weight, seed) for e, share, seed in parts]
     opening = o.Opening(mixing.line, KEY, summands, row.own_weight, mixing.stored[SILOS[0]].values)
@@ -104,7 +111,8 @@ def test_who_has_no_version_does_not_count_and_the_recipient_always_does(mixing)
     assert planned.row.own_weight == 0
     assert plan("extractor", SILOS[0], WEIGHTS, {}) is None
     assert plan("extractor", SILOS[0], {SILOS[0]: 1.0}, versions(mixing)) is None
-    assert plan("extractor", SILOS[0], {**WEIGHTS, SILOS[0]: 1e30}, versions(mixing)) is None  # nothing is left of them
+    # nothing is left of them
+    assert plan("extractor", SILOS[0], {**WEIGHTS, SILOS[0]: 1e30}, versions(mixing)) is None
 
 
 def test_a_row_that_its_recipient_would_refuse_is_not_planned(mixing, caplog):
@@ -114,7 +122,8 @@ def test_a_row_that_its_recipient_would_refuse_is_not_planned(mixing, caplog):
     assert plans.news("extractor", SILOS[0], memory) == {("extractor", SILOS[0]): memory}
     plans.memories["extractor", SILOS[0]] = memory
     assert plans.news("extractor", SILOS[0], memory) == {}
-    assert plans.plan("extractor", SILOS[0], WEIGHTS, versions(mixing))[0].row == planned.row  # the same again
+    # the same again
+    assert plans.plan("extractor", SILOS[0], WEIGHTS, versions(mixing))[0].row == planned.row
     assert plans.plan("extractor", SILOS[0], {**WEIGHTS, SILOS[1]: 1.1}, versions(mixing)) is None
     assert "new uploads of 0 silos" in caplog.records[-1].fields["why"]
     assert plans.plan("extractor", SILOS[1], {**WEIGHTS, SILOS[2]: 9.0}, versions(mixing)) is None
@@ -126,7 +135,9 @@ def test_a_row_that_its_recipient_would_refuse_is_not_planned(mixing, caplog):
 
 def test_rows_put_aside_come_back_in_order(mixing):
     first, _ = planning(mixing).plan("extractor", SILOS[0], WEIGHTS, versions(mixing), 0.1)
-    second, _ = planning(mixing).plan("extractor", SILOS[0], {**WEIGHTS, SILOS[1]: 1.1}, versions(mixing), 1 / 3)
+    second, _ = planning(mixing).plan(
+        "extractor", SILOS[0], {**WEIGHTS, SILOS[1]: 1.1}, versions(mixing), 1 / 3
+    )
     data = r.put_aside(r.aside("extractor", r.put_aside((), first), "x"), second)
     assert r.aside("extractor", data, "x") == (first, second)
     for wrong in (data + b" ", data.replace(b'"keep"', b'"kept"'), b"{}"):
@@ -137,11 +148,15 @@ def test_rows_put_aside_come_back_in_order(mixing):
 def longest(summands):
     """A row with the longest of everything."""
     ids = [f"{i:064}" for i in range(summands)]
-    given = [Version(silo=silo, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1) for silo in ids]
+    given = [
+        Version(silo=silo, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1) for silo in ids
+    ]
     shares = tuple(Share(version=version, weight=2**31) for version in given)
     row = RecipientRow(line="f" * 64, recipient="r" * 64, own_weight=2**32, shares=shares)
     uploads = [
-        o.PaddedUpload(version, HASH, b"\xff" * 8, Sealing(version.silo, HASH, HASH, HASH), SIGNATURE)
+        o.PaddedUpload(
+            version, HASH, b"\xff" * 8, Sealing(version.silo, HASH, HASH, HASH), SIGNATURE
+        )
         for version in given
     ]
     sent = tuple(WireSummand(upload, letter(summands)) for upload in uploads)
@@ -149,14 +164,19 @@ def longest(summands):
 
 
 def letter(silos):
-    return Letter(SealedSecret("r" * 64, b"\xff" * 48, 2**53 - 1), (HASH,) * (silos - 1).bit_length())
+    return Letter(
+        SealedSecret("r" * 64, b"\xff" * 48, 2**53 - 1), (HASH,) * (silos - 1).bit_length()
+    )
 
 
 @pytest.mark.parametrize("silos", [3, 100, 1000])
 def test_a_manifest_has_room_for_all_rows_that_may_be_put_aside(silos):
     row = mixed_to_wire(longest(silos))
     word = Word(
-        Version(silo="s" * 64, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1), HASH, LONGEST, letter(silos)
+        Version(silo="s" * 64, round=2**32 - 1, attempt=2**32 - 1, number=2**53 - 1),
+        HASH,
+        LONGEST,
+        letter(silos),
     )
     told = words_to_wire([("p" * 128, word)] * min(MOST_TOLD, silos))
     manifest = tensor.Manifest(rows=[row] * (r.MOST_SUMMANDS // silos), prekeys=told)

@@ -32,7 +32,9 @@ def test_what_was_kept_is_read_again(file, monkeypatch):
     assert b"".join(pieces) == WORDS
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b" ", lambda data: data[4:]])
+@pytest.mark.parametrize(
+    "change", [lambda data: data[:-1], lambda data: data + b" ", lambda data: data[4:]]
+)
 def test_a_file_that_something_else_wrote_is_none(file, change):
     file.write_bytes(change(file.read_bytes()))
     with pytest.raises(LocalError, match=r"0\.model\.words"):
@@ -43,7 +45,10 @@ def test_a_file_that_something_else_wrote_is_none(file, change):
 def test_words_that_the_disk_changed_do_not_go_down(file, at):
     kept_sum("model", file, len(WORDS)).check()
     file.write_bytes(flipped(file.read_bytes(), at))
-    with pytest.raises(LocalError, match=r"0\.model\.words: its words are not those of the open sum: the disk changed"):
+    with pytest.raises(
+        LocalError,
+        match=r"0\.model\.words: its words are not those of the open sum: the disk changed",
+    ):
         kept_sum("model", file, len(WORDS)).check()
 
 

@@ -18,7 +18,11 @@ from staddle.coordinator.storage.replay_log import dumped, loaded
 from staddle.coordinator.storage.store import JobStore, summed_words
 from staddle.errors import LocalError, RefusedError
 from staddle.proto import secure_pb2 as pb
-from staddle.proto.convert.secagg_received import SignedSpec, secagg_delivery_from_wire, secagg_delivery_to_wire
+from staddle.proto.convert.secagg_received import (
+    SignedSpec,
+    secagg_delivery_from_wire,
+    secagg_delivery_to_wire,
+)
 from staddle.proto.convert.secagg_sent import Over, SecaggUpload, secagg_upload_to_wire
 from staddle.security.blind.sum import Bounds, Quantised, folded, given, group
 from staddle.security.faults import Code
@@ -52,11 +56,17 @@ TERMS = Terms()
 def contribution(silo):
     """What one silo gives, by part."""
     rng = torch.Generator().manual_seed(int(silo[-2:]))
-    weights = {"model": float(3 + int(silo[-2:])), "rows": torch.randint(0, 50, (3,), generator=rng).double()}
+    weights = {
+        "model": float(3 + int(silo[-2:])),
+        "rows": torch.randint(0, 50, (3,), generator=rng).double(),
+    }
     made = {}
     for part in PARTS:
         tensors = {spec.name: torch.rand(spec.shape, generator=rng) for spec in part.tensors}
-        tensors = {spec.name: (tensors[spec.name] * 5).to(getattr(torch, spec.dtype)) for spec in part.tensors}
+        tensors = {
+            spec.name: (tensors[spec.name] * 5).to(getattr(torch, spec.dtype))
+            for spec in part.tensors
+        }
         made[part.name] = PLAIN.give(part, Contribution(tensors, weights.get(part.name)))
     return made
 
@@ -68,8 +78,9 @@ class KilledError(BaseException):
 class World:
     """A Summing on a real database and real files, and silos with the pure machine; nothing waits.
 
-    Silos ask for their next message one after another, in a drawn order. ``silent``: who says nothing any more.
-    ``hear(silo, effect)`` may give another effect in the place of one that a silo has, or None.
+    Silos ask for their next message one after another, in a drawn order. ``silent``: who says
+    nothing any more. ``hear(silo, effect)`` may give another effect in the place of one that a silo
+    has, or None.
     """
 
     def __init__(self, folder, n=4, seed=0):
@@ -78,16 +89,25 @@ class World:
         with self.database.transaction():
             self.database.add_job(b"{}", JobState("j1", self.silos, 5, 3, blind=True, round=3), {})
         self.store = JobStore(folder / "job", lambda _: (), {})
-        self.setting = SumSetting("j1", b"\xbb" * 32, 3, self.silos, signers(self.silos), TERMS, signer("coordinator"))
+        self.setting = SumSetting(
+            "j1", b"\xbb" * 32, 3, self.silos, signers(self.silos), TERMS, signer("coordinator")
+        )
         self.hear = lambda _, effect: effect
-        self.silent, self.memories, self.draws = set(), {}, {silo: Drawn(f"{seed}/{silo}") for silo in self.silos}
+        self.silent, self.memories, self.draws = (
+            set(),
+            {},
+            {silo: Drawn(f"{seed}/{silo}") for silo in self.silos},
+        )
         self.states, self.had, self.spec_of = {}, dict.fromkeys(self.silos, 0), {}
         self.refusals, self.rows, self.dies_at = [], 0, None
         self.keep_words = NOTHING_KEPT
         self.start()
 
     def start(self):
-        """The coordinator's process begins, with what is in the database; nothing else is left of the one before."""
+        """The coordinator's process begins, with what is in the database.
+
+        Nothing else is left of the one before.
+        """
         self.watches, self.opens, self.gone, self.ends, self.wakes = [], [], {}, [], 0
         self.summing = SecureSum(self.setting, self, self.database.secure_rows("j1", 3))
         self.summing.resume()
@@ -138,7 +158,11 @@ class World:
         """Until nobody has anything more to say; the sum is opened when it can be."""
         while True:
             assert lists(self.replayed()) == lists(self.summing)
-            waiting = [silo for silo in self.silos if silo not in self.silent and self.next(silo) is not None]
+            waiting = [
+                silo
+                for silo in self.silos
+                if silo not in self.silent and self.next(silo) is not None
+            ]
             if waiting:
                 self.step(self.random.choice(waiting))
             elif self.opens:
@@ -152,17 +176,23 @@ class World:
     def step(self, silo):
         """A silo takes its next message in, and says what follows from it."""
         told = secagg_delivery_from_wire(
-            pb.SecureDelivery.FromString(secagg_delivery_to_wire(self.next(silo)).SerializeToString())
+            pb.SecureDelivery.FromString(
+                secagg_delivery_to_wire(self.next(silo)).SerializeToString()
+            )
         )
         self.had[silo] += 1
         match told.body:
             case SignedSpec(document, signature, notes, proofs):
                 excused = proven(proofs, FRAME.federation, FRAME.job_digest, self.setting.signers)
                 terms = dataclasses.replace(self.setting.terms, excused=excused)
-                party = machine.Participant(silo, self.setting.signers, terms, signer(silo), self.draws[silo])
+                party = machine.Participant(
+                    silo, self.setting.signers, terms, signer(silo), self.draws[silo]
+                )
                 memory = self.memories.get(silo, Memory())
                 evidence = next((each for each in proofs if each.is_of(memory.signed_ctx)), None)
-                state, effects = machine.begin(party, FRAME, document, signature, memory, notes, evidence)
+                state, effects = machine.begin(
+                    party, FRAME, document, signature, memory, notes, evidence
+                )
                 self.spec_of[silo] = told.attempt
             case Over(code):
                 state, effects = machine.advance(self.states[silo], s.AttemptStopped(code))
@@ -191,13 +221,22 @@ class World:
     def say(self, silo, body):
         message = secagg_upload_to_wire(SecaggUpload(b"session", self.spec_of[silo], body))
         try:
-            self.surviving(lambda: self.summing.give(silo, pb.SecureUpload.FromString(message.SerializeToString())))
+            self.surviving(
+                lambda: self.summing.give(
+                    silo, pb.SecureUpload.FromString(message.SerializeToString())
+                )
+            )
         except RefusedError as error:
-            self.refusals.append(error.why if (error.peer, error.code) == (silo, "SECURE") else f"another: {error}")
+            self.refusals.append(
+                error.why if (error.peer, error.code) == (silo, "SECURE") else f"another: {error}"
+            )
 
     def upload(self, silo, terms):
         spec, ctx = self.summing.spec, self.summing.ctx
-        values = [given(part, own, contribution(silo)[part.name]) for part, own in zip(PARTS, spec.groups, strict=True)]
+        values = [
+            given(part, own, contribution(silo)[part.name])
+            for part, own in zip(PARTS, spec.groups, strict=True)
+        ]
         data = b"".join(words.tobytes() for words in masked_chunks(spec, silo, values, terms))
         if self.summing.stage == "ended":  # a dealer was named meanwhile
             self.states[silo], _ = machine.advance(self.states[silo], s.AttemptStopped("refused"))
@@ -205,7 +244,10 @@ class World:
         self.summing.check_upload(silo, ctx)
         self.store.masked(3, silo).write_bytes(data)
         self.surviving(
-            lambda: self.summing.has_words(silo) or self.summing.spooled(silo, len(data), hashlib.sha256(data).digest())
+            lambda: (
+                self.summing.has_words(silo)
+                or self.summing.spooled(silo, len(data), hashlib.sha256(data).digest())
+            )
         )
         with pytest.raises(RefusedError, match="does not await"):
             self.summing.check_upload(silo, ctx)
@@ -218,7 +260,9 @@ class World:
         attempt, spec, opening = self.opens.pop(0)
         try:
             opening = dataclasses.replace(opening, tags=bytes(8 * len(spec.groups)))
-            sha256 = open_sum(self.store, PARTS, spec, opening, self.summing.digests, self.keep_words)
+            sha256 = open_sum(
+                self.store, PARTS, spec, opening, self.summing.digests, self.keep_words
+            )
             self.surviving(lambda: self.opens or self.ends or self.summing.opened(attempt, sha256))
         except (RefusedError, LocalError) as error:
             self.summing.unopened(attempt, str(error))
@@ -233,7 +277,8 @@ class World:
 
     def replayed(self):
         """What another process would make of what is in the database."""
-        return SecureSum(self.setting, None, self.database.secure_rows("j1", 3))  # no shell: nothing is asked of it
+        # no shell: nothing is asked of it
+        return SecureSum(self.setting, None, self.database.secure_rows("j1", 3))
 
     def late(self):
         """Time is up for what is awaited now."""
@@ -270,7 +315,9 @@ def quantised(silos, part, members, read, plain):
     spec = specify(frame(groups=(group(part, BOUNDS),)), silos, 0)
     accumulator = masked_sum.Accumulator(spec)
     for silo in members:
-        values = [given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})]
+        values = [
+            given(part, spec.groups[0], {each.name: read(silo, each.name) for each in part.wire})
+        ]
         accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, values, ()))
     return folded(part, spec.groups[0], accumulator.open((), members)[0])
 
@@ -288,7 +335,13 @@ def test_an_honest_round_is_the_quantised_sum_to_the_bit(tmp_path, seed):
     world.check_sum(world.silos)
     assert (world.refusals, world.gone) == ([], {})
     assert [world.states[silo].stage for silo in world.silos] == ["done"] * 5
-    assert [stage for _, stage in world.watches] == ["keys", "shares", "masked", "survivors", "reveal"]
+    assert [stage for _, stage in world.watches] == [
+        "keys",
+        "shares",
+        "masked",
+        "survivors",
+        "reveal",
+    ]
 
 
 def test_parts_whose_words_are_kept_are_folded_from_them(world):
@@ -302,7 +355,9 @@ def test_parts_whose_words_are_kept_are_folded_from_them(world):
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
-    with pytest.raises(LocalError, match=rf"{kept}\.words: its words are not those of the open sum"):
+    with pytest.raises(
+        LocalError, match=rf"{kept}\.words: its words are not those of the open sum"
+    ):
         OpenedSums(world.store, lambda: 3, BOUNDS).collect(PARTS[0], world.silos, None)
 
 
@@ -365,7 +420,9 @@ def test_what_is_malformed_drops_its_sender_out(world):
     world.begin()
     silo = world.silos[0]
     world.spec_of[silo] = world.next(silo).attempt
-    message = secagg_upload_to_wire(SecaggUpload(b"session", world.spec_of[silo], Over(Code.STOPPED)))
+    message = secagg_upload_to_wire(
+        SecaggUpload(b"session", world.spec_of[silo], Over(Code.STOPPED))
+    )
     message.keys.CopyFrom(pb.UploadedKeys(bundle=pb.KeyBundle(silo=silo, seal=b"short")))
     with pytest.raises(RefusedError, match="KEYS"):
         world.summing.give(silo, message)
@@ -436,7 +493,10 @@ def test_masked_words_are_awaited_from_members_of_the_attempt_that_goes_on(world
 
 
 def test_an_attempt_that_lost_too_many_waits_for_nobody(tmp_path):
-    """In any stage before survivors sign, for silos that began anew; while enough are left it goes on with them."""
+    """In any stage before survivors sign, for silos that began anew.
+
+    While enough are left it goes on with them.
+    """
     for number, stage in enumerate(("SendKeys", "SendShares", "UploadWords")):
         (tmp_path / stage).mkdir()
         world = World(tmp_path / stage, n=7)
@@ -461,11 +521,13 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     dead = world.silos[2:]
     world.hear = stops_at(s.UploadWords, *dead)(world)
     world.begin().run()
-    world.late()  # two of four are left: the attempt ends, and what they sent can not be opened any more
+    # two of four are left: the attempt ends, and what they sent can not be opened any more
+    world.late()
     assert world.gone == dict.fromkeys(dead, "deadline")
     assert world.summing.stage == "ended"
     assert not list(world.store.masked(3, "x").parent.glob("*.masked"))
-    assert (world.ends, world.watches[-1]) == ([], (0, "notes"))  # of the three notes that it takes there are two
+    # of the three notes that it takes there are two
+    assert (world.ends, world.watches[-1]) == ([], (0, "notes"))
     world.hear, world.silent = (lambda _, effect: effect), {dead[1]}
     world.run()  # one of them comes back
     (end,) = world.ends
@@ -475,7 +537,11 @@ def test_another_attempt_follows_once_enough_gave_the_first_up(world):
     world.silent, world.ends = set(), []
     world.begin(1).run()
     world.check_sum(world.silos)
-    (asked,) = [told for told in lists(world.summing)[dead[1]] if isinstance(told.body, SignedSpec) and told.body.notes]
+    (asked,) = [
+        told
+        for told in lists(world.summing)[dead[1]]
+        if isinstance(told.body, SignedSpec) and told.body.notes
+    ]
     assert [note.silo for note in asked.body.notes] == list(world.silos[:3])
 
 
@@ -485,7 +551,9 @@ def test_an_attempt_that_ends_for_privacy_budgets_says_so(world):
     for silo in world.silos[2:]:
         world.summing.drop(silo, "BUDGET")
     (end,) = world.ends
-    assert end[2].endswith(", ".join(f"{silo}: BUDGET, its privacy budget is spent" for silo in world.silos[2:]) + ")")
+    assert end[2].endswith(
+        ", ".join(f"{silo}: BUDGET, its privacy budget is spent" for silo in world.silos[2:]) + ")"
+    )
 
 
 def test_an_attempt_before_any_mask_is_followed_at_once(world):
@@ -531,7 +599,8 @@ def test_a_note_of_an_earlier_attempt_is_taken_late_and_nothing_else_is(world):
     assert world.refusals == []
     world.say(slow, s.SendAbandon(dataclasses.replace(note, signature=b"\0" * 64)))
     world.say(slow, next(effect for effect in said if isinstance(effect, s.SendKeys)))
-    assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]  # its keys were taken before: no harm
+    # its keys were taken before: no harm
+    assert [why.partition(":")[0] for why in world.refusals] == ["ABANDON"]
     world.say(slow, s.SendSurvival(Survival(slow, b"\0" * 64)))
     assert "ORDER: gives a message of attempt 0, which is over" in world.refusals[-1]
     assert lists(world.summing) == before == lists(world.replayed())
@@ -608,7 +677,8 @@ def rubbish(world, dealer, victim):
         if silo != dealer or not isinstance(effect, s.SendShares):
             return effect
         portions = tuple(
-            dataclasses.replace(p, sealed=bytes(len(p.sealed))) if p.holder == victim else p for p in effect.portions
+            dataclasses.replace(p, sealed=bytes(len(p.sealed))) if p.holder == victim else p
+            for p in effect.portions
         )
         return resigned(world, dealer, effect.dealing, portions)
 
@@ -625,7 +695,9 @@ def again(world, attempt, *guilty):
 
 
 def resigned(world, dealer, dealing, portions):
-    unsigned = dataclasses.replace(dealing, root=Tree(p.leaf() for p in portions).root(), signature=b"")
+    unsigned = dataclasses.replace(
+        dealing, root=Tree(p.leaf() for p in portions).root(), signature=b""
+    )
     signature = signer(dealer)(SECAGG_DEALING, unsigned.payload(world.states[dealer].ctx))
     signed = dataclasses.replace(unsigned, signature=signature)
     world.states[dealer] = dataclasses.replace(world.states[dealer], dealing=signed)
@@ -639,7 +711,9 @@ def unjoined(world, dealer):
         if silo != dealer or not isinstance(effect, s.SendShares):
             return effect
         seed = seed_commitment(world.states[dealer].ctx, dealer, b"w" * 32)
-        return resigned(world, dealer, dataclasses.replace(effect.dealing, seed=seed), effect.portions)
+        return resigned(
+            world, dealer, dataclasses.replace(effect.dealing, seed=seed), effect.portions
+        )
 
     return hear
 
@@ -745,7 +819,9 @@ def test_one_batch_goes_on_without_those_who_sealed_rubbish_while_enough_are_lef
         world.begin(number, left).run()
         assert (world.ends[-1][:2], world.ends[-1][3]) == (("failed", number), False), world.ends
         left = tuple(silo for silo in left if silo != dealer)
-        assert [proof.dealer for proof in world.database.misdealings("j1")] == list(world.silos[: number + 1])
+        assert [proof.dealer for proof in world.database.misdealings("j1")] == list(
+            world.silos[: number + 1]
+        )
     world.hear = lambda _, effect: effect
     world.ends.clear()
     world.begin(2, left).run()
@@ -761,7 +837,9 @@ class Once(Terms):
 
 @pytest.mark.parametrize("kind", [Terms, Once])
 def test_one_batch_is_summed_again_without_a_dealer_whose_shares_do_not_join(tmp_path, kind):
-    """Over the very survivors where the round is summed once, and else over the batch without the dealer."""
+    """Over the very survivors where the round is summed once, and else over the batch without the
+    dealer.
+    """
     world = World(tmp_path, n=5)
     batched(world, kind, (tuple(world.silos),))
     dealer, bound = world.silos[1], kind is Once
@@ -804,7 +882,11 @@ def test_a_round_of_several_batches_goes_on_without_that_of_a_dealer_at_fault(tm
     batched(world, kind, (first, other))
     world.hear = rubbish(world, first[1], first[2])
     world.begin().run()
-    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (("failed", 0), False, {first[1]: "MISDEALT"})
+    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (
+        ("failed", 0),
+        False,
+        {first[1]: "MISDEALT"},
+    )
     world.ends.clear()
     world.begin(1, other).run()
     world.check_sum(other)
@@ -819,7 +901,11 @@ def test_a_batch_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault):
     batched(world, kind, (first, other))
     world.hear = fault(world, first[1], *([first[2]] if fault is rubbish else []))
     world.begin().run()
-    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (("failed", 0), False, {first[1]: "MISDEALT"})
+    assert (world.ends[-1][:2], world.ends[-1][3], world.gone) == (
+        ("failed", 0),
+        False,
+        {first[1]: "MISDEALT"},
+    )
     assert world.summing.repeats == (world.silos if (kind, fault) == (Once, unjoined) else ())
     left = tuple(silo for silo in world.silos if silo != first[1])
     world.hear = lambda _, effect: effect
@@ -828,7 +914,9 @@ def test_a_batch_goes_on_without_a_dealer_at_fault(tmp_path, kind, fault):
     world.check_sum(left)
 
 
-def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_another(tmp_path, monkeypatch):
+def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_another(
+    tmp_path, monkeypatch
+):
     """A silo that signed survivors of a round that is summed once signs no others."""
     for kind in (Terms, Once):
         (folder := tmp_path / kind.__name__).mkdir()
@@ -836,7 +924,9 @@ def test_of_a_sum_that_is_none_of_values_silos_are_named_where_they_may_sign_ano
         batched(world, kind, (world.silos[:4], world.silos[4:]))
         named = []
         monkeypatch.setattr(world, "failed", lambda *end, named=named: named.append(end[2:4]))
-        world.open_now = lambda world=world: world.summing.unopened(world.opens.pop()[0], "beyond", spoiled=True)
+        world.open_now = lambda world=world: world.summing.unopened(
+            world.opens.pop()[0], "beyond", spoiled=True
+        )
         world.begin().run()
         assert named == [(False, world.silos) if kind is Terms else (True, ())]
 
@@ -870,7 +960,9 @@ def test_what_a_silo_says_of_itself_is_no_evidence(world, code):
     world.say(silo, Over(code))
     assert world.gone == {silo: "ORDER"}
     other = world.silos[1]
-    message = secagg_upload_to_wire(SecaggUpload(b"session", world.next(other).attempt, Over(Code.STOPPED)))
+    message = secagg_upload_to_wire(
+        SecaggUpload(b"session", world.next(other).attempt, Over(Code.STOPPED))
+    )
     message.complaint.CopyFrom(pb.Complaint(silo=other, dealer=silo, key=b"short"))
     with pytest.raises(RefusedError, match="COMPLAINT"):
         world.summing.give(other, message)

@@ -1,6 +1,8 @@
-"""A silo that was away while its round and later ones closed: what it is brought, and that it takes part again.
+"""A silo that was away while its round and later ones closed: what it is brought, and that it takes
+part again.
 
-Runs of the pure machines over whole batches, in which a silo dies after its masked words may have left.
+Runs of the pure machines over whole batches, in which a silo dies after its masked words may have
+left.
 """
 
 from dataclasses import replace
@@ -34,7 +36,9 @@ def opened_without(dead):
 
 
 def opened_after(dead):
-    """Nine silos, of whom seven would have to sign: the attempt ends, and another is opened without the batch."""
+    """Nine silos, of whom seven would have to sign: the attempt ends, and another is opened without
+    the batch.
+    """
     silos = names(9)
     first = run(silos, batched(silos), drops={dead: "UploadWords"})
     assert first.state.stage == "ended"
@@ -49,7 +53,9 @@ DEAD = names(1)[0]
 
 
 def enter(memory, silos, kept):
-    """The dead silo's memory of entering a later round, from the state before the one in which it died."""
+    """The dead silo's memory of entering a later round, from the state before the one in which it
+    died.
+    """
     notes, shown = brought(kept)
     spec = specify(LATER, silos, 0)
     memory = memory.shown(shown, DEAD, signers(silos))
@@ -60,9 +66,12 @@ def enter(memory, silos, kept):
 def test_a_silo_that_was_away_enters_a_later_round(closed):
     silos, states, memory = closed(DEAD)
     assert [pending.round for pending in memory.pending] == [3]
-    with pytest.raises(RefusedError, match="may still show, and brings abandon notes of 0 silos") as caught:
+    with pytest.raises(
+        RefusedError, match="may still show, and brings abandon notes of 0 silos"
+    ) as caught:
         enter(memory, silos, [])
-    assert (caught.value.peer, caught.value.code) == ("", "ABANDON")  # an honest coordinator may have none
+    # an honest coordinator may have none
+    assert (caught.value.peer, caught.value.code) == ("", "ABANDON")
     kept = loaded(dumped(settled(states)))
     assert kept == replace(settled(states), notes=kept.notes)
     assert kept.silos == silos[:3]  # its batch's other silos do not know either
@@ -105,7 +114,9 @@ def test_survivors_count_only_as_t_of_them_signed_them_without_this_silo():
         assert memory.shown((wrong,), DEAD, known) is memory
     survivor = silos[5]  # whose values are in the sum
     assert memory.shown((shown,), survivor, known) is memory
-    few = memory.model_copy(update={"pending": (pending.model_copy(update={"members": silos[4:]}),)})
+    few = memory.model_copy(
+        update={"pending": (pending.model_copy(update={"members": silos[4:]}),)}
+    )
     assert few.shown((shown,), DEAD, known) is few  # one who signed is no member of U1
 
 
@@ -125,7 +136,10 @@ def test_it_is_kept_until_each_of_its_silos_was_in_a_later_round():
 def test_the_newest_rounds_are_brought_as_far_as_a_message_holds_them():
     kept = settled(opened_without(DEAD)[1])
     (shown,) = kept.shown
-    rounds = [replace(kept, shown=(replace(shown, ctx=bytes([number]) * 32),)) for number in range(MOST_SHOWN + 5)]
+    rounds = [
+        replace(kept, shown=(replace(shown, ctx=bytes([number]) * 32),))
+        for number in range(MOST_SHOWN + 5)
+    ]
     _, found = brought(rounds)
     assert [each.ctx[0] for each in found] == list(range(5, MOST_SHOWN + 5))
     long = replace(shown, headers=shown.headers * 900)

@@ -39,7 +39,14 @@ from staddle.coordinator.rounds.machine import (
     advance,
     resumed,
 )
-from staddle.coordinator.rounds.tasks import FinishTask, OfferTask, RoundTask, awaited, concerned, task_for
+from staddle.coordinator.rounds.tasks import (
+    FinishTask,
+    OfferTask,
+    RoundTask,
+    awaited,
+    concerned,
+    task_for,
+)
 
 SILOS = ("b", "a", "c")  # job order is not the alphabet's
 ALL = (*SILOS, "stranger")
@@ -110,7 +117,10 @@ def reports(effects):
 
 def test_a_job_runs_through_all_its_rounds():
     state, effects = run(job(), Began())
-    assert (state.stage, without_reports(effects)) == ("admitting", (StartRoundTimer("admitting", 0),))
+    assert (state.stage, without_reports(effects)) == (
+        "admitting",
+        (StartRoundTimer("admitting", 0),),
+    )
     assert reports(effects) == [("job.offered", {"silos": SILOS, "rounds": 2})]
     assert [task_for(state, s) for s in ALL] == [OfferTask()] * 3 + [None]
 
@@ -121,7 +131,10 @@ def test_a_job_runs_through_all_its_rounds():
 
     for number in (0, 1):
         state, effects = run(state, Drawn(number, SILOS))
-        assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", number),))
+        assert (state.stage, without_reports(effects)) == (
+            "round",
+            (StartRoundTimer("round", number),),
+        )
         assert reports(effects) == [("round.opened", {"round": number, "cohort": SILOS})]
         assert [task_for(state, s) for s in ALL] == [RoundTask(number, SILOS, number)] * 3 + [None]
         state, effects = run(state, UploadStored("c", number, "x"), UploadStored("b", number, "y"))
@@ -137,7 +150,9 @@ def test_a_job_runs_through_all_its_rounds():
 
     assert (state.stage, state.outcome, state.round) == ("finishing", "completed", 2)
     assert without_reports(effects) == (StartRoundTimer("finishing", 2),)
-    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [None]
+    assert [task_for(state, s) for s in ALL] == [FinishTask(2, completed=True, counted=2)] * 3 + [
+        None
+    ]
     state, effects = run(state, Done("a"), Done("b"))
     assert (state.stage, effects) == ("finishing", ())
     state, effects = run(state, Done("c"))
@@ -149,20 +164,37 @@ def test_a_job_runs_through_all_its_rounds():
 def test_uploads_of_the_last_round_do_not_count_in_the_next():
     state, _ = run(job(), *SECOND)
     assert (state.given, state.failed, state.cohort) == ({}, {}, ("b", "c"))
-    assert [task_for(state, s) for s in SILOS] == [RoundTask(1, ("b", "c"), 1), None, RoundTask(1, ("b", "c"), 1)]
+    assert [task_for(state, s) for s in SILOS] == [
+        RoundTask(1, ("b", "c"), 1),
+        None,
+        RoundTask(1, ("b", "c"), 1),
+    ]
 
 
 def test_only_rounds_that_were_folded_count_for_those_who_gave():
     state, _ = run(
-        job(rounds=4), *OPEN, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"), RoundDeadline("round", 0)
+        job(rounds=4),
+        *OPEN,
+        UploadStored("b", 0, "x"),
+        UploadStored("c", 0, "y"),
+        RoundDeadline("round", 0),
     )
     assert state.counted == {}  # the fold may fail yet
     state, _ = run(state, Folded(0), Drawn(1, ("a", "b")))
-    assert [task_for(state, s) for s in "ab"] == [RoundTask(1, ("a", "b"), 0), RoundTask(1, ("a", "b"), 1)]
-    state, _ = run(state, UploadStored("a", 1, "x"), UploadStored("b", 1, "y"), Folded(1), Drawn(2, SILOS))
+    assert [task_for(state, s) for s in "ab"] == [
+        RoundTask(1, ("a", "b"), 0),
+        RoundTask(1, ("a", "b"), 1),
+    ]
+    state, _ = run(
+        state, UploadStored("a", 1, "x"), UploadStored("b", 1, "y"), Folded(1), Drawn(2, SILOS)
+    )
     assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
     state, _ = run(
-        state, UploadStored("a", 2, "x"), UploadStored("b", 2, "y"), UploadStored("c", 2, "z"), FoldFailed(2, "disk")
+        state,
+        UploadStored("a", 2, "x"),
+        UploadStored("b", 2, "y"),
+        UploadStored("c", 2, "z"),
+        FoldFailed(2, "disk"),
     )
     assert [task_for(state, s).counted for s in "abc"] == [2, 2, 1]
 
@@ -202,7 +234,11 @@ def test_too_few_acceptances_end_the_job_and_say_who_refused():
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "1 silos accepted, min_cohort is 2 (a: DATA, c: POLICY)"
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
-    assert [task_for(state, s) for s in SILOS] == [FinishTask(0, completed=False, counted=0), None, None]
+    assert [task_for(state, s) for s in SILOS] == [
+        FinishTask(0, completed=False, counted=0),
+        None,
+        None,
+    ]
     assert run(state, Done("b"))[0].stage == "ended"
     assert run(state, Done("a")) == (state, ())
 
@@ -226,11 +262,20 @@ def test_enough_acceptances_at_the_deadline_go_on():
 
 
 def test_a_silo_that_answers_late_is_drawn_from_then_on():
-    state, _ = run(job(rounds=3), *ADMITTED[:3], RoundDeadline("admitting", 0), Drawn(0, ("b", "a")))
+    state, _ = run(
+        job(rounds=3), *ADMITTED[:3], RoundDeadline("admitting", 0), Drawn(0, ("b", "a"))
+    )
     state, effects = run(state, Answered("c", None))
-    assert (state.stage, state.admitted, state.cohort, effects[0].event) == ("round", SILOS, ("b", "a"), "job.accepted")
+    assert (state.stage, state.admitted, state.cohort, effects[0].event) == (
+        "round",
+        SILOS,
+        ("b", "a"),
+        "job.accepted",
+    )
     assert task_for(state, "c") is None
-    state, _ = run(state, UploadStored("a", 0, "x"), UploadStored("b", 0, "y"), Folded(0), Drawn(1, SILOS))
+    state, _ = run(
+        state, UploadStored("a", 0, "x"), UploadStored("b", 0, "y"), Folded(0), Drawn(1, SILOS)
+    )
     assert task_for(state, "c") == RoundTask(1, SILOS, 0)
     assert run(state, Answered("c", "DATA")) == (state, ())
 
@@ -250,9 +295,16 @@ def test_a_keyed_job_begins_with_all_of_its_silos():
 def test_a_keyed_job_names_who_declined_or_said_nothing():
     state, _ = run(keyed(), *ADMITTED[:2], Answered("a", "POLICY"), Answered("c", None))
     assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
+    assert (
+        state.reason
+        == "2 of 3 silos accepted, and the key that its silos share takes all of them (a: POLICY)"
+    )
     state, _ = run(keyed(), *ADMITTED[:3], RoundDeadline("admitting", 0))
-    assert state.reason == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no answer)"
+    assert (
+        state.reason
+        == "2 of 3 silos accepted, and the key that its silos share takes all of them (c: no"
+        " answer)"
+    )
     assert task_for(state, "c") is None  # it is too late for it
     state, _ = run(keyed(), *ADMITTED[:2], RoundDeadline("admitting", 0))
     assert state.reason == "1 silos accepted, min_cohort is 2 (a: no answer, c: no answer)"
@@ -270,14 +322,17 @@ def test_a_keyed_job_fails_when_its_key_fits_no_more(stage):
     assert state.stage == ("finishing" if state.admitted else "ended")
     assert state.expired
     assert not before.expired
-    assert run(before, Unkeyed("the roster has changed")) == (before, ())  # a job without a key has nothing to lose
+    # a job without a key has nothing to lose
+    assert run(before, Unkeyed("the roster has changed")) == (before, ())
 
 
 # Stopping and resuming.
 
 
 def test_a_stopped_round_goes_on_with_what_was_given():
-    state, effects = run(job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped())
+    state, effects = run(
+        job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("c", 0, "lost"), OperatorStopped()
+    )
     assert (state.stage, effects) == ("stopped", (LogEvent("job.stopped", {"round": 0}),))
     assert [task_for(state, s) for s in ALL] == [None] * 4
     for event in (
@@ -318,7 +373,10 @@ def test_a_fold_is_finished_before_the_job_stops():
 
 def test_a_job_that_is_stopped_while_silos_answer_asks_the_others_when_it_is_resumed():
     state, _ = run(job(), Began(), Answered("a", None), OperatorStopped(), Resumed(), Began())
-    assert (state.stage, [task_for(state, s) for s in SILOS]) == ("admitting", [OfferTask(), None, OfferTask()])
+    assert (state.stage, [task_for(state, s) for s in SILOS]) == (
+        "admitting",
+        [OfferTask(), None, OfferTask()],
+    )
     assert run(state, Answered("b", None), Answered("c", None))[0].stage == "drawing"
 
 
@@ -331,7 +389,9 @@ def test_a_job_that_is_over_is_not_stopped(stage):
 # A quorum.
 
 
-@pytest.mark.parametrize(("quorum", "contributions"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)])
+@pytest.mark.parametrize(
+    ("quorum", "contributions"), [(1.0, 3), (0.9, 3), (0.67, 3), (0.5, 2), (0.01, 2)]
+)
 def test_a_quorum_closes_the_round_and_never_below_min_cohort(quorum, contributions):
     state, _ = run(JobState("job", SILOS, 2, 2, quorum), *OPEN)
     for number, silo in enumerate("acb", 1):
@@ -426,7 +486,11 @@ def test_a_failed_silo_is_back_in_the_next_round():
 
 def test_too_few_uploads_end_the_job_and_say_why():
     state, effects = run(
-        job(), *OPEN, UploadStored("b", 0, "x"), SiloFailed("a", 0, "TRAINING"), SiloFailed("c", 0, "lost")
+        job(),
+        *OPEN,
+        UploadStored("b", 0, "x"),
+        SiloFailed("a", 0, "TRAINING"),
+        SiloFailed("c", 0, "lost"),
     )
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason == "round 0: 1 silos gave, min_cohort is 2 (a: TRAINING, c: lost)"
@@ -435,7 +499,13 @@ def test_too_few_uploads_end_the_job_and_say_why():
 
 
 def test_the_deadline_of_a_round_drops_who_is_late():
-    state, effects = run(job(), *OPEN, UploadStored("c", 0, "x"), UploadStored("b", 0, "y"), RoundDeadline("round", 0))
+    state, effects = run(
+        job(),
+        *OPEN,
+        UploadStored("c", 0, "x"),
+        UploadStored("b", 0, "y"),
+        RoundDeadline("round", 0),
+    )
     assert (state.stage, state.failed) == ("folding", {"a": "deadline"})
     assert without_reports(effects) == (Fold(0, ("b", "c")),)
     assert reports(effects) == [("silo.dropped", {"silo": "a", "round": 0, "code": "deadline"})]
@@ -476,19 +546,26 @@ def test_who_gave_what_the_disk_changed_gives_again_and_the_others_do_not():
         {"b": "db", "c": "dc"},
         (StartRoundTimer("round", 0),),
     )
-    assert reports(effects) == [("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})]
+    assert reports(effects) == [
+        ("upload.damaged", {"round": 0, "silos": ("a",), "why": "changed 0.a.upload"})
+    ]
     assert [task_for(state, silo) for silo in SILOS] == [None, RoundTask(0, SILOS, 0), None]
     assert resumed(state) == (StartRoundTimer("round", 0),)
     again, effects = run(state, UploadStored("a", 0, "da"))
     assert (again.stage, without_reports(effects)) == ("folding", (Fold(0, SILOS),))
-    assert run(state, SiloLost("a"))[1][-1] == Fold(0, ("b", "c"))  # a silo that is gone meanwhile drops out, as any
+    # a silo that is gone meanwhile drops out, as any
+    assert run(state, SiloLost("a"))[1][-1] == Fold(0, ("b", "c"))
     assert run(again, Folded(0))[0].again == frozenset()
 
 
 def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
-    state, _ = run(job(), *GAVE, Damaged(0, ("a",), "x"), UploadStored("a", 0, "da"), Damaged(0, ("b",), "y"))
+    state, _ = run(
+        job(), *GAVE, Damaged(0, ("a",), "x"), UploadStored("a", 0, "da"), Damaged(0, ("b",), "y")
+    )
     assert (state.stage, state.open) == ("round", ("b",))  # another one's is its first
-    state, effects = run(state, UploadStored("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload"))
+    state, effects = run(
+        state, UploadStored("b", 0, "db"), Damaged(0, ("a", "b"), "changed 0.a.upload")
+    )
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith("changed 0.a.upload a second time; have the job signed again")
     assert without_reports(effects) == (StartRoundTimer("finishing", 0),)
@@ -496,7 +573,12 @@ def test_what_the_disk_changes_twice_ends_the_job_with_the_name_of_the_file():
 
 def test_a_job_that_is_to_stop_does_so_before_a_silo_gives_again():
     state, effects = run(job(), *GAVE, OperatorStopped(), Damaged(0, ("a",), "x"))
-    assert (state.stage, state.stopping, state.open, without_reports(effects)) == ("stopped", False, ("a",), ())
+    assert (state.stage, state.stopping, state.open, without_reports(effects)) == (
+        "stopped",
+        False,
+        ("a",),
+        (),
+    )
     state, effects = run(state, Resumed(), Began())
     assert (state.stage, without_reports(effects)) == ("round", (StartRoundTimer("round", 0),))
 
@@ -516,7 +598,13 @@ def test_a_fold_counts_once():
 def test_the_fold_of_an_earlier_round_does_not_close_a_later_one():
     state, _ = run(job(), *SECOND, UploadStored("b", 1, "x"), UploadStored("c", 1, "y"))
     assert state.stage == "folding"
-    for event in (Folded(0), Folded(2), FoldFailed(0, "x"), Drawn(1, SILOS), RoundDeadline("round", 1)):
+    for event in (
+        Folded(0),
+        Folded(2),
+        FoldFailed(0, "x"),
+        Drawn(1, SILOS),
+        RoundDeadline("round", 1),
+    ):
         assert run(state, event) == (state, ())
 
 
@@ -533,8 +621,21 @@ def test_a_late_confirmation_is_noted_after_the_end():
 
 
 def test_a_silo_that_declined_is_not_waited_for():
-    events = (Began(), Answered("a", "DATA"), Answered("b", None), Answered("c", None), Drawn(0, ("b", "c")))
-    state, _ = run(job(rounds=1), *events, UploadStored("b", 0, "x"), UploadStored("c", 0, "y"), Folded(0), Done("b"))
+    events = (
+        Began(),
+        Answered("a", "DATA"),
+        Answered("b", None),
+        Answered("c", None),
+        Drawn(0, ("b", "c")),
+    )
+    state, _ = run(
+        job(rounds=1),
+        *events,
+        UploadStored("b", 0, "x"),
+        UploadStored("c", 0, "y"),
+        Folded(0),
+        Done("b"),
+    )
     assert task_for(state, "a") is None
     assert run(state, Done("c"))[0].stage == "ended"
 
@@ -580,26 +681,34 @@ def blind_round():
 
 
 def attempts(state, codes):
-    """How many attempts there are if in each one silo drops out with one of these codes, in turn; the end."""
+    """How many attempts there are if in each one silo drops out with one of these codes, in turn.
+
+    The end.
+    """
     number = waited_for = 0
     while True:
         assert (state.stage, state.attempt, state.failed) == ("round", number, {})
         code = codes[number % len(codes)]
         waited_for += code != "STOPPED"
         state, effects = run(
-            state, SiloFailed("a", 0, code), SumFailed(0, number, "TOO_FEW: one is missing", final=False)
+            state,
+            SiloFailed("a", 0, code),
+            SumFailed(0, number, "TOO_FEW: one is missing", final=False),
         )
         number += 1
         if state.stage == "finishing":
             return number, state
-        assert without_reports(effects) == (Gather(0, SILOS, number, waited_for if code != "STOPPED" else 0),)
+        assert without_reports(effects) == (
+            Gather(0, SILOS, number, waited_for if code != "STOPPED" else 0),
+        )
 
 
 @pytest.mark.parametrize(
     ("codes", "most"),
     [
         (("lost", "deadline"), MOST_ATTEMPTS),
-        (("lost", "STOPPED", "deadline"), 3 * MOST_ATTEMPTS // 2),  # who began anew is there, and not waited for
+        # who began anew is there, and not waited for
+        (("lost", "STOPPED", "deadline"), 3 * MOST_ATTEMPTS // 2),
         (("STOPPED",), MOST_RESTARTED),
         (("POLICY",), MOST_REFUSED),
         (("lost", "TRAINING"), 2 * MOST_REFUSED),
@@ -609,7 +718,11 @@ def test_silos_that_are_away_are_waited_for_longer_than_silos_that_refuse(codes,
     state, effects = blind_round()
     assert without_reports(effects) == (Gather(0, SILOS, 0, 0),)
     number, state = attempts(state, codes)
-    assert (number, state.outcome, state.reason) == (most, "failed", "round 0: TOO_FEW: one is missing")
+    assert (number, state.outcome, state.reason) == (
+        most,
+        "failed",
+        "round 0: TOO_FEW: one is missing",
+    )
     assert (state.attempt, state.fruitless, state.refused) == (0, 0, 0)
 
 
@@ -633,7 +746,9 @@ BATCHES = (("a", "b"), ("c", "d"), ("e", "f"))
 def batched(*drawn, lost=()):
     """A blind job of three batches, two of which are enough, in its first round."""
     state = JobState("job", SIX, 2, 2, blind=True, batches=BATCHES, fewest=4)
-    return run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX, lost))
+    return run(
+        state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, drawn or SIX, lost)
+    )
 
 
 def gathered(effects):
@@ -644,44 +759,65 @@ def test_a_round_has_whole_batches_of_those_that_are_drawn_and_admitted():
     state, effects = batched("a", "b", "c", "e", "f")
     assert (state.cohort, gathered(effects)) == (("a", "b", "e", "f"), [("a", "b", "e", "f")])
     state, _ = batched("a", "c", "d")
-    why = "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and it takes 4"
+    why = (
+        "round 0: only 3 of the drawn silos are admitted, 2 of them in whole batches, and it"
+        " takes 4"
+    )
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
 
 
-def test_the_next_attempt_is_made_without_the_batches_of_those_who_were_lost_while_enough_are_left():
+def test_the_next_attempt_leaves_out_the_batches_of_lost_silos():
     state, effects = batched()
     assert gathered(effects) == [SIX]
-    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False))
+    state, effects = run(
+        state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False)
+    )
     assert gathered(effects) == [("a", "b", "e", "f")]
     assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
-    state, effects = run(state, SiloFailed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False))
+    state, effects = run(
+        state, SiloFailed("e", 0, "deadline"), SumFailed(0, 1, "TOO_FEW: e", final=False)
+    )
     assert gathered(effects) == [SIX]  # two silos are too few, so all are waited for
-    state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False))
+    state, effects = run(
+        state, SiloFailed("e", 0, "lost"), SumFailed(0, 2, "TOO_FEW: e", final=False)
+    )
     assert gathered(effects) == [("a", "b", "c", "d")]
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     _, effects = run(state, Drawn(1, SIX))
     assert gathered(effects) == [SIX]
 
 
-def test_the_first_attempt_is_made_without_the_batches_of_those_who_are_known_to_be_lost_while_enough_are_left():
+def test_the_first_attempt_leaves_out_the_batches_of_silos_known_to_be_lost():
     state, effects = batched(lost=("c",))
-    assert (state.cohort, state.failed, gathered(effects)) == (SIX, {"c": "lost"}, [("a", "b", "e", "f")])
+    assert (state.cohort, state.failed, gathered(effects)) == (
+        SIX,
+        {"c": "lost"},
+        [("a", "b", "e", "f")],
+    )
     state, effects = run(state, SumFailed(0, 0, "TOO_FEW: e", final=False))
     assert gathered(effects) == [("a", "b", "e", "f")]
     assert task_for(state, "c") == RoundTask(0, SIX, 0)  # it may be asked again
     state, effects = batched(lost=("c", "e"))
-    assert (state.failed, gathered(effects)) == ({}, [SIX])  # two silos are too few, so all are waited for
+    # two silos are too few, so all are waited for
+    assert (state.failed, gathered(effects)) == ({}, [SIX])
 
 
 def test_a_sum_without_batches_is_begun_without_those_who_are_known_to_be_lost():
-    state, effects = run(JobState("job", SILOS, 2, 2, blind=True), *ADMITTED, Drawn(0, SILOS, ("a",)))
-    assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])  # it is dropped once the attempt begins
+    state, effects = run(
+        JobState("job", SILOS, 2, 2, blind=True), *ADMITTED, Drawn(0, SILOS, ("a",))
+    )
+    # it is dropped once the attempt begins
+    assert (state.failed, gathered(effects)) == ({"a": "lost"}, [SILOS])
 
 
 def test_a_round_that_is_resumed_asks_all_batches_again():
     state, _ = batched()
     state, _ = run(
-        state, SiloFailed("c", 0, "lost"), SumFailed(0, 0, "TOO_FEW: c", final=False), OperatorStopped(), Resumed()
+        state,
+        SiloFailed("c", 0, "lost"),
+        SumFailed(0, 0, "TOO_FEW: c", final=False),
+        OperatorStopped(),
+        Resumed(),
     )
     _, effects = run(state, Began())
     assert gathered(effects) == [SIX]
@@ -694,7 +830,7 @@ def spoiled(attempt, *silos, round_=0):
     return SumFailed(round_, attempt, "SUM: beyond", False, silos)
 
 
-def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_another_one_is_the_first_in_each_round():
+def test_a_spoiled_sum_is_repeated_without_each_batch_in_turn():
     state, effects = run(batched()[0], spoiled(0, *SIX))
     assert gathered(effects) == [("c", "d", "e", "f")]
     state, effects = run(state, spoiled(1, *"cdef"))
@@ -712,13 +848,20 @@ def test_a_spoiled_sum_is_made_again_without_each_batch_in_turn_and_another_one_
     state, effects = run(state, spoiled(2, *"abcd", round_=1))
     assert gathered(effects) == [("c", "d", "e", "f")]
     state, _ = run(state, spoiled(3, *"cdef", round_=1))
-    why = "round 1: SUM: beyond; no batch of a, b, c, d, e, f could be found without which there is a sum"
+    why = (
+        "round 1: SUM: beyond; no batch of a, b, c, d, e, f could be found without which there is"
+        " a sum"
+    )
     assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", why)
 
 
 def test_a_batch_whose_own_sum_is_spoiled_takes_no_more_part():
-    state = JobState("job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3)
-    state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX))
+    state = JobState(
+        "job", SIX, 3, 2, blind=True, batches=(("a", "b", "c"), ("d", "e", "f")), fewest=3
+    )
+    state, _ = run(
+        state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX), spoiled(0, *SIX)
+    )
     state, effects = run(state, spoiled(1, *"def"))
     assert LogEvent("batch.excluded", {"round": 0, "silos": ("d", "e", "f")}) in effects
     assert gathered(effects) == [("a", "b", "c")]
@@ -736,7 +879,10 @@ def test_where_two_batches_are_at_fault_the_job_ends_after_each_was_left_out():
 
 
 def test_a_round_counts_for_whoever_may_have_signed_a_sum_of_it():
-    """Three signed and died before it was open; the round goes on without their batch, and they from where it led."""
+    """Three signed and died before it was open.
+
+    The round goes on without their batch, and they from where it led.
+    """
     state, _ = batched()
     why = "TOO_FEW: stage 'reveal' closed with 3 silos"
     state, effects = run(state, SiloFailed("e", 0, "lost"), SumFailed(0, 0, why, signed=SIX))
@@ -754,8 +900,16 @@ def test_spoiled_sums_do_not_count_among_the_attempts_that_failed():
 def test_where_another_batch_was_lost_meanwhile_nobody_is_excluded():
     eight = (*SIX, "g", "h")
     state = JobState("job", eight, 2, 2, blind=True, batches=(*BATCHES, ("g", "h")), fewest=4)
-    state, _ = run(state, Began(), *(Answered(silo, None) for silo in eight), Drawn(0, eight), spoiled(0, *eight))
-    state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False))
+    state, _ = run(
+        state,
+        Began(),
+        *(Answered(silo, None) for silo in eight),
+        Drawn(0, eight),
+        spoiled(0, *eight),
+    )
+    state, effects = run(
+        state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW: c", final=False)
+    )
     assert gathered(effects) == [("e", "f", "g", "h")]
     state, _ = run(state, Summed(0, ("e", "f", "g", "h")))
     assert (state.stage, state.excluded) == ("folding", {})  # whose doing it was is not known
@@ -767,7 +921,11 @@ def test_a_spoiled_sum_ends_a_job_of_one_batch():
     state = JobState("job", SIX, 2, 2, blind=True, batches=(SIX,), fewest=4)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in SIX), Drawn(0, SIX))
     state, _ = run(state, SumFailed(0, 0, "SUM: beyond", True, SIX))
-    assert (state.stage, state.outcome, state.reason) == ("finishing", "failed", "round 0: SUM: beyond")
+    assert (state.stage, state.outcome, state.reason) == (
+        "finishing",
+        "failed",
+        "round 0: SUM: beyond",
+    )
 
 
 def test_what_is_left_out_stays_so_where_the_job_was_stopped_meanwhile():
@@ -836,7 +994,9 @@ def test_each_cell_of_the_table(stage, kind):
 
 
 class World:
-    """A coordinator's shell around one job, with every claim of the module checked at every step."""
+    """A coordinator's shell around one job, with every claim of the module checked at every
+    step.
+    """
 
     def __init__(self, state):
         self.first = self.state = state
@@ -884,7 +1044,11 @@ class World:
     def _check_concerned(self, before, after):
         """Whoever has a task now that it had not before is woken, and nobody else."""
         tasks = {silo: task_for(after, silo) for silo in after.silos}
-        new = [silo for silo in after.silos if tasks[silo] is not None and tasks[silo] != task_for(before, silo)]
+        new = [
+            silo
+            for silo in after.silos
+            if tasks[silo] is not None and tasks[silo] != task_for(before, silo)
+        ]
         assert list(concerned(before, after)) == new
 
     def _check_late(self, before, event):
@@ -933,11 +1097,17 @@ class World:
             }[after.stage]
             if before.stage == "queued" and after.stage == "folding":
                 wanted = [StartRoundTimer("round", after.round), *wanted]
-            if before.stage == "queued" and after.stage in ("drawing", "finishing", "ended") and not before.opened:
+            if (
+                before.stage == "queued"
+                and after.stage in ("drawing", "finishing", "ended")
+                and not before.opened
+            ):
                 wanted = [StartRoundTimer("admitting", 0), *wanted]
             if after.stage == "folding":
                 assert len(members) >= after.min_cohort
-                assert members == tuple(s for s in after.silos if s in after.given), "not in job order"
+                assert members == tuple(s for s in after.silos if s in after.given), (
+                    "not in job order"
+                )
             if after.stage == "round":
                 assert len(after.cohort) >= after.min_cohort
         assert list(without_reports(effects)) == wanted
@@ -974,12 +1144,18 @@ class World:
         state = self.state
         if state.stage == "round":
             return set(state.cohort) - set(state.given) - set(state.failed)
-        return set(state.admitted) - state.done - set(state.failed) if state.stage == "finishing" else set()
+        return (
+            set(state.admitted) - state.done - set(state.failed)
+            if state.stage == "finishing"
+            else set()
+        )
 
 
 def any_event(draw, state):
     """An event of any kind, near the state or stale, duplicated or of a stranger."""
-    number = draw(st.sampled_from((state.round, state.round, max(0, state.round - 1), state.round + 1)))
+    number = draw(
+        st.sampled_from((state.round, state.round, max(0, state.round - 1), state.round + 1))
+    )
     silo = draw(st.sampled_from((*state.silos, "stranger")))
     choices = (
         Began(),
@@ -1008,7 +1184,11 @@ def answer(draw, state, effect):
         drawn = draw(st.sets(st.sampled_from(state.silos)))
         everybody = draw(st.integers(0, 3)) > 0
         lost = draw(st.sets(st.sampled_from(state.silos)))
-        return Drawn(effect.round, tuple(s for s in state.admitted if everybody or s in drawn), tuple(sorted(lost)))
+        return Drawn(
+            effect.round,
+            tuple(s for s in state.admitted if everybody or s in drawn),
+            tuple(sorted(lost)),
+        )
     return Folded(effect.round) if draw(st.integers(0, 5)) else FoldFailed(effect.round, "disk")
 
 
@@ -1041,8 +1221,8 @@ def test_any_events_in_any_order(data):
     assert world.state.stage == "ended"
     world.check_tasks()
 
-    # Replaying the events gives the state, and so does replaying them with every event twice: but who is lost from the
-    # last round, and then once more, is lost to the end as well.
+    # Replaying the events gives the state, and so does replaying them with every event twice: but
+    # who is lost from the last round, and then once more, is lost to the end as well.
     assert run(world.first, *world.events)[0] == world.state
     twice = [event for event in world.events for _ in (0, 1)]
     assert replace(run(world.first, *twice)[0], failed={}) == replace(world.state, failed={})
@@ -1053,7 +1233,11 @@ def test_any_events_in_any_order(data):
 def test_a_willing_federation_completes_whatever_the_order(data):
     silos = tuple(data.draw(st.permutations("abcd")))
     rounds = data.draw(st.integers(1, 3))
-    state, _ = run(job(silos, rounds, 2), Began(), *(Answered(s, None) for s in data.draw(st.permutations(silos))))
+    state, _ = run(
+        job(silos, rounds, 2),
+        Began(),
+        *(Answered(s, None) for s in data.draw(st.permutations(silos))),
+    )
     folds = []
     for number in range(rounds):
         state, _ = run(state, Drawn(number, silos))
@@ -1076,7 +1260,10 @@ def test_an_upload_that_leaves_the_round_open_wakes_nobody():
 def test_all_silos_of_a_sum_are_woken_when_its_round_moves_on():
     state, _ = run(JobState("job", SILOS, 2, 2, blind=True), *OPEN)
     assert concerned(state, run(state, OperatorStopped())[0]) == SILOS
-    assert concerned(state, run(state, SiloFailed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0]) == SILOS
+    assert (
+        concerned(state, run(state, SiloFailed("a", 0, "lost"), SumFailed(0, 0, "TOO_FEW: a"))[0])
+        == SILOS
+    )
     assert concerned(state, run(state, SiloFailed("a", 0, "lost"))[0]) == ()
 
 
@@ -1114,7 +1301,9 @@ def test_a_blind_round_is_gathered_and_folded_over_the_members_of_its_sum():
     assert without_reports(effects) == (Gather(1, SILOS, 0, 0),)
 
 
-@pytest.mark.parametrize(("event", "code"), [(SiloFailed("a", 0, "DATA"), "DATA"), (SiloLost("a"), "lost")])
+@pytest.mark.parametrize(
+    ("event", "code"), [(SiloFailed("a", 0, "DATA"), "DATA"), (SiloLost("a"), "lost")]
+)
 def test_who_fails_drops_out_of_the_attempt_and_closes_nothing(event, code):
     state, effects = blind(*OPEN, event)
     assert (state.stage, without_reports(effects)) == ("round", (Drop("a", code),))
@@ -1137,7 +1326,11 @@ def test_whose_privacy_budget_is_spent_is_out_of_all_attempts_of_the_round_and_a
             {"a": "BUDGET"},
             (Gather(0, SILOS, number + 1, number + 1),),
         )
-        assert [task_for(state, silo) for silo in SILOS] == [RoundTask(0, SILOS, 0), None, RoundTask(0, SILOS, 0)]
+        assert [task_for(state, silo) for silo in SILOS] == [
+            RoundTask(0, SILOS, 0),
+            None,
+            RoundTask(0, SILOS, 0),
+        ]
     state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
     assert [task_for(state, silo) for silo in SILOS] == [
         RoundTask(1, SILOS, counted) for counted in (1, 0, 1)
@@ -1154,7 +1347,12 @@ def test_a_sum_that_needs_whose_privacy_budget_is_spent_is_not_tried_for_long():
 
 
 def test_a_round_that_fails_for_a_privacy_budget_says_so():
-    state, _ = run(job(), *OPEN, *(SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b")), UploadStored("c", 0, "dc"))
+    state, _ = run(
+        job(),
+        *OPEN,
+        *(SiloFailed(silo, 0, "BUDGET") for silo in ("a", "b")),
+        UploadStored("c", 0, "dc"),
+    )
     why = "BUDGET, its privacy budget is spent"
     assert state.reason == f"round 0: 1 silos gave, min_cohort is 2 (a: {why}, b: {why})"
 
@@ -1171,7 +1369,14 @@ def test_three_attempts_fail_and_then_the_job():
 
 
 def test_each_round_has_its_own_attempts():
-    state, _ = blind(*OPEN, SumFailed(0, 0, "x"), SumFailed(0, 1, "y"), Summed(0, SUM), Folded(0), Drawn(1, SILOS))
+    state, _ = blind(
+        *OPEN,
+        SumFailed(0, 0, "x"),
+        SumFailed(0, 1, "y"),
+        Summed(0, SUM),
+        Folded(0),
+        Drawn(1, SILOS),
+    )
     assert (state.attempt, state.fruitless) == (0, 0)
     assert run(state, SumFailed(1, 0, "x"), SumFailed(1, 1, "y"))[0].stage == "round"
 
@@ -1187,7 +1392,8 @@ def test_a_stopped_sum_goes_on_with_another_attempt_when_it_is_resumed():
         assert without_reports(effects) == (Gather(0, SILOS, state.attempt, 0),)
         state, _ = run(state, OperatorStopped())
     assert state.attempt == 5
-    state, effects = run(state, Resumed(), Began())  # it has not ended yet: the same attempt, begun already
+    # it has not ended yet: the same attempt, begun already
+    state, effects = run(state, Resumed(), Began())
     assert without_reports(effects) == (Gather(0, SILOS, 5, 0),)
     state, effects = run(state, SumFailed(0, 5, "stopped"))
     assert without_reports(effects) == (Gather(0, SILOS, 6, 1),)
@@ -1203,7 +1409,8 @@ def test_a_sum_that_opens_while_its_job_is_stopped_is_folded_when_it_is_resumed(
 
 def test_after_a_restart_the_sum_is_gathered_again():
     state, _ = blind(*OPEN, SumFailed(0, 0, "x"))
-    assert resumed(state) == (Gather(0, SILOS, 1, 0),)  # at once: it may not live as long as the pause
+    # at once: it may not live as long as the pause
+    assert resumed(state) == (Gather(0, SILOS, 1, 0),)
     assert resumed(blind(*SUMMED)[0]) == (Fold(0, SUM),)
     assert resumed(blind(*OPEN, OperatorStopped())[0]) == ()
 
@@ -1217,11 +1424,21 @@ GUILTY_CODES = ("MISDEALT", "COMPLAINT")
 def test_who_broke_the_rules_is_out_of_the_job_and_the_attempt_is_not_counted(code):
     state, _ = blind(*OPEN, SiloFailed("a", 0, code))
     state, effects = run(state, SumFailed(0, 0, "MISDEALT: ..."))
-    assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)  # at once: no pause for a fruitless one
-    assert (state.fruitless, state.refused, state.failed, state.excluded) == (0, 0, {"a": code}, {"a": code})
+    # at once: no pause for a fruitless one
+    assert without_reports(effects) == (Gather(0, SILOS, 1, 0),)
+    assert (state.fruitless, state.refused, state.failed, state.excluded) == (
+        0,
+        0,
+        {"a": code},
+        {"a": code},
+    )
     state, _ = run(state, Summed(0, SUM), Folded(0), Drawn(1, SILOS))
     assert (state.stage, state.open) == ("round", ("b", "c"))
-    assert [task_for(state, silo) for silo in SILOS] == [RoundTask(1, SILOS, 1), None, RoundTask(1, SILOS, 1)]
+    assert [task_for(state, silo) for silo in SILOS] == [
+        RoundTask(1, SILOS, 1),
+        None,
+        RoundTask(1, SILOS, 1),
+    ]
     state, _ = run(state, Summed(1, SUM), Folded(1))
     assert isinstance(task_for(state, "a"), FinishTask)  # it is told the end
 
@@ -1237,7 +1454,9 @@ def in_batches(*batches, **fields):
 
 
 def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_a_sum_has_enough():
-    state, effects = run(in_batches(SIX), SiloFailed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
+    state, effects = run(
+        in_batches(SIX), SiloFailed("f", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ...")
+    )
     assert gathered(effects) == [("a", "b", "c", "d", "e")]
     assert (state.failed, state.excluded) == ({"f": "MISDEALT"}, {"f": "MISDEALT"})
     state, effects = run(state, SiloFailed("c", 0, "lost"), SumFailed(0, 1, "TOO_FEW"))
@@ -1247,7 +1466,13 @@ def test_one_batch_goes_on_without_who_is_proven_to_have_broken_the_rules_while_
     state, _ = run(state, Summed(0, ("a", "b", "c", "d")), Folded(0))
     state, effects = run(state, Drawn(1, SIX))
     assert (state.cohort, gathered(effects)) == (("a", "b", "c", "d"), [("a", "b", "c", "d")])
-    state, _ = run(state, SiloFailed("d", 1, "MISDEALT"), Summed(1, ("a", "b", "c", "d")), Folded(1), Drawn(2, SIX))
+    state, _ = run(
+        state,
+        SiloFailed("d", 1, "MISDEALT"),
+        Summed(1, ("a", "b", "c", "d")),
+        Folded(1),
+        Drawn(2, SIX),
+    )
     assert (state.stage, state.outcome) == ("finishing", "failed")
     assert state.reason.startswith(
         "round 2: only 3 of the drawn silos are admitted, 3 of them in whole batches, and it"
@@ -1261,7 +1486,7 @@ def test_who_complains_without_a_reason_takes_its_batch_along():
     assert gathered(effects) == [EIGHT[4:]]
 
 
-def test_of_several_batches_one_goes_on_without_who_is_proven_while_it_is_as_large_as_batches_must_be():
+def test_a_batch_continues_without_a_proven_silo_while_large_enough():
     state = in_batches(EIGHT[:4], EIGHT[4:])
     state, effects = run(state, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: ..."))
     assert gathered(effects) == [EIGHT[1:]]
@@ -1271,7 +1496,9 @@ def test_of_several_batches_one_goes_on_without_who_is_proven_while_it_is_as_lar
     assert gathered(effects) == [EIGHT[1:7]]  # three are too few for a sum, so all are waited for
     four = in_batches(EIGHT[:4], EIGHT[4:])
     for number, silo in enumerate("ab"):
-        four, effects = run(four, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        four, effects = run(
+            four, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ...")
+        )
     assert gathered(effects) == [EIGHT[4:]]  # two are no batch
 
 
@@ -1292,7 +1519,9 @@ def test_one_after_another_may_break_the_rules_however_many_attempts_that_takes(
     state = replace(job(silos, min_cohort=3), blind=True)
     state, _ = run(state, Began(), *(Answered(silo, None) for silo in silos), Drawn(0, silos))
     for number, silo in enumerate(silos[:37]):
-        state, effects = run(state, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ..."))
+        state, effects = run(
+            state, SiloFailed(silo, 0, "MISDEALT"), SumFailed(0, number, "MISDEALT: ...")
+        )
         assert without_reports(effects) == (Gather(0, silos, number + 1, 0),)
     assert state.open == silos[37:]
 
@@ -1311,15 +1540,23 @@ def test_an_attempt_without_anybody_new_at_fault_is_counted_as_ever(code):
 
 
 def test_a_job_ends_at_once_where_no_other_attempt_can_follow_or_too_few_are_left():
-    state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True))
+    state, _ = blind(
+        *OPEN, SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "MISDEALT: a dealt …", final=True)
+    )
     assert (state.stage, state.reason) == ("finishing", "round 0: MISDEALT: a dealt …")
-    at_fault = (SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "x"), SiloFailed("b", 0, "COMPLAINT"))
+    at_fault = (
+        SiloFailed("a", 0, "MISDEALT"),
+        SumFailed(0, 0, "x"),
+        SiloFailed("b", 0, "COMPLAINT"),
+    )
     state, _ = blind(*OPEN, *at_fault, SumFailed(0, 1, "y"), Summed(0, ("c",)))
     assert state.stage == "finishing"
-    state, _ = blind(*OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c")))
+    state, _ = blind(
+        *OPEN, SiloFailed("a", 0, "MISDEALT"), Summed(0, SILOS), Folded(0), Drawn(1, ("a", "c"))
+    )
     assert (state.stage, state.outcome) == ("finishing", "failed")
-    assert state.reason == (
-        "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
+    assert (
+        state.reason == "round 1: only 1 of the drawn silos are admitted, min_cohort is 2; "
         "a: MISDEALT, it dealt shares that do not open or do not join"
     )
 
@@ -1334,7 +1571,12 @@ def test_fault_is_noted_of_who_had_dropped_out_and_while_a_job_is_stopped():
     state, _ = blind(*OPEN, SiloFailed("a", 0, "lost"), SiloFailed("a", 0, "MISDEALT"))
     assert state.failed == {"a": "MISDEALT"}
     state, _ = blind(
-        *OPEN, OperatorStopped(), SiloFailed("a", 0, "MISDEALT"), SumFailed(0, 0, "stopped"), Resumed(), Began()
+        *OPEN,
+        OperatorStopped(),
+        SiloFailed("a", 0, "MISDEALT"),
+        SumFailed(0, 0, "stopped"),
+        Resumed(),
+        Began(),
     )
     assert (state.failed, state.open) == ({"a": "MISDEALT"}, ("b", "c"))
     state, _ = run(state, SiloFailed("a", 1, "MISDEALT"), SiloFailed("stranger", 0, "MISDEALT"))

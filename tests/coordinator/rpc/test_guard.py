@@ -19,15 +19,26 @@ from staddle.proto.channel import ERROR_METADATA, MAX_METADATA_BYTES
 from staddle.security.identity import roster as rosters
 from staddle.security.identity.keys import Role, create_keys
 
-ROLES = {"ministry": Role.FOUNDER, "op": Role.OPERATOR, "coordinator": Role.COORDINATOR, "silo-a": Role.SILO}
+ROLES = {
+    "ministry": Role.FOUNDER,
+    "op": Role.OPERATOR,
+    "coordinator": Role.COORDINATOR,
+    "silo-a": Role.SILO,
+}
 TLS13 = [b"TLSv1.3"]
-SERVICE, HEALTH, OPERATIONS = "/staddle.v1.Federation/", "/grpc.health.v1.Health/", "/staddle.v1.Operations/"
+SERVICE, HEALTH, OPERATIONS = (
+    "/staddle.v1.Federation/",
+    "/grpc.health.v1.Health/",
+    "/staddle.v1.Operations/",
+)
 
 
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
-    made = {member: create_keys(folder / member, member, role, "o") for member, role in ROLES.items()}
+    made = {
+        member: create_keys(folder / member, member, role, "o") for member, role in ROLES.items()
+    }
     return {**made, "twin": create_keys(folder / "twin", "silo-a", Role.SILO, "o")}
 
 
@@ -58,7 +69,9 @@ def test_a_member_is_known_by_its_key(entries, roster, member):
     assert identify(auth(entries[member]), roster, "peer") == entries[member]
 
 
-@pytest.mark.parametrize("version", [[b"TLSv1.2"], [b"TLSv1.1"], [b""], [], [b"tlsv1.3"], [b"TLSv1.3", b"TLSv1.3"]])
+@pytest.mark.parametrize(
+    "version", [[b"TLSv1.2"], [b"TLSv1.1"], [b""], [], [b"tlsv1.3"], [b"TLSv1.3", b"TLSv1.3"]]
+)
 def test_1_an_older_tls_is_refused_even_from_a_member(entries, roster, version):
     assert "not TLSv1.3" in refusal(auth(entries["silo-a"], version), roster)
 
@@ -70,7 +83,10 @@ def test_1_a_connection_without_tls_is_refused(entries, roster):
 
 @pytest.mark.parametrize("certificates", [None, []])
 def test_2_no_certificate_is_refused(roster, certificates):
-    values = {"ssl_tls_version": TLS13, **({} if certificates is None else {"x509_pem_cert": certificates})}
+    values = {
+        "ssl_tls_version": TLS13,
+        **({} if certificates is None else {"x509_pem_cert": certificates}),
+    }
     assert "no client certificate" in refusal(values, roster)
 
 
@@ -85,10 +101,14 @@ def test_2_another_key_under_a_members_name_is_refused(entries, roster):
 
 
 def test_2_a_removed_member_is_a_stranger(entries, roster):
-    assert "belongs to no member" in refusal(auth(entries["silo-a"]), rosters.remove(roster, "silo-a"))
+    assert "belongs to no member" in refusal(
+        auth(entries["silo-a"]), rosters.remove(roster, "silo-a")
+    )
 
 
-@pytest.mark.parametrize("pem", [b"", b"no certificate", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
+@pytest.mark.parametrize(
+    "pem", [b"", b"no certificate", b"\xff\xfe", b"-----BEGIN CERTIFICATE-----\nAAAA\n"]
+)
 def test_2_what_is_no_certificate_is_refused(roster, pem):
     refusal({"ssl_tls_version": TLS13, "x509_pem_cert": [pem]}, roster)
 
@@ -105,7 +125,11 @@ def test_2_no_changed_certificate_raises_anything_but_a_refusal(entries, roster)
     entry, leaked = entries["silo-a"], set()
     for place in range(0, 8 * len(ssl.PEM_cert_to_DER_cert(entry.certificate)), 3):
         try:
-            identify({"ssl_tls_version": TLS13, "x509_pem_cert": [flipped(entry, [place])]}, roster, "peer")
+            identify(
+                {"ssl_tls_version": TLS13, "x509_pem_cert": [flipped(entry, [place])]},
+                roster,
+                "peer",
+            )
         except RefusedError:
             pass
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not come out
@@ -166,7 +190,9 @@ def called(warden, context, method=f"{SERVICE}Poll", error=None):
 MAY = {"silo-a": (SERVICE, HEALTH), "op": (OPERATIONS, HEALTH), "ministry": (), "coordinator": ()}
 
 
-@pytest.mark.parametrize("method", [f"{SERVICE}Poll", f"{HEALTH}Check", f"{OPERATIONS}Stop", "/other.Service/Poll"])
+@pytest.mark.parametrize(
+    "method", [f"{SERVICE}Poll", f"{HEALTH}Check", f"{OPERATIONS}Stop", "/other.Service/Poll"]
+)
 @pytest.mark.parametrize("member", MAY)
 def test_3_each_role_may_call_its_own_services(entries, roster, member, method):
     context = Context(entries[member])
@@ -258,7 +284,10 @@ def test_an_unknown_method_stays_unknown(roster):
     async def nothing(details):
         return None
 
-    assert asyncio.run(Guard(roster).intercept_service(nothing, SimpleNamespace(method="/x/Y"))) is None
+    assert (
+        asyncio.run(Guard(roster).intercept_service(nothing, SimpleNamespace(method="/x/Y")))
+        is None
+    )
 
 
 # Codes.
@@ -282,10 +311,12 @@ def test_a_reason_that_quotes_much_is_cut_so_that_its_code_arrives(entries, rost
 
 
 def raised_codes(folder):
-    """(code, where) of every RefusedError that the modules of a folder make; the code must stand there literally.
+    """(code, where) of every RefusedError that the modules of a folder make.
 
-    Without the messages of secure sums and mixes, whose codes are those of security/faults.py: they cross as
-    SECURE.
+    The code must stand there literally.
+
+    Without the messages of secure sums and mixes, whose codes are those of security/faults.py: they
+    cross as SECURE.
     """
     for path in sorted(set(folder.rglob("*.py")) - set((folder / "convert").glob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -313,6 +344,9 @@ def test_the_status_that_a_silo_explains_as_a_failed_handshake_is_only_that_of_s
 
 
 def test_the_services_of_the_table_are_those_of_the_proto_files():
-    ours = [*pb.DESCRIPTOR.services_by_name.values(), *operations_pb2.DESCRIPTOR.services_by_name.values()]
+    ours = [
+        *pb.DESCRIPTOR.services_by_name.values(),
+        *operations_pb2.DESCRIPTOR.services_by_name.values(),
+    ]
     names = {f"/{service.full_name}" for service in ours}
     assert guard.MAY_CALL.keys() == {*names, "/grpc.health.v1.Health"}

@@ -1,6 +1,13 @@
 import pytest
 
-from staddle.coordinator.rpc.limits import AT_ONCE, BURST, CALLS_PER_SECOND, OTHERS_AT_ONCE, Bucket, CallLimits
+from staddle.coordinator.rpc.limits import (
+    AT_ONCE,
+    BURST,
+    CALLS_PER_SECOND,
+    OTHERS_AT_ONCE,
+    Bucket,
+    CallLimits,
+)
 from staddle.errors import RefusedError
 
 
@@ -62,7 +69,9 @@ def test_calls_of_all_kinds_share_the_bucket():
     refused(limits, "a", "Fetch", 0.0)
 
 
-@pytest.mark.parametrize(("rpc", "allowed"), [*AT_ONCE.items(), ("Beat", OTHERS_AT_ONCE), ("/other", OTHERS_AT_ONCE)])
+@pytest.mark.parametrize(
+    ("rpc", "allowed"), [*AT_ONCE.items(), ("Beat", OTHERS_AT_ONCE), ("/other", OTHERS_AT_ONCE)]
+)
 def test_calls_of_one_kind_at_a_time(rpc, allowed):
     limits = CallLimits()
     for _ in range(allowed):
@@ -100,4 +109,8 @@ def test_nothing_stays_of_calls_that_are_over():
 
 
 def test_one_of_each_call_that_carries_or_makes_much_a_member():
-    assert {rpc for rpc, allowed in AT_ONCE.items() if allowed == 1} == {"Upload", "Fetch", "GroupKey"}
+    assert {rpc for rpc, allowed in AT_ONCE.items() if allowed == 1} == {
+        "Upload",
+        "Fetch",
+        "GroupKey",
+    }

@@ -10,7 +10,9 @@ SILOS = ("a", "b", "c", "d", "e", "f")
 
 
 def said(silo, challenge, head=b"head"):
-    return pb.Attestation(session=b"s", silo=silo, challenge=challenge, held=head, signature=b"x" * 64)
+    return pb.Attestation(
+        session=b"s", silo=silo, challenge=challenge, held=head, signature=b"x" * 64
+    )
 
 
 def asked(witness):
@@ -25,7 +27,13 @@ def test_a_silo_that_polls_is_asked_once_and_its_answer_reaches_the_one_who_aske
     assert attesting.waiting("b") is None
     assert attesting.answered("b", said("a", b"1"))
     (told,) = attesting.waiting("a").told
-    assert (told.by, told.silo, told.challenge, told.held, told.signature) == ("b", "a", b"1", b"head", b"x" * 64)
+    assert (told.by, told.silo, told.challenge, told.held, told.signature) == (
+        "b",
+        "a",
+        b"1",
+        b"head",
+        b"x" * 64,
+    )
     assert told.session == b""  # b's secret
     assert attesting.waiting("a") is None
 
@@ -106,7 +114,9 @@ def test_silos_that_never_answer_do_not_keep_all_others_from_being_asked():
     assert not asked(attesting.waiting("late"))
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["ask", "poll", "answer"]), st.sampled_from(SILOS)), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["ask", "poll", "answer"]), st.sampled_from(SILOS)), max_size=60
+)
 
 
 @given(STEPS)

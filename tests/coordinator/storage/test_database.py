@@ -64,13 +64,22 @@ def test_jobs_come_back_in_the_order_in_which_they_were_added(database, path):
     with database.transaction():
         database.save_state(replace(job("a"), stage="ended"))
     found = again(database, path).jobs()
-    assert [(kept.state.job, kept.state.stage) for kept in found] == [("z", "queued"), ("a", "ended"), ("m", "queued")]
+    assert [(kept.state.job, kept.state.stage) for kept in found] == [
+        ("z", "queued"),
+        ("a", "ended"),
+        ("m", "queued"),
+    ]
 
 
 def test_every_state_of_a_job_comes_back_as_it_was(database, path):
     state = job()
     add(database, state)
-    events = [Began(), *(Answered(s, None) for s in SILOS), Drawn(0, SILOS), *(UploadStored(s, 0, "x") for s in SILOS)]
+    events = [
+        Began(),
+        *(Answered(s, None) for s in SILOS),
+        Drawn(0, SILOS),
+        *(UploadStored(s, 0, "x") for s in SILOS),
+    ]
     for event in [*events, Folded(0), Drawn(1, ("a", "b")), UploadStored("a", 1, "y")]:
         state, _ = advance(state, event)
         with database.transaction():
@@ -93,7 +102,10 @@ def test_the_methods_state_keeps_its_bits(database, path):
 def test_a_closed_round_changes_files_method_and_metrics_together(database, path):
     add(database, job())
     with database.transaction():
-        files = {("result", "model", ""): "0.model.safetensors", ("mail", "theta", "a"): "0.theta.a.safetensors"}
+        files = {
+            ("result", "model", ""): "0.model.safetensors",
+            ("mail", "theta", "a"): "0.theta.a.safetensors",
+        }
         database.close_round("j", 0, ("a", "b"), {"tested": 5}, {"n": torch.tensor(1)}, files)
     with database.transaction():
         files = {("result", "model", ""): "1.model.safetensors", ("mail", "theta", "a"): None}
@@ -188,7 +200,9 @@ def test_a_full_disk_is_an_error_of_ours_and_the_rows_stay(database, path):
         f"PRAGMA max_page_count = {database._connection.execute('PRAGMA page_count').fetchone()[0]}"
     )
     with (
-        pytest.raises(LocalError, match=r"coordinator\.sqlite: database or disk is full; make room"),
+        pytest.raises(
+            LocalError, match=r"coordinator\.sqlite: database or disk is full; make room"
+        ),
         database.transaction(),
     ):
         database.save_state(replace(job(), reason="x" * 100_000))
@@ -259,7 +273,9 @@ def test_contributions_are_kept_by_job_and_silo_each_once(database, path):
     assert database.contributions("nothing") == {}
 
 
-OPEN = replace(job(), stage="round", cohort=("b", "a"), answers=dict.fromkeys(SILOS, "accepted"), round=1)
+OPEN = replace(
+    job(), stage="round", cohort=("b", "a"), answers=dict.fromkeys(SILOS, "accepted"), round=1
+)
 
 
 def test_an_upload_counts_as_given_by_its_row_while_its_round_is_open(database, path):
@@ -333,13 +349,21 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
         database.add_submission("j", GIVEN)
     database.close()
     with sqlite3.connect(path) as old:
-        for table, last in (("misdealings", 4), ("contributions", 3), ("hidden", 3), ("mixed", 3), ("secure", 2)):
+        for table, last in (
+            ("misdealings", 4),
+            ("contributions", 3),
+            ("hidden", 3),
+            ("mixed", 3),
+            ("secure", 2),
+        ):
             if version <= last:
                 old.execute(f"DROP TABLE {table}")
         if version < 4:
             old.execute("CREATE TABLE before AS SELECT * FROM submissions")
             old.execute("DROP TABLE submissions")
-            old.execute(SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)"))
+            old.execute(
+                SUBMISSIONS.replace("  part TEXT NOT NULL", "  --").replace("silo, part)", "silo)")
+            )
             columns = "job, round, silo, file, size, sha256, ledger_seq, ledger_leaf, receipt"
             old.execute(f"INSERT INTO submissions SELECT {columns} FROM before")
             old.execute("DROP TABLE before")
@@ -357,7 +381,10 @@ def test_a_database_of_a_version_before_is_taken_over(database, path, version):
     assert found.submission("j", 1, "a") == GIVEN
     with found.transaction():
         found.add_submission("j", replace(GIVEN, part="rows"))
-    assert (found.submission("j", 1, "a"), found.submission("j", 1, "a", "rows").part) == (GIVEN, "rows")
+    assert (found.submission("j", 1, "a"), found.submission("j", 1, "a", "rows").part) == (
+        GIVEN,
+        "rows",
+    )
     found.close()
     with sqlite3.connect(path) as new:
         assert new.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -378,7 +405,11 @@ def test_uploads_of_parts_and_the_words_on_them_come_back(database, path):
     found = {kept.state.job: kept.hidden for kept in database.jobs()}
     assert found == {"j": (older, replace(words, signed=b"\0signed"), vectors), "other": (words,)}
     assert database.signed("j", 1, "extractor", "a") == b"\0signed"
-    for place in (("j", 1, "rows", "a"), ("other", 1, "extractor", "a"), ("j", 2, "extractor", "a")):
+    for place in (
+        ("j", 1, "rows", "a"),
+        ("other", 1, "extractor", "a"),
+        ("j", 2, "extractor", "a"),
+    ):
         with pytest.raises(LocalError, match=r"no upload of part .* that 'a' signed; restore"):
             database.signed(*place)
     with database.transaction():
@@ -398,7 +429,10 @@ def test_an_upload_of_a_part_takes_nobodys_place_by_itself(database):
 
 def test_what_rows_were_made_of_is_kept_by_part_and_recipient(database, path):
     add(database, replace(job(), blind=True))
-    first, second = RowMemory(last="9f" * 32, newest={"a": 4}), RowMemory(last="8e" * 32, newest={"a": 5, "c": 1})
+    first, second = (
+        RowMemory(last="9f" * 32, newest={"a": 4}),
+        RowMemory(last="8e" * 32, newest={"a": 5, "c": 1}),
+    )
     with database.transaction():
         database.save_memories("j", {("extractor", "b"): first, ("extractor", "c"): first})
         database.save_memories("j", {("extractor", "b"): second})
@@ -416,7 +450,9 @@ def test_a_part_has_a_submission_of_its_own(database):
     assert database.submission("j", 1, "a", "rows") is None
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\xff" * 40, b"\x08\0\0\0\0\0\0\0{}      ab", bytes(100)], ids=repr)
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\xff" * 40, b"\x08\0\0\0\0\0\0\0{}      ab", bytes(100)], ids=repr
+)
 def test_a_damaged_state_of_a_method_is_named_with_its_job(database, path, damaged):
     add(database, job("good"), job("bad"), method={"w": torch.ones(3)})
     database.close()
@@ -439,7 +475,9 @@ def filled(path):
     """A database with rows in all of its tables."""
     database = Database(path)
     add(database, replace(job(), blind=True), job("other"), method={"w": torch.ones(3)})
-    words = StoredHidden(1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32, b"word")
+    words = StoredHidden(
+        1, "extractor", "a", b"\1" * 32, "1.a.extractor.padded", 2**40, b"\2" * 32, b"word"
+    )
     with database.transaction():
         for number in (1, 2):
             database.add_submission("j", replace(GIVEN, round=number))
@@ -449,13 +487,27 @@ def filled(path):
         database.add_secure("j", 1, ReplayEntry(0, "failed", "", b'{"code":"x","silo":"a"}'))
         database.add_contribution("j", "a", "09" * 32, b"contributed")
         database.add_hidden("j", words)
-        database.save_memories("j", {("extractor", "b"): RowMemory(last="9f" * 32, newest={"a": 4})})
-        database.close_round("j", 0, ("a",), {"tested": 5}, {"w": torch.ones(2)}, {("result", "m", ""): "0.m"})
+        database.save_memories(
+            "j", {("extractor", "b"): RowMemory(last="9f" * 32, newest={"a": 4})}
+        )
+        database.close_round(
+            "j", 0, ("a",), {"tested": 5}, {"w": torch.ones(2)}, {("result", "m", ""): "0.m"}
+        )
         database.save_state(replace(job(), blind=True, stage="round", round=1))
     database.close()
 
 
-TABLES = ("jobs", "rounds", "submissions", "heads", "files", "secure", "contributions", "hidden", "mixed")
+TABLES = (
+    "jobs",
+    "rounds",
+    "submissions",
+    "heads",
+    "files",
+    "secure",
+    "contributions",
+    "hidden",
+    "mixed",
+)
 
 
 def changes():
@@ -466,11 +518,21 @@ def changes():
             for table in TABLES:
                 yield table, f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})"
                 for _, name, kind, *_ in made.execute(f"PRAGMA table_info({table})"):
-                    other = {"INTEGER": f"{name} + 10", "TEXT": f"{name} || ' '", "BLOB": "x'00'"}[kind]
-                    yield table, f"UPDATE {table} SET {name} = {other} WHERE rowid = (SELECT min(rowid) FROM {table})"
+                    other = {"INTEGER": f"{name} + 10", "TEXT": f"{name} || ' '", "BLOB": "x'00'"}[
+                        kind
+                    ]
+                    yield (
+                        table,
+                        (
+                            f"UPDATE {table} SET {name} = {other} WHERE rowid = (SELECT min(rowid)"
+                            f" FROM {table})"
+                        ),
+                    )
 
 
-@pytest.mark.parametrize(("table", "change"), [pytest.param(*each, id=each[1]) for each in changes()])
+@pytest.mark.parametrize(
+    ("table", "change"), [pytest.param(*each, id=each[1]) for each in changes()]
+)
 def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, change):
     filled(path)
     Database(path).close()  # as it was written it is taken
@@ -482,7 +544,10 @@ def test_what_a_disk_changed_in_a_row_is_found_and_its_table_named(path, table, 
             Database(path).jobs()
         return
     for how in ({}, {"read_only": True}):
-        with pytest.raises(LocalError, match=f"coordinator.sqlite: table {table} is not as it was written: the disk"):
+        with pytest.raises(
+            LocalError,
+            match=f"coordinator.sqlite: table {table} is not as it was written: the disk",
+        ):
             Database(path, **how)
 
 

@@ -1,4 +1,6 @@
-"""The head at the end of an upload: it grew from the one that is held, and ends with the upload's record."""
+"""The head at the end of an upload: it grew from the one that is held, and ends with the upload's
+record.
+"""
 
 import pytest
 from support.ledgers import KEY, OTHER_KEY
@@ -55,7 +57,9 @@ class Log:
 
 @pytest.fixture
 def heads():
-    found = SiloHeads(Roster({"silo-a": Entry(KEY)}), {}, lambda *evidence: found.evidence.append(evidence))
+    found = SiloHeads(
+        Roster({"silo-a": Entry(KEY)}), {}, lambda *evidence: found.evidence.append(evidence)
+    )
     found.evidence = []
     return found
 
@@ -90,9 +94,11 @@ def test_heads_that_grow_are_taken_one_after_another(heads):
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (lambda _: Log(4).end(4), "cannot extend one of 6|from 4 records"),  # fewer records than before
+        # fewer records than before
+        (lambda _: Log(4).end(4), "cannot extend one of 6|from 4 records"),
         (lambda _: Log(9, b"other").end(6), "leads to"),  # others
-        (lambda _: Log(9, b"other").end(0), "from 0 records, the old checkpoint has 6"),  # as if anew
+        # as if anew
+        (lambda _: Log(9, b"other").end(0), "from 0 records, the old checkpoint has 6"),
         (lambda log: log.end(6), "no record more"),
     ],
     ids=["cut", "rewritten", "anew", "the same"],
@@ -159,7 +165,9 @@ def test_a_ledger_begins_anew_only_under_a_new_key(heads):
     take(heads, Log(6).end(0))
     anew = SiloHeads(Roster({"silo-a": Entry(OTHER_KEY)}), dict(heads._held), lambda *_: None)
     take(anew, Log(2, b"other").end(0, key=OTHER_KEY))
-    refused(anew, Log(3, b"third").end(0, key=OTHER_KEY), "from 0 records, the old checkpoint has 2")
+    refused(
+        anew, Log(3, b"third").end(0, key=OTHER_KEY), "from 0 records, the old checkpoint has 2"
+    )
 
 
 def test_a_ledger_that_goes_on_under_a_new_key_must_extend_what_is_held(heads):

@@ -26,7 +26,8 @@ ITEMS = (
     Item("model", Kind.WHOLE_MODEL, TensorSpec("w", "float32", (3, 5))),
     Item("model", Kind.WHOLE_MODEL, TensorSpec("none", "float64", (0, 2))),
     Item("model", Kind.WHOLE_MODEL, TensorSpec("odd", "float32", (1,))),
-    Item("model", Kind.WHOLE_MODEL, TensorSpec("@weight", "float64", (), 0.0, 2.0**53)),  # 4 bytes off its alignment
+    # 4 bytes off its alignment
+    Item("model", Kind.WHOLE_MODEL, TensorSpec("@weight", "float64", (), 0.0, 2.0**53)),
 )
 
 
@@ -163,7 +164,9 @@ def test_a_finite_upload_passes(tmp_path):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(("place", "named"), [(1, "model/w"), (3, "model/odd"), (4, "model/@weight")])
+@pytest.mark.parametrize(
+    ("place", "named"), [(1, "model/w"), (3, "model/odd"), (4, "model/@weight")]
+)
 def test_a_value_that_is_not_finite_is_refused_and_its_tensor_named(tmp_path, bad, place, named):
     tensors = values()
     tensors[place].reshape(-1)[-1] = bad
@@ -191,8 +194,12 @@ def test_a_weight_may_be_any_number_of_records(tmp_path, weight):
     uploaded(tmp_path, tensors).check_values("silo-a")
 
 
-@pytest.mark.parametrize(("place", "value", "named"), [(0, 3, "counts/n"), (0, -2, "counts/n"), (1, -1e-30, "model/w")])
-def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(tmp_path, monkeypatch, place, value, named):
+@pytest.mark.parametrize(
+    ("place", "value", "named"), [(0, 3, "counts/n"), (0, -2, "counts/n"), (1, -1e-30, "model/w")]
+)
+def test_a_value_beyond_its_bounds_is_refused_and_its_tensor_named(
+    tmp_path, monkeypatch, place, value, named
+):
     monkeypatch.setattr(spool, "REGION", 4)
     items, tensors = list(ITEMS), values()
     items[0] = replace(items[0], spec=replace(items[0].spec, least=-1.0, most=2.0))
@@ -238,7 +245,11 @@ class Rounds:
         return self.folded(round_, act).changes
 
     def close(self, round_, act=nothing):
-        given = {name.split(".")[1]: digest for name, digest in self.given.items() if name.startswith(f"{round_}.")}
+        given = {
+            name.split(".")[1]: digest
+            for name, digest in self.given.items()
+            if name.startswith(f"{round_}.")
+        }
         self.store.check_uploads(given, round_)
         fold = self.folded(round_, act)
         self.places = {k: v for k, v in {**self.places, **fold.changes}.items() if v is not None}
@@ -321,7 +332,11 @@ def test_a_version_is_looked_at_once_a_round(tmp_path, job):
 @DAMAGE
 def test_a_file_is_compared_with_the_digest_that_is_known_of_it(tmp_path, job, damage):
     (tmp_path / "part").write_bytes(bytes(range(64)))
-    digests = {job.store.keep_as("0.a.theta.padded", tmp_path / "part"): sha256(bytes(range(64))).hexdigest()}
+    digests = {
+        job.store.keep_as("0.a.theta.padded", tmp_path / "part"): (
+            sha256(bytes(range(64))).hexdigest()
+        )
+    }
     job.store.check_files(digests)
     job.close(0, lambda fold: fold.changes.update({("version", "theta", "a"): "0.a.theta.padded"}))
     damage(job.folder / "0.a.theta.padded")
@@ -344,13 +359,20 @@ def test_checked_uploads_are_read_by_silo_part_and_name(tmp_path, job):
 def test_a_closed_round_leaves_what_it_published_and_the_versions_of_a_mix(tmp_path, job):
     for silo in "ab":
         job.give(tmp_path, 0, silo)
-    job.close(0, lambda fold: (fold.publish("model", {"w": torch.ones(2)}), store_version(fold, "model", "a")))
+    job.close(
+        0,
+        lambda fold: (
+            fold.publish("model", {"w": torch.ones(2)}),
+            store_version(fold, "model", "a"),
+        ),
+    )
     assert job.names == ["0.a.upload", "0.model.safetensors"]
     job.give(tmp_path, 1, "a", 1)
     job.close(1, lambda fold: store_version(fold, "model", "a"))
     assert bits(job.store.version("model", "a", "w")) == bits(values(1)[1])
     job.publish(2, 1.0)
-    assert job.names == ["0.model.safetensors", "1.a.upload", "2.model.safetensors"]  # the old model may be read yet
+    # the old model may be read yet
+    assert job.names == ["0.model.safetensors", "1.a.upload", "2.model.safetensors"]
     job.publish(3, 2.0)
     assert job.names == ["1.a.upload", "2.model.safetensors", "3.model.safetensors"]
 
@@ -366,7 +388,11 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
         store_version(fold, "model", "a")
         fold.clear_mail("c")
         put(fold, "model", "b", {"w": torch.zeros(2)})
-        assert (fold.has("model", "a"), fold.mail("model", "b"), fold.latest("model")["w"].tolist()) == (
+        assert (
+            fold.has("model", "a"),
+            fold.mail("model", "b"),
+            fold.latest("model")["w"].tolist(),
+        ) == (
             False,
             None,
             [1, 1],
@@ -379,7 +405,10 @@ def test_a_fold_changes_nothing_before_its_commit(tmp_path, job):
     assert job.store.mail("model", "c") is not None
     job.close(2, act)
     assert job.store.has("model", "a")
-    assert (job.store.mail("model", "c"), job.store.mail("model", "b")["w"].tolist()) == (None, [0, 0])
+    assert (job.store.mail("model", "c"), job.store.mail("model", "b")["w"].tolist()) == (
+        None,
+        [0, 0],
+    )
     assert job.store.latest("model")["w"].tolist() == [0, 0]
 
 
@@ -400,7 +429,11 @@ def test_a_restart_keeps_what_was_committed_and_the_uploads_of_the_open_round(tm
 
 def test_the_archive_gives_back_what_was_published(job):
     assert job.store.latest("model") is None
-    sent = {"extractor.w": torch.randn(4, 3).T, "@weight": torch.tensor(2.0, dtype=torch.float64), "e": torch.empty(0)}
+    sent = {
+        "extractor.w": torch.randn(4, 3).T,
+        "@weight": torch.tensor(2.0, dtype=torch.float64),
+        "e": torch.empty(0),
+    }
     job.close(0, lambda fold: fold.publish("model", sent))
     found = job.store.latest("model")
     assert {k: (v.dtype, tuple(v.shape), bits(v)) for k, v in found.items()} == {
@@ -464,7 +497,9 @@ def racing(monkeypatch, action):
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_read_that_a_commit_overtakes_does_not_bring_the_old_value_back(job, monkeypatch, forgets):
+def test_a_read_that_a_commit_overtakes_does_not_bring_the_old_value_back(
+    job, monkeypatch, forgets
+):
     job.publish(0, 0.0)
 
     def fold():
@@ -483,7 +518,9 @@ def test_a_value_that_cannot_be_written_is_a_fault_that_the_daemon_reports(job, 
     job.publish(0, 0.0)
 
     def failing(*args, **kwargs):
-        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise safetensors.SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr(tensor_file, "save_file", failing)
     for act in (
@@ -502,7 +539,10 @@ def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
             put(fold, part, silo, {"w": torch.full((2,), float(number))})
 
     job.close(0, act)
-    found = {place: job.store.mail(*place)["w"][0].item() for place in [("theta", "a"), ("head", "a"), ("theta", "b")]}
+    found = {
+        place: job.store.mail(*place)["w"][0].item()
+        for place in [("theta", "a"), ("head", "a"), ("theta", "b")]
+    }
     assert list(found.values()) == [0, 1, 2]
     job.close(1, lambda fold: fold.clear_mail("a"))
     assert [job.store.mail(part, silo) is None for part, silo in found] == [True, True, False]
@@ -511,8 +551,15 @@ def test_mail_is_kept_by_part_and_silo_and_cleared_by_silo(job):
 def test_versions_are_kept_by_part_and_silo_and_are_the_uploads_bits(tmp_path, job):
     job.give(tmp_path, 0, "a", 0)
     job.give(tmp_path, 0, "b", 1)
-    job.close(0, lambda fold: (store_version(fold, "model", "a"), store_version(fold, "counts", "b")))
-    assert [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"] == [True, False, False, True]
+    job.close(
+        0, lambda fold: (store_version(fold, "model", "a"), store_version(fold, "counts", "b"))
+    )
+    assert [job.store.has(part, silo) for part in ("model", "counts") for silo in "ab"] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     for place, name in ((1, "w"), (2, "none"), (3, "odd"), (4, "@weight")):
         assert bits(job.store.version("model", "a", name)) == bits(values(0)[place])
 
@@ -537,12 +584,16 @@ def test_an_upload_that_would_fill_the_disk_is_refused_beforehand(job, monkeypat
 
 
 @pytest.mark.parametrize(
-    "name", ["0.silo-a.upload", "3.model.safetensors", "result.safetensors", "12.mail.b.safetensors"]
+    "name",
+    ["0.silo-a.upload", "3.model.safetensors", "result.safetensors", "12.mail.b.safetensors"],
 )
 def test_tensors_of_a_job_that_the_database_does_not_have_are_not_taken_for_rubbish(folder, name):
     folder.mkdir()
     (folder / name).write_bytes(b"the only copy")
-    said = rf"{folder}: holds {name}, but by coordinator.sqlite there is no such job.* move the folder away"
+    said = (
+        rf"{folder}: holds {name}, but by coordinator.sqlite there is no such job.* move the folder"
+        r" away"
+    )
     with pytest.raises(LocalError, match=said):
         check_folder(folder, -1)
     assert (folder / name).read_bytes() == b"the only copy"
@@ -555,7 +606,8 @@ def test_tensors_of_rounds_after_the_one_in_which_the_job_stands_are_not_rubbish
     check_folder(folder, 3)
     check_folder(folder, 99)
     with pytest.raises(
-        LocalError, match=r"holds 3\.silo-a\.upload, but by coordinator.sqlite the job stands in round 2"
+        LocalError,
+        match=r"holds 3\.silo-a\.upload, but by coordinator.sqlite the job stands in round 2",
     ):
         check_folder(folder, 2)
 
@@ -579,12 +631,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_the_result_keeps_the_state_bit_by_bit_with_the_names_of_its_rows(folder):
     whole = torch.randn(4, 3)
-    state = {"memberships": whole[:3], "rest": whole[2:].T, "again": whole[1:], "n": torch.tensor(7)}  # of one memory
+    # of one memory
+    state = {
+        "memberships": whole[:3],
+        "rest": whole[2:].T,
+        "again": whole[1:],
+        "n": torch.tensor(7),
+    }
     JobStore(folder, lambda _: ITEMS, {}).keep_result(state, ("b", "a"))
     path = folder / "result.safetensors"
     assert path.stat().st_mode & 0o077 == 0
     found = safetensors.torch.load_file(path)
-    assert {k: bits(v) for k, v in found.items()} == {k: bits(v.contiguous()) for k, v in state.items()}
+    assert {k: bits(v) for k, v in found.items()} == {
+        k: bits(v.contiguous()) for k, v in state.items()
+    }
     with safetensors.safe_open(path, "pt") as file:
         assert {**file.metadata(), "sha256": ""} == {"silos": '["b", "a"]', "sha256": ""}
 
@@ -597,7 +657,9 @@ def test_a_method_that_knows_nothing_leaves_no_result(folder):
 def test_a_result_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
     job = JobStore(folder, lambda _: ITEMS, {})
     job.keep_result({"n": torch.tensor(1)}, ("a",))
-    monkeypatch.setattr(store.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(
+        store.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+    )
     with pytest.raises(OSError, match="full"):
         job.keep_result({"n": torch.tensor(2)}, ("a",))
     assert int(safetensors.torch.load_file(folder / "result.safetensors")["n"]) == 1
@@ -626,7 +688,9 @@ def mixing(round_, *silos, rows=None, cleared=()):
     return act
 
 
-def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_are_of_them(tmp_path, job):
+def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_are_of_them(
+    tmp_path, job
+):
     for silo in "abc":
         hidden(job, tmp_path, 0, silo)
         hidden(job, tmp_path, 0, silo, "rows", "rotated")
@@ -641,7 +705,9 @@ def test_padded_words_stay_while_they_are_versions_or_rows_that_were_put_aside_a
         hidden(job, tmp_path, 1, silo)
     changes, _ = mixing(1, *"abc")(job)
     for round_ in (1, 2):  # the replaced one may still be read once
-        job.store.commit(round_, changes if round_ == 1 else {}, {}, {"0.a.theta.padded", "0.b.theta.padded"})
+        job.store.commit(
+            round_, changes if round_ == 1 else {}, {}, {"0.a.theta.padded", "0.b.theta.padded"}
+        )
     newer = [f"1.{silo}.theta.padded" for silo in "abc"]
     assert job.names == [*versions[:2], "0.theta.d.rows", *newer]
     changes, _ = mixing(3, cleared="d")(job)
@@ -656,9 +722,16 @@ def test_a_restart_keeps_padded_words_that_are_still_to_be_mixed(tmp_path, job):
     changes, _ = mixing(0, "a", rows={"d": b"{}"})(job)
     hidden(job, tmp_path, 1, "c")
     hidden(job, tmp_path, 1, "d")
-    store = JobStore(job.folder, lambda _: ITEMS, {place: name for place, name in changes.items() if name})
+    store = JobStore(
+        job.folder, lambda _: ITEMS, {place: name for place, name in changes.items() if name}
+    )
     store.clean(["1.c.theta.padded"], {"0.b.theta.padded"})
-    assert job.names == ["0.a.theta.padded", "0.b.theta.padded", "0.theta.d.rows", "1.c.theta.padded"]
+    assert job.names == [
+        "0.a.theta.padded",
+        "0.b.theta.padded",
+        "0.theta.d.rows",
+        "1.c.theta.padded",
+    ]
 
 
 def test_what_was_given_in_a_round_without_a_fold_goes(tmp_path, job):

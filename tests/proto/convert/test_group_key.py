@@ -1,4 +1,6 @@
-"""What silos give to a job's key crosses unchanged, within the sizes that are told, and anything else is refused."""
+"""What silos give to a job's key crosses unchanged, within the sizes that are told, and anything
+else is refused.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +8,18 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.secure_messages import HASH, SESSION, SIGNATURE, hashes, ids, names, proofs, sessions, signatures, some
+from support.secure_messages import (
+    HASH,
+    SESSION,
+    SIGNATURE,
+    hashes,
+    ids,
+    names,
+    proofs,
+    sessions,
+    signatures,
+    some,
+)
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
@@ -20,12 +33,15 @@ from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 NS = (4, 10, 100, MOST_SILOS)
 sealed = st.builds(SealedSecret, ids, st.binary(min_size=SEALED_BYTES, max_size=SEALED_BYTES))
-contributions = st.builds(KeyContribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures)
+contributions = st.builds(
+    KeyContribution, st.builds(Sealing, ids, hashes, hashes, hashes), hashes, signatures
+)
 contributeds = st.builds(
     m.Contributed, sessions, ids, hashes, contributions, some(sealed, lambda piece: piece.recipient)
 )
 relayeds = some(
-    st.builds(Relayed, contributions, st.builds(Letter, sealed, proofs)), lambda each: each.contribution.sealing.sender
+    st.builds(Relayed, contributions, st.builds(Letter, sealed, proofs)),
+    lambda each: each.contribution.sealing.sender,
 )
 
 
@@ -81,8 +97,16 @@ def test_the_sizes_are_those_of_the_docstring():
     assert f"``KeyReply`` {one} (n - 1):" in told
     assert m.poll_to_wire(ASKED).ByteSize() <= MAX_CONTROL_BYTES
     for n in NS:
-        assert m.contributed_to_wire(longest_contributed(n)).ByteSize() <= base + each * n <= MAX_MESSAGE_BYTES
-        assert m.secagg_delivery_to_wire(longest_told(n)).ByteSize() <= one * (n - 1) <= MAX_MESSAGE_BYTES
+        assert (
+            m.contributed_to_wire(longest_contributed(n)).ByteSize()
+            <= base + each * n
+            <= MAX_MESSAGE_BYTES
+        )
+        assert (
+            m.secagg_delivery_to_wire(longest_told(n)).ByteSize()
+            <= one * (n - 1)
+            <= MAX_MESSAGE_BYTES
+        )
 
 
 def test_printing_shows_no_session():
@@ -99,7 +123,9 @@ def test_the_pieces_and_what_is_told_are_few_and_in_order():
         (pieces * MOST_SILOS, "at most 1000 there can be"),
     ):
         with pytest.raises(RefusedError, match=text) as caught:
-            m.contributed_from_wire(ME, m.contributed_to_wire(replace(longest_contributed(3), pieces=wrong)))
+            m.contributed_from_wire(
+                ME, m.contributed_to_wire(replace(longest_contributed(3), pieces=wrong))
+            )
         assert (caught.value.peer, caught.value.code) == (ME, "SHARES")
     for wrong, text in (
         (relayed[::-1], "not ascending"),
@@ -120,7 +146,13 @@ def test_nobody_gives_in_the_name_of_another():
 # Each field.
 
 LENGTHS = (b"\0" * 31, b"\0" * 33, b"\0" * 47, b"\0" * 49, b"\0" * 63, b"\0" * 65)
-CODES = {"Contribution": "KEYS", "Sealing": "SHARES", "Sealed": "SHARES", "Letter": "SHARES", "KeyReply": "KEYS"}
+CODES = {
+    "Contribution": "KEYS",
+    "Sealing": "SHARES",
+    "Sealed": "SHARES",
+    "Letter": "SHARES",
+    "KeyReply": "KEYS",
+}
 
 
 def fields_of(message, path=()):
@@ -142,12 +174,17 @@ def inside(message, path):
 
 
 READ = {
-    "given": (m.contributed_to_wire(longest_contributed(4)), lambda message: m.contributed_from_wire(ME, message)),
+    "given": (
+        m.contributed_to_wire(longest_contributed(4)),
+        lambda message: m.contributed_from_wire(ME, message),
+    ),
     "asked": (m.poll_to_wire(ASKED), lambda message: m.poll_from_wire(ME, message)),
     "told": (m.secagg_delivery_to_wire(longest_told(4)), m.secagg_delivery_from_wire),
 }
 EVERY = [
-    pytest.param(kind, path, id=f"{kind} {path}") for kind, (whole, _) in READ.items() for path in fields_of(whole)
+    pytest.param(kind, path, id=f"{kind} {path}")
+    for kind, (whole, _) in READ.items()
+    for path in fields_of(whole)
 ]
 
 
@@ -163,7 +200,11 @@ def test_each_field_is_refused_with_the_code_of_its_step(kind, path):
     elif name == "generation":
         wrong = [2**53, 2**64 - 1]
     else:
-        wrong = [b"", b"\0" * 65, *(each for each in LENGTHS if name != "session" and len(each) != len(value))]
+        wrong = [
+            b"",
+            b"\0" * 65,
+            *(each for each in LENGTHS if name != "session" and len(each) != len(value)),
+        ]
     for each in wrong:
         changed = again(whole)
         place = inside(changed, path[:-1])
@@ -175,7 +216,10 @@ def test_each_field_is_refused_with_the_code_of_its_step(kind, path):
         with pytest.raises(RefusedError) as caught:
             read(changed)
         blamed = "coordinator" if kind == "told" else ME
-        assert (caught.value.peer, caught.value.code) == (blamed, CODES.get(part.DESCRIPTOR.name, "MANIFEST"))
+        assert (caught.value.peer, caught.value.code) == (
+            blamed,
+            CODES.get(part.DESCRIPTOR.name, "MANIFEST"),
+        )
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -190,7 +234,10 @@ def test_a_field_that_is_not_known_is_refused(kind):
 
 
 def test_a_message_without_its_contribution_is_refused():
-    for changed, read in ((again(READ["given"][0]), READ["given"][1]), (again(READ["told"][0]), READ["told"][1])):
+    for changed, read in (
+        (again(READ["given"][0]), READ["given"][1]),
+        (again(READ["told"][0]), READ["told"][1]),
+    ):
         part = changed if isinstance(changed, pb.Contributed) else changed.relayed[0]
         part.ClearField("contribution")
         with pytest.raises(RefusedError, match="is not an id of a member"):

@@ -26,7 +26,10 @@ def read(messages):
 
 def test_words_come_back():
     messages = words_to_wire(WORDS)
-    assert read([pb.DeliveredPrekey.FromString(each.SerializeToString()) for each in messages]) == WORDS
+    assert (
+        read([pb.DeliveredPrekey.FromString(each.SerializeToString()) for each in messages])
+        == WORDS
+    )
     assert read([]) == ()
 
 
@@ -42,7 +45,10 @@ CHANGES = {
     "a long signature": (lambda m: setattr(m.prekey, "signature", bytes(65)), "KEYS"),
     "no prekey": (lambda m: m.ClearField("prekey"), "KEYS"),
     "no letter": (lambda m: m.ClearField("letter"), "SHARES"),
-    "a letter to a generation beyond 2^53": (lambda m: setattr(m.letter.sealed, "generation", 2**53), "SHARES"),
+    "a letter to a generation beyond 2^53": (
+        lambda m: setattr(m.letter.sealed, "generation", 2**53),
+        "SHARES",
+    ),
     "a field that is not known": (lambda m: m.MergeFromString(b"\xf8\x07\x01"), "KEYS"),
     "one in the prekey": (lambda m: m.prekey.MergeFromString(b"\xf8\x07\x01"), "KEYS"),
 }

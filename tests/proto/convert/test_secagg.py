@@ -1,4 +1,6 @@
-"""The secure sum's messages cross protobuf unchanged, in the sizes that are told, and a whole sum with them."""
+"""The secure sum's messages cross protobuf unchanged, in the sizes that are told, and a whole sum
+with them.
+"""
 
 import re
 
@@ -54,11 +56,15 @@ from staddle.silo.egress.control import MAX_CONTROL_BYTES
 
 
 def carried_up(silo, value):
-    return secagg_upload_from_wire(silo, pb.SecureUpload.FromString(secagg_upload_to_wire(value).SerializeToString()))
+    return secagg_upload_from_wire(
+        silo, pb.SecureUpload.FromString(secagg_upload_to_wire(value).SerializeToString())
+    )
 
 
 def carried_down(value):
-    return secagg_delivery_from_wire(pb.SecureDelivery.FromString(secagg_delivery_to_wire(value).SerializeToString()))
+    return secagg_delivery_from_wire(
+        pb.SecureDelivery.FromString(secagg_delivery_to_wire(value).SerializeToString())
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -75,7 +81,10 @@ def test_what_is_told_crosses_unchanged(value):
 
 @given(askeds)
 def test_what_is_asked_crosses_unchanged(value):
-    assert poll_from_wire("a", pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString())) == value
+    assert (
+        poll_from_wire("a", pb.SecurePoll.FromString(poll_to_wire(value).SerializeToString()))
+        == value
+    )
 
 
 def test_nothing_crosses_as_nothing():
@@ -89,8 +98,13 @@ def test_a_silo_may_have_given_up_two_attempts():
 
 
 def test_every_code_crosses_as_itself_and_there_is_no_other():
-    assert {carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code for code in Code} == set(Code)
-    assert set(pb.SecureCode.keys()) == {"SECURE_CODE_UNSPECIFIED", *(f"SECURE_CODE_{code}" for code in Code)}
+    assert {
+        carried_down(SecaggDelivery(ATTEMPT_HERE, Over(code))).body.code for code in Code
+    } == set(Code)
+    assert set(pb.SecureCode.keys()) == {
+        "SECURE_CODE_UNSPECIFIED",
+        *(f"SECURE_CODE_{code}" for code in Code),
+    }
 
 
 ATTEMPT_HERE = Attempt("j1", bytes(32), 3, 0, bytes(32))
@@ -109,12 +123,23 @@ def table(module):
 
 def bound(formula, n, g, d=0, m=None):
     return eval(
-        formula, {"n": n, "g": g, "d": d, "m": n if m is None else m, "p": (n - 1).bit_length(), "t": 2 * n // 3 + 1}
+        formula,
+        {
+            "n": n,
+            "g": g,
+            "d": d,
+            "m": n if m is None else m,
+            "p": (n - 1).bit_length(),
+            "t": 2 * n // 3 + 1,
+        },
     )
 
 
 def test_the_longest_that_a_silo_gives():
-    found = {n: {body: secagg_upload_to_wire(m).ByteSize() for body, m in longest_given(n).items()} for n in NS}
+    found = {
+        n: {body: secagg_upload_to_wire(m).ByteSize() for body, m in longest_given(n).items()}
+        for n in NS
+    }
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
         body: sizes for body, (_, sizes) in table(secagg_sent).items()
     }
@@ -122,7 +147,10 @@ def test_the_longest_that_a_silo_gives():
 
 
 def test_the_longest_that_a_silo_is_told():
-    found = {n: {body: secagg_delivery_to_wire(m).ByteSize() for body, m in longest_told(n).items()} for n in NS}
+    found = {
+        n: {body: secagg_delivery_to_wire(m).ByteSize() for body, m in longest_told(n).items()}
+        for n in NS
+    }
     assert {body: tuple(found[n][body] for n in NS) for body in found[4]} == {
         body: sizes for body, (_, sizes) in table(secagg_received).items()
     }
@@ -147,34 +175,63 @@ def test_the_limits_that_the_docstrings_name():
     assert secagg_upload_to_wire(longest_given(4, 73)["header"]).ByteSize() <= MAX_CONTROL_BYTES
     assert secagg_upload_to_wire(longest_given(4, 75)["header"]).ByteSize() > MAX_CONTROL_BYTES
     fixed = ("complaint", "header", "survival", "abandon", "end")
-    assert all(secagg_upload_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES for body in fixed)
+    assert all(
+        secagg_upload_to_wire(longest_given(100)[body]).ByteSize() <= MAX_CONTROL_BYTES
+        for body in fixed
+    )
 
 
 def test_the_longest_specification_with_all_notes_fits():
     most = 2**53 - 1
-    last = Group(name="x" * 128, elements=2**40, clip_exponent=-64, scale_exponent=126, weights="public")
-    private = {"ring": 64, "weights": "private", "weight_least": most, "weight_most": most, "rows": 2**40}
+    last = Group(
+        name="x" * 128, elements=2**40, clip_exponent=-64, scale_exponent=126, weights="public"
+    )
+    private = {
+        "ring": 64,
+        "weights": "private",
+        "weight_least": most,
+        "weight_most": most,
+        "rows": 2**40,
+    }
     sized = {"elements": 2**40, "clip_exponent": -64, "scale_exponent": 126}
     groups = [Group(name=f"{i:0128}", **sized, **private) for i in range(MOST_GROUPS - 1)]
-    numbers = dict.fromkeys(["round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders"], most)
+    numbers = dict.fromkeys(
+        ["round", "attempt", "key_epoch", "threshold", "min_cohort", "colluders"], most
+    )
     words = dict.fromkeys(["federation", "job", "purpose", "recipient"], "w" * 64)
-    digests = dict.fromkeys(["roster", "job_digest", "model_digest", "schema_digest", "key_parts"], "a" * 64)
+    digests = dict.fromkeys(
+        ["roster", "job_digest", "model_digest", "schema_digest", "key_parts"], "a" * 64
+    )
     cohort = [f"{i:064}" for i in range(MOST_SILOS)]
-    rest = {"counts": [most] * MOST_SILOS, "prg": 2, "tagged": False, "chunk_bytes": 1 << 22, "exchange": "sum"}
+    rest = {
+        "counts": [most] * MOST_SILOS,
+        "prg": 2,
+        "tagged": False,
+        "chunk_bytes": 1 << 22,
+        "exchange": "sum",
+    }
     spec = RoundSpec(cohort=cohort, groups=[*groups, last], **numbers, **words, **digests, **rest)
     assert len(spec.payload()) <= MOST_SPEC_BYTES
     message = longest_told(4, document=bytes(MOST_SPEC_BYTES), noted=MOST_NOTES)["spec"]
     size = secagg_delivery_to_wire(message).ByteSize()
-    assert size <= bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES) <= MAX_MESSAGE_BYTES
+    assert (
+        size
+        <= bound(table(secagg_received)["spec"][0], 4, 0, MOST_SPEC_BYTES, MOST_NOTES)
+        <= MAX_MESSAGE_BYTES
+    )
     assert size + MOST_PROOF_BYTES <= MAX_MESSAGE_BYTES
     assert carried_down(message) == message
     with pytest.raises(ValueError, match="4096"):
-        RoundSpec(cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest)
+        RoundSpec(
+            cohort=cohort, groups=[*groups, last, last], **numbers, **words, **digests, **rest
+        )
 
 
 def test_no_more_evidence_is_told_than_fits_and_silos_take_no_more():
     proofs = tuple(longest_evidence(100, dealer) for dealer in range(40))
-    message = secagg_delivery_to_wire(SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs)))
+    message = secagg_delivery_to_wire(
+        SecaggDelivery(ATTEMPT_HERE, SignedSpec(b"{}", bytes(64), (), proofs))
+    )
     kept = len(message.spec.proofs)
     size = sum(proof.ByteSize() for proof in message.spec.proofs)
     assert size <= MOST_PROOF_BYTES < size + misdealing_to_wire(proofs[kept]).ByteSize()
@@ -192,7 +249,10 @@ def test_a_proof_among_the_most_silos_fits():
 
 
 class Wired(Run):
-    """A run whose every message between silo and coordinator crosses as bytes; ``crossed`` counts them by body."""
+    """A run whose every message between silo and coordinator crosses as bytes.
+
+    ``crossed`` counts them by body.
+    """
 
     def __init__(self, *args, **fields):
         self.crossed = {}
@@ -210,7 +270,9 @@ class Wired(Run):
 
     def attempt(self):
         spec = self.spec
-        return Attempt(spec.job, bytes.fromhex(spec.job_digest), spec.round, spec.attempt, spec.context())
+        return Attempt(
+            spec.job, bytes.fromhex(spec.job_digest), spec.round, spec.attempt, spec.context()
+        )
 
     def up(self, event):
         match event:
@@ -218,14 +280,20 @@ class Wired(Run):
                 body = self.given_by(bundle.silo, s.SendKeys(bundle, keys))
                 return c.KeysUploaded(body.bundle, body.keys)
             case c.ComplaintUploaded(complaint):
-                return c.ComplaintUploaded(self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint)
+                return c.ComplaintUploaded(
+                    self.given_by(complaint.silo, s.SendComplaint(complaint)).complaint
+                )
             case c.SharesUploaded(dealing, portions):
                 body = self.given_by(dealing.dealer, s.SendShares(dealing, portions))
                 return c.SharesUploaded(body.dealing, body.portions)
             case c.WordsUploaded(header, length, sha256):
-                return c.WordsUploaded(self.given_by(header.silo, s.SendHeader(header)).header, length, sha256)
+                return c.WordsUploaded(
+                    self.given_by(header.silo, s.SendHeader(header)).header, length, sha256
+                )
             case c.SurvivalUploaded(survival):
-                return c.SurvivalUploaded(self.given_by(survival.silo, s.SendSurvival(survival)).survival)
+                return c.SurvivalUploaded(
+                    self.given_by(survival.silo, s.SendSurvival(survival)).survival
+                )
             case c.RevealUploaded(reveal):
                 return c.RevealUploaded(self.given_by(reveal.silo, s.SendReveal(reveal)).reveal)
             case c.AbandonUploaded(note):
@@ -253,17 +321,29 @@ STAGES = ["SendKeys", "SendShares", "UploadWords", "SendHeader", "SendSurvival",
 def seen(run):
     """All that came of a run."""
     opened = run.opened and [(each.total.tolist(), each.weight.tolist()) for each in run.opened]
-    return opened, run.state, run.uploads, run.ends, run.memories, [effect for _, effect in run.sent]
+    return (
+        opened,
+        run.state,
+        run.uploads,
+        run.ends,
+        run.memories,
+        [effect for _, effect in run.sent],
+    )
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
     n, seed = data.draw(st.integers(4, 7)), data.draw(st.integers(0, 2**32))
-    drops = data.draw(st.dictionaries(st.sampled_from(names(n)), st.sampled_from(STAGES), max_size=2))
+    drops = data.draw(
+        st.dictionaries(st.sampled_from(names(n)), st.sampled_from(STAGES), max_size=2)
+    )
     own = frame(tagged=data.draw(st.booleans()), groups=(group(), group("b", 5, ring=64)))
     values = {silo: [*ones(names(n))[silo], *ones(names(n), 5)[silo]] for silo in names(n)}
-    runs = [kind(specify(own, names(n), 0), values, own=own, drops=drops, seed=seed).finish() for kind in (Run, Wired)]
+    runs = [
+        kind(specify(own, names(n), 0), values, own=own, drops=drops, seed=seed).finish()
+        for kind in (Run, Wired)
+    ]
     assert seen(runs[0]) == seen(runs[1])
     if not drops:
         everyone = [
@@ -276,7 +356,10 @@ def test_a_sum_whose_messages_cross_as_bytes_is_the_same_sum(data):
             "SurvivorsReceived",
         ]
         assert {runs[1].crossed[name] for name in everyone} == {n}
-        enough = [runs[1].crossed[name] for name in ("SendSurvival", "NotesReceived", "SendReveal", "ResultReceived")]
+        enough = [
+            runs[1].crossed[name]
+            for name in ("SendSurvival", "NotesReceived", "SendReveal", "ResultReceived")
+        ]
         assert min(enough) >= runs[1].spec.threshold
         assert runs[1].opened[0].total[0] == sum(range(1, n + 1)) / 16
 

@@ -1,4 +1,6 @@
-"""Anything in the place of a secure sum's message is refused, by who sent it, with the code of its step."""
+"""Anything in the place of a secure sum's message is refused, by who sent it, with the code of its
+step.
+"""
 
 from dataclasses import replace
 
@@ -8,7 +10,16 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.any_message import messages
-from support.secure_messages import ASKED, SESSION, askeds, givens, longest_given, longest_told, names, tolds
+from support.secure_messages import (
+    ASKED,
+    SESSION,
+    askeds,
+    givens,
+    longest_given,
+    longest_told,
+    names,
+    tolds,
+)
 
 from staddle.errors import RefusedError
 from staddle.proto import secure_pb2 as pb
@@ -106,10 +117,22 @@ def faults(part):
             continue  # in the place of shares: below
         if field.is_repeated:
             most = LISTS.get(name, MOST_SILOS)
-            yield name, "at most", lambda p, n=name, m=most: getattr(p, n).extend([getattr(p, n)[-1]] * m)
+            yield (
+                name,
+                "at most",
+                lambda p, n=name, m=most: getattr(p, n).extend([getattr(p, n)[-1]] * m),
+            )
             if name != "proof":
-                yield name, "not ascending", lambda p, n=name: getattr(p, n).extend([getattr(p, n)[-1]])
-                yield name, "not ascending", lambda p, n=name: getattr(p, n).insert(0, getattr(p, n).pop())
+                yield (
+                    name,
+                    "not ascending",
+                    lambda p, n=name: getattr(p, n).extend([getattr(p, n)[-1]]),
+                )
+                yield (
+                    name,
+                    "not ascending",
+                    lambda p, n=name: getattr(p, n).insert(0, getattr(p, n).pop()),
+                )
             else:
                 for wrong in (b"\0" * 31, b"\0" * 33):
                     yield name, "bytes", lambda p, w=wrong: p.proof.insert(1, w)
@@ -188,7 +211,9 @@ def test_evidence_with_a_key_has_a_holder_and_no_shares(change, why):
     for field in ("kind", "shares"):
         proof.ClearField(field)
     proof.holder, proof.key = names(4)[1], b"k" * 32
-    assert secagg_delivery_from_wire(message).body.proofs[0].fault == Unopened(names(4)[1], b"k" * 32)
+    assert secagg_delivery_from_wire(message).body.proofs[0].fault == Unopened(
+        names(4)[1], b"k" * 32
+    )
     fields = {each.name: getattr(proof, each.name) for each in proof.DESCRIPTOR.fields}
     proof.CopyFrom(pb.Misdealing(**{**fields, **change}))
     with pytest.raises(RefusedError, match=why) as caught:
@@ -201,7 +226,9 @@ def test_every_message_is_taken_as_it_stands():
         assert READ[type(message)](message) is not None
 
 
-@pytest.mark.parametrize("body", ["keys", "shares", "complaint", "header", "survival", "reveal", "abandon"])
+@pytest.mark.parametrize(
+    "body", ["keys", "shares", "complaint", "header", "survival", "reveal", "abandon"]
+)
 def test_a_silo_speaks_for_itself_alone(body):
     message = secagg_upload_to_wire(longest_given(4)[body])
     with pytest.raises(RefusedError, match=f"in the name of '{ME}'") as caught:
@@ -220,9 +247,13 @@ def test_nothing_comes_without_an_attempt():
 
 def test_more_tags_than_there_may_be_groups_are_refused():
     for body, code in (("survivors", "UPLOAD"), ("result", "SUM")):
-        assert secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(2, MOST_GROUPS)[body]))
+        assert secagg_delivery_from_wire(
+            secagg_delivery_to_wire(longest_told(2, MOST_GROUPS)[body])
+        )
         with pytest.raises(RefusedError, match="tags of 32776 bytes") as caught:
-            secagg_delivery_from_wire(secagg_delivery_to_wire(longest_told(2, MOST_GROUPS + 1)[body]))
+            secagg_delivery_from_wire(
+                secagg_delivery_to_wire(longest_told(2, MOST_GROUPS + 1)[body])
+            )
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
 
 
@@ -248,7 +279,9 @@ TO_WIRE = {
 
 
 def taken_or_refused(kind, data):
-    """DecodeError, RefusedError with a code and whom it blames, or a message of which nothing was lost."""
+    """DecodeError, RefusedError with a code and whom it blames, or a message of which nothing was
+    lost.
+    """
     try:
         message = kind.FromString(data)
         made, refused = READ[kind](message), None
@@ -280,9 +313,11 @@ def test_any_message(message):
 @given(st.data())
 def test_a_message_with_some_bytes_changed(data):
     value = data.draw(givens | tolds | askeds)
-    kind = {"SecaggUpload": pb.SecureUpload, "SecaggDelivery": pb.SecureDelivery, "SecaggPoll": pb.SecurePoll}[
-        type(value).__name__
-    ]
+    kind = {
+        "SecaggUpload": pb.SecureUpload,
+        "SecaggDelivery": pb.SecureDelivery,
+        "SecaggPoll": pb.SecurePoll,
+    }[type(value).__name__]
     sent = bytearray(TO_WIRE[kind](value).SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         where = data.draw(st.integers(0, len(sent)))
@@ -300,7 +335,9 @@ def test_no_session_or_share_is_shown():
         poll_from_wire(ME, poll_to_wire(asked))
     )
     secrets = [b"the session of this silo", b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
-    assert not [secret for secret in secrets if repr(secret)[2:40] in shown or secret.hex() in shown]
+    assert not [
+        secret for secret in secrets if repr(secret)[2:40] in shown or secret.hex() in shown
+    ]
 
 
 def test_no_refusal_of_a_reveal_shows_a_share():
@@ -308,4 +345,6 @@ def test_no_refusal_of_a_reveal_shows_a_share():
     secrets = [SESSION, b"\xfe" * 33, b"\xfd" * 32, b"\xfc" * 80]
     for path in parts(message):
         texts = [str(error) for _, _, error in refusals_of(message, path)]
-        assert not [x for x in secrets for text in texts if repr(x)[2:40] in text or x.hex()[:40] in text]
+        assert not [
+            x for x in secrets for text in texts if repr(x)[2:40] in text or x.hex()[:40] in text
+        ]

@@ -1,4 +1,6 @@
-"""Which sums come down in words, and of which round: as silo and coordinator know it from the job alone."""
+"""Which sums come down in words, and of which round: as silo and coordinator know it from the job
+alone.
+"""
 
 import pytest
 
@@ -63,16 +65,26 @@ def test_a_sum_that_comes_down_is_of_the_last_round_that_had_it(name):
     plan = JobPlan(job)
     for round_ in range(job.length + 1):
         now = plan.round(round_)
-        assert [(each.part, each.round, each.group) for each in now.sums_down] == slowly(job, round_)
+        assert [(each.part, each.round, each.group) for each in now.sums_down] == slowly(
+            job, round_
+        )
         assert {each.part.name for each in now.sums_down} <= set(now.in_words)
     for round_ in range(job.length):
         assert plan.round(round_).frame("lung", NOTHING, NOTHING).tagged
         later = {
-            (each.part.name, each.round) for after in range(job.length + 1) for each in plan.round(after).sums_down
+            (each.part.name, each.round)
+            for after in range(job.length + 1)
+            for each in plan.round(after).sums_down
         }
         due = {part for part, before in later if before == round_}
-        assert due <= set(plan.round(round_).published) <= {part.name for part in job.up(round_)} - {METRICS.name}
-    words = {each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down}
+        assert (
+            due
+            <= set(plan.round(round_).published)
+            <= {part.name for part in job.up(round_)} - {METRICS.name}
+        )
+    words = {
+        each.part.name for round_ in range(job.length + 1) for each in plan.round(round_).sums_down
+    }
     wanted = {
         "fedavg": {"model"},
         "fedper": {"extractor"},
@@ -89,7 +101,10 @@ def test_what_silos_alone_read_is_what_comes_down_in_words(name):
     options, security, participation = JOBS[name]
     quiet = {key: value for key, value in security.items() if key != "tags"} | {"audience": "silos"}
     if name == "fedsimsup":
-        with pytest.raises(LocalError, match=r"security\.audience does nothing: no sum comes down to silos as it was"):
+        with pytest.raises(
+            LocalError,
+            match=r"security\.audience does nothing: no sum comes down to silos as it was",
+        ):
             made(name, options, quiet, participation)
         return
     job = made(name, options, quiet, participation)
@@ -115,9 +130,14 @@ def test_a_part_never_comes_as_tensors_before_its_first_sum():
 def test_what_is_counted_once_comes_down_in_every_later_round():
     job = made("fedssa", *JOBS["fedssa"])
     plan = JobPlan(job)
-    found = [[(each.part.name, each.round) for each in plan.round(n).sums_down] for n in range(job.length + 1)]
+    found = [
+        [(each.part.name, each.round) for each in plan.round(n).sums_down]
+        for n in range(job.length + 1)
+    ]
     assert found == [[]] + [[("holders", 0)]] * job.length
-    assert [plan.round(n).published for n in range(job.length)] == [("holders",)] + [()] * (job.length - 1)
+    assert [plan.round(n).published for n in range(job.length)] == [("holders",)] + [()] * (
+        job.length - 1
+    )
 
 
 def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
@@ -132,11 +152,17 @@ def test_without_a_key_nothing_is_tagged_and_all_comes_as_tensors():
 @pytest.mark.parametrize("key", ["tags", "audience"])
 def test_to_go_without_tags_that_are_there_and_an_audience_without_a_sum_are_refused(key):
     own = {"tags": False} if key == "tags" else {"audience": "silos"}
-    said = {"tags": r"tags = false does nothing: its silos share a key", "audience": r"audience does nothing: no sum"}
+    said = {
+        "tags": r"tags = false does nothing: its silos share a key",
+        "audience": r"audience does nothing: no sum",
+    }
     with pytest.raises(LocalError, match=rf"security\.{said[key]}"):
-        made("pfedsim", {"rho": 0.0}, {"secure_aggregation": "required", **own})  # it never sums but its metrics
+        # it never sums but its metrics
+        made("pfedsim", {"rho": 0.0}, {"secure_aggregation": "required", **own})
 
 
 def test_to_go_without_tags_in_the_clear_is_refused():
-    with pytest.raises(ValueError, match='tags = False does nothing with secure_aggregation = "off"'):
+    with pytest.raises(
+        ValueError, match='tags = False does nothing with secure_aggregation = "off"'
+    ):
         made("fedavg", {}, {"tags": False})

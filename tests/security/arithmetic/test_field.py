@@ -32,7 +32,11 @@ def numbers(seed, *shape):
 def slowly(left, right):
     """The product, number by number."""
     return [
-        [sum(int(a) * int(b) for a, b in zip(row, column, strict=True)) % PRIME for column in right.T] for row in left
+        [
+            sum(int(a) * int(b) for a, b in zip(row, column, strict=True)) % PRIME
+            for column in right.T
+        ]
+        for row in left
     ]
 
 
@@ -54,14 +58,18 @@ def test_a_product_of_the_largest_numbers_over_the_widest_vectors_is_exact():
 
 def test_a_product_over_more_numbers_than_stay_exact_is_refused():
     wide = np.zeros((1, field.LONGEST + 1), "<u8")
-    with pytest.raises(LocalError, match=r"a product over 524289 numbers, at most 524288 stay exact"):
+    with pytest.raises(
+        LocalError, match=r"a product over 524289 numbers, at most 524288 stay exact"
+    ):
         field.product(wide, wide.T)
 
 
 def test_sums_wrap_at_the_prime():
     ends = np.array(ENDS, "<u8")
     for other in ENDS:
-        assert field.add(ends, np.full(len(ENDS), other, "<u8")).tolist() == [(end + other) % PRIME for end in ENDS]
+        assert field.add(ends, np.full(len(ENDS), other, "<u8")).tolist() == [
+            (end + other) % PRIME for end in ENDS
+        ]
 
 
 def test_signed_numbers_come_back():
@@ -73,7 +81,8 @@ def test_signed_numbers_come_back():
 
 def test_uniform_numbers_are_words_without_their_upper_bits_and_never_the_prime():
     words = Bytes(2**64 - 1, 5, PRIME, 2**63 + 7, PRIME, 2**61 + 9, 11)
-    assert field.uniform(words, (4,)).tolist() == [11, 5, 9, 7]  # a p, with or without upper bits, is drawn again
+    # a p, with or without upper bits, is drawn again
+    assert field.uniform(words, (4,)).tolist() == [11, 5, 9, 7]
     drawn = numbers(3, 200, 100)
     assert field.is_field(drawn)
     assert abs(float(drawn.astype(np.float64).mean()) / PRIME - 0.5) < 0.01  # of a fixed seed
@@ -85,7 +94,10 @@ def test_a_polynomial_is_found_again_from_as_many_values_as_it_has_coefficients(
     points, coefficients = range(3, 4 + degree), numbers(degree, degree + 1, 5)
     values = field.product(field.powers(points, 0, degree), coefficients)
     for at, point in enumerate(points):
-        by_hand = [sum(int(c) * point**power for power, c in enumerate(column)) % PRIME for column in coefficients.T]
+        by_hand = [
+            sum(int(c) * point**power for power, c in enumerate(column)) % PRIME
+            for column in coefficients.T
+        ]
         assert values[at].tolist() == by_hand
     found = field.product(field.interpolation(points, [0, 77]), values)
     assert np.array_equal(found[0], coefficients[0])

@@ -51,7 +51,9 @@ def test_sums_at_the_bounds_do_not_wrap(ring, silos):
 
 def test_a_ring_that_is_too_small_is_said():
     assert scale_exponent(32, 10, 27, "equal") == 0
-    with pytest.raises(LocalError, match="ring 32 cannot hold a sum over 10 silos of numbers up to 2\\^28"):
+    with pytest.raises(
+        LocalError, match="ring 32 cannot hold a sum over 10 silos of numbers up to 2\\^28"
+    ):
         scale_exponent(32, 10, 28, "equal")
     with pytest.raises(LocalError, match="cannot hold"):
         scale_exponent(32, 2**31, -64, "equal")
@@ -63,7 +65,10 @@ finite = st.floats(-8, 8, width=32)
 @settings(deadline=None)
 @given(st.data())
 def test_opened_sums_are_within_the_bound(data):
-    ring, weights = data.draw(st.sampled_from([32, 64])), data.draw(st.sampled_from(["public", "private", "equal"]))
+    ring, weights = (
+        data.draw(st.sampled_from([32, 64])),
+        data.draw(st.sampled_from(["public", "private", "equal"])),
+    )
     silos = data.draw(st.integers(2, 20))
     fields = {"weight_most": 50, "weight_least": 5} if weights == "private" else {}
     g = group(3, silos, ring=ring, weights=weights, **fields)
@@ -86,7 +91,11 @@ def test_opened_sums_are_within_the_bound(data):
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 1), st.sampled_from([32, 64]))
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40),
+    st.floats(0, 1),
+    st.sampled_from([32, 64]),
+)
 def test_one_number_as_python_computes_it(values, weight, ring):
     g = group(len(values), 4, ring=ring)
     found = quantised(g, values, weight).view(fixedpoint.SIGNED[ring])
@@ -114,7 +123,10 @@ def test_what_does_not_fit_is_named_before_anything_leaves():
     assert fixedpoint.check_values(g, at_the_clip) == 0
     over = np.array([np.nextafter(8, 9), -9, 0.0])
     with pytest.raises(
-        LocalError, match="'g': its largest magnitude is 9, above its clip 8; have the job signed with a larger"
+        LocalError,
+        match=(
+            "'g': its largest magnitude is 9, above its clip 8; have the job signed with a larger"
+        ),
     ):
         fixedpoint.check_values(g, over)
     assert fixedpoint.check_values(g, over, saturate=True) == 2
@@ -147,7 +159,13 @@ def test_a_piece_is_not_copied_and_what_is_no_vector_is_refused():
     assert np.shares_memory(fixedpoint.cut((one, three), 2, 4), three)
     g = group(4, 4)
     assert fixedpoint.check_values(g, (three, one)) == 0
-    for wrong in ((three, three), (three,), (), (three, np.ones(1)), (three, np.ones((1, 1), np.float32))):
+    for wrong in (
+        (three, three),
+        (three,),
+        (),
+        (three, np.ones(1)),
+        (three, np.ones((1, 1), np.float32)),
+    ):
         with pytest.raises(LocalError, match=r"give float32 or float64 \[4\]"):
             fixedpoint.check_values(g, wrong)
     for last in (np.nan, np.inf):
@@ -191,7 +209,10 @@ def test_private_weights_add_up(weights):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1}, "not 2 equal rows"),
+        (
+            {"elements": 5, "rows": 2, "weights": "private", "weight_most": 2, "weight_least": 1},
+            "not 2 equal rows",
+        ),
         ({"weights": "private"}, "need 1 <= weight_least"),
         ({"weights": "private", "weight_most": 1, "weight_least": 2}, "need 1 <= weight_least"),
         ({"weights": "private", "weight_most": 17, "weight_least": 1}, "need ring 64"),
@@ -207,7 +228,14 @@ def test_private_weights_add_up(weights):
     ],
 )
 def test_a_group_that_is_none(fields, why):
-    document = {"name": "g", "elements": 3, "ring": 32, "clip_exponent": 3, "scale_exponent": 20, "weights": "equal"}
+    document = {
+        "name": "g",
+        "elements": 3,
+        "ring": 32,
+        "clip_exponent": 3,
+        "scale_exponent": 20,
+        "weights": "equal",
+    }
     assert validate(document, Group, "x").rows == 1
     with pytest.raises(LocalError, match=why):
         validate({**document, **fields}, Group, "x")
@@ -219,7 +247,9 @@ def test_numbers_are_those_of_the_words_rounded_once(ring, exponent):
     bits = np.random.default_rng(exponent).integers(0, 2**64, 1000, dtype=np.uint64)
     words = np.concatenate([bits, bits & 1, -(bits & 1)]).astype(WORD[ring])
     exact = [Fraction(word) / 2**exponent for word in words.view(f"<i{ring // 8}").tolist()]
-    assert fixedpoint.dequantise(words, ring, exponent).tolist() == [float(number) for number in exact]
+    assert fixedpoint.dequantise(words, ring, exponent).tolist() == [
+        float(number) for number in exact
+    ]
 
 
 def test_numbers_may_take_the_place_of_their_words():

@@ -31,7 +31,9 @@ def words(mask, n, ring=32):
     return found
 
 
-VECTORS = [  # key, IV, plain text, cipher text: test cases of McGrew and Viega, "The Galois/Counter Mode", appendix B
+# key, IV, plain text, cipher text: test cases of McGrew and Viega, "The Galois/Counter Mode",
+# appendix B
+VECTORS = [
     (bytes(32).hex(), bytes(12).hex(), bytes(16).hex(), "cea7403d4d606b6e074ec5d3baf39d18"),
     (
         "feffe9928665731c6d6a8f9467308308" * 2,
@@ -45,12 +47,15 @@ VECTORS = [  # key, IV, plain text, cipher text: test cases of McGrew and Viega,
 @pytest.mark.parametrize(("key", "iv", "plain", "cipher"), VECTORS, ids=["case 14", "case 16"])
 def test_the_stream_is_that_of_the_specification_of_gcm(key, iv, plain, cipher):
     group, segment = int(iv[:8], 16), int(iv[8:], 16)
-    expected = bytes(a ^ b for a, b in zip(bytes.fromhex(plain), bytes.fromhex(cipher), strict=True))
+    expected = bytes(
+        a ^ b for a, b in zip(bytes.fromhex(plain), bytes.fromhex(cipher), strict=True)
+    )
     assert stream(bytes.fromhex(key), group, len(expected), segment * masks.SEGMENT) == expected
 
 
 def counter_block(group, at):
-    """Of the block of a stream that begins at byte ``at``, by NIST SP 800-38D: inc32 of nonce ‖ 00000001, i + 1 times.
+    """Of the block of a stream that begins at byte ``at``, by NIST SP 800-38D: inc32 of nonce ‖
+    00000001, i + 1 times.
 
     Written with numbers of its own, so that a change of the layout is seen.
     """
@@ -59,9 +64,15 @@ def counter_block(group, at):
 
 
 @settings(deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**40), st.sampled_from([0, -100, 100]), st.integers(1, 400))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**40),
+    st.sampled_from([0, -100, 100]),
+    st.integers(1, 400),
+)
 def test_any_piece_is_aes_of_its_counter_blocks(group, far, off, n):
-    for offset in (max(far + off, 0), max(far // 2**20 * 2**20 + off, 0)):  # the second across or near an edge
+    # the second across or near an edge
+    for offset in (max(far + off, 0), max(far // 2**20 * 2**20 + off, 0)):
         first = offset // 16 * 16
         blocks = [counter_block(group, at) for at in range(first, offset + n, 16)]
         made = Cipher(AES(KEY), ECB()).encryptor().update(b"".join(blocks))
@@ -69,12 +80,17 @@ def test_any_piece_is_aes_of_its_counter_blocks(group, far, off, n):
 
 
 def test_no_block_stands_for_two_places():
-    """What the cipher was given, by decrypting: other groups, segments and places are other blocks, and none is GCM's.
+    """What the cipher was given, by decrypting: other groups, segments and places are other blocks,
+    and none is GCM's.
 
     GCM itself takes the block of zeros for its hash, and that with the number 1 for its tag.
     """
     edge = masks.SEGMENT
-    places = [(group, at) for group in (0, 1, 256) for at in (0, 16, edge - 16, edge, 2 * edge - 16, 2 * edge)]
+    places = [
+        (group, at)
+        for group in (0, 1, 256)
+        for at in (0, 16, edge - 16, edge, 2 * edge - 16, 2 * edge)
+    ]
     decrypt = Cipher(AES(KEY), ECB()).decryptor().update
     given_ = [decrypt(stream(KEY, group, 16, at)) for group, at in places]
     assert len(set(given_)) == len(places)
@@ -89,7 +105,8 @@ def test_known_bytes():
     assert stream(KEY, 0, 16, masks.SEGMENT).hex() == "15d6bffc44f4301e0e2e5139eca63af7"
     assert words(Mask([Term(KEY)], 0, 32), 2).tobytes() == stream(KEY, 0, 8)
     assert (
-        words(Mask([Term(KEY, negative=True)], 0, 32), 1)[0] == (-int.from_bytes(stream(KEY, 0, 4), "little")) % 2**32
+        words(Mask([Term(KEY, negative=True)], 0, 32), 1)[0]
+        == (-int.from_bytes(stream(KEY, 0, 4), "little")) % 2**32
     )
 
 
@@ -103,7 +120,11 @@ def test_the_stream_is_what_openssl_enc_makes(group):
 
 
 @settings(deadline=None)
-@given(st.integers(0, 3), st.lists(st.integers(1, 300), min_size=1, max_size=8), st.sampled_from([32, 64]))
+@given(
+    st.integers(0, 3),
+    st.lists(st.integers(1, 300), min_size=1, max_size=8),
+    st.sampled_from([32, 64]),
+)
 def test_any_cut_gives_the_same_words(group, cuts, ring):
     terms = [Term(KEY), Term(bytes(32), negative=True)]
     whole = words(Mask(terms, group, ring), sum(cuts), ring)
@@ -151,7 +172,8 @@ def test_both_ways_to_a_stream_give_the_same_bytes(monkeypatch, way):
     for group, at in ((0, 0), (7, 3), (2**32 - 1, edge - 5), (1, 3 * edge - 16)):
         blocks = [counter_block(group, place) for place in range(at // 16 * 16, at + 100, 16)]
         assert (
-            stream(KEY, group, 100, at) == Cipher(AES(KEY), ECB()).encryptor().update(b"".join(blocks))[at % 16 :][:100]
+            stream(KEY, group, 100, at)
+            == Cipher(AES(KEY), ECB()).encryptor().update(b"".join(blocks))[at % 16 :][:100]
         )
 
 
@@ -171,7 +193,9 @@ def test_a_term_may_count_several_times(ring):
     times, n = 2**32 - 5, masks.PIECE // (ring // 8) + 5
     once = words(Mask([Term(KEY)], 1, ring), n, ring)
     several = words(Mask([Term(KEY, times=times), Term(bytes(32))], 1, ring), n, ring)
-    assert (several == once * once.dtype.type(times) + words(Mask([Term(bytes(32))], 1, ring), n, ring)).all()
+    assert (
+        several == once * once.dtype.type(times) + words(Mask([Term(bytes(32))], 1, ring), n, ring)
+    ).all()
     left = several - words(Mask([Term(bytes(32))], 1, ring), n, ring)
     Mask(negated([Term(KEY, times=times)]), 1, ring).add_to(left)
     assert not left.any()

@@ -14,7 +14,9 @@ SECRET = bytes(range(32))
 
 
 def slow_join(points, prime):
-    """Lagrange at 0 over the rationals' own formula, each term reduced at the end: nothing shared with the code."""
+    """Lagrange at 0 over the rationals' own formula, each term reduced at the end: nothing shared
+    with the code.
+    """
     total = Fraction(0)
     for x, y in points.items():
         term = Fraction(y)
@@ -71,12 +73,16 @@ def test_agrees_with_the_slow_oracle(data):
     shares = shamir.split(secret, t, holders, Drawn(data.draw(st.integers())))
     chosen = {x: shares[x] for x in data.draw(st.permutations(holders))[:t]}
     assert joined(chosen) == secret
-    assert slow_join({x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME) == int.from_bytes(secret)
+    assert slow_join(
+        {x: int.from_bytes(s) for x, s in chosen.items()}, shamir.PRIME
+    ) == int.from_bytes(secret)
 
 
 @pytest.mark.parametrize(("prime", "t"), [(5, 2), (5, 3), (7, 3)])
 def test_fewer_shares_than_t_tell_nothing(prime, t):
-    """Over all polynomials of a tiny field: what t - 1 holders see has the same counts for each secret."""
+    """Over all polynomials of a tiny field: what t - 1 holders see has the same counts for each
+    secret.
+    """
 
     class Listed:
         def __init__(self, numbers):

@@ -1,4 +1,6 @@
-"""Whole jobs that mix and compare, blind and in the clear: each exchange and each tensor within a bound."""
+"""Whole jobs that mix and compare, blind and in the clear: each exchange and each tensor within a
+bound.
+"""
 
 import hashlib
 
@@ -29,7 +31,10 @@ def shards():
     torch.set_num_threads(1)
     records = digits()
     parts = dirichlet(records.y.numpy(), len(SILOS), 0.5, 3, minimum=40)
-    yield {silo: split(records.take(p), bytes(range(32)), 0.25) for silo, p in zip(SILOS, parts, strict=True)}
+    yield {
+        silo: split(records.take(p), bytes(range(32)), 0.25)
+        for silo, p in zip(SILOS, parts, strict=True)
+    }
     torch.set_num_threads(before)
 
 
@@ -38,7 +43,9 @@ PRIVATE = {"secure_aggregation": "required", "clip_exponent": 6, "weight_most": 
 
 def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, **changes):
     """A blind job and the same one in the clear."""
-    by_class = {silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()}
+    by_class = {
+        silo: torch.bincount(train.y, minlength=10).tolist() for silo, (train, _) in shards.items()
+    }
     counts = {silo: sum(own) for silo, own in by_class.items()}
     public = {
         "secure_aggregation": "required",
@@ -61,7 +68,10 @@ def jobs(shards, method, options, model="cnn-digits", share=1.0, labels=False, *
         "training": {"epochs": 1, "batch_size": 32, "lr": 0.05},
         **changes,
     }
-    made = [Job.from_file(JobFile.model_validate({**document, "security": s}), "job.toml") for s in (blind, {})]
+    made = [
+        Job.from_file(JobFile.model_validate({**document, "security": s}), "job.toml")
+        for s in (blind, {})
+    ]
     assert [job.keyed for job in made] == [True, False]
     return made
 
@@ -70,7 +80,9 @@ class Watched(Quantised):
     """Each row and each Gram of a job beside the one in the clear, of the same values."""
 
     def __init__(self, job, key=KEYS[0]):
-        super().__init__(JobPlan(job).bounds, job.security.counts, JobPlan(job).terms, key, job.digest)
+        super().__init__(
+            JobPlan(job).bounds, job.security.counts, JobPlan(job).terms, key, job.digest
+        )
         self.rows, self.grams = [], []
 
     def mix(self, part, recipient, weights, read):
@@ -80,7 +92,11 @@ class Watched(Quantised):
         own = mix_group(part.name, sum(spec.elements for spec in part.tensors), 6)
         for name, value in plain.items():
             off = float((found[name].double() - value.double()).abs().max())
-            bound = row_deviation(own) + float(value.abs().max()) * FLOAT32 + len(weights) * 2.0 ** (6 - 52)
+            bound = (
+                row_deviation(own)
+                + float(value.abs().max()) * FLOAT32
+                + len(weights) * 2.0 ** (6 - 52)
+            )
             assert off <= bound, (part.name, name)
         self.rows.append((part.name, recipient))
         return found
@@ -92,7 +108,8 @@ class Watched(Quantised):
             lengths = plain.diagonal(dim1=1, dim2=2).sqrt()
             scale = lengths[:, :, None] * lengths[:, None, :]
             bound = gram_deviation(part.tensors[0].shape[1])
-            if part.sketch:  # six standard deviations, where one of 15 pairs a round may be beyond two
+            # six standard deviations, where one of 15 pairs a round may be beyond two
+            if part.sketch:
                 bound = 6 * ((1 + (plain / scale).square()) / part.sketch).sqrt()
             assert bool(((found["gram"] - plain).abs() <= bound * scale).all())
             self.grams.append(found["gram"])
@@ -108,7 +125,10 @@ class Compared(Quantised):
 
 
 def furthest(one, other):
-    """The largest difference between two simulations' models; their metrics agree in what training does not touch."""
+    """The largest difference between two simulations' models.
+
+    Their metrics agree in what training does not touch.
+    """
     for before, after in zip(one.metrics, other.metrics, strict=True):
         assert after["tested"] == before["tested"]
     pairs = [
@@ -120,15 +140,22 @@ def furthest(one, other):
     return max(float((a - b).abs().max()) for a, b in pairs)
 
 
-# Method, options and the rest of a job; how many rows and Grams it has; how far a tensor of a silo's model may be off
-# in the end. What an exchange is off is below 1e-7; the rest is training that begins from slightly other values. What
-# a sketch is off decides who trains which block, so "fedaims" is beside a job in the clear of the same sketches.
+# Method, options and the rest of a job; how many rows and Grams it has; how far a tensor of a
+# silo's model may be off in the end. What an exchange is off is below 1e-7; the rest is training
+# that begins from slightly other values. What a sketch is off decides who trains which block, so
+# "fedaims" is beside a job in the clear of the same sketches.
 SUPERVISED = {"supervisor": "cnn", "tau_theta": 2}
 RUNS = {
     "pfedsim mean": (("pfedsim", {"rho": 0.4}), {}, 18, 3, 1e-5),
     "pfedsim per class": (("pfedsim", {"rho": 0.4, "similarity": "per_class"}), {}, 18, 3, 1e-5),
     "pfedsim some silos": (("pfedsim", {"rho": 0}), {"share": 0.7, "seed": 2}, 20, 5, 1e-5),
-    "fedsimsup samples": (("fedsimsup", {**SUPERVISED, "similarity": "samples"}), {"share": 0.7}, 10, 0, 1e-4),
+    "fedsimsup samples": (
+        ("fedsimsup", {**SUPERVISED, "similarity": "samples"}),
+        {"share": 0.7},
+        10,
+        0,
+        1e-4,
+    ),
     "fedsimsup labels": (("fedsimsup", SUPERVISED), {"share": 0.7, "labels": True}, 10, 0, 1e-4),
     "fedssa": (("fedssa", {"t_stable": 2}), {}, 0, 0, 1e-4),
     "fedaims": (("fedaims", {"sampling": "algorithm2"}), {"model": "convnet-digits"}, 0, 5, 1e-5),
@@ -141,11 +168,20 @@ def test_a_whole_job_is_within_its_bound_of_the_one_in_the_clear(shards, run):
     blind, clear = jobs(shards, *method, **more)
     if (
         blind.counted
-    ):  # where some classes are at few silos; tests/algorithms/job/test_class_census.py has it where none is
+        # where some classes are at few silos; tests/algorithms/job/test_class_census.py has it
+        # where none is
+    ):
         clear = blind
     watched = Watched(blind)
-    same = Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
-    found, plain = simulate(blind, shards, exchanges=watched), simulate(clear, shards, exchanges=same)
+    same = (
+        Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest)
+        if run == "fedaims"
+        else None
+    )
+    found, plain = (
+        simulate(blind, shards, exchanges=watched),
+        simulate(clear, shards, exchanges=same),
+    )
     assert (len(watched.rows), len(watched.grams)) == (rows, grams)
     off = furthest(plain, found)
     assert 0 < off <= bound
@@ -191,7 +227,11 @@ def test_a_private_job_may_be_blind(shards, run):
     blind, clear = jobs(shards, *method, **more, **changes)
     if blind.counted:
         clear = blind
-    same = Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest) if run == "fedaims" else None
+    same = (
+        Compared(JobPlan(blind).bounds, {}, None, KEYS[0], blind.digest)
+        if run == "fedaims"
+        else None
+    )
 
     def ran(job, exchanges):
         private = {silo: PrivateSilo(MemoryAccount(job), Drawn(silo)) for silo in SILOS}
@@ -213,7 +253,9 @@ def test_under_the_same_key_a_job_gives_the_same_bits_and_under_another_one_near
 
 
 def test_who_may_have_no_row_keeps_its_own_model(shards):
-    """Terms that no row of five others meets: pFedSim is then training alone from the phase change on."""
+    """Terms that no row of five others meets: pFedSim is then training alone from the phase change
+    on.
+    """
     job, clear = jobs(shards, "pfedsim", {"rho": 0})
     exchanges = Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=6))
     found = simulate(job, shards, exchanges=exchanges)
@@ -227,7 +269,9 @@ def test_who_may_have_no_row_keeps_its_own_model(shards):
 def test_a_post_that_may_not_be_leaves_a_silo_as_one_like_nobody(shards):
     job, _ = jobs(shards, "fedsimsup", {"similarity": "samples"}, share=0.7)
     found = simulate(job, shards, exchanges=Quantised(JobPlan(job).bounds, {}, Terms(min_cohort=5)))
-    away = [sum(silo not in job.cohort(round_) for round_ in range(1, job.length)) for silo in SILOS]
+    away = [
+        sum(silo not in job.cohort(round_) for round_ in range(1, job.length)) for silo in SILOS
+    ]
     assert found.coordinator["unmatched"].tolist() == away
     assert sum(away) > 0
 

@@ -6,7 +6,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from support.blind_mixes import seed_of
-from support.directed_rows import ALL, AWAY, FIVE, RAW, Directed, own_frame, recipient_pads, sender_pads
+from support.directed_rows import (
+    ALL,
+    AWAY,
+    FIVE,
+    RAW,
+    Directed,
+    own_frame,
+    recipient_pads,
+    sender_pads,
+)
 from support.secure_sums import GROUP_KEY
 
 from staddle.errors import LocalError, RefusedError
@@ -28,7 +37,8 @@ def test_each_recipients_row_is_right(lost, index):
     opened = made.open(index)
     whole = sum(made.spec.groups[index].counts)
     assert (opened.weight[0] == whole) == (not lost)
-    bound = float(error_bound(made.spec.groups[index], len(made.survivors))) * 2  # over half of the weight or more
+    # over half of the weight or more
+    bound = float(error_bound(made.spec.groups[index], len(made.survivors))) * 2
     assert np.abs(opened.mean(np.float64) - made.exact(index)).max() <= bound
 
 
@@ -51,7 +61,9 @@ def test_what_the_coordinator_opens_is_noise():
 
 def test_every_other_set_of_survivors_is_refused():
     made = Directed(drops={FIVE[3]: "SendHeader"})
-    others = {subset for m in (3, 4, 5) for subset in combinations(FIVE, m)} - {tuple(sorted(made.survivors))}
+    others = {subset for m in (3, 4, 5) for subset in combinations(FIVE, m)} - {
+        tuple(sorted(made.survivors))
+    }
     for survivors in others:
         with pytest.raises(RefusedError) as caught:
             made.open(survivors=survivors)
@@ -86,8 +98,12 @@ def test_its_tag_tells_those_who_have_the_group_key_nothing():
         pass
     own = {index: pad.key for index, pad in sender_pads(spec, silo).items()}
     sent = decoded(tagger.padded(GROUP_KEY, ctx, silo, own), 3)
-    by_all = decoded(Tagger(GROUP_KEY, ctx, 3).padded(GROUP_KEY, ctx, silo), 3)  # of nothing: the pads alone
-    told = [(tag - pad) % PRIME == value for tag, pad, value in zip(sent, by_all, tagger.sums, strict=True)]
+    # of nothing: the pads alone
+    by_all = decoded(Tagger(GROUP_KEY, ctx, 3).padded(GROUP_KEY, ctx, silo), 3)
+    told = [
+        (tag - pad) % PRIME == value
+        for tag, pad, value in zip(sent, by_all, tagger.sums, strict=True)
+    ]
     assert told == [True, False, False]
 
 
@@ -113,7 +129,9 @@ def test_a_pad_is_that_of_the_docstring():
     agreed = private.exchange(X25519PublicKey.from_public_bytes(public_key(seed_of(AWAY[0]))))
     fields = (b"\x02", b"silo-00", b"silo-05", bytes(7) + b"\x03", b"theta.silo-05")
     info = framed(b"staddle/mix/pad/1", *fields)
-    assert sender_pads(spec, FIVE[0])[1].key == HKDF(SHA256(), 32, spec.context(), info).derive(agreed)
+    assert sender_pads(spec, FIVE[0])[1].key == HKDF(SHA256(), 32, spec.context(), info).derive(
+        agreed
+    )
 
 
 def test_a_row_without_its_pad_does_not_leave():
@@ -161,4 +179,10 @@ def test_a_reader_has_no_weight_in_its_own_row():
 
 
 def test_names_of_groups_hold_two_ids():
-    Group(name=f"{'p' * 64}.{'s' * 64}", elements=1, clip_exponent=0, weights="public", reader="s" * 64)
+    Group(
+        name=f"{'p' * 64}.{'s' * 64}",
+        elements=1,
+        clip_exponent=0,
+        weights="public",
+        reader="s" * 64,
+    )

@@ -1,4 +1,6 @@
-"""Rows and inner products as blind silos compute them: the bits of the pure core, and how far off the plain ones."""
+"""Rows and inner products as blind silos compute them: the bits of the pure core, and how far off
+the plain ones.
+"""
 
 from dataclasses import replace
 
@@ -23,7 +25,13 @@ from staddle.algorithms.exchange.parts import (
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Keystream
-from staddle.security.blind.mix_and_gram import FLOAT32, MixRows, compared, gram_deviation, row_deviation
+from staddle.security.blind.mix_and_gram import (
+    FLOAT32,
+    MixRows,
+    compared,
+    gram_deviation,
+    row_deviation,
+)
 from staddle.security.blind.mix_context import mix_group
 from staddle.security.blind.rotated_sketch import sketched
 from staddle.security.blind.rotation import Use, rotate
@@ -34,13 +42,19 @@ from staddle.security.secagg.spec import Terms
 
 FIVE = ("a", "b", "c", "d", "e")
 EVEN = dict.fromkeys(FIVE, 1.0)
-UNEVEN = {**EVEN, "b": 3.0, "c": 2.5, "e": 0.2}  # beside "a" or "d" they count as 2.75 equal ones, and none as half
+# beside "a" or "d" they count as 2.75 equal ones, and none as half
+UNEVEN = {**EVEN, "b": 3.0, "c": 2.5, "e": 0.2}
 KEY = b"of the silos".ljust(32)
 DIGEST = "ab" * 32
 
 
 def mix_part(dtype="float32", shapes=((4, 3), (5,)), name="extractor"):
-    return Part(name, Kind.BACKBONE, Mix(), tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes)))
+    return Part(
+        name,
+        Kind.BACKBONE,
+        Mix(),
+        tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes)),
+    )
 
 
 def gram_part(groups=3, width=40, kind=Kind.CLASSIFIER_ROWS, dtype="float32"):
@@ -75,7 +89,9 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
     recipient, *others = made.silos
     weights = {recipient: own, **{silo: 1.0 + 0.1 * n for n, silo in enumerate(others)}}
     found = rows_of(part, read, made.silos).row(part, recipient, weights, read)["t0"].numpy()
-    row, _ = made.row(recipient, dict(zip(weights, integer_weights(list(weights.values())), strict=True)))
+    row, _ = made.row(
+        recipient, dict(zip(weights, integer_weights(list(weights.values())), strict=True))
+    )
     assert (row.own_weight > 0) == (own > 0)
     assert np.array_equal(found, made.open(row))
 
@@ -90,15 +106,22 @@ def test_a_row_has_the_bits_of_one_that_was_hidden_sent_and_opened(own):
 def test_a_row_is_within_its_bound_of_the_plain_one(raw, clip, seed, dtype):
     part = mix_part(dtype)
     read, weights = values(part, seed=seed, scale=2.0**clip / 16), dict(zip(FIVE, raw, strict=True))
-    blind, plain = rows_of(part, read, clip=clip).row(part, "a", weights, read), PLAIN.mix(part, "a", weights, read)
+    blind, plain = (
+        rows_of(part, read, clip=clip).row(part, "a", weights, read),
+        PLAIN.mix(part, "a", weights, read),
+    )
     own = mix_group("extractor", 17, clip)
     for spec in part.tensors:
-        assert (blind[spec.name].dtype, blind[spec.name].shape) == (plain[spec.name].dtype, plain[spec.name].shape)
+        assert (blind[spec.name].dtype, blind[spec.name].shape) == (
+            plain[spec.name].dtype,
+            plain[spec.name].shape,
+        )
         off = float((blind[spec.name].double() - plain[spec.name].double()).abs().max())
         rounding = float(plain[spec.name].abs().max()) * (FLOAT32 if dtype == "float32" else 0)
         folding = len(FIVE) * 2.0 ** (clip - 52)  # of the plain one, in float64
         assert off <= row_deviation(own) + rounding + folding
-        assert dtype == "float32" or off > row_deviation(own) / 1000  # the bound is no more than it need be
+        # the bound is no more than it need be
+        assert dtype == "float32" or off > row_deviation(own) / 1000
 
 
 def test_the_largest_values_do_not_wrap():
@@ -110,7 +133,9 @@ def test_the_largest_values_do_not_wrap():
 
 def test_values_beyond_the_clip_are_refused_when_they_are_given():
     part = mix_part()
-    with pytest.raises(LocalError, match=r"group 'extractor': its largest magnitude is .* above its clip 8"):
+    with pytest.raises(
+        LocalError, match=r"group 'extractor': its largest magnitude is .* above its clip 8"
+    ):
         rows_of(part, values(part, scale=100.0))
 
 
@@ -130,7 +155,10 @@ def test_a_row_that_shows_too_much_is_none(why):
     part = mix_part()
     read = values(part)
     made = rows_of(part, read, members, terms=terms)
-    assert made.row(part, "a", {silo: w for silo, w in weights.items() if silo in members}, read) is None
+    assert (
+        made.row(part, "a", {silo: w for silo, w in weights.items() if silo in members}, read)
+        is None
+    )
     good = rows_of(part, read)
     assert good.row(part, "a", EVEN, read) is not None
 
@@ -140,7 +168,9 @@ def test_a_row_comes_again_and_no_other_over_the_same_versions():
     one, other = values(part), values(part, seed=1)
     made = rows_of(part, one)
     first = made.row(part, "a", EVEN, one)
-    assert all(torch.equal(made.row(part, "a", EVEN, one)[name], value) for name, value in first.items())
+    assert all(
+        torch.equal(made.row(part, "a", EVEN, one)[name], value) for name, value in first.items()
+    )
     assert made.row(part, "a", {**EVEN, "b": 1.5}, one) is None
     # Who had none may have one, and so may the first of another part.
     assert made.row(part, "b", {**EVEN, "b": 1.5}, one) is not None
@@ -160,11 +190,15 @@ def test_a_gram_is_within_its_bound_and_has_the_bits_of_its_key():
     plain = PLAIN.collect(part, FIVE, read)["gram"]
     lengths = plain.diagonal(dim1=1, dim2=2).sqrt()
     bound = gram_deviation(40) * lengths[:, :, None] * lengths[:, None, :]
-    found = [compared(part, FIVE, read, *use) for use in ((KEY, DIGEST, 3), (KEY, DIGEST, 4), (bytes(32), DIGEST, 3))]
+    found = [
+        compared(part, FIVE, read, *use)
+        for use in ((KEY, DIGEST, 3), (KEY, DIGEST, 4), (bytes(32), DIGEST, 3))
+    ]
     for gram in found:
         assert (gram.dtype, gram.shape) == (torch.float64, (3, 5, 5))
         assert bool(((gram - plain).abs() <= bound).all())
-        assert float(((gram - plain).abs() / bound).max()) > 0.01  # the bound is no more than it need be
+        # the bound is no more than it need be
+        assert float(((gram - plain).abs() / bound).max()) > 0.01
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), found[0])
     assert not torch.equal(found[0], found[1])  # every round has its own rotation
     assert not torch.equal(found[0], found[2])  # every key has
@@ -176,7 +210,10 @@ def test_a_gram_is_that_of_vectors_which_each_silo_rotates_by_itself():
     for silo in FIVE:
         uses = [Use(0, DIGEST, 3, 0, "rows", row) for row in range(2)]
         own = read(silo, "rows").double().numpy()
-        turned = [rotate(own[row : row + 1], use.key(KEY))[0].astype(np.float32) for row, use in enumerate(uses)]
+        turned = [
+            rotate(own[row : row + 1], use.key(KEY))[0].astype(np.float32)
+            for row, use in enumerate(uses)
+        ]
         sent[silo] = torch.from_numpy(np.stack(turned))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
@@ -188,25 +225,42 @@ def test_a_gram_of_sketches_is_that_of_what_each_silo_sketches_by_the_secret_map
     for silo in FIVE:
         keys = [Use(0, DIGEST, 3, 0, "rows", row).key(KEY) for row in range(2)]
         own = read(silo, "rows").numpy()
-        assert (Quantised(Bounds()).give(part, Contribution({"rows": read(silo, "rows")}))["rows"].numpy() == own).all()
-        made = [sketched(own[row : row + 1], 8, key)[0].astype(np.float32) for row, key in enumerate(keys)]
+        assert (
+            Quantised(Bounds())
+            .give(part, Contribution({"rows": read(silo, "rows")}))["rows"]
+            .numpy()
+            == own
+        ).all()
+        made = [
+            sketched(own[row : row + 1], 8, key)[0].astype(np.float32)
+            for row, key in enumerate(keys)
+        ]
         sent[silo] = torch.from_numpy(np.stack(made))
     expected = PLAIN.collect(part, FIVE, lambda silo, _: sent[silo])["gram"]
     assert torch.equal(compared(part, FIVE, read, KEY, DIGEST, 3), expected)
     other = [compared(part, FIVE, read, *use) for use in ((KEY, DIGEST, 4), (bytes(32), DIGEST, 3))]
-    assert not any(torch.allclose(expected, gram, atol=0.1) for gram in other)  # every round and key has its own map
+    # every round and key has its own map
+    assert not any(torch.allclose(expected, gram, atol=0.1) for gram in other)
 
 
 def test_the_cosines_of_sketches_are_off_as_the_docs_say():
-    """Of 25 silos' vectors at random: the root of the mean square is √((1 + c²) / k), and none is off by six times."""
+    """Of 25 silos' vectors at random: the root of the mean square is √((1 + c²) / k), and none is
+    off by six times.
+    """
     silos, size = tuple(f"s{n}" for n in range(25)), 256
     part = Part("rows", Kind.SKETCH, Gram(size), (TensorSpec("rows", "float64", (1, 20_000)),))
     read = values(part, silos)
     common = torch.randn(1, 20_000, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    unit = {silo: v / v.norm() for silo in silos for v in [read(silo, "rows") + common]}  # cosines of about a half
+    # cosines of about a half
+    unit = {silo: v / v.norm() for silo in silos for v in [read(silo, "rows") + common]}
     rows = torch.cat(list(unit.values()))
-    exact, found = rows @ rows.T, compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0]
-    away = ((found - exact) / ((1 + exact.square()) / size).sqrt())[~torch.eye(25, dtype=torch.bool)]
+    exact, found = (
+        rows @ rows.T,
+        compared(part, silos, lambda silo, _: unit[silo], KEY, DIGEST, 0)[0],
+    )
+    away = ((found - exact) / ((1 + exact.square()) / size).sqrt())[
+        ~torch.eye(25, dtype=torch.bool)
+    ]
     assert 0.6 < away.square().mean().sqrt() < 1.4
     assert away.abs().max() < 6
 
@@ -221,7 +275,10 @@ def test_vectors_that_inner_products_tell_are_refused():
 
 
 def test_the_metrics_of_a_round_turn_the_rotation_to_the_next():
-    rows, counts = gram_part(), Part("m", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),))
+    rows, counts = (
+        gram_part(),
+        Part("m", Kind.METRIC, Sum("total"), (TensorSpec("n", "int64", ()),)),
+    )
     read = values(rows)
     exchanges = Quantised(Bounds(), group_key=KEY, job=DIGEST)
     for round_ in range(3):
@@ -234,7 +291,10 @@ def test_quantised_mixes_what_it_collected():
     part = mix_part()
     read, exchanges = values(part), Quantised(Bounds(clip_exponent=4), terms=Terms(min_cohort=4))
     assert exchanges.collect(part, FIVE, read) == {}
-    found, slow = exchanges.mix(part, "c", EVEN, read), rows_of(part, read, clip=4).row(part, "c", EVEN, read)
+    found, slow = (
+        exchanges.mix(part, "c", EVEN, read),
+        rows_of(part, read, clip=4).row(part, "c", EVEN, read),
+    )
     assert all(torch.equal(found[name], value) for name, value in slow.items())
     assert exchanges.mix(part, "d", UNEVEN, read) is None  # by terms of four
     assert rows_of(part, read).row(part, "d", UNEVEN, read) is not None
@@ -246,7 +306,9 @@ def directed_part():
     return replace(mix_part(), exchange=Mix(directed=True))
 
 
-@pytest.mark.parametrize("weights", [{"a": 3.0, "b": 2.0, "c": 2.5}, {"a": 0.1, "b": 0.12, "c": 0.1, "d": 0.09}])
+@pytest.mark.parametrize(
+    "weights", [{"a": 3.0, "b": 2.0, "c": 2.5}, {"a": 0.1, "b": 0.12, "c": 0.1, "d": 0.09}]
+)
 def test_a_directed_row_is_near_the_one_in_the_clear(weights):
     part, terms = directed_part(), Terms(min_cohort=3)
     read = values(part)
@@ -256,7 +318,8 @@ def test_a_directed_row_is_near_the_one_in_the_clear(weights):
     plain = PLAIN.mix(part, "e", weights, read)
     for name, value in row.items():
         assert value.dtype == plain[name].dtype
-        assert torch.allclose(value, plain[name], rtol=0, atol=len(weights) * 2.0**-27 + 1e-7)  # clip 2^3 in 32 bits
+        # clip 2^3 in 32 bits
+        assert torch.allclose(value, plain[name], rtol=0, atol=len(weights) * 2.0**-27 + 1e-7)
 
 
 def test_a_directed_row_that_shows_too_much_is_none_and_rounds_are_for_themselves():
@@ -265,7 +328,8 @@ def test_a_directed_row_that_shows_too_much_is_none_and_rounds_are_for_themselve
     for weights in ({"a": 1.0}, {"a": 1.0, "b": 1.0}, {"a": 9.0, "b": 1.0, "c": 1.0}, {}):
         assert made.mix(part, "e", weights, read) is None
     row = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)
-    again = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)  # no memory: who may have it is asked round by round
+    # no memory: who may have it is asked round by round
+    again = made.mix(part, "e", dict.fromkeys("abcd", 1.0), read)
     assert all(torch.equal(row[name], again[name]) for name in row)
 
 
@@ -301,14 +365,18 @@ def test_a_comparison_by_shares_has_the_bits_of_shares_that_were_dealt_and_opene
     assert np.array_equal(found.numpy(), shared_gram.squares(own, products, 5))
     assert found.dtype == torch.float64
     exact = PLAIN.collect(part, FIVE, read)["gram"]
-    assert float((found - exact).abs().max()) <= shared_gram.deviation(own, 1.0 + FLOAT32, 1.0 + FLOAT32)
+    assert float((found - exact).abs().max()) <= shared_gram.deviation(
+        own, 1.0 + FLOAT32, 1.0 + FLOAT32
+    )
 
 
 def test_a_comparison_by_shares_follows_from_no_key_and_is_ordered_as_its_members():
     part = shared_part()
     read = unit(part)
     found = Quantised(Bounds()).collect(part, FIVE, read)["gram"]
-    assert torch.equal(found, Quantised(Bounds(), group_key=KEY, job=DIGEST).collect(part, FIVE, read)["gram"])
+    assert torch.equal(
+        found, Quantised(Bounds(), group_key=KEY, job=DIGEST).collect(part, FIVE, read)["gram"]
+    )
     back = Quantised(Bounds()).collect(part, FIVE[::-1], read)["gram"]
     assert torch.equal(back, found.flip(1, 2))
 

@@ -35,9 +35,14 @@ def row(weights, recipient=FOUR[0], numbers=None, on=None, silos=FOUR):
 
 
 def admit(made, silo=FOUR[0], memory=None, terms=None, on=None, silos=FOUR):
-    document, signature = made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0], made[1]
+    document, signature = (
+        made[0].payload() if isinstance(made[0], m.RecipientRow) else made[0],
+        made[1],
+    )
     here = Mixing(len(silos)).signers
-    return m.admit(on or line(), silo, document, signature, memory or m.RowMemory(), terms or Terms(), here)
+    return m.admit(
+        on or line(), silo, document, signature, memory or m.RowMemory(), terms or Terms(), here
+    )
 
 
 def signed(document):
@@ -54,7 +59,9 @@ def fault(*args, **fields):
 def asked(made, memory=None, terms=None):
     """What the coordinator asks before it makes this row."""
     given = made[0]
-    return m.fault(given.recipient, given.own_weight, given.shares, memory or m.RowMemory(), terms or Terms())
+    return m.fault(
+        given.recipient, given.own_weight, given.shares, memory or m.RowMemory(), terms or Terms()
+    )
 
 
 def test_a_good_row_is_admitted_and_remembered():
@@ -67,7 +74,12 @@ def test_a_good_row_is_admitted_and_remembered():
 
 def test_1_a_row_has_one_spelling():
     document = row(THIRD)[0].payload()
-    for wrong in (document + b" ", document[:-1], b"{}", document.replace(b'"weight":', b'"weight": ')):
+    for wrong in (
+        document + b" ",
+        document[:-1],
+        b"{}",
+        document.replace(b'"weight":', b'"weight": '),
+    ):
         assert fault(signed(wrong))[0] == "SPEC"
     huge = document.replace(b'"weight":1431655766', b'"weight":9007199254740993')
     assert huge != document
@@ -109,17 +121,26 @@ def test_5_weights_add_up_to_2_to_the_32(by):
 
 
 def test_6_enough_are_honest():
-    assert "3 are sure to be honest, the policy asks for 4" in fault(row(THIRD), terms=Terms(min_honest=4))[1]
+    assert (
+        "3 are sure to be honest, the policy asks for 4"
+        in fault(row(THIRD), terms=Terms(min_honest=4))[1]
+    )
     admit(row(THIRD), terms=Terms(min_honest=4, colluders=0))
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 20), min_size=6, max_size=6).filter(lambda w: sum(w[1:]) > 0), st.integers(2, 5))
+@given(
+    st.lists(st.integers(0, 20), min_size=6, max_size=6).filter(lambda w: sum(w[1:]) > 0),
+    st.integers(2, 5),
+)
 def test_6_no_silo_outweighs_the_others_whatever_the_recipients_own_part(weights, min_cohort):
     integers = integer_weights(weights)
     slack = Fraction(1, 2**22)  # steps of 2^-32 move a share by less
     others = [Fraction(w, sum(integers[1:])) for w in integers[1:] if w]
-    bad = max(others) > Fraction(1, 2) + slack or 1 / sum(s * s for s in others) < min_cohort - 1 - slack
+    bad = (
+        max(others) > Fraction(1, 2) + slack
+        or 1 / sum(s * s for s in others) < min_cohort - 1 - slack
+    )
     few = len(others) < min_cohort  # step 7: a first row needs as many new uploads
     made = row(weights, silos=SIX)
     terms = Terms(min_cohort=min_cohort, colluders=0, min_honest=1)
@@ -136,7 +157,8 @@ def test_6_equal_weights_that_differ_by_a_step_are_equal():
         admit(row(raw, silos=SIX), terms=Terms(colluders=0), silos=SIX)
     made = row([0, 1, 1, 1, 0, 0], silos=SIX)
     assert len({share.weight for share in made[0].shares}) == 2
-    assert "new uploads of 3 silos" in fault(made, terms=terms, silos=SIX)[1]  # they do count as three equal ones
+    # they do count as three equal ones
+    assert "new uploads of 3 silos" in fault(made, terms=terms, silos=SIX)[1]
     tiny = [m.Share(version=version(s), weight=w) for s, w in zip(FOUR[1:], (3, 1, 1), strict=True)]
     leaning = m.make_row(line(), FOUR[0], 2**32 - 5, tiny, signer("coordinator"))
     assert "one silo has 3 of the 5" in fault(leaning)[1]  # few steps, and no slack
@@ -158,14 +180,19 @@ def test_7_one_row_for_each_vector_of_versions():
 
 def test_7_a_new_row_needs_new_uploads_of_min_cohort_silos():
     _, memory = admit(row(THIRD))
-    assert "new uploads of 2 silos" in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
+    assert (
+        "new uploads of 2 silos"
+        in fault(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory)[1]
+    )
     made = row(THIRD, numbers=dict.fromkeys(FOUR[1:], 4))
     _, later = admit(made, memory=memory)
     assert later.newest == dict.fromkeys(FOUR[1:], 4)
     assert (
-        "older uploads of silo-03" in fault(row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3}), memory=later)[1]
+        "older uploads of silo-03"
+        in fault(row(THIRD, numbers={FOUR[1]: 5, FOUR[2]: 5, FOUR[3]: 3}), memory=later)[1]
     )
-    assert "older uploads" in fault(row(THIRD), memory=later)[1]  # not even the same row as once before
+    # not even the same row as once before
+    assert "older uploads" in fault(row(THIRD), memory=later)[1]
     admit(row(THIRD, numbers={FOUR[1]: 1, FOUR[2]: 1}), memory=memory, terms=Terms(min_cohort=2))
 
 
@@ -186,7 +213,10 @@ OLD, NEW = SEVEN[1:4], SEVEN[4:]  # of six others: who is mixed again, and who g
 )
 @pytest.mark.parametrize("own", [0, 50])
 def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, own):
-    """Old ones and new ones each; what the recipient weighs itself is no cover, nor is it counted against a row."""
+    """Old ones and new ones each.
+
+    What the recipient weighs itself is no cover, nor is it counted against a row.
+    """
     _, memory = admit(row([0, *[1] * 6], recipient=SEVEN[0], silos=SEVEN), silos=SEVEN)
     made = row([own * sum(weights), *weights], SEVEN[0], dict.fromkeys(NEW, 1), silos=SEVEN)
     assert said in asked(made, memory)
@@ -195,7 +225,10 @@ def test_7_new_uploads_are_spread_by_themselves_and_carry_half(weights, said, ow
         code, why = fault(made, memory=memory, silos=SEVEN)
         assert (code, said in why) == ("POLICY", True)
     else:
-        assert admit(made, memory=memory, silos=SEVEN)[1].newest == {**dict.fromkeys(OLD, 0), **dict.fromkeys(NEW, 1)}
+        assert admit(made, memory=memory, silos=SEVEN)[1].newest == {
+            **dict.fromkeys(OLD, 0),
+            **dict.fromkeys(NEW, 1),
+        }
 
 
 def test_7_enough_of_those_who_gave_anew_are_honest():
@@ -209,7 +242,9 @@ def test_7_enough_of_those_who_gave_anew_are_honest():
 
 
 def test_7_rows_never_have_two_equations_in_few_new_unknowns():
-    """Over random offers, each admitted row brings min_cohort uploads that are in no row before it."""
+    """Over random offers, each admitted row brings min_cohort uploads that are in no row
+    before it.
+    """
     random, memory, seen, admitted = np.random.default_rng(0), m.RowMemory(), set(), 0
     newest = dict.fromkeys(SIX, 0)
     for _ in range(200):
@@ -266,7 +301,8 @@ def test_a_stream_hides_one_upload():
     for number, round_ in ((0, 5), (0, 6), (1, 4)):
         with pytest.raises(LocalError, match="a stream hides one upload only"):
             memory.began(version(FOUR[0], number, round_))
-    assert memory.began(version(FOUR[0], 1, 5)).number == 1  # restarted within the attempt: a new seed, a new version
+    # restarted within the attempt: a new seed, a new version
+    assert memory.began(version(FOUR[0], 1, 5)).number == 1
 
 
 def test_one_upload_a_round_is_signed():
@@ -282,7 +318,9 @@ def test_one_upload_a_round_is_signed():
 
 @given(st.binary(max_size=200) | st.integers(0, 10**6))
 def test_1_hostile_bytes_are_refused(hostile):
-    """Bytes of any kind, or a row of which one byte was changed, under the coordinator's own signature."""
+    """Bytes of any kind, or a row of which one byte was changed, under the coordinator's own
+    signature.
+    """
     document = bytearray(row(THIRD)[0].payload())
     if isinstance(hostile, int):
         at, to = hostile % len(document), hostile // len(document) % 256
@@ -291,4 +329,5 @@ def test_1_hostile_bytes_are_refused(hostile):
     admitted = None
     with suppress(RefusedError):
         admitted, _ = admit(signed(hostile))
-    assert admitted is None or admitted.payload() == hostile  # another good row: of another round, attempt or version
+    # another good row: of another round, attempt or version
+    assert admitted is None or admitted.payload() == hostile

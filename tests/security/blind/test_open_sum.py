@@ -13,7 +13,12 @@ from staddle.security.blind.silo_pads import silo_pads
 from staddle.security.faults import COORDINATOR_OR_SILO
 from staddle.security.identity.domains import SECAGG_SPEC
 from staddle.security.secagg import linear_tags
-from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_group_values, masked_chunks
+from staddle.security.secagg.masked_sum import (
+    Accumulator,
+    GroupValues,
+    check_group_values,
+    masked_chunks,
+)
 from staddle.security.secagg.spec import Terms, specify
 
 SILOS = names(4)
@@ -24,7 +29,9 @@ GROUPS = (
 )
 FRAME = frame(groups=GROUPS, tagged=True, counts=tuple((silo, 30) for silo in SILOS))
 HIDDEN = frame(
-    groups=tuple(each.model_copy(update={"reader": "silos"}) for each in GROUPS), tagged=True, counts=FRAME.counts
+    groups=tuple(each.model_copy(update={"reader": "silos"}) for each in GROUPS),
+    tagged=True,
+    counts=FRAME.counts,
 )
 TERMS = Terms(min_cohort=3)
 
@@ -38,14 +45,20 @@ class Sum:
     def __init__(self, survivors=SILOS, own=FRAME):
         self.survivors, self.own = survivors, own
         self.spec, plain = specify(own, SILOS, 0), specify(FRAME, SILOS, 0)
-        ctx, accumulator, clear, sent = self.spec.context(), Accumulator(self.spec), Accumulator(plain), {}
+        ctx, accumulator, clear, sent = (
+            self.spec.context(),
+            Accumulator(self.spec),
+            Accumulator(plain),
+            {},
+        )
         for number, silo in enumerate(survivors):
             contributions = [contribution(each, number) for each in own.groups]
             check_group_values(self.spec, contributions)
             tagger = linear_tags.Tagger(GROUP_KEY, ctx, len(GROUPS))
             pads = silo_pads(self.spec, silo, GROUP_KEY)
             accumulator.add(
-                words.tobytes() for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+                words.tobytes()
+                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
             clear.add(words.tobytes() for words in masked_chunks(plain, silo, contributions, ()))
             sent[silo] = tagger.padded(GROUP_KEY, ctx, silo)
@@ -59,18 +72,31 @@ class Sum:
 
     def claim(self, index=0, **changes):
         payload = self.spec.payload()
-        signature, tag = signer("coordinator")(SECAGG_SPEC, payload), tag_of(self.tags, index, len(GROUPS))
+        signature, tag = (
+            signer("coordinator")(SECAGG_SPEC, payload),
+            tag_of(self.tags, index, len(GROUPS)),
+        )
         return Claim(
-            **{"document": payload, "signature": signature, "survivors": self.survivors, "tag": tag, **changes}
+            **{
+                "document": payload,
+                "signature": signature,
+                "survivors": self.survivors,
+                "tag": tag,
+                **changes,
+            }
         )
 
 
 def contribution(own, number):
     values = np.linspace(-1, 1, own.elements, dtype=np.float32) * (number + 1) / 8
-    return GroupValues(values, np.full(own.rows, number + 1.0) if own.weights == "private" else None)
+    return GroupValues(
+        values, np.full(own.rows, number + 1.0) if own.weights == "private" else None
+    )
 
 
-@pytest.fixture(scope="module", params=[FRAME, HIDDEN], ids=["the coordinator reads it", "silos alone read it"])
+@pytest.fixture(
+    scope="module", params=[FRAME, HIDDEN], ids=["the coordinator reads it", "silos alone read it"]
+)
 def made(request):
     return Sum(own=request.param)
 
@@ -91,7 +117,8 @@ def same(found, wanted):
 @pytest.mark.parametrize("survivors", [SILOS, SILOS[:3], SILOS[1:]])
 @pytest.mark.parametrize("piece", [1 << 18, 7])
 def test_the_words_give_the_bits_of_what_was_opened(own, survivors, piece, monkeypatch):
-    monkeypatch.setattr(open_sum, "PIECE", piece)  # pieces of 7 words cut the elements from the weights elsewhere
+    # pieces of 7 words cut the elements from the weights elsewhere
+    monkeypatch.setattr(open_sum, "PIECE", piece)
     found = Sum(survivors, own)
     for index, words in enumerate(found.words):
         claim = found.claim(index)
@@ -122,7 +149,8 @@ def test_multiples_of_a_modulus_are_noticed(made, modulus, times):
 
 
 def test_words_of_another_group_of_the_same_size_are_noticed(made):
-    assert (made.words[0].tolist() == made.words[1].tolist()) == (made.own is FRAME)  # the same, under another tag
+    # the same, under another tag
+    assert (made.words[0].tolist() == made.words[1].tolist()) == (made.own is FRAME)
     for index, claim in ((0, made.claim(1)), (1, made.claim(0))):
         with pytest.raises(RefusedError, match="was altered"):
             open_group(made.spec, index, claim, GROUP_KEY, made.words[index].copy())
@@ -173,7 +201,10 @@ def test_a_claim_that_does_not_hold_is_refused(made, changes, own, terms, code, 
 def test_a_claim_may_lack_a_silo_that_is_excused(made):
     terms = Terms(batches=(SILOS,), excused=frozenset(SILOS[3:]))
     for survivors in (SILOS[:3], SILOS):
-        assert check_claim(made.claim(survivors=survivors), made.own, terms, signers(SILOS)) == made.spec
+        assert (
+            check_claim(made.claim(survivors=survivors), made.own, terms, signers(SILOS))
+            == made.spec
+        )
     with pytest.raises(RefusedError, match="the sum lacks"):
         check_claim(made.claim(survivors=SILOS[1:]), made.own, terms, signers(SILOS))
 

@@ -57,10 +57,16 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
     edge = st.sampled_from([0.0, 1.0, -1.0])
     unit = st.floats(-1, 1, width=32, allow_subnormal=False) | edge
     values = {
-        s: (np.array(data.draw(st.lists(unit, min_size=elements, max_size=elements))) * most).astype(dtype)
+        s: (
+            np.array(data.draw(st.lists(unit, min_size=elements, max_size=elements))) * most
+        ).astype(dtype)
         for s in silos
     }
-    raw = data.draw(st.lists(st.floats(0, 1e6) | edge.map(abs), min_size=n, max_size=n).filter(lambda w: sum(w) > 0))
+    raw = data.draw(
+        st.lists(st.floats(0, 1e6) | edge.map(abs), min_size=n, max_size=n).filter(
+            lambda w: sum(w) > 0
+        )
+    )
     weights, recipient = integers(silos, raw), data.draw(st.sampled_from(silos))
     assume(any(w for s, w in weights.items() if s != recipient))  # else nothing comes down
     made = Mixing(n, elements=elements, clip_exponent=clip_exponent)
@@ -78,11 +84,16 @@ def test_a_row_is_the_whole_numbers_sum_within_the_bound_and_what_the_plain_mix_
         assert found[k] == float(Fraction(total, 1) / Fraction(2) ** (32 + e))
         # Rule 19: the error to the exact weights.
         whole = sum(map(Fraction, raw))
-        exact = sum(Fraction(w) / whole * Fraction(float(values[s][k])) for s, w in zip(silos, raw, strict=True))
+        exact = sum(
+            Fraction(w) / whole * Fraction(float(values[s][k]))
+            for s, w in zip(silos, raw, strict=True)
+        )
         bound = Fraction(1, 2) / Fraction(2) ** e + n * Fraction(most) / 2**MIX_BITS
-        assert abs(Fraction(float(found[k])) - exact) <= bound + Fraction(most) / 2**52  # one rounding to float64
+        # one rounding to float64
+        assert abs(Fraction(float(found[k])) - exact) <= bound + Fraction(most) / 2**52
 
-    # The plain mix uses the same integers: it differs by the quantisation alone, and by float64's rounding.
+    # The plain mix uses the same integers: it differs by the quantisation alone, and by float64's
+    # rounding.
     part = Part("extractor", Kind.BACKBONE, Mix(), (TensorSpec("t", "float64", (elements,)),))
     read = lambda silo, _: torch.from_numpy(values[silo].astype(np.float64))  # noqa: E731
     plain = PLAIN.mix(part, "r", dict(zip(silos, raw, strict=True)), read)["t"].numpy()
@@ -103,7 +114,9 @@ def test_what_is_sent_is_that_of_the_docstring():
     made = mixing(elements=5)
     stored = made.stored[FOUR[1]]
     ctx = stored.upload.version.context(made.line)
-    key = HKDF(SHA256(), 32, ctx, framed(b"staddle/mix/stream/1", b"\x02", b"silo-01")).derive(stored.seed)
+    key = HKDF(SHA256(), 32, ctx, framed(b"staddle/mix/stream/1", b"\x02", b"silo-01")).derive(
+        stored.seed
+    )
     blocks = b"".join(number.to_bytes(16, "big") for number in (2, 3, 4))
     stream = np.frombuffer(Cipher(AES(key), ECB()).encryptor().update(blocks)[:40], "<u8")
     numbers = [round(Fraction(float(v)) * 2**27) % 2**64 for v in stored.values]
@@ -148,7 +161,9 @@ def test_a_silo_without_an_upload_opens_a_row_of_the_others():
     values = {s: made.stored[s].values for s in FOUR}
     del made.stored[FOUR[0]]
     found = made.open(made.row(FOUR[0], weights)[0])
-    assert np.abs(found - sum(weights[s] / 2**32 * values[s] for s in FOUR)).max() <= 2.0**-28 + 1e-14
+    assert (
+        np.abs(found - sum(weights[s] / 2**32 * values[s] for s in FOUR)).max() <= 2.0**-28 + 1e-14
+    )
 
 
 def altered(change):
@@ -192,7 +207,10 @@ def test_a_row_that_was_altered_is_the_coordinators():
         assert altered(change)[:2] == (COORDINATOR_OR_SILO, "SUM"), change.__name__
     for change in (no_tag, short, long):
         assert altered(change)[:2] == ("coordinator", "SUM"), change.__name__
-    assert "brings 159 bytes" in altered(lambda made, row, hidden, tag: made.open(row, (bytes(hidden[:-1]), tag)))[2]
+    assert (
+        "brings 159 bytes"
+        in altered(lambda made, row, hidden, tag: made.open(row, (bytes(hidden[:-1]), tag)))[2]
+    )
     assert "a row of 19 numbers, not 20" in altered(short)[2]
     assert "a row of more than 20 numbers" in altered(long)[2]
 
@@ -201,7 +219,9 @@ def test_wrong_seeds_give_noise_and_no_row():
     made = mixing()
     row, _ = made.row(FOUR[0], integers(FOUR, [1, 1, 1, 1]))
     opening = made.opening(row)
-    summands = [replace(s, seed=bytes(32)) if i == 0 else s for i, s in enumerate(opening._summands)]
+    summands = [
+        replace(s, seed=bytes(32)) if i == 0 else s for i, s in enumerate(opening._summands)
+    ]
     noise = o.Opening(made.line, KEY, summands, row.own_weight, made.stored[FOUR[0]].values)
     hidden, tag = made.mixed(row)
     noise.add(hidden)
@@ -248,7 +268,10 @@ def test_an_upload_is_signed_and_its_pieces_are_all():
         call = (made.line, wrong, pieces, digest, made.signers)
         assert refused(lambda call=call: o.check_upload(*call))[0] == FOUR[1]
     other = line(job="j2")
-    assert refused(lambda: o.check_upload(other, upload, stored.pieces, sha256, made.signers))[0] == FOUR[1]
+    assert (
+        refused(lambda: o.check_upload(other, upload, stored.pieces, sha256, made.signers))[0]
+        == FOUR[1]
+    )
 
 
 def test_a_seed_is_for_each_other_silo_alone():
@@ -262,12 +285,20 @@ def test_a_seed_is_for_each_other_silo_alone():
 
     for silo, letter in letters.items():
         assert opened(silo, letter, seed_of(silo)) == stored.seed
-        assert refused(lambda s=silo, le=letter: opened(s, le, seed_of("coordinator")))[:2] == (FOUR[1], "SHARES")
-    assert refused(lambda: opened(FOUR[0], letters[FOUR[2]], seed_of(FOUR[0])))[:2] == ("coordinator", "SHARES")
+        assert refused(lambda s=silo, le=letter: opened(s, le, seed_of("coordinator")))[:2] == (
+            FOUR[1],
+            "SHARES",
+        )
+    assert refused(lambda: opened(FOUR[0], letters[FOUR[2]], seed_of(FOUR[0])))[:2] == (
+        "coordinator",
+        "SHARES",
+    )
     odd = replace(stored.upload, sealing=replace(stored.upload.sealing, root=b""))
     odd = replace(odd, signature=signer(FOUR[1])(o.MIX_UPLOAD, odd.payload(made.line)))
     why = refused(lambda: opened(FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]), odd))[2]
-    assert "passed on from 'silo-01': what it signed over its sealed secret has the wrong size" in why
+    assert (
+        "passed on from 'silo-01': what it signed over its sealed secret has the wrong size" in why
+    )
     unsigned = replace(stored.upload, tag=bytes(8))
     peer, _, why = refused(lambda: opened(FOUR[0], letters[FOUR[0]], seed_of(FOUR[0]), unsigned))
     assert (peer, "passed on from 'silo-01'" in why) == ("coordinator", True)
@@ -300,7 +331,9 @@ def test_the_coordinator_holds_pieces_only():
     elements = 8 * o.LENT
     stored = np.zeros(elements, "<u8").data.cast("B")
     tracemalloc.start()
-    for _ in o.mixed_pieces(line(elements), dict.fromkeys(names(9), 3), lambda _, at, size: stored[at : at + size]):
+    for _ in o.mixed_pieces(
+        line(elements), dict.fromkeys(names(9), 3), lambda _, at, size: stored[at : at + size]
+    ):
         pass
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -7,7 +7,12 @@ from staddle.algorithms.job.job import Job, JobFile
 from staddle.security.blind.plan import JobPlan
 
 SILOS = ["a", "b", "c", "d"]
-GIVEN = {"fedssa": {"t_stable": 3}, "fedaims": {"sampling": "algorithm2"}, "pfedsim": {"rho": 0.5}, "fedavg": {}}
+GIVEN = {
+    "fedssa": {"t_stable": 3},
+    "fedaims": {"sampling": "algorithm2"},
+    "pfedsim": {"rho": 0.5},
+    "fedavg": {},
+}
 
 
 def job_of(method):
@@ -21,7 +26,10 @@ def job_of(method):
                 "silos": SILOS,
                 "min_cohort": 3,
                 "method": {"name": method, "options": GIVEN[method]},
-                "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 3},
+                "model": {
+                    "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
+                    "classes": 3,
+                },
                 "training": {"lr": 0.1},
                 "security": {"secure_aggregation": "required"},
             }
@@ -38,9 +46,13 @@ def digest(method, round_, changed=""):
     return JobPlan(job).round(round_).model_digest(items, digests)
 
 
-@pytest.mark.parametrize(("method", "part"), [("fedssa", "header"), ("fedaims", "backbone"), ("fedavg", "model")])
+@pytest.mark.parametrize(
+    ("method", "part"), [("fedssa", "header"), ("fedaims", "backbone"), ("fedavg", "model")]
+)
 def test_a_model_that_comes_down_to_all_is_part_of_the_digest(method, part):
-    """A coordinator that hands silos different ones gets no sum of them: FedSSA's header is no part that is summed."""
+    """A coordinator that hands silos different ones gets no sum of them: FedSSA's header is no part
+    that is summed.
+    """
     assert digest(method, 2) != digest(method, 2, part)
 
 
@@ -49,7 +61,10 @@ def test_the_same_values_are_not_summed_a_second_time():
 
 
 def test_where_holders_are_counted_a_header_that_stays_the_same_ends_no_job():
-    """Of classes that too few hold nothing comes; all of its sums are over all silos, so none is left out of one."""
+    """Of classes that too few hold nothing comes.
+
+    All of its sums are over all silos, so none is left out of one.
+    """
     assert digest("fedssa", 2) != digest("fedssa", 3)
 
 
@@ -86,7 +101,11 @@ def test_a_round_is_planned_once(monkeypatch):
     first = plan.round(2)
     asked.clear()
     assert plan.round(2) is first
-    assert (first.sums_down, first.published, first.groups[0]) == (first.sums_down, ("model",), first.sums)
+    assert (first.sums_down, first.published, first.groups[0]) == (
+        first.sums_down,
+        ("model",),
+        first.sums,
+    )
     again = len(asked)
     assert first.sums_down[0].round == 1
     assert len(asked) == again

@@ -34,14 +34,18 @@ def upload(silo, number, to, known=None):
     """What a silo seals of one upload: ``to`` the generations of the other silos' prekeys."""
     keys = {other: public_key(seed(other, to.get(other, 0))) for other in SILOS if other != silo}
     ctx = version(silo, number).context(LINE)
-    return seal_to_all(ctx, MIX_SEAL, silo, seed(silo, f"of upload {number}"), seed(silo, f"e {number}"), keys, to)
+    return seal_to_all(
+        ctx, MIX_SEAL, silo, seed(silo, f"of upload {number}"), seed(silo, f"e {number}"), keys, to
+    )
 
 
 def word(silo, number=0, generation=1, to=None, **changes):
     """What comes down to ``ME``; ``changes`` are made before it is signed."""
     sealed, pieces = upload(silo, number, to or {})
     by = changes.pop("by", silo)
-    made = p.publish(LINE, version(silo, number), sealed.root, generation, seed(silo, generation), signer(by))
+    made = p.publish(
+        LINE, version(silo, number), sealed.root, generation, seed(silo, generation), signer(by)
+    )
     if changes:
         made = replace(made, **changes)
         payload = p._payload(LINE, version(silo, number), sealed.root, made.generation, made.key)
@@ -74,18 +78,44 @@ def other_letter(said):
 
 
 def other_generation(said):
-    return replace(said, letter=replace(said.letter, sealed=replace(said.letter.sealed, generation=7)))
+    return replace(
+        said, letter=replace(said.letter, sealed=replace(said.letter.sealed, generation=7))
+    )
 
 
 HOSTILE = {
-    "unsigned": (lambda said: replace(said, prekey=replace(said.prekey, signature=bytes(64))), "KEYS", "does not fit"),
-    "another key": (lambda said: replace(said, prekey=replace(said.prekey, key=bytes(32))), "KEYS", "does not fit"),
-    "skipped": (lambda said: replace(said, prekey=replace(said.prekey, generation=9)), "KEYS", "does not fit"),
-    "of another version": (lambda said: replace(said, version=version(OTHER, 1)), "KEYS", "does not fit"),
-    "of another silo": (lambda said: replace(said, version=version(THIRD)), "KEYS", "passed on from 'silo-02'"),
+    "unsigned": (
+        lambda said: replace(said, prekey=replace(said.prekey, signature=bytes(64))),
+        "KEYS",
+        "does not fit",
+    ),
+    "another key": (
+        lambda said: replace(said, prekey=replace(said.prekey, key=bytes(32))),
+        "KEYS",
+        "does not fit",
+    ),
+    "skipped": (
+        lambda said: replace(said, prekey=replace(said.prekey, generation=9)),
+        "KEYS",
+        "does not fit",
+    ),
+    "of another version": (
+        lambda said: replace(said, version=version(OTHER, 1)),
+        "KEYS",
+        "does not fit",
+    ),
+    "of another silo": (
+        lambda said: replace(said, version=version(THIRD)),
+        "KEYS",
+        "passed on from 'silo-02'",
+    ),
     "of another seed": (lambda said: replace(said, root=bytes(32)), "KEYS", "does not fit"),
     "signed by another": (lambda _: word(OTHER, by=THIRD), "KEYS", "does not fit"),
-    "of generation 0": (lambda _: word(OTHER, generation=0), "KEYS", "another prekey of generation 0"),
+    "of generation 0": (
+        lambda _: word(OTHER, generation=0),
+        "KEYS",
+        "another prekey of generation 0",
+    ),
     "too short": (lambda _: word(OTHER, key=bytes(31)), "KEYS", "has 31 bytes"),
     "of low order": (lambda _: word(OTHER, key=bytes(32)), "KEYS", "of low order"),
     "our own": (lambda _: replace(word(OTHER), version=version(ME)), "KEYS", "a prekey of its own"),
@@ -100,7 +130,10 @@ def test_what_the_coordinator_brings_and_nobody_signed_is_its_fault(hostile):
     found = refused(lambda: change(word(OTHER)).check(LINE, ME, SIGNERS))
     assert found[:2] == ("coordinator", code)
     assert said in found[2]
-    assert refused(lambda: word(OTHER).check(line(job="j2"), ME, SIGNERS))[:2] == ("coordinator", "KEYS")
+    assert refused(lambda: word(OTHER).check(line(job="j2"), ME, SIGNERS))[:2] == (
+        "coordinator",
+        "KEYS",
+    )
 
 
 # What is known.
@@ -174,15 +207,21 @@ def test_who_is_at_fault_where_a_prekey_is_not_there():
     assert refused(lambda: p.check_own(own, OTHER, 5))[:2] == (OTHER, "SHARES")
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["give", "relay"]), st.sampled_from(SILOS), st.sampled_from(SILOS)))
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["give", "relay"]), st.sampled_from(SILOS), st.sampled_from(SILOS))
+)
 
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
 def test_whatever_is_handed_down_when_nothing_that_may_come_is_erased(steps):
-    """Each silo seals to what it has heard; the coordinator tells the newest upload of one silo to another, or not."""
+    """Each silo seals to what it has heard.
+
+    The coordinator tells the newest upload of one silo to another, or not.
+    """
     given_ = dict.fromkeys(SILOS, 0)  # newest generation of each
-    uploads = {silo: [] for silo in SILOS}  # (generation of each other silo, own generation beside it)
+    # (generation of each other silo, own generation beside it)
+    uploads = {silo: [] for silo in SILOS}
     heard = {silo: dict.fromkeys(SILOS, 0) for silo in SILOS}
     known = p.Known.first({silo: public_key(seed(silo, 0)) for silo in SILOS if silo != ME})
     kept, taken = {0}, dict.fromkeys(SILOS, -1)
@@ -197,7 +236,9 @@ def test_whatever_is_handed_down_when_nothing_that_may_come_is_erased(steps):
             heard[other][one] = max(heard[other][one], generation)
             if other == ME:
                 taken[one] = number
-                said = word(one, number, generation, {silo: to[silo] for silo in SILOS if silo != one})
+                said = word(
+                    one, number, generation, {silo: to[silo] for silo in SILOS if silo != one}
+                )
                 known = known.heard("x", said)
                 kept -= {each for each in kept if each < known.floor({"x"}, [to[ME]])}
         for silo in SILOS[1:]:  # rows never go back behind what was handed down

@@ -62,7 +62,10 @@ def slow_sum(values):
     values = list(values)
     while len(values) > 1:
         half = (len(values) + 1) // 2
-        values = [v + values[half + i] if half + i < len(values) else v for i, v in enumerate(values[:half])]
+        values = [
+            v + values[half + i] if half + i < len(values) else v
+            for i, v in enumerate(values[:half])
+        ]
     return values[0]
 
 
@@ -73,7 +76,9 @@ def slow_rotate(vector, key):
         g, at = slow_gaussians(key, m, m), len(v) - m
         s = -1.0 if g[0] < 0 else 1.0
         w = [g[0] + s * math.sqrt(slow_sum(x * x for x in g)), *g[1:]]
-        t = slow_sum(a * b for a, b in zip(w, v[at:], strict=True)) * (2 / slow_sum(x * x for x in w))
+        t = slow_sum(a * b for a, b in zip(w, v[at:], strict=True)) * (
+            2 / slow_sum(x * x for x in w)
+        )
         v[at:] = [(x - a * t) * -s for a, x in zip(w, v[at:], strict=True)]
     return v
 
@@ -100,7 +105,10 @@ def test_vectors():
 
 
 def test_vectors_on_a_processor_without_vector_instructions():
-    """NumPy picks its loops by what the processor has; here it may take none of them but the slowest."""
+    """NumPy picks its loops by what the processor has.
+
+    Here it may take none of them but the slowest.
+    """
     from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__  # noqa: PLC0415
 
     had = [name for name in __cpu_dispatch__ if __cpu_features__[name]]
@@ -112,7 +120,9 @@ def test_vectors_on_a_processor_without_vector_instructions():
         "print(hashlib.sha256(large.astype('<f8').tobytes()).hexdigest())"
     )
     environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": " ".join(had)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert (done.stdout.strip(), done.stderr) == (LARGE[2], "")
 
 
@@ -157,20 +167,28 @@ def largest_gap(samples, cdf):
     """Kolmogorov-Smirnov, times √n: above 1.95 once in 1000 times."""
     ordered = np.sort(samples)
     exact, n = np.array([cdf(x) for x in ordered]), len(ordered)
-    return max(np.abs(exact - np.arange(n) / n).max(), np.abs(exact - np.arange(1, n + 1) / n).max()) * math.sqrt(n)
+    return max(
+        np.abs(exact - np.arange(n) / n).max(), np.abs(exact - np.arange(1, n + 1) / n).max()
+    ) * math.sqrt(n)
 
 
 def test_q_is_haar():
-    """In three dimensions each entry of a Haar matrix is uniform in [-1, 1] (Archimedes), and det is ±1 alike."""
+    """In three dimensions each entry of a Haar matrix is uniform in [-1, 1] (Archimedes), and det
+    is ±1 alike.
+    """
     found = np.array([r.rotate(np.eye(3), key) for key in keys(3000)])
     for i in range(3):
         for j in range(3):
             assert largest_gap(found[:, i, j], lambda x: (x + 1) / 2) < 1.95
     assert abs(np.linalg.det(found).sum()) < 4 * math.sqrt(3000)
-    once = found[:, 0, 0] * found[:, 1, 1] - found[:, 0, 1] * found[:, 1, 0]  # a minor is ± the opposite entry
+    # a minor is ± the opposite entry
+    once = found[:, 0, 0] * found[:, 1, 1] - found[:, 0, 1] * found[:, 1, 0]
     assert largest_gap(once, lambda x: (x + 1) / 2) < 1.95
     two = np.array([r.rotate(np.eye(2), key)[0] for key in keys(3000)])
-    assert largest_gap(np.arctan2(two[:, 1], two[:, 0]), lambda a: (a + math.pi) / (2 * math.pi)) < 1.95
+    assert (
+        largest_gap(np.arctan2(two[:, 1], two[:, 0]), lambda a: (a + math.pi) / (2 * math.pi))
+        < 1.95
+    )
 
 
 def test_gaussians_are_gaussian():
@@ -186,7 +204,10 @@ def test_gaussians_are_gaussian():
 
 def test_the_logarithm_is_one():
     values = np.concatenate(
-        [np.random.default_rng(0).random(10_000), [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476]]
+        [
+            np.random.default_rng(0).random(10_000),
+            [2.0**-103, 1 - 2.0**-53, 0.5, 0.7071067811865476],
+        ]
     )
     exact = np.array([math.log(v) for v in values])
     assert (np.abs(r._logarithm(values) - exact) <= 4e-16 * np.maximum(1, np.abs(exact))).all()
@@ -200,8 +221,18 @@ def test_folding_adds_each_number_once(numbers):
 
 
 def test_each_use_has_a_key_of_its_own():
-    uses = {(2, "j", 3, 0, "rows", 1), (1, "j", 3, 0, "rows", 1), (2, "k", 3, 0, "rows", 1), (2, "j", 4, 0, "rows", 1)}
-    uses |= {(2, "j", 3, 1, "rows", 1), (2, "j", 3, 0, "cols", 1), (2, "j", 3, 0, "rows", 2), (2, "jr", 3, 0, "ows", 1)}
+    uses = {
+        (2, "j", 3, 0, "rows", 1),
+        (1, "j", 3, 0, "rows", 1),
+        (2, "k", 3, 0, "rows", 1),
+        (2, "j", 4, 0, "rows", 1),
+    }
+    uses |= {
+        (2, "j", 3, 1, "rows", 1),
+        (2, "j", 3, 0, "cols", 1),
+        (2, "j", 3, 0, "rows", 2),
+        (2, "jr", 3, 0, "ows", 1),
+    }
     made = {r.Use(*use).key(group_key) for use in uses for group_key in (KEY, bytes(32))}
     assert len(made) == 2 * len(uses)
     assert all(len(key) == 32 for key in made)
@@ -238,7 +269,9 @@ def test_a_rotation_is_used_for_one_attempt():
             with pytest.raises(RefusedError) as caught:
                 memory.used(round_number, attempt, vectors)
             assert (caught.value.peer, caught.value.code) == ("coordinator", "ATTEMPT")
-    assert memory.used(3, 2, other).used(4, 0, one) == r.RotationMemory(round=4, attempt=0, vectors=one)
+    assert memory.used(3, 2, other).used(4, 0, one) == r.RotationMemory(
+        round=4, attempt=0, vectors=one
+    )
 
 
 def test_the_same_vectors_are_rotated_again_for_their_attempt_and_no_others():
@@ -252,7 +285,8 @@ def test_the_same_vectors_are_rotated_again_for_their_attempt_and_no_others():
 def test_what_an_upload_of_rotated_vectors_is_bound_to():
     use = r.Use(0, "bb" * 32, 3, 0, "rows", 0)
     changed = [
-        replace(use, **{name: value}) for name, value in asdict(replace(use, epoch=1, round=4, attempt=1)).items()
+        replace(use, **{name: value})
+        for name, value in asdict(replace(use, epoch=1, round=4, attempt=1)).items()
     ]
     changed += [replace(use, job="cc" * 32), replace(use, group="other"), replace(use, row=1), use]
     contexts = {each.context("lung", "aa" * 32) for each in changed}
@@ -274,14 +308,20 @@ def test_wrong_calls_are_told():
 
 @pytest.mark.parametrize("d", [1, 2, 84, 700])
 def test_vectors_under_keys_of_their_own_have_the_bits_of_one_after_the_other(d):
-    vectors, keys = np.random.default_rng(d).normal(size=(3, d)), [bytes([d % 256, i]) * 16 for i in range(3)]
+    vectors, keys = (
+        np.random.default_rng(d).normal(size=(3, d)),
+        [bytes([d % 256, i]) * 16 for i in range(3)],
+    )
     one_by_one = [r.rotate(vectors[i : i + 1], keys[i]) for i in range(3)]
     assert (r.rotate_each(vectors, keys) == np.concatenate(one_by_one)).all()
-    assert d == 1 or not (r.rotate_each(vectors, keys[::-1])[0] == one_by_one[0][0]).any()  # Q of one is a sign
+    # Q of one is a sign
+    assert d == 1 or not (r.rotate_each(vectors, keys[::-1])[0] == one_by_one[0][0]).any()
 
 
 def test_numbers_made_ahead_are_those_of_each_stream():
-    """Also where a stream needs more words than are made at first, as about one of a hundred does."""
+    """Also where a stream needs more words than are made at first, as about one of a
+    hundred does.
+    """
     made = list(r._reflecting([KEY, bytes(32)], 700))
     assert [len(numbers) for numbers in made] == list(range(1, 701))
     short = 0

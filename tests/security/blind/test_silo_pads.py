@@ -1,4 +1,6 @@
-"""Pads over sums that silos alone read: the coordinator adds them up, and what it opens is noise."""
+"""Pads over sums that silos alone read: the coordinator adds them up, and what it opens is
+noise.
+"""
 
 import hmac
 
@@ -9,7 +11,13 @@ from support.secure_sums import GROUP_KEY, frame, group, names
 from staddle.errors import LocalError
 from staddle.security.arithmetic.masks import Term
 from staddle.security.blind.silo_pads import silo_pad, silo_pads
-from staddle.security.secagg.masked_sum import Accumulator, GroupValues, check_group_values, masked_chunks, unpad
+from staddle.security.secagg.masked_sum import (
+    Accumulator,
+    GroupValues,
+    check_group_values,
+    masked_chunks,
+    unpad,
+)
 from staddle.security.secagg.spec import specify
 
 SILOS = names(4)
@@ -31,9 +39,14 @@ def opened(survivors=SILOS, pads=silo_pads, spec=SPEC):
     for silo in survivors:
         check_group_values(spec, VALUES[silo])
         own = pads(spec, silo, GROUP_KEY)
-        accumulator.add(words.tobytes() for words in masked_chunks(spec, silo, VALUES[silo], (), None, own))
+        accumulator.add(
+            words.tobytes() for words in masked_chunks(spec, silo, VALUES[silo], (), None, own)
+        )
     accumulator.open((), survivors)  # canaries have no pads
-    return [np.concatenate([w for g, w in accumulator.numbers() if g == index]) for index in range(len(GROUPS))]
+    return [
+        np.concatenate([w for g, w in accumulator.numbers() if g == index])
+        for index in range(len(GROUPS))
+    ]
 
 
 def plain(survivors=SILOS):
@@ -54,7 +67,11 @@ def test_what_is_padded_is_noise_and_comes_back_with_the_pads_of_the_survivors(s
     for index in (0, 1):
         assert related(found[index], wanted[index]) < 5
         words = found[index].copy()
-        unpad(index, words, [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in survivors])
+        unpad(
+            index,
+            words,
+            [silo_pad(GROUP_KEY, SPEC.context(), silo, SPEC.prg) for silo in survivors],
+        )
         assert words.tolist() == wanted[index].tolist()
 
 
@@ -83,12 +100,18 @@ def test_the_key_of_a_pad_is_known():
     """HKDF-SHA256 (RFC 5869) of the group key, salt ctx, by hand."""
     ctx = SPEC.context()
     extracted = hmac.digest(ctx, GROUP_KEY, "sha256")
-    info = b"".join(len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"\x01", b"silo-00"))
-    assert silo_pad(GROUP_KEY, ctx, "silo-00", 1) == Term(hmac.digest(extracted, info + b"\x01", "sha256"))
+    info = b"".join(
+        len(piece).to_bytes(8) + piece for piece in (b"staddle/secagg/hide/1", b"\x01", b"silo-00")
+    )
+    assert silo_pad(GROUP_KEY, ctx, "silo-00", 1) == Term(
+        hmac.digest(extracted, info + b"\x01", "sha256")
+    )
 
 
 def test_words_that_silos_alone_read_never_leave_without_their_pads():
-    with pytest.raises(LocalError, match=r"pads of groups \[\], and \[0, 1\] are not for the coordinator's eyes"):
+    with pytest.raises(
+        LocalError, match=r"pads of groups \[\], and \[0, 1\] are not for the coordinator's eyes"
+    ):
         opened(pads=lambda *_: {})
 
 
@@ -100,6 +123,9 @@ def common(spec, silo, key):
 @pytest.mark.parametrize(("survivors", "bits"), [(SILOS, 2), (SILOS[:3], 0), (SILOS[:2], 1)])
 def test_of_a_common_pad_the_lowest_bits_of_the_sum_would_be_in_the_clear(survivors, bits):
     lowest = np.uint32(2**bits - 1)
-    naive, own, wanted = (each[0] & lowest for each in (opened(survivors, common), opened(survivors), plain(survivors)))
+    naive, own, wanted = (
+        each[0] & lowest
+        for each in (opened(survivors, common), opened(survivors), plain(survivors))
+    )
     assert naive.tolist() == wanted.tolist()
     assert (own.tolist() == wanted.tolist()) == (bits == 0)

@@ -1,4 +1,6 @@
-"""Sums as fixed-point numbers beside sums in the clear: within the stated bound, for every method, all job long."""
+"""Sums as fixed-point numbers beside sums in the clear: within the stated bound, for every method,
+all job long.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,15 @@ from hypothesis import strategies as st
 
 from staddle.algorithms.data.dataset import digits, split
 from staddle.algorithms.engines.simulation import simulate
-from staddle.algorithms.exchange.parts import WEIGHT, Contribution, Each, Kind, Part, Sum, TensorSpec
+from staddle.algorithms.exchange.parts import (
+    WEIGHT,
+    Contribution,
+    Each,
+    Kind,
+    Part,
+    Sum,
+    TensorSpec,
+)
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.partition.draw import dirichlet
@@ -24,7 +34,10 @@ FLOAT32 = 2.0**-23  # both folds are rounded to it
 
 def mean_part(form="mean", most=2.0**53, shapes=((4, 3), (4,)), dtype="float32"):
     return Part(
-        "p", Kind.WHOLE_MODEL, Sum(form, most), tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes))
+        "p",
+        Kind.WHOLE_MODEL,
+        Sum(form, most),
+        tuple(TensorSpec(f"t{i}", dtype, s) for i, s in enumerate(shapes)),
     )
 
 
@@ -36,13 +49,20 @@ def contributions(part, weights, seed=0, scale=1.0):
         tensors = {}
         for spec in part.tensors:
             value = torch.randn(spec.shape, generator=rng) * scale
-            tensors[spec.name] = value.round().long() if spec.dtype == "int64" else value.to(getattr(torch, spec.dtype))
+            tensors[spec.name] = (
+                value.round().long()
+                if spec.dtype == "int64"
+                else value.to(getattr(torch, spec.dtype))
+            )
         spool[silo] = PLAIN.give(part, Contribution(tensors, weight))
     return lambda silo, name: spool[silo][name]
 
 
 def agree(quantised, part, members, read):
-    """Both folds, compared tensor by tensor against the bound; the largest difference as a part of it."""
+    """Both folds, compared tensor by tensor against the bound.
+
+    The largest difference as a part of it.
+    """
     plain = PLAIN.collect(part, members, read)
     spec, opened = quantised.opened(part, members, read)
     own = spec.groups[0]
@@ -56,7 +76,10 @@ def agree(quantised, part, members, read):
             continue
         largest = float(value.abs().max()) if value.numel() else 0.0
         if name == WEIGHT:
-            bound = len(members) * own.weight_most * 2.0 ** -(31 if own.ring == 32 else 50) + 1e-12 * largest
+            bound = (
+                len(members) * own.weight_most * 2.0 ** -(31 if own.ring == 32 else 50)
+                + 1e-12 * largest
+            )
         else:
             rounding = largest * (FLOAT32 if value.dtype == torch.float32 else 2.0**-50)
             bound = deviation(own, spec, opened, largest) + rounding
@@ -79,16 +102,27 @@ def test_a_mean_agrees(bounds, weights):
     part = mean_part()
     quantised = Quantised(bounds, COUNTS)
     assert (
-        agree(quantised, part, SILOS, contributions(part, {s: float(w) for s, w in weights.items()})) > 0
+        agree(
+            quantised, part, SILOS, contributions(part, {s: float(w) for s, w in weights.items()})
+        )
+        > 0
     )  # not the same bits
 
 
 def test_a_model_is_not_copied_to_be_given():
     part = mean_part()
-    tensors = {**{s.name: torch.randn(s.shape) for s in part.tensors}, WEIGHT: torch.tensor(7.0, dtype=torch.float64)}
+    tensors = {
+        **{s.name: torch.randn(s.shape) for s in part.tensors},
+        WEIGHT: torch.tensor(7.0, dtype=torch.float64),
+    }
     pieces = given_of(part, group(part, Bounds(most=9)), tensors).values
-    assert [piece.tolist() for piece in pieces] == [tensors[s.name].flatten().tolist() for s in part.tensors]
-    assert all(np.shares_memory(p, tensors[s.name].numpy()) for p, s in zip(pieces, part.tensors, strict=True))
+    assert [piece.tolist() for piece in pieces] == [
+        tensors[s.name].flatten().tolist() for s in part.tensors
+    ]
+    assert all(
+        np.shares_memory(p, tensors[s.name].numpy())
+        for p, s in zip(pieces, part.tensors, strict=True)
+    )
 
 
 def test_rings_follow_from_how_far_weights_spread():
@@ -96,14 +130,18 @@ def test_rings_follow_from_how_far_weights_spread():
     assert group(part, Bounds(weights="public")).ring == 32
     assert group(part, Bounds(least=50, most=400)).ring == 32
     assert group(part, Bounds(least=1, most=1000)).ring == 64
-    assert group(mean_part("ratio", 1.0), Bounds(least=50, most=1000)).ring == 32  # presence: 0 or 1
+    # presence: 0 or 1
+    assert group(mean_part("ratio", 1.0), Bounds(least=50, most=1000)).ring == 32
     assert group(mean_part("total"), Bounds()).ring == 64
 
 
 @pytest.mark.parametrize(("most", "bounds"), [(1.0, Bounds()), (2.0**53, Bounds(most=300))])
 def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
     part = mean_part("ratio", most)
-    weights = {silo: torch.tensor([1.0, 0.0, 1.0, 0.0]) * (1 if most == 1 else COUNTS[silo]) for silo in SILOS}
+    weights = {
+        silo: torch.tensor([1.0, 0.0, 1.0, 0.0]) * (1 if most == 1 else COUNTS[silo])
+        for silo in SILOS
+    }
     weights["c"] = torch.tensor([0.0, 0.0, 1.0, 1.0])
     read = contributions(part, weights)
     agree(Quantised(bounds), part, SILOS, read)
@@ -113,11 +151,19 @@ def test_a_ratio_agrees_row_by_row_and_rows_of_nobody_are_zero(most, bounds):
 
 
 def test_totals_of_counts_are_exact_and_of_floats_within_the_bound():
-    counts = Part("n", Kind.METRIC, Sum("total"), (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,))))
+    counts = Part(
+        "n",
+        Kind.METRIC,
+        Sum("total"),
+        (TensorSpec("a", "int64", ()), TensorSpec("b", "int64", (3,))),
+    )
     read = contributions(counts, dict.fromkeys(SILOS), scale=2.0**38)
     agree(Quantised(Bounds()), counts, SILOS, read)
     mixed = Part(
-        "m", Kind.HEADER_ROWS, Sum("total"), (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,)))
+        "m",
+        Kind.HEADER_ROWS,
+        Sum("total"),
+        (TensorSpec("a", "float64", (5, 2)), TensorSpec("b", "int64", (5,))),
     )
     agree(Quantised(Bounds()), mixed, SILOS, contributions(mixed, dict.fromkeys(SILOS)))
 
@@ -127,9 +173,13 @@ def test_what_a_sum_cannot_hold_is_said():
         group(Part("e", Kind.COUNTS, Each(), (TensorSpec("a", "float32", (2,)),)), Bounds())
     part = mean_part()
     with pytest.raises(LocalError, match=r"its largest magnitude is .* above its clip 8"):
-        Quantised(Bounds()).collect(part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0), scale=100))
+        Quantised(Bounds()).collect(
+            part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0), scale=100)
+        )
     with pytest.raises(LocalError, match="weight 5 is not between the declared 1 and 4"):
-        Quantised(Bounds(most=4)).collect(part, SILOS, contributions(part, dict.fromkeys(SILOS, 5.0)))
+        Quantised(Bounds(most=4)).collect(
+            part, SILOS, contributions(part, dict.fromkeys(SILOS, 5.0))
+        )
     with pytest.raises(LocalError, match="no declared count of b, c, d"):
         Quantised(Bounds(weights="public"), {"a": 3}).collect(
             part, SILOS, contributions(part, dict.fromkeys(SILOS, 1.0))
@@ -147,7 +197,12 @@ def test_means_of_any_weights_agree(weights, seed, how, clip):
     part = mean_part(shapes=((3, 2), (), (0,), (5,)))
     read = contributions(part, silos, seed, scale=2.0**clip / 8)
     bounds = Bounds(clip_exponent=clip, weights=how, most=2000)
-    agree(Quantised(bounds, {silo: int(weight) for silo, weight in silos.items()}), part, tuple(silos), read)
+    agree(
+        Quantised(bounds, {silo: int(weight) for silo, weight in silos.items()}),
+        part,
+        tuple(silos),
+        read,
+    )
 
 
 METHODS = {
@@ -210,4 +265,6 @@ def test_every_sum_of_a_whole_job_is_within_its_bound(federation, method):
     for silo in SILOS:
         for part, tensors in plain.states[silo].parts.items():
             for name, value in tensors.items():  # rounding grows with the training that follows it
-                torch.testing.assert_close(blind.states[silo].parts[part][name], value, atol=5e-4, rtol=1e-3)
+                torch.testing.assert_close(
+                    blind.states[silo].parts[part][name], value, atol=5e-4, rtol=1e-3
+                )

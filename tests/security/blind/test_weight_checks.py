@@ -11,7 +11,13 @@ COUNTS = {"a": 45, "b": 30, "c": 45, "d": 45, "e": 200}
         ([], ""),
         (["abcd"], ""),
         (["abcd", "abcd", "acd"], ""),
-        (["abcde"], "silo 'e' weighs too much among a, b, c, d, e, with 200 records of 365: one silo has 200 of the"),
+        (
+            ["abcde"],
+            (
+                "silo 'e' weighs too much among a, b, c, d, e, with 200 records of 365: one silo"
+                " has 200 of the"
+            ),
+        ),
         (["abcd", "abce"], "silo 'e' weighs too much among a, b, c, e, with 200 records of 320: "),
         (["ab"], "silo 'a' weighs too much among a, b, with 45 records of 75: "),
     ],

@@ -1,4 +1,6 @@
-"""A data set's budget: what was spent never falls and never exceeds its limit, whatever crashes, restarts or races."""
+"""A data set's budget: what was spent never falls and never exceeds its limit, whatever crashes,
+restarts or races.
+"""
 
 import math
 import os
@@ -63,7 +65,10 @@ def test_more_than_the_limit_is_refused_and_nothing_is_written(tmp_path):
         size = budget.head().size
         with pytest.raises(
             ExhaustedError,
-            match=r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its \[dataset\.cxr\]",
+            match=(
+                r"training of round 1 of job 'lung-3' .* limit of 2; raise epsilon in its"
+                r" \[dataset\.cxr\]"
+            ),
         ):
             reserve(budget, 1, MechanismSteps(sigma="1.1", q="0.02", steps=5000))
         with pytest.raises(ExhaustedError, match="to inf"):
@@ -94,7 +99,8 @@ def test_a_job_has_a_target_of_its_own_at_its_own_delta(tmp_path):
         reserve(budget, ceiling=Ceiling("1.8", "0.00001"))
         over = MechanismSteps(sigma="1.1", q="0.02", steps=100)
         with pytest.raises(
-            ExhaustedError, match=r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8"
+            ExhaustedError,
+            match=r"job 'lung-3' .* at delta = 0\.0000000001, over the job's own target of 1\.8",
         ):
             reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.0000000001"))
         reserve(budget, 1, over, ceiling=Ceiling("1.8", "0.00001"))
@@ -107,7 +113,9 @@ def test_all_that_a_job_is_to_spend_must_fit_beside_what_others_have(tmp_path):
         reserve(budget, steps=MechanismSteps(sigma="1.1", q="0.02", steps=300))
         budget.check_room("lung-3", JOB, planned)  # of which it has spent some itself
         size = budget.head().size
-        with pytest.raises(ExhaustedError, match=r"all of job 'mri' would bring .* over the policy's limit of 3"):
+        with pytest.raises(
+            ExhaustedError, match=r"all of job 'mri' would bring .* over the policy's limit of 3"
+        ):
             budget.check_room("mri", OTHER, [*planned, *planned, *planned])
         assert budget.head().size == size
 
@@ -118,13 +126,21 @@ def test_a_reservation_is_known_as_that_of_its_job_for_ever(tmp_path):
         budget.commit(one, [0])
         commit = budget.head().size - 1
     with opened(tmp_path, known=True) as budget:
-        known = [(seq, job) for seq in range(-1, commit + 3) for job in (JOB, OTHER) if budget.paid(seq, job)]
+        known = [
+            (seq, job)
+            for seq in range(-1, commit + 3)
+            for job in (JOB, OTHER)
+            if budget.paid(seq, job)
+        ]
     assert known == [(one.seq, JOB), (other.seq, OTHER)]
 
 
 def test_steps_are_taken_one_by_one_and_none_beyond(tmp_path):
     with opened(tmp_path) as budget:
-        events = [MechanismSteps(sigma="2", q="0.5", steps=2), MechanismSteps(sigma="3", q="1", steps=1)]
+        events = [
+            MechanismSteps(sigma="2", q="0.5", steps=2),
+            MechanismSteps(sigma="3", q="1", steps=1),
+        ]
         reservation = budget.reserve("lung-3", JOB, 0, "training", events)
         steps = Steppers(reservation)
         steps.take(0)
@@ -186,7 +202,9 @@ def test_a_budget_that_is_gone_is_never_a_new_one(tmp_path):
     shutil.rmtree(tmp_path / "a")
     for make in (lambda: None, (tmp_path / "a").mkdir):
         make()
-        with pytest.raises(LocalError, match="gone, and with it what was spent on data set 'cxr'; restore"):
+        with pytest.raises(
+            LocalError, match="gone, and with it what was spent on data set 'cxr'; restore"
+        ):
             opened(tmp_path / "a", known=True)
 
 
@@ -291,10 +309,14 @@ def test_after_a_fault_nothing_is_reserved(tmp_path, monkeypatch):
         assert again.epsilon() == 0
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp_path, data):
-    """Against a list of what was taken: spent is never below it, never falls but by a commit, never over the limit."""
+    """Against a list of what was taken: spent is never below it, never falls but by a commit, never
+    over the limit.
+    """
     place = tmp_path / uuid.uuid4().hex
     budget, waiting, used, total = opened(place, limit="1.5"), [], 0, 0
     for _ in range(data.draw(st.integers(1, 12))):
@@ -302,7 +324,12 @@ def test_any_order_of_reserving_committing_and_crashing_keeps_what_was_spent(tmp
             case "reserve":
                 steps = data.draw(st.integers(1, 400))
                 try:
-                    waiting.append((reserve(budget, 0, MechanismSteps(sigma="1.1", q="0.02", steps=steps)), steps))
+                    waiting.append(
+                        (
+                            reserve(budget, 0, MechanismSteps(sigma="1.1", q="0.02", steps=steps)),
+                            steps,
+                        )
+                    )
                     total += steps
                 except ExhaustedError:
                     assert cost(Event("1.1", "0.02", total + steps)) > 1.5

@@ -1,4 +1,6 @@
-"""The random numbers of private training: their distribution, their independence, and where they come from."""
+"""The random numbers of private training: their distribution, their independence, and where they
+come from.
+"""
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ def test_uniforms_are_the_upper_53_bits_of_the_keystream():
 
 @pytest.mark.parametrize("count", [1, 3, 20_000])
 def test_a_number_of_noise_is_four_normals_by_two(count):
-    """Box and Muller by hand, of the uniforms in order: of each piece of 8,192 numbers first all radii."""
+    """Box and Muller by hand, of the uniforms in order: of each piece of 8,192 numbers first all
+    radii.
+    """
     made, uniforms = fixed().normal(count), fixed()
     for at in range(0, count, 8192):
         size = min(8192, count - at)
@@ -43,7 +47,10 @@ def test_noise_is_normal_and_its_numbers_independent():
     assert abs(stats.kurtosis(made)) < 4 * (24 / MANY) ** 0.5
     for lag in (1, 2, 2048, 8192, 16384):
         assert abs(np.mean(made[lag:] * made[:-lag])) < 4 / (MANY - lag) ** 0.5
-        assert abs(np.mean((made[lag:] ** 2 - 1) * (made[:-lag] ** 2 - 1))) < 4 * 2 / (MANY - lag) ** 0.5
+        assert (
+            abs(np.mean((made[lag:] ** 2 - 1) * (made[:-lag] ** 2 - 1)))
+            < 4 * 2 / (MANY - lag) ** 0.5
+        )
 
 
 def test_each_record_is_drawn_by_itself():
@@ -55,7 +62,8 @@ def test_each_record_is_drawn_by_itself():
         sizes.append(len(drawn))
     assert stats.chisquare(counts).pvalue > 1e-3
     assert abs(np.mean(sizes) - 15) < 4 * (50 * 0.3 * 0.7 / 4000) ** 0.5
-    assert np.var(sizes) == pytest.approx(50 * 0.3 * 0.7, rel=0.1)  # a fixed batch size would have none
+    # a fixed batch size would have none
+    assert np.var(sizes) == pytest.approx(50 * 0.3 * 0.7, rel=0.1)
 
 
 def test_a_step_may_draw_nobody_and_with_q_one_everybody():

@@ -60,35 +60,45 @@ def test_very_little_and_very_much_noise(most, sigma):
 
 
 def test_what_is_released_beside_the_steps_may_cost_too_much():
-    made = spends(others=(HISTOGRAM, STATISTICS, replace(STATISTICS, purpose="metrics", sigma="30.0")))
+    made = spends(
+        others=(HISTOGRAM, STATISTICS, replace(STATISTICS, purpose="metrics", sigma="30.0"))
+    )
     with pytest.raises(LocalError) as caught:
         least_sigma(made, "1", DELTA)
-    assert str(caught.value) == (
-        "no noise of its steps keeps the job within epsilon = 1 at delta = 1e-05: what is released beside them costs "
-        "2.0901 by itself (histogram_sigma = 10.0 costs 0.3753, statistics_sigma = 3.0 costs 2.0290, metrics_sigma = "
-        "30.0 costs 0.1666); raise statistics_sigma, or epsilon"
+    assert (
+        str(caught.value)
+        == "no noise of its steps keeps the job within epsilon = 1 at delta = 1e-05: what is"
+        " released beside them costs 2.0901 by itself (histogram_sigma = 10.0 costs 0.3753,"
+        " statistics_sigma = 3.0 costs 2.0290, metrics_sigma = 30.0 costs 0.1666); raise"
+        " statistics_sigma, or epsilon"
     )
 
 
 def test_a_target_below_what_the_accountant_can_tell():
-    with pytest.raises(LocalError, match=r"even sigma = 100000.000 costs 0\.00[0-9]+; raise epsilon, or take fewer"):
+    with pytest.raises(
+        LocalError, match=r"even sigma = 100000.000 costs 0\.00[0-9]+; raise epsilon, or take fewer"
+    ):
         least_sigma(spends(others=()), "0.005", DELTA)
-    with pytest.raises(LocalError, match=r"even sigma = 5000.000 costs"):  # the noise on all records is the largest
+    # the noise on all records is the largest
+    with pytest.raises(LocalError, match=r"even sigma = 5000.000 costs"):
         least_sigma(spends(whole=1, others=()), "0.005", DELTA)
     assert LARGEST_SIGMA == 100_000
 
 
 def test_noise_that_costs_too_much_is_told_with_what_would_do():
-    assert overspent(spends(), "0.9", "8", DELTA) == (
-        "sigma = '0.9' costs epsilon = 9.2302 at delta = 1e-05, and the job may cost 8; '0.965' would do, and left out "
-        "it is planned"
+    assert (
+        overspent(spends(), "0.9", "8", DELTA)
+        == "sigma = '0.9' costs epsilon = 9.2302 at delta = 1e-05, and the job may cost 8; '0.965'"
+        " would do, and left out it is planned"
     )
     assert "costs epsilon = inf at" in overspent(spends(), "0", "8", DELTA)
     assert "beside them costs 2.0290" in overspent(spends(others=(STATISTICS,)), "4", "1", DELTA)
 
 
 def test_groups_come_in_their_order():
-    assert {key: len(group) for key, group in by_purpose([STATISTICS, HISTOGRAM, STATISTICS]).items()} == {
+    assert {
+        key: len(group) for key, group in by_purpose([STATISTICS, HISTOGRAM, STATISTICS]).items()
+    } == {
         "statistics": 2,
         "histogram": 1,
     }

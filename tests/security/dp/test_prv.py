@@ -1,4 +1,6 @@
-"""A tighter accountant in a process of its own, against dp-accounting as an oracle, and under limits that end it."""
+"""A tighter accountant in a process of its own, against dp-accounting as an oracle, and under
+limits that end it.
+"""
 
 import math
 import subprocess
@@ -34,7 +36,11 @@ def test_it_lies_between_the_oracle_and_what_is_enforced():
         Question((Event("0.8", "0.01", 30),), 1e-8),
         Question((Event("100", "1", 1),), DELTA),
     ]
-    extreme = [Question((), DELTA), Question((Event("1", "1", 0),), DELTA), Question((Event("0", "1", 1),), DELTA)]
+    extreme = [
+        Question((), DELTA),
+        Question((Event("1", "1", 0),), DELTA),
+        Question((Event("0", "1", 1),), DELTA),
+    ]
     many = Question(tuple(Event(f"1.{n}", "0.05", 1) for n in range(9)), DELTA)
     *found, nothing, no_steps, no_noise, too_many, tiny = so.opinions(
         [*given, *extreme, many, Question(JOB, 1e-12)], PATIENT
@@ -44,11 +50,18 @@ def test_it_lies_between_the_oracle_and_what_is_enforced():
         assert oracle(question.events, question.delta) <= answer <= enforced, question
     assert found[0] < 0.97 * cost(JOB, DELTA)
     assert (nothing, no_steps, no_noise, too_many, tiny) == (0, 0, math.inf, None, None)
-    assert [so.told(each) for each in (None, 1.00001, math.inf)] == ["not within its limits", "1.0001", "inf"]
+    assert [so.told(each) for each in (None, 1.00001, math.inf)] == [
+        "not within its limits",
+        "1.0001",
+        "inf",
+    ]
 
 
 def test_no_answer_takes_more_memory_than_its_limit():
-    assert so.opinion([Event("1", "0.0128", 39_000)], DELTA, replace(PATIENT, memory=150 << 20)) is None
+    assert (
+        so.opinion([Event("1", "0.0128", 39_000)], DELTA, replace(PATIENT, memory=150 << 20))
+        is None
+    )
 
 
 @pytest.fixture

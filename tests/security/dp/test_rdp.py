@@ -1,4 +1,7 @@
-"""Costs against hand-worked numbers, a numerical integral and another library; every error is on the safe side."""
+"""Costs against hand-worked numbers, a numerical integral and another library.
+
+Every error is on the safe side.
+"""
 
 import math
 from decimal import Decimal
@@ -30,7 +33,9 @@ def oracle(accountant, sigma, q, steps):
 
 
 def whole(rho):
-    """What was spent at the orders that are whole numbers: at others dp-accounting stops its series early."""
+    """What was spent at the orders that are whole numbers: at others dp-accounting stops its series
+    early.
+    """
     return np.where([float(order).is_integer() for order in a.ORDERS], rho, np.inf)
 
 
@@ -47,7 +52,9 @@ def test_a_sampled_step_is_the_integral_of_its_definition():
 
         def density(z, order=order):
             ratio = math.log1p(q * math.expm1((2 * z - 1) / (2 * sigma**2)))
-            return math.exp(order * ratio - z**2 / (2 * sigma**2)) / (sigma * math.sqrt(2 * math.pi))
+            return math.exp(order * ratio - z**2 / (2 * sigma**2)) / (
+                sigma * math.sqrt(2 * math.pi)
+            )
 
         moment = quad(density, -60, 80, points=[0, order], limit=800, epsabs=0, epsrel=1e-12)[0]
         expected = math.log(moment) / (order - 1)
@@ -60,7 +67,10 @@ def test_a_sampled_step_is_the_integral_of_its_definition():
 def test_two_libraries_agree_and_tighter_ones_are_below(sigma, q, steps):
     rho = a.spent([Event(sigma, q, steps)])
     theirs = oracle(
-        RdpAccountant([order for order in a.ORDERS if float(order).is_integer()]), float(sigma), float(q), steps
+        RdpAccountant([order for order in a.ORDERS if float(order).is_integer()]),
+        float(sigma),
+        float(q),
+        steps,
     )
     assert a.epsilon(whole(rho), DELTA) == pytest.approx(theirs, rel=1e-6, abs=1e-9)
     ours = a.epsilon(rho, DELTA)
@@ -88,7 +98,9 @@ def test_what_is_shown_is_never_too_little():
 
 
 def test_what_has_the_numbers_of_an_event_has_its_cost():
-    found = a.cost([SimpleNamespace(sigma="1", q="0.0128", steps=39_000, purpose="training")], DELTA)
+    found = a.cost(
+        [SimpleNamespace(sigma="1", q="0.0128", steps=39_000, purpose="training")], DELTA
+    )
     assert found == cost(Event("1", "0.0128", 39_000))
     assert a.covers("20.4", found)
     assert not a.covers("20.3", found)
@@ -110,7 +122,8 @@ def test_more_noise_never_costs_more(sigmas, q, steps):
 
 @pytest.mark.parametrize(
     ("sigma", "q", "steps"),
-    [("-1", "0.5", 1), ("nan", "0.5", 1), ("x", "0.5", 1), ("1e9", "1", 1), ("1", "0", 1), ("1", "1.1", 1),
+    [("-1", "0.5", 1), ("nan", "0.5", 1), ("x", "0.5", 1), ("1e9", "1", 1), ("1", "0", 1), ("1",
+    "1.1", 1),
      ("1", "inf", 1), ("1", "0.5", -1), ("1", "0.5", 10**10)],
 )  # fmt: skip
 def test_an_event_that_is_none_is_refused(sigma, q, steps):

@@ -12,7 +12,8 @@ def test_bytes_are_those_of_the_docstring():
 
 
 @given(
-    st.lists(st.binary(max_size=12), min_size=1, max_size=4), st.lists(st.binary(max_size=12), min_size=1, max_size=4)
+    st.lists(st.binary(max_size=12), min_size=1, max_size=4),
+    st.lists(st.binary(max_size=12), min_size=1, max_size=4),
 )
 def test_framing_is_injective(one, other):
     assert (framed(*one) == framed(*other)) == (one == other)

@@ -34,7 +34,9 @@ def folder(tmp_path):
 
 
 def resigned(folder, **changes):
-    """The entry with changes, signed again by its own protocol key: only checks on content can refuse it."""
+    """The entry with changes, signed again by its own protocol key: only checks on content can
+    refuse it.
+    """
     document = {**json.loads((folder / "entry.json").read_bytes()), **changes}
     key = load_pem_private_key((folder / "protocol.key").read_bytes(), None)
     document["signature"] = key.sign(framed(ENTRY, entry_payload(document))).hex()
@@ -64,9 +66,9 @@ def test_printing_keys_shows_no_secret(folder):
 def test_certificate_is_what_the_design_says(folder):
     read = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
     assert read.subject.rfc4514_string() == "CN=hospital-a"
-    assert read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
-        x509.DNSName
-    ) == ["hospital-a.staddle"]
+    assert read.extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    ).value.get_values_for_type(x509.DNSName) == ["hospital-a.staddle"]
     years = (read.not_valid_after_utc - read.not_valid_before_utc).days / 365.25
     assert 9.9 < years < 10.1
 
@@ -126,10 +128,17 @@ def test_control_characters_in_an_organisation_are_refused(tmp_path):
 
 def test_every_changed_field_breaks_the_signature(folder, tmp_path):
     good = json.loads((folder / "entry.json").read_bytes())
-    for name, value in [("id", "hospital-b"), ("role", "coordinator"), ("organisation", "x"), ("log_key", "0" * 64)]:
+    for name, value in [
+        ("id", "hospital-b"),
+        ("role", "coordinator"),
+        ("organisation", "x"),
+        ("log_key", "0" * 64),
+    ]:
         with pytest.raises(LocalError, match=r"signature|certificate"):
             validate({**good, name: value}, RosterEntry, "e")
-    flipped = good["signature"].replace(good["signature"][0], "0" if good["signature"][0] != "0" else "1", 1)
+    flipped = good["signature"].replace(
+        good["signature"][0], "0" if good["signature"][0] != "0" else "1", 1
+    )
     with pytest.raises(LocalError, match="signature of entry 'hospital-a' does not fit"):
         validate({**good, "signature": flipped}, RosterEntry, "e")
 
@@ -156,7 +165,9 @@ def test_step_3_keys_must_be_usable_and_separate(folder):
 
 def test_step_4_another_key_cannot_sign_the_entry(folder):
     document = resigned(folder)
-    document["signature"] = ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, entry_payload(document))).hex()
+    document["signature"] = (
+        ed25519.Ed25519PrivateKey.generate().sign(framed(ENTRY, entry_payload(document))).hex()
+    )
     with pytest.raises(LocalError, match="signature of entry"):
         validate(document, RosterEntry, "e")
 
@@ -171,10 +182,14 @@ def test_hand_edited_entry_file_is_refused(folder):
 def made(key, *, extensions=(), signer=None, digest=None):
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a")])
     now = certificate.dt.datetime.now(certificate.dt.UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + certificate.LIFETIME)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now, now + certificate.LIFETIME
+    )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
-    return builder.sign(signer or key, digest or hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    return (
+        builder.sign(signer or key, digest or hashes.SHA256()).public_bytes(Encoding.PEM).decode()
+    )
 
 
 def test_certificate_steps():
@@ -189,9 +204,15 @@ def test_certificate_steps():
         "(1) not readable": ("nonsense", "not readable"),
         "(1) two in one": (good + made(other, extensions=[end, san]), "more than one"),
         "(1) text around": ("x\n" + good, "more than one"),
-        "(2) curve": (made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]), "not P-256"),
+        "(2) curve": (
+            made(ec.generate_private_key(ec.SECP384R1()), extensions=[end, san]),
+            "not P-256",
+        ),
         "(3) signer": (made(key, extensions=[end, san], signer=other), "not signed by its own"),
-        "(4) authority": (made(key, extensions=[(x509.BasicConstraints(True, None), True), san]), "CA:FALSE"),
+        "(4) authority": (
+            made(key, extensions=[(x509.BasicConstraints(True, None), True), san]),
+            "CA:FALSE",
+        ),
         "(4) absent": (made(key, extensions=[san]), "CA:FALSE"),
         "(4) not critical": (made(key, extensions=[(end[0], False), san]), "CA:FALSE"),
         "(5) absent": (made(key, extensions=[end]), "one name"),

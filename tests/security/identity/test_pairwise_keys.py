@@ -10,7 +10,8 @@ from staddle.security.identity.domains import framed
 
 CTX = b"c" * 32
 A, B = bytes(range(32)), bytes(range(32, 64))
-LOW_ORDER = [  # the points of curve25519 with which every key gives zero; non-canonical spellings of them too
+# the points of curve25519 with which every key gives zero; non-canonical spellings of them too
+LOW_ORDER = [
     "00" * 32,
     "01" + "00" * 31,
     "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
@@ -24,7 +25,10 @@ LOW_ORDER = [  # the points of curve25519 with which every key gives zero; non-c
 def test_x25519_as_in_rfc_7748_section_6_1():
     alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-    assert pairwise_keys.public_key(alice).hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    assert (
+        pairwise_keys.public_key(alice).hex()
+        == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
+    )
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
     assert pairwise_keys.agree(alice, pairwise_keys.public_key(bob), "bob").hex() == shared
 
@@ -53,7 +57,9 @@ def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
     for turn in range(1000):
         scalar, point = pairwise_keys.agree(scalar, point, "bob"), scalar
         if not turn:
-            assert scalar.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+            assert (
+                scalar.hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+            )
     assert scalar.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
 
@@ -72,7 +78,12 @@ def test_x25519_a_thousand_times_as_in_rfc_7748_section_5_2():
             bytes(range(0xB0, 0x100)),
             "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c",
         ),
-        (bytes([0x0B] * 22), b"", b"", "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"),
+        (
+            bytes([0x0B] * 22),
+            b"",
+            b"",
+            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d",
+        ),
     ],
 )
 def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
@@ -82,10 +93,13 @@ def test_hkdf_as_in_rfc_5869_appendix_a_1_to_3(secret, salt, info, found):
 
 def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
     plain = (
-        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would "
-        b"be it."
+        b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the"
+        b" future, sunscreen would be it."
     )
-    nonce, more = bytes.fromhex("070000004041424344454647"), bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+    nonce, more = (
+        bytes.fromhex("070000004041424344454647"),
+        bytes.fromhex("50515253c0c1c2c3c4c5c6c7"),
+    )
     sealed = bytes.fromhex(
         "d31a8d34648e60db7b86afbc53ef7ec2a4aded51296e08fea9e2b5a736ee62d63dbea45e8ca9671282fafb69da92728b"
         "1a71de0a9e060b2905d6a5b67ecd3b3692ddbd7f2d778b8c9803aee328091b58fab324e4fad675945585808b4831d7bc"
@@ -98,7 +112,9 @@ def test_the_cipher_is_that_of_rfc_8439_section_2_8_2():
 
 def test_a_seal_is_that_of_the_docstring():
     more = framed(b"staddle/secagg/seal/1", CTX, b"a", b"b")
-    assert pairwise_keys.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(bytes(12), b"share", more)
+    assert pairwise_keys.seal(A, CTX, "a", "b", b"share") == ChaCha20Poly1305(A).encrypt(
+        bytes(12), b"share", more
+    )
 
 
 def test_both_sides_agree_and_nobody_else():
@@ -135,7 +151,9 @@ def test_each_use_and_each_field_gives_another_key():
         pairwise_keys.self_key(A, CTX, "a", 1, b"i" * 32),
     ]
     assert len(set(keys)) == len(keys)
-    assert pairwise_keys.pair_key(A, CTX, "b", "a", 1, h) == pairwise_keys.pair_key(A, CTX, "a", "b", 1, h)
+    assert pairwise_keys.pair_key(A, CTX, "b", "a", 1, h) == pairwise_keys.pair_key(
+        A, CTX, "a", "b", 1, h
+    )
 
 
 def test_keys_are_those_of_the_docstring():
@@ -164,7 +182,13 @@ def test_what_is_sealed_opens(plain):
 
 @pytest.mark.parametrize(
     ("key", "ctx", "sender", "receiver"),
-    [(B, CTX, "a", "b"), (A, b"d" * 32, "a", "b"), (A, CTX, "c", "b"), (A, CTX, "a", "c"), (A, CTX, "b", "a")],
+    [
+        (B, CTX, "a", "b"),
+        (A, b"d" * 32, "a", "b"),
+        (A, CTX, "c", "b"),
+        (A, CTX, "a", "c"),
+        (A, CTX, "b", "a"),
+    ],
 )
 def test_what_is_sealed_opens_nowhere_else(key, ctx, sender, receiver):
     sealed = pairwise_keys.seal(A, CTX, "a", "b", b"share")

@@ -41,7 +41,9 @@ def made(keys):
     unsigned = roster
     for founder in ("f1", "f2"):
         roster = rosters.sign(roster, keys[founder])
-    pins = Pins(federation="lung", threshold=2, founders=tuple(f.protocol_fingerprint for f in founders))
+    pins = Pins(
+        federation="lung", threshold=2, founders=tuple(f.protocol_fingerprint for f in founders)
+    )
     return SimpleNamespace(roster=roster, unsigned=unsigned, pins=pins)
 
 
@@ -137,7 +139,9 @@ def test_one_key_cannot_be_two_members(made, keys, tmp_path):
 
 
 def test_an_entry_changed_in_memory_is_checked_again(made, keys):
-    with pytest.raises(LocalError, match=r"entries.4: certificate is not for the one name 'f9.staddle'$"):
+    with pytest.raises(
+        LocalError, match=r"entries.4: certificate is not for the one name 'f9.staddle'$"
+    ):
         rosters.add(made.unsigned, keys["f1"].entry.model_copy(update={"id": "f9"}))
 
 
@@ -173,12 +177,16 @@ def test_step_4_no_coordinator(made):
 
 def test_step_5_a_signature_that_does_not_fit(made, keys):
     # Signatures of the version before, and those of a member who is no founder, or is nobody.
-    changed = rosters.remove(made.roster, "silo-b").model_copy(update={"signatures": made.roster.signatures})
+    changed = rosters.remove(made.roster, "silo-b").model_copy(
+        update={"signatures": made.roster.signatures}
+    )
     with pytest.raises(PeerError, match="f1: its signature does not fit roster version 6"):
         rosters.verify(changed, made.pins)
     by_silo = keys["silo-a"].sign(rosters.ROSTER, rosters.payload(made.roster)).hex()
     for signer in ("silo-a", "nobody"):
-        more = made.roster.model_copy(update={"signatures": {**made.roster.signatures, signer: by_silo}})
+        more = made.roster.model_copy(
+            update={"signatures": {**made.roster.signatures, signer: by_silo}}
+        )
         with pytest.raises(PeerError, match=f"^{signer}: "):
             rosters.verify(more, made.pins)
 
@@ -192,7 +200,8 @@ def test_step_6_too_few_signatures_say_who_and_who_not(made, keys):
 
 
 def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp_path):
-    # A whole swapped federation: the same names, thresholds and ids, all signatures right, but other keys.
+    # A whole swapped federation: the same names, thresholds and ids, all signatures right, but
+    # other keys.
     fake = {}
     for member, role in MEMBERS.items():
         create_keys(tmp_path / member, member, role, "org of " + member)
@@ -202,7 +211,9 @@ def test_step_6_signatures_by_founders_that_we_do_not_pin_do_not_count(made, tmp
         roster = rosters.add(roster, fake[member].entry)
     for founder in ("f1", "f2", "f3"):
         roster = rosters.sign(roster, fake[founder])
-    with pytest.raises(LocalError, match="no pinned founder is left in it; signed, but not pinned: f1, f2, f3"):
+    with pytest.raises(
+        LocalError, match="no pinned founder is left in it; signed, but not pinned: f1, f2, f3"
+    ):
         rosters.verify(roster, made.pins)
 
 
@@ -210,12 +221,18 @@ def fingerprints(keys, *ids):
     return [keys[id_].entry.protocol_fingerprint for id_ in ids]
 
 
-def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many_as_is_said(made, keys):
+def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many_as_is_said(
+    made, keys
+):
     for named, least in ((("f1", "f2"), 0), (("f2", "f1"), 2), (("f1", "f2", "f3"), 2)):
         rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     assert rosters.signers(made.roster, fingerprints(keys, "f3", "f2")) == ("f2",)
     for named, least, said in (
-        (("f1", "f2", "f3"), 0, "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold"),
+        (
+            ("f1", "f2", "f3"),
+            0,
+            "signed by f1, f2 of the 3 founders named here, 3 must; .* --threshold",
+        ),
         (("f1",), 0, "asks for the signatures of 2 founders; name as many with --founder, not 1"),
         (("f1", "f1"), 1, "name as many with --founder, not 1"),
         (("f1", "f3"), 1, "needs signatures by 2 pinned founders; signed: f1; missing: f3"),
@@ -224,7 +241,9 @@ def test_without_pins_the_founders_who_are_named_must_all_have_signed_or_as_many
             rosters.verify_by(made.roster, fingerprints(keys, *named), least)
     with pytest.raises(LocalError, match=r"founders\.1 = 'f2'"):
         rosters.verify_by(made.roster, [*fingerprints(keys, "f1"), "f2"])
-    with pytest.raises(LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"):
+    with pytest.raises(
+        LocalError, match=r"version 5 has no founder with SHA256:.* or x; name the fingerprint"
+    ):
         rosters.verify_by(made.roster, [keys["f1"].entry.tls_fingerprint, "x"])
 
 

@@ -16,7 +16,12 @@ JOB = {"method": "fedavg", "rounds": 20, "lr": "0.1"}
 def fed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     keys = {}
-    for member, role in [("f", Role.FOUNDER), ("c", Role.COORDINATOR), ("op", Role.OPERATOR), ("s", Role.SILO)]:
+    for member, role in [
+        ("f", Role.FOUNDER),
+        ("c", Role.COORDINATOR),
+        ("op", Role.OPERATOR),
+        ("s", Role.SILO),
+    ]:
         create_keys(folder / member, member, role, "o")
         keys[member] = load_keys(folder / member)
     roster = rosters.new("lung", [keys["f"].entry], 1)
@@ -36,7 +41,14 @@ def test_signed_document_comes_back_through_bytes(fed):
 
 def test_step_1_what_is_no_envelope(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
-    for bad in [None, [], {}, {**signed, "extra": 1}, {**signed, "signature": "00"}, {**signed, "document": []}]:
+    for bad in [
+        None,
+        [],
+        {},
+        {**signed, "extra": 1},
+        {**signed, "signature": "00"},
+        {**signed, "document": []},
+    ]:
         with pytest.raises(LocalError, match=r"^signed document: "):
             check(fed, bad)
 
@@ -52,10 +64,15 @@ def test_step_2_stranger_and_wrong_role(fed):
 def test_step_3_another_roster(fed):
     signed = sign_document(JOB, fed.roster, fed.keys["op"], domains.JOB)
     later = rosters.remove(fed.roster, "s")
-    with pytest.raises(PeerError, match=r"op: signed under roster .* \(version 5\); bring both to one roster"):
+    with pytest.raises(
+        PeerError, match=r"op: signed under roster .* \(version 5\); bring both to one roster"
+    ):
         verify_document(signed, later, Role.OPERATOR, domains.JOB)
-    with pytest.raises(PeerError, match="does not fit"):  # and the digest cannot be put right afterwards
-        verify_document({**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, domains.JOB)
+    # and the digest cannot be put right afterwards
+    with pytest.raises(PeerError, match="does not fit"):
+        verify_document(
+            {**signed, "roster": rosters.digest(later)}, later, Role.OPERATOR, domains.JOB
+        )
 
 
 def test_step_4_any_change_and_any_other_purpose(fed):
@@ -66,7 +83,8 @@ def test_step_4_any_change_and_any_other_purpose(fed):
     with pytest.raises(PeerError, match="does not fit"):
         check(fed, signed, label=domains.ROSTER)
     other = sign_document(JOB, fed.roster, fed.keys["s"], domains.JOB)
-    with pytest.raises(PeerError, match="does not fit"):  # another member's signature under this one's name
+    # another member's signature under this one's name
+    with pytest.raises(PeerError, match="does not fit"):
         check(fed, {**other, "signer": "op"})
 
 

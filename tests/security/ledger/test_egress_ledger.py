@@ -57,7 +57,9 @@ def reissued(path, size):
 
 
 def body(record):
-    return {k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_us")}
+    return {
+        k: v for k, v in record.items() if k not in ("v", "seq", "prev", "nonce", "time", "mono_us")
+    }
 
 
 def test_one_of_each_record_verifies(path):
@@ -138,21 +140,36 @@ def test_writer_refuses_what_the_verifier_would(path):
         ref = intend(ledger)
         for call, said in [
             (lambda: ledger.digest(ref + 1, DIGESTS, payload()), "which is not an open intent"),
-            (lambda: ledger.digest(ref, DIGESTS[:2], payload()), "has tensors model/w, model/b, the intent"),
+            (
+                lambda: ledger.digest(ref, DIGESTS[:2], payload()),
+                "has tensors model/w, model/b, the intent",
+            ),
             (lambda: ledger.digest(ref, DIGESTS[::-1], payload()), "has tensors metric/correct"),
-            (lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)), f"has {BYTES + 1} bytes, the intent {BYTES}"),
+            (
+                lambda: ledger.digest(ref, DIGESTS, payload(BYTES + 1)),
+                f"has {BYTES + 1} bytes, the intent {BYTES}",
+            ),
             (lambda: ledger.outcome(ref, "sent", BYTES), "'sent' without a digest"),
             (lambda: ledger.outcome(ref, "failed", BYTES + 1), "the intent has"),
             (lambda: ledger.outcome(ref + 9, "failed", 0), "not an open intent"),
             (lambda: intend(ledger, releases=RELEASES[:1] * 2), "names a tensor twice"),
             (lambda: intend(ledger, message_bytes=BYTES - 1), "do not fit into"),
             (lambda: intend(ledger, readers=[]), "no reader"),
-            (lambda: intend(ledger, cohort=["silo-b", "silo-a"]), "cohort silo-b, silo-a, which is not sorted"),
+            (
+                lambda: intend(ledger, cohort=["silo-b", "silo-a"]),
+                "cohort silo-b, silo-a, which is not sorted",
+            ),
             (lambda: intend(ledger, cohort=["silo-a", "silo-a"]), "has a silo twice"),
             (lambda: intend(ledger, cohort=["silo-b", "silo-c"]), "lacks this one"),
             (lambda: intend(ledger, message_bytes=BYTES - 9, offset=8), "of 175 bytes behind 8"),
-            (lambda: intend(ledger, message_bytes=0, offset=BYTES + 1), f"at byte {BYTES + 1}, of which .* {BYTES}"),
-            (lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8), "at byte 8, of which .* 0"),
+            (
+                lambda: intend(ledger, message_bytes=0, offset=BYTES + 1),
+                f"at byte {BYTES + 1}, of which .* {BYTES}",
+            ),
+            (
+                lambda: intend(ledger, round_number=4, message_bytes=BYTES - 8, offset=8),
+                "at byte 8, of which .* 0",
+            ),
             (lambda: ledger.control_close(0, 1, 1), "not an open control session"),
         ]:
             with pytest.raises(LocalError, match=said):
@@ -216,7 +233,10 @@ def test_verifier_finds_each_broken_rule(path):
 
 
 def test_a_payload_goes_on_behind_its_offset(path):
-    """170 of 184 bytes had arrived: 6 of b's 16 and the metric's 8 go; hashes are of the whole payload."""
+    """170 of 184 bytes had arrived: 6 of b's 16 and the metric's 8 go.
+
+    Hashes are of the whole payload.
+    """
     with open_ledger(path) as ledger:
         first = intend(ledger)
         ledger.outcome(first, "unknown", BYTES)
@@ -231,7 +251,11 @@ def test_a_payload_goes_on_behind_its_offset(path):
         ledger.outcome(ref, "sent", 14, "5c1f")
     assert audit.verify(path).ok
     first, then = (message.intent for message in ledger_view.messages(path))
-    assert [(tensor.name, size) for tensor, size in first.leaving] == [("w", 160), ("b", 16), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in first.leaving] == [
+        ("w", 160),
+        ("b", 16),
+        ("correct", 8),
+    ]
     assert [(tensor.name, size) for tensor, size in then.leaving] == [("b", 6), ("correct", 8)]
     totals = ledger_view.summary(path)
     assert (totals["j1", "model"].bytes, totals["j1", "metric"].bytes) == (176 + 6, 8 + 8)
@@ -271,16 +295,22 @@ def test_a_privacy_budget_that_shrank_or_changed_has_no_head_here(path, size, ro
 
 def test_what_is_dp_names_what_paid_and_nothing_else_does(path):
     wrong = {
-        "has a tensor that is dp, and names nothing that paid for it": [replace(DP[0], ledger_ids=())],
+        "has a tensor that is dp, and names nothing that paid for it": [
+            replace(DP[0], ledger_ids=())
+        ],
         "has no tensor that is dp, and names what paid for it": [replace(DP[2], ledger_ids=(2,))],
-        "is paid by 7 of data set 'data', whose last head has 7 records": [replace(DP[0], ledger_ids=(2, 7))],
+        "is paid by 7 of data set 'data', whose last head has 7 records": [
+            replace(DP[0], ledger_ids=(2, 7))
+        ],
     }
     private(path)
     with open_ledger(path) as ledger:
         for words, releases in wrong.items():
             with pytest.raises(LocalError, match=words):
                 intend(ledger, releases=releases, dataset="data")
-        with pytest.raises(LocalError, match="is paid by 4 of data set 'scans', whose last head has 3 records"):
+        with pytest.raises(
+            LocalError, match="is paid by 4 of data set 'scans', whose last head has 3 records"
+        ):
             intend(ledger, releases=DP, dataset="scans")
         with pytest.raises(LocalError, match="data set '', whose last head has 0 records"):
             intend(ledger, releases=DP)
@@ -320,11 +350,15 @@ def test_a_policy_is_durable_and_alone_decides_from_then_on(path, monkeypatch):
             with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
                 intend(ledger, **other)
         with pytest.raises(LocalError, match=f"decided by policy .*, in force is {digests[0]}"):
-            ledger.policy_deny(job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"])
+            ledger.policy_deny(
+                job="j1", round_number=3, purpose="update", policy=HASH, reasons=["no"]
+            )
         intend(ledger, policy=applied[0])
     with open_ledger(path) as ledger:
         assert ledger.put_in_force(digests[0], texts[0]) is None
-        with pytest.raises(LocalError, match=f"a text of digest {digests[0]}, and names {digests[1]}"):
+        with pytest.raises(
+            LocalError, match=f"a text of digest {digests[0]}, and names {digests[1]}"
+        ):
             ledger.put_in_force(digests[1], texts[0])
         assert ledger.put_in_force(digests[1], texts[1])
         intend(ledger, policy=applied[1])
@@ -367,7 +401,8 @@ def test_cut_off_records_and_a_changed_last_one_are_found_by_who_knows_a_leaf(pa
     assert audit.verify(path, known).ok
     first(path).write_bytes(data[: data[:-1].rindex(b"\n") + 1])
     reissued(path, 10)
-    assert audit.verify(path, key=public()).ok  # the folder alone cannot tell who has the log key: rule 29
+    # the folder alone cannot tell who has the log key: rule 29
+    assert audit.verify(path, key=public()).ok
     assert audit.verify(path, known).problems == (
         "ends before seq 10, which another party knows: records were cut off",
     )
@@ -392,7 +427,13 @@ def test_unfinished_messages_are_reported_and_counted_as_left(path):
     assert found.open_control == found.records - 1
     totals = ledger_view.summary(path)
     model, metric = totals["j1", "model"], totals["j1", "metric"]
-    assert (model.messages, model.tensors, model.elements, model.bytes, model.assumed) == (4, 8, 176, 704, 352)
+    assert (model.messages, model.tensors, model.elements, model.bytes, model.assumed) == (
+        4,
+        8,
+        176,
+        704,
+        352,
+    )
     assert (metric.messages, metric.bytes, metric.assumed) == (4, 32, 16)
     assert totals["j1", MESSAGE].bytes == 30
     assert (totals[CONTROL, CONTROL].bytes, totals[CONTROL, CONTROL].assumed) == (1000, 1000)
@@ -432,9 +473,13 @@ def test_a_key_of_another_silo_than_the_records_name_is_a_problem(path):
 
 def test_another_silos_ledger_is_refused(path):
     full(path)
-    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-b"):
+    with pytest.raises(
+        LocalError, match=r"signed by none of the keys that are trusted here .*silo-b"
+    ):
         open_ledger(path, "silo-b")
-    with pytest.raises(LocalError, match=r"signed by none of the keys that are trusted here .*silo-a"):
+    with pytest.raises(
+        LocalError, match=r"signed by none of the keys that are trusted here .*silo-a"
+    ):
         open_ledger(path, key=OTHER_KEY)
     raw(path, {**body(stored(path)[0]), "silo": "silo-b"})
     with pytest.raises(LocalError, match="record is of silo 'silo-b', this is 'silo-a'"):
@@ -471,7 +516,9 @@ def test_failed_disk_blocks_the_ledger(path, monkeypatch):
 def test_ledger_is_found_by_the_silos_folder_or_its_own(path, tmp_path):
     full(path)
     assert ledger_folder(path.parent) == ledger_folder(path) == path
-    with pytest.raises(LocalError, match=r"no ledger here, in 'ledger' or in 'state/ledger'; name a silo's folder"):
+    with pytest.raises(
+        LocalError, match=r"no ledger here, in 'ledger' or in 'state/ledger'; name a silo's folder"
+    ):
         ledger_folder(tmp_path)
     path.parent.rename(tmp_path / "state")  # as the demo lays a silo's folder out
     for place in (tmp_path, tmp_path / "state", tmp_path / "state" / "ledger"):

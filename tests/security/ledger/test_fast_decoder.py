@@ -1,4 +1,6 @@
-"""The quick check of a line against the slow one that it stands for: it may be stricter, never laxer."""
+"""The quick check of a line against the slow one that it stands for: it may be stricter, never
+laxer.
+"""
 
 import json
 
@@ -29,7 +31,10 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 def slowly(line):
-    """The record by way of JSON, canonical spelling, frame and models; None where one of them refuses it."""
+    """The record by way of JSON, canonical spelling, frame and models.
+
+    None where one of them refuses it.
+    """
     chain = Chain()
     try:
         parsed = json.loads(line)
@@ -41,17 +46,26 @@ def slowly(line):
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
-    """One of each record, intents without tensors, without a secure sum, and with the same tensors as before."""
+    """One of each record, intents without tensors, without a secure sum, and with the same tensors
+    as before.
+    """
     folder = tmp_path_factory.mktemp("ledger")
     full(folder)
     summed(folder)
     with open_ledger(folder) as ledger:
         intend_masked(
-            ledger, round_number=4, secagg=secagg(members=("silo-a", 'silo-b","type":"'), threshold=0), cohort=()
+            ledger,
+            round_number=4,
+            secagg=secagg(members=("silo-a", 'silo-b","type":"'), threshold=0),
+            cohort=(),
         )
         intend(ledger, round_number=4)
-        intend(ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/')
-        ledger.ingress(job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0))
+        intend(
+            ledger, round_number=5, releases=[], job='with ,"tensors":[] in it \x7f\u2028\x1f"\\/'
+        )
+        ledger.ingress(
+            job="ø", round_number=1, purpose="", rpc="\n", sender=PEER, message=payload(0)
+        )
     found = stored(folder)
     keyed(folder / "keyed")
     private(folder / "private")
@@ -76,7 +90,9 @@ def other_spellings(line):
     yield line + b" "
     yield b" " + line
     yield line.replace(b",", b", ", 1)
-    yield json.dumps(dict(reversed(record.items())), separators=(",", ":"), ensure_ascii=False).encode()
+    yield json.dumps(
+        dict(reversed(record.items())), separators=(",", ":"), ensure_ascii=False
+    ).encode()
     yield b'{"v":1,' + line[1:]  # a key twice
     yield line.replace(b'"v":1}', b'"v":1,"v":1}')
     yield line.replace(b'"v":1}', b'"v":1.0}')
@@ -158,7 +174,12 @@ def test_what_the_slow_check_refuses_the_quick_one_does(lines):
 
 def test_names_of_a_digest_may_hold_what_looks_like_a_hash(lines):
     line = next(line for line in lines if b'"egress.digest"' in line)
-    for name in ('","sha256":"' + "ab" * 32, '"sha256":"', 'x"sha256":"' + "0" * 64 + '","part":"y', "sha256"):
+    for name in (
+        '","sha256":"' + "ab" * 32,
+        '"sha256":"',
+        'x"sha256":"' + "0" * 64 + '","part":"y',
+        "sha256",
+    ):
         record = json.loads(line)
         for at, tensor in enumerate(record["tensors"]):
             tensor["name"] = f"{name}{at}"
@@ -181,7 +202,19 @@ def test_a_mutated_line_is_taken_only_if_the_slow_check_takes_it(lines, data):
     line = data.draw(st.sampled_from(lines))
     start, length = data.draw(st.integers(0, len(line))), data.draw(st.integers(0, 3))
     pieces = st.binary(max_size=3) | st.sampled_from(
-        [b",", b'"', b"[]", b"{}", b"0", b"null", b"\\", b',"tensors":[', b"1.0", b'"hidden":null,', b',"number":1']
+        [
+            b",",
+            b'"',
+            b"[]",
+            b"{}",
+            b"0",
+            b"null",
+            b"\\",
+            b',"tensors":[',
+            b"1.0",
+            b'"hidden":null,',
+            b',"number":1',
+        ]
     )
     other = line[:start] + data.draw(pieces) + line[start + length :]
     found = well_formed(other)

@@ -1,4 +1,6 @@
-"""What the ledger says of padded and rotated messages, each of one part and beside the masked one of its round."""
+"""What the ledger says of padded and rotated messages, each of one part and beside the masked one
+of its round.
+"""
 
 import hashlib
 import json
@@ -54,16 +56,19 @@ def body(record):
 
 GOLDEN_PADDED = (
     '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"padded",'
-    f'"hidden":{{"ctx":"{"00" * 32}","number":0}},"job":"j1","job_digest":"{HASH}","message":{{"bytes":352}},'
+    f'"hidden":{{"ctx":"{"00" * 32}","number":0}},'
+    f'"job":"j1","job_digest":"{HASH}","message":{{"bytes":352}},'
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["mix"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":320,"dtype":"uint64","kind":"backbone","name":"w",'
-    '"part":"extractor","readers":[],"shape":[10,4],"taint":"private"},{"bytes":32,"dtype":"uint64","kind":"backbone","name":"b",'
+    '"part":"extractor","readers":[],"shape":[10,4],"taint":"private"},'
+    '{"bytes":32,"dtype":"uint64","kind":"backbone","name":"b",'
     '"part":"extractor","readers":[],"shape":[4],"taint":"private"}],"type":"egress.intent"}'
 )
 GOLDEN_ROTATED = (
     '{"attempt":0,"cohort":["silo-a","silo-b","silo-c","silo-d"],"dp":null,"form":"rotated",'
-    f'"hidden":{{"ctx":"{"10" * 32}","number":0}},"job":"j1","job_digest":"{HASH}","message":{{"bytes":60}},'
+    f'"hidden":{{"ctx":"{"10" * 32}","number":0}},'
+    f'"job":"j1","job_digest":"{HASH}","message":{{"bytes":60}},'
     f'"method":"fedavg","offset":0,"policy":{{"decision":"allow","file":"{HASH}","rule":"update"}},"purpose":"update",'
     f'"readers":["gram"],"recipient":{{"id":"coordinator","spki":"{HASH}"}},"round":0,"rpc":"/staddle/Upload",'
     '"secagg":null,"silo":"silo-a","tensors":[{"bytes":60,"dtype":"float32","kind":"classifier_rows","name":"rows",'
@@ -85,16 +90,26 @@ def test_the_records_of_a_keyed_job_have_these_bytes(path):
     whole = {"bytes": PADDED_BYTES, "sha256": HASH}
     assert records[3] == {"type": "egress.digest", "ref": 2, "tensors": [], "message": whole}
     assert (records[5]["kind"], records[5]["ctx"]) == ("padded", records[2]["hidden"]["ctx"])
-    assert records[7] == {"type": "egress.digest", "ref": 6, "tensors": [], "message": {**whole, "bytes": 60}}
+    assert records[7] == {
+        "type": "egress.digest",
+        "ref": 6,
+        "tensors": [],
+        "message": {**whole, "bytes": 60},
+    }
     found = audit.verify(path, key=public())
     assert (found.problems, found.open_intents) == ((), ())
     assert found.undigested == (14,)  # the padded upload that broke
     with open_ledger(path) as ledger:
         assert [ledger.sent(HASH, number) for number in (0, 1)] == [
-            PADDED_BYTES + ROTATED_BYTES + MASKED_BYTES + 300 + 500,  # with what was given to the key, and the word
+            # with what was given to the key, and the word
+            PADDED_BYTES + ROTATED_BYTES + MASKED_BYTES + 300 + 500,
             2 * PADDED_BYTES - 64 + ROTATED_BYTES + MASKED_BYTES + 500,
         ]
-        assert [ledger.attempts(HASH, number, part) for part in ("extractor", "heads", "") for number in (0, 1)] == [
+        assert [
+            ledger.attempts(HASH, number, part)
+            for part in ("extractor", "heads", "")
+            for number in (0, 1)
+        ] == [
             *(1, 2),
             *(1, 1),
             *(1, 1),
@@ -166,12 +181,18 @@ def test_a_number_is_of_one_version_of_a_part_and_they_grow(path):
         intend_padded(ledger, VERSION, 3)
         intend_padded(ledger, VERSION, 3, message_bytes=PADDED_BYTES - 64, offset=64)  # resumed
         for number, ctx in ((3, other), (2, other), (2, VERSION), (4, VERSION)):
-            with pytest.raises(LocalError, match=f"version {number} of part 'extractor' with .*, after version 3 with"):
+            with pytest.raises(
+                LocalError,
+                match=f"version {number} of part 'extractor' with .*, after version 3 with",
+            ):
                 intend_padded(ledger, ctx, number)
         intend_padded(ledger, other, 0, releases=part(*PADDED_WORDS))
         intend_padded(ledger, other, 0, job_digest="cd" * 32)
         intend_padded(ledger, other, 9)
-    with open_ledger(path) as ledger, pytest.raises(LocalError, match=r"version 3 .*, after version 9"):
+    with (
+        open_ledger(path) as ledger,
+        pytest.raises(LocalError, match=r"version 3 .*, after version 9"),
+    ):
         intend_padded(ledger, VERSION, 3)
 
 
@@ -188,7 +209,10 @@ def test_bytes_before_an_offset_are_of_the_same_version_or_use(path):
             with pytest.raises(LocalError, match=r"at byte 4, of which .* 0"):
                 intent(ledger, ctx, number, message_bytes=size - 4, offset=4)
     last = [message.intent for message in messages.messages(path)][-2:]
-    assert [[(tensor.name, left) for tensor, left in intent.leaving] for intent in last] == [[("b", 8)], [("rows", 4)]]
+    assert [[(tensor.name, left) for tensor, left in intent.leaving] for intent in last] == [
+        [("b", 8)],
+        [("rows", 4)],
+    ]
 
 
 def test_no_tensor_of_a_padded_or_rotated_message_has_a_hash(path):
@@ -212,14 +236,25 @@ def test_the_verifier_finds_each_of_these_too(path):
         "names a version": [{**padded, "form": "plain"}],
         "names no version": [{key: value for key, value in rotated.items() if key != "hidden"}],
         "after version 1": [padded],
-        "version 9 .* after version 9": [again, {**again, "hidden": {"ctx": "f8" * 32, "number": 9}}],
+        "version 9 .* after version 9": [
+            again,
+            {**again, "hidden": {"ctx": "f8" * 32, "number": 9}},
+        ],
         "has 160 bytes of 'uint32'": [
-            {**again, "tensors": [{**padded["tensors"][0], "dtype": "uint32", "bytes": 160}], "message": {"bytes": 160}}
+            {
+                **again,
+                "tensors": [{**padded["tensors"][0], "dtype": "uint32", "bytes": 160}],
+                "message": {"bytes": 160},
+            }
         ],
         "is rotated and of 61": [{**rotated, "message": {"bytes": 61}}],
         "has tensors heads/rows, the intent none": [
             rotated,
-            {**good[7], "ref": len(good), "tensors": [{"part": "heads", "name": "rows", "sha256": HASH}]},
+            {
+                **good[7],
+                "ref": len(good),
+                "tensors": [{"part": "heads", "name": "rows", "sha256": HASH}],
+            },
         ],
         "goes on at byte 8, of which earlier .* declared 0": [
             {**again, "offset": 8, "message": {"bytes": PADDED_BYTES - 8}}
@@ -255,11 +290,25 @@ def test_the_view_tells_who_reads_which_part(path):
     keyed(path)
     found = flows(view(audit.verify(path), messages.records(path)))
     peer = "coordinator"
-    assert found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "sent")].bytes == 2 * PADDED_BYTES - 64
-    assert found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "unknown")].assumed == PADDED_BYTES
-    assert found[Flow("j1", "heads", "classifier_rows", peer, ("gram",), "rotated", "sent")].messages == 2
-    assert found[Flow("j1", PROTOCOL, "contribution", peer, (peer,), "plain", "no outcome")].bytes == 300
-    assert sum(totals.bytes for totals in found.values()) == sum(t.bytes for t in messages.summary(path).values())
+    assert (
+        found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "sent")].bytes
+        == 2 * PADDED_BYTES - 64
+    )
+    assert (
+        found[Flow("j1", "extractor", "backbone", peer, ("mix",), "padded", "unknown")].assumed
+        == PADDED_BYTES
+    )
+    assert (
+        found[Flow("j1", "heads", "classifier_rows", peer, ("gram",), "rotated", "sent")].messages
+        == 2
+    )
+    assert (
+        found[Flow("j1", PROTOCOL, "contribution", peer, (peer,), "plain", "no outcome")].bytes
+        == 300
+    )
+    assert sum(totals.bytes for totals in found.values()) == sum(
+        t.bytes for t in messages.summary(path).values()
+    )
 
 
 @pytest.mark.parametrize("redact", [False, True])
@@ -269,7 +318,9 @@ def test_an_export_of_the_job_has_all_of_them(path, redact):
     found = export.verify(data, public())
     assert found.seqs == tuple(range(1, len(stored(path)) - 1))
     exported = [json.loads(line).get("record", {}) for line in data.splitlines()[1:]]
-    assert [r["hidden"]["number"] for r in exported if r.get("hidden")] == ([] if redact else [0, 0, 1, 1, 0])
+    assert [r["hidden"]["number"] for r in exported if r.get("hidden")] == (
+        [] if redact else [0, 0, 1, 1, 0]
+    )
 
 
 def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
@@ -288,7 +339,9 @@ def test_an_export_of_a_job_has_the_policies_that_were_in_force_during_it(path):
     assert names("j1") == ["in force", "j1", "tightened", "widened", "j1"]
     assert names("j2") == ["in force", "j2", "tightened", "widened", "later", "j2"]
     assert names("j3") == []
-    assert export.verify(b"".join(export.export(path, redact=True, job="j1")), public()).seqs[0] == 1
+    assert (
+        export.verify(b"".join(export.export(path, redact=True, job="j1")), public()).seqs[0] == 1
+    )
 
 
 def test_an_older_ledger_has_no_such_field_and_may_go_on(path):

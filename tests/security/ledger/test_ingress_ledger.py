@@ -1,4 +1,6 @@
-"""The coordinator's own ledger: durable where it must be, one chain over restarts, heads for silos to hold."""
+"""The coordinator's own ledger: durable where it must be, one chain over restarts, heads for silos
+to hold.
+"""
 
 import pytest
 from support.ledgers import FEDERATION, HASH, KEY, OTHER_KEY, payload, signer, stored

@@ -44,14 +44,20 @@ def test_flows_tell_outcomes_and_readers_apart(path):
     assert totals("lung-1", "model", "whole_model", one, "no outcome") == Totals(1, 2, 44, 176, 176)
     assert totals("lung-1", "model", "whole_model", one, "failed") == Totals(1, 2, 44, 176)
     assert totals("lung-1", MESSAGE, "", one, "unknown") == Totals(1, 0, 0, 30)
-    assert totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome") == Totals(1, 1, 1, 8)
+    assert totals("lung-3", "metrics", "metric", ("coordinator", "silo-b"), "no outcome") == Totals(
+        1, 1, 1, 8
+    )
     assert totals(CONTROL, CONTROL, "", one, "sent") == Totals(8, 0, 0, 512)
     assert totals(CONTROL, CONTROL, "", one, "no outcome") == Totals(50, 0, 0, 400, 400)
 
 
 def test_flows_of_a_message_have_the_readers_of_each_part(path):
     """Those of all that is in it, unless a tensor has its own."""
-    releases = [replace(WORDS[0], part="hidden", readers=("silos",)), replace(WORDS[0], readers=("sum",)), WORDS[0]]
+    releases = [
+        replace(WORDS[0], part="hidden", readers=("silos",)),
+        replace(WORDS[0], readers=("sum",)),
+        WORDS[0],
+    ]
     releases[2] = replace(WORDS[0], part="both", readers=("sum", "silos"))
     with open_ledger(path) as ledger:
         intend_masked(ledger, readers=["silos", "sum"], releases=releases, message_bytes=1000)
@@ -59,12 +65,16 @@ def test_flows_of_a_message_have_the_readers_of_each_part(path):
     assert [tensor["readers"] for tensor in intent["tensors"]] == [["silos"], ["sum"], []]
     found = {flow.part: flow.readers for flow in flows(seen(path))}
     assert found == {
-        "hidden": ("silos",), releases[1].part: ("sum",), "both": ("silos", "sum"), MESSAGE: ("silos", "sum")
+        "hidden": ("silos",), releases[1].part: ("sum",), "both": ("silos", "sum"),
+        MESSAGE: ("silos", "sum")
     }  # fmt: skip
 
 
 def test_a_tensor_has_no_reader_that_its_message_has_not(path):
-    with open_ledger(path) as ledger, pytest.raises(LocalError, match="has readers sum, and a tensor of it also silos"):
+    with (
+        open_ledger(path) as ledger,
+        pytest.raises(LocalError, match="has readers sum, and a tensor of it also silos"),
+    ):
         intend_masked(ledger, releases=[replace(WORDS[0], readers=("silos",))], message_bytes=1000)
 
 
@@ -93,7 +103,11 @@ def test_the_view_has_what_every_record_says(path):
 def test_of_one_job_keeps_what_is_of_all(path):
     found = seen(ledgers.full(path)).of("lung-3")
     assert found.jobs == ("lung-3",)
-    assert ([m.intent.job for m in found.messages], len(found.denials), len(found.decisions)) == (["lung-3"], 1, 1)
+    assert ([m.intent.job for m in found.messages], len(found.denials), len(found.decisions)) == (
+        ["lung-3"],
+        1,
+        1,
+    )
     assert (len(found.starts), len(found.sessions), found.received) == (2, 2, {})
 
 

@@ -1,4 +1,7 @@
-"""Receipts that the coordinator signed, in the writer's own ledger; test_verify_roster.py has more wrong ones."""
+"""Receipts that the coordinator signed, in the writer's own ledger.
+
+Test_verify_roster.py has more wrong ones.
+"""
 
 import pytest
 from support.ledgers import FEDERATION, HASH, open_ledger
@@ -10,7 +13,12 @@ from staddle.security.ledger import messages, receipt_checks
 from staddle.security.ledger.receipt import Receipt
 from staddle.security.ledger.records import Peer
 
-MEMBERS = {"f": Role.FOUNDER, "coordinator": Role.COORDINATOR, "silo-a": Role.SILO, "silo-b": Role.SILO}
+MEMBERS = {
+    "f": Role.FOUNDER,
+    "coordinator": Role.COORDINATOR,
+    "silo-a": Role.SILO,
+    "silo-b": Role.SILO,
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +48,10 @@ def world(keys, tmp_path):
             self.ledger.start("staddle", rosters.digest(roster), HASH)
 
         def give(self, number, signer="coordinator", status="sent", **changes):
-            """One message; a receipt that its coordinator signs, with these fields changed; its seq."""
+            """One message; a receipt that its coordinator signs, with these fields changed.
+
+            Its seq.
+            """
             ref = give(self.ledger, round_number=number, status="silent", recipient=self.peer)
             (message,) = (each for each in self.ledger.unsettled if each.seq == ref)
             fields = {
@@ -78,7 +89,12 @@ def test_each_receipt_is_checked_under_the_roster_of_its_time(world):
     give(world.ledger, round_number=3, status="failed")
     give(world.ledger, round_number=4, status="cut")
     found = world.check(world.new, world.old)
-    assert (found.good, found.without, found.unchecked, found.problems) == ({first, second}, 1, 0, [])
+    assert (found.good, found.without, found.unchecked, found.problems) == (
+        {first, second},
+        1,
+        0,
+        [],
+    )
     assert found.told == "2 receipts hold; 1 messages that were sent have none"
     found = world.check(world.new)
     assert (found.good, found.without, found.unchecked, found.problems) == ({second}, 1, 1, [])
@@ -110,6 +126,9 @@ def test_a_receipt_of_who_is_not_the_coordinator_or_for_what_was_cut_is_a_proble
     ref = give(world.ledger, round_number=2, status="cut")
     world.ledger.outcome(ref, "unknown", 0, "00" * 64)
     first, second, third = world.check(world.old).problems
-    assert "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key" in first
+    assert (
+        "at seq 3 is for a message to 'coordinator', who is not the coordinator with its TLS key"
+        in first
+    )
     assert "at seq 6 is for a message to 'silo-b'" in second
     assert "at seq 8 is for a message without digest" in third

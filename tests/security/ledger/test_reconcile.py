@@ -1,4 +1,6 @@
-"""A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an alteration does."""
+"""A silo's ledger beside the coordinator's: what agrees, what a crash explains, and what only an
+alteration does.
+"""
 
 import pytest
 from support.ledgers import (
@@ -77,7 +79,14 @@ class World:
         if delivered:
             self.coordinator.delivered("silo-a", "j1", HASH, round_, message)
         if noted:
-            self.silo.ingress(job="j1", round_number=round_, purpose="delivery", rpc="/x", sender=PEER, message=message)
+            self.silo.ingress(
+                job="j1",
+                round_number=round_,
+                purpose="delivery",
+                rpc="/x",
+                sender=PEER,
+                message=message,
+            )
 
     def found(self, roster=None, held=()):
         self.silo.checkpoint()
@@ -111,7 +120,9 @@ def test_masked_uploads_are_compared_like_any(world):
     open_sum(world.silo)
     found = world.found()
     assert (found.uploads, found.bytes, found.gaps, found.differences) == (1, MASKED_BYTES, (), ())
-    world.receive(4, world.silo.digest(intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES)))
+    world.receive(
+        4, world.silo.digest(intend_masked(world.silo, round_number=4), (), payload(MASKED_BYTES))
+    )
     (problem,) = world.found().differences
     assert f"the coordinator received {SIZE} bytes of job 'j1', round 4" in problem
     assert f"has there {MASKED_BYTES} bytes" in problem
@@ -119,9 +130,15 @@ def test_masked_uploads_are_compared_like_any(world):
 
 def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
     """Three of one round and job; what tells them apart is the place of their records."""
-    sizes = {intend_padded: PADDED_BYTES, intend_rotated: ROTATED_BYTES, intend_masked: MASKED_BYTES}
+    sizes = {
+        intend_padded: PADDED_BYTES,
+        intend_rotated: ROTATED_BYTES,
+        intend_masked: MASKED_BYTES,
+    }
     refs = {intent: intent(world.silo) for intent in sizes}
-    places = {intent: world.silo.digest(ref, (), payload(sizes[intent])) for intent, ref in refs.items()}
+    places = {
+        intent: world.silo.digest(ref, (), payload(sizes[intent])) for intent, ref in refs.items()
+    }
     protocol(world.silo, "padded")
     for intent in (intend_rotated, intend_padded):
         receipt = world.receive(3, places[intent], message=payload(sizes[intent]))
@@ -134,13 +151,17 @@ def test_each_message_of_a_keyed_round_is_compared_by_itself(world):
         f"not received ({MASKED_BYTES} bytes of job 'j1', round 3, unknown)",
         "cut short, counts as left (job 'j1', round 4, padded part 'extractor')",
     ]
-    world.receive(3, places[intend_masked], message=payload(PADDED_BYTES))  # another message of this very round
+    # another message of this very round
+    world.receive(3, places[intend_masked], message=payload(PADDED_BYTES))
     (problem,) = world.found().differences
     assert f"has there {MASKED_BYTES} bytes of job 'j1', round 3" in problem
     again = intend_rotated(world.silo, "f8" * 32, round_number=5)
     world.silo.digest(again, (), payload(ROTATED_BYTES))
     gaps = [gap.split(": ", 1)[1] for gap in world.found().gaps]
-    assert f"not received ({ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads', without outcome)" in gaps
+    assert (
+        f"not received ({ROTATED_BYTES} bytes of job 'j1', round 5, rotated part 'heads', without"
+        " outcome)" in gaps
+    )
 
 
 def test_what_a_crash_or_a_lost_connection_leaves_is_a_gap(world):
@@ -179,7 +200,10 @@ def test_what_was_received_and_the_silo_says_otherwise_is_a_difference(world, ch
     world.upload(0, **changes)
     differences = world.found().differences
     assert any("the coordinator received" in each for each in differences)
-    assert any("the silo has a receipt, and the coordinator received no such upload" in each for each in differences)
+    assert any(
+        "the silo has a receipt, and the coordinator received no such upload" in each
+        for each in differences
+    )
 
 
 def test_a_ledger_that_was_written_anew_after_it_gave_is_a_difference(world):
@@ -247,13 +271,19 @@ def test_what_was_received_twice_from_one_record_is_a_difference(world):
 def test_a_head_that_the_silo_holds_and_the_coordinators_ledger_lacks_is_a_difference(world):
     world.upload(0)
     signer = Signer.of(FEDERATION, "coordinator", OTHER_KEY)
-    log = ReceivingLedger.open(world.theirs.with_name("other"), "coordinator", FEDERATION, OTHER_KEY)
+    log = ReceivingLedger.open(
+        world.theirs.with_name("other"), "coordinator", FEDERATION, OTHER_KEY
+    )
     log.serving("coordinator", "staddle", HASH)
     log.close()
     rewritten, longer = (
-        TreeHead.parse(note.text) for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
+        TreeHead.parse(note.text)
+        for note in (stored(world.theirs.with_name("other")), signer.sign(99, bytes(32)))
     )
-    for head, why in ((rewritten, "records were rewritten: silo-a holds"), (longer, "records were cut off")):
+    for head, why in (
+        (rewritten, "records were rewritten: silo-a holds"),
+        (longer, "records were cut off"),
+    ):
         (said,) = world.found(held=[head]).differences
         assert said.startswith(f"the coordinator's ledger: {why}")
     world.coordinator.close()

@@ -1,4 +1,6 @@
-"""What the ledger says of secure sums: masked messages, the protocol's own messages, ends and results."""
+"""What the ledger says of secure sums: masked messages, the protocol's own messages, ends and
+results.
+"""
 
 import re
 
@@ -79,7 +81,14 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
         "recipient": peer,
         "message": {"bytes": 100, "sha256": HASH},
     }
-    masked = {"ctx": CTX, "attempt": 0, "members": list(MEMBERS), "threshold": 3, "colluders": 1, "clipped": 2}
+    masked = {
+        "ctx": CTX,
+        "attempt": 0,
+        "members": list(MEMBERS),
+        "threshold": 3,
+        "colluders": 1,
+        "clipped": 2,
+    }
     intent = records[3]
     assert (intent["form"], intent["secagg"], intent["readers"]) == ("masked", masked, ["sum"])
     assert intent["message"] == {"bytes": MASKED_BYTES}
@@ -90,7 +99,12 @@ def test_a_secure_sum_is_recorded_as_it_is_told(path):
         "tensors": [],
         "message": {"bytes": MASKED_BYTES, "sha256": HASH},
     }
-    assert records[9] == {"type": "secagg.sum", **of, "survivors": ["silo-a", "silo-b", "silo-d"], "sha256": HASH}
+    assert records[9] == {
+        "type": "secagg.sum",
+        **of,
+        "survivors": ["silo-a", "silo-b", "silo-d"],
+        "sha256": HASH,
+    }
     assert records[11] == {
         "type": "secagg.end",
         **of,
@@ -117,7 +131,9 @@ def test_each_record_of_the_protocol_is_durable_before_it_returns(path, monkeypa
     with open_ledger(path) as ledger:
         ledger.start("staddle 0.1.0", HASH, HASH)
         monkeypatch.setattr("os.fdatasync", synced.append)
-        for number, append in enumerate((lambda: protocol(ledger, "keys"), lambda: end_sum(ledger)), 1):
+        for number, append in enumerate(
+            (lambda: protocol(ledger, "keys"), lambda: end_sum(ledger)), 1
+        ):
             append()
             assert len(synced) == number
         open_sum(ledger)
@@ -135,7 +151,9 @@ def test_a_long_reason_is_cut_and_fits(path):
 BROKEN_SECAGG = {
     "form 'plain' and names an attempt": {"form": "plain"},
     "form 'masked' and names no attempt": {"secagg": None},
-    "members silo-b, silo-a, which is not sorted": {"secagg": secagg(members=("silo-b", "silo-a"), threshold=1)},
+    "members silo-b, silo-a, which is not sorted": {
+        "secagg": secagg(members=("silo-b", "silo-a"), threshold=1)
+    },
     "members silo-a, silo-a, which": {"secagg": secagg(members=("silo-a", "silo-a"), threshold=1)},
     "members silo-b, silo-c, silo-d, which": {"secagg": secagg(members=MEMBERS[1:])},
     "and its cohort is silo-a, silo-b, silo-c$": {"cohort": MEMBERS[:3]},
@@ -168,14 +186,17 @@ def test_bytes_before_an_offset_are_of_the_same_attempt(path):
 def test_the_writer_refuses_digests_and_survivors_that_are_not_so(path):
     with open_ledger(path) as ledger:
         ref = intend_masked(ledger)
-        with pytest.raises(LocalError, match="has tensors model/w, model/b, metric/correct, the intent none"):
+        with pytest.raises(
+            LocalError, match="has tensors model/w, model/b, metric/correct, the intent none"
+        ):
             ledger.digest(ref, DIGESTS, payload(MASKED_BYTES))
         with pytest.raises(LocalError, match=f"has {BYTES} bytes, the intent {MASKED_BYTES}"):
             ledger.digest(ref, (), payload(BYTES))
         ledger.digest(ref, (), payload(MASKED_BYTES))
         for survivors in (("silo-b", "silo-a"), ("silo-a", "silo-a"), ("silo-b", "silo-c"), ()):
             with pytest.raises(
-                LocalError, match=r"sum has survivors .*, which is not sorted, has a silo twice, or lacks"
+                LocalError,
+                match=r"sum has survivors .*, which is not sorted, has a silo twice, or lacks",
             ):
                 open_sum(ledger, survivors)
         open_sum(ledger, ("silo-a",))
@@ -191,8 +212,12 @@ def test_the_verifier_finds_each_of_these_too(path):
         "names no attempt": [{key: value for key, value in intent.items() if key != "secagg"}],
         "which is not sorted": [{**intent, "secagg": {**masked, "members": list(MEMBERS[::-1])}}],
         "fewer than its threshold": [{**intent, "secagg": {**masked, "threshold": 9}}],
-        "has 161 bytes of 'uint32'": [{**intent, "tensors": [{**intent["tensors"][0], "bytes": 161}]}],
-        "has 160 bytes of 'float32'": [{**intent, "tensors": [{**intent["tensors"][0], "dtype": "float32"}]}],
+        "has 161 bytes of 'uint32'": [
+            {**intent, "tensors": [{**intent["tensors"][0], "bytes": 161}]}
+        ],
+        "has 160 bytes of 'float32'": [
+            {**intent, "tensors": [{**intent["tensors"][0], "dtype": "float32"}]}
+        ],
         "has tensors model/w": [
             intent,
             {**digest, **later, "tensors": [{"part": "model", "name": "w", "sha256": HASH}]},
@@ -236,18 +261,26 @@ def test_masked_tensors_count_by_part_and_the_protocol_by_itself(path):
         ("j1", "fedavg", "model", "coordinator"): Totals(1, 2, 44, 176),
         ("j1", "fedavg", "metric", "coordinator"): Totals(1, 1, 1, 8),
         ("j1", "fedavg", MESSAGE, "coordinator"): Totals(1, 0, 0, CANARIES),
-        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(8, 0, 0, 100 + 101 + 102 + 103 + 104 + 200 + 201 + 202),
+        ("j1", PROTOCOL, PROTOCOL, "coordinator"): Totals(
+            8, 0, 0, 100 + 101 + 102 + 103 + 104 + 200 + 201 + 202
+        ),
     }
 
 
 def test_behind_an_offset_tensors_count_in_full_where_canaries_may_lie(path):
-    """60 of 224 bytes had come: of the 164 that go at most 164 are of tensors, in words of whichever."""
+    """60 of 224 bytes had come: of the 164 that go at most 164 are of tensors, in words of
+    whichever.
+    """
     with open_ledger(path) as ledger:
         intend_masked(ledger)
         intend_masked(ledger, message_bytes=MASKED_BYTES - 60, offset=60)
         intend_masked(ledger, message_bytes=20, offset=MASKED_BYTES - 20)
     _, then, last = (message.intent for message in messages.messages(path))
-    assert [(tensor.name, size) for tensor, size in then.leaving] == [("w", 140), ("b", 16), ("correct", 8)]
+    assert [(tensor.name, size) for tensor, size in then.leaving] == [
+        ("w", 140),
+        ("b", 16),
+        ("correct", 8),
+    ]
     assert [(tensor.name, size) for tensor, size in last.leaving] == [("b", 12), ("correct", 8)]
     totals = messages.summary(path)
     assert totals["j1", MESSAGE].bytes == CANARIES
@@ -267,12 +300,12 @@ def test_the_view_has_sums_and_its_flows_add_up(path):
         (23, "secagg.sum", 3),
     ]
     totals = flows(found)
-    assert totals[Flow("j3", PROTOCOL, "keys", "coordinator", ("coordinator",), "plain", "no outcome")] == Totals(
-        1, bytes=7
-    )
-    assert totals[Flow("j2", "model", "whole_model", "coordinator", ("sum",), "masked", "sent")] == Totals(
-        1, 2, 44, 176
-    )
+    assert totals[
+        Flow("j3", PROTOCOL, "keys", "coordinator", ("coordinator",), "plain", "no outcome")
+    ] == Totals(1, bytes=7)
+    assert totals[
+        Flow("j2", "model", "whole_model", "coordinator", ("sum",), "masked", "sent")
+    ] == Totals(1, 2, 44, 176)
     added: dict = {}
     for flow, more in totals.items():
         added.setdefault((flow.job, flow.part), Totals()).add(more)

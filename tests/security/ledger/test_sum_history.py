@@ -1,4 +1,6 @@
-"""What sums over several sets of silos tell together: the pure function, beside one that tries every combination."""
+"""What sums over several sets of silos tell together: the pure function, beside one that tries
+every combination.
+"""
 
 from itertools import combinations, product
 
@@ -13,7 +15,10 @@ LEAST = 3
 
 
 def history(*sets, members=MEMBERS):
-    return [SignedSet(f"j{number}", frozenset(silos), frozenset(members)) for number, silos in enumerate(sets)]
+    return [
+        SignedSet(f"j{number}", frozenset(silos), frozenset(members))
+        for number, silos in enumerate(sets)
+    ]
 
 
 def of(found):
@@ -83,16 +88,24 @@ def test_the_largest_bound_among_many_silos_takes_seconds():
     """Sixteen groups that the sets tell apart."""
     silos = [f"{letter}{number}" for letter in "abcdefghijklmnop" for number in range(3)]
     sets = [[silo for silo in silos if ord(silo[0]) - 97 & 1 << bit] for bit in range(3)]
-    assert told(history(*sets, members=silos), [s for s in silos if ord(s[0]) - 97 & 8], silos, 8) is None
+    assert (
+        told(history(*sets, members=silos), [s for s in silos if ord(s[0]) - 97 & 8], silos, 8)
+        is None
+    )
 
 
 def slow(sets, new, least):
-    """Every combination by small whole numbers of at most four sets: the fewest silos that the new one adds."""
+    """Every combination by small whole numbers of at most four sets: the fewest silos that the new
+    one adds.
+    """
     silos = sorted(frozenset().union(*sets, new))
     rows = np.array([[silo in each for silo in silos] for each in (*sets, new)], int)
     vectors = [np.array(c) @ rows for c in product(range(-3, 4), repeat=len(rows))]
     supports = {frozenset(np.flatnonzero(v)) for v in vectors if v.any()}
-    old = {frozenset(np.flatnonzero(np.array([*c, 0]) @ rows)) for c in product(range(-3, 4), repeat=len(sets))}
+    old = {
+        frozenset(np.flatnonzero(np.array([*c, 0]) @ rows))
+        for c in product(range(-3, 4), repeat=len(sets))
+    }
     whole = frozenset(silos.index(silo) for silo in new)
     fresh = [s for s in supports - old if len(s) < least and not whole <= s]
     return min(map(len, fresh), default=0)
@@ -102,7 +115,10 @@ def test_it_finds_what_trying_all_combinations_finds():
     rng = np.random.default_rng(5)
     seen = set()
     for _ in range(120):
-        sets = [frozenset(rng.choice(list("abcdefgh"), rng.integers(3, 8), replace=False)) for _ in range(4)]
+        sets = [
+            frozenset(rng.choice(list("abcdefgh"), rng.integers(3, 8), replace=False))
+            for _ in range(4)
+        ]
         *before, new = sets
         if new in before:
             continue
@@ -114,7 +130,9 @@ def test_it_finds_what_trying_all_combinations_finds():
 
 def record(**changes):
     fields = {"job": "j1", "job_digest": "ab" * 32, "round": 0, "ctx": "cd" * 32, "dataset": "data"}
-    return SumSigned(**{**fields, "survivors": ("a", "b", "d"), "absent": ("c",), "values": "fixed", **changes})
+    return SumSigned(
+        **{**fields, "survivors": ("a", "b", "d"), "absent": ("c",), "values": "fixed", **changes}
+    )
 
 
 def test_batches_count_as_told_each_by_itself():
@@ -122,7 +140,9 @@ def test_batches_count_as_told_each_by_itself():
     whole = record(survivors=tuple("abcdef"), absent=("g",), batches=("a,c,e", "b,d,f"))
     before = signed_sets([whole], "data")
     members = frozenset("abcdefg")
-    assert before == tuple(SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf"))
+    assert before == tuple(
+        SignedSet("j1", frozenset(each), members) for each in ("abcdef", "ace", "bdf")
+    )
     assert told(before, "aceg", members, 3).silos == ("g",)
     assert told(before, "bdf", members, 3) is None
     assert told(before[:1], "aceg", members, 3) is None
@@ -160,4 +180,8 @@ def test_three_sums_of_which_no_silo_was_in_all_are_not_seen():
     nine, four, other = frozenset("abcdefghi"), frozenset("abcd"), frozenset("efgh")
     assert told([SignedSet("1", nine, nine)], four, nine, LEAST) is None  # at a, b, c and d
     assert told([SignedSet("1", nine, nine)], other, nine, LEAST) is None  # at e, f, g and h
-    assert of(told([SignedSet("1", nine, nine), SignedSet("2", four, nine)], other, nine, LEAST)) == "i"  # at nobody
+    # at nobody
+    assert (
+        of(told([SignedSet("1", nine, nine), SignedSet("2", four, nine)], other, nine, LEAST))
+        == "i"
+    )

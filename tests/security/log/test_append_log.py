@@ -96,7 +96,9 @@ def test_records_of_another_log_key_are_refused(path):
     (path / "checkpoint").unlink()
     with AppendLog.open(path.with_name("other"), signer(key=OTHER_KEY)) as log:
         (path / "checkpoint").write_bytes(bytes(log.checkpoint()))
-    with pytest.raises(LocalError, match="seq 0, behind its checkpoint, was not written with this log key"):
+    with pytest.raises(
+        LocalError, match="seq 0, behind its checkpoint, was not written with this log key"
+    ):
         AppendLog.open(path, signer(key=OTHER_KEY))
 
 
@@ -159,7 +161,8 @@ def test_torn_tail_at_every_byte_offset(path, monkeypatch):
         assert reading.torn == whole[len(last) : cut]
         log = open_log(path)
         assert log.head.seq == 2
-        assert TreeHead.parse(head.stored(path).text).size == 3  # and the recovery record is signed at once
+        # and the recovery record is signed at once
+        assert TreeHead.parse(head.stored(path).text).size == 3
         log.close()
         recovery = records(path)[2]
         assert (recovery["type"], recovery["dropped_bytes"], recovery["last_good_seq"]) == (
@@ -176,7 +179,9 @@ def test_whole_segment_torn(path):
     first(path).write_bytes(b'{"mono')
     with open_log(path):
         pass
-    assert [(r["type"], r["last_good_seq"], r["dropped_bytes"]) for r in records(path)] == [("recovery", -1, 6)]
+    assert [(r["type"], r["last_good_seq"], r["dropped_bytes"]) for r in records(path)] == [
+        ("recovery", -1, 6)
+    ]
 
 
 def test_torn_bytes_are_recorded_even_after_a_crash_within_recovery(path, monkeypatch):
@@ -208,7 +213,10 @@ def test_a_tail_longer_than_any_record_is_no_torn_record(path):
 
 
 def tampered(lines):
-    """Every single edit, deletion, insertion and swap; all but those at the end, which need a known head."""
+    """Every single edit, deletion, insertion and swap.
+
+    All but those at the end, which need a known head.
+    """
     for i in range(len(lines) - 1):
         changed = lines[i].replace(b'"n":', b'"m":')
         yield [*lines[:i], changed, *lines[i + 1 :]]
@@ -227,7 +235,9 @@ def test_any_edit_deletion_insertion_or_reordering_is_refused(path):
     lines = first(path).read_bytes().splitlines()
     for changed in tampered(lines):
         first(path).write_bytes(b"".join(line + b"\n" for line in changed))
-        with pytest.raises(LocalError, match=r"seg-00000001.jsonl: line \d.*keep the folder as evidence"):
+        with pytest.raises(
+            LocalError, match=r"seg-00000001.jsonl: line \d.*keep the folder as evidence"
+        ):
             open_log(path)
         with pytest.raises(LocalError):
             list(Reading(path))
@@ -250,7 +260,9 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
         {"type": 3},
         {"nonce": None},
     ]:
-        first(path).write_bytes(json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+        first(path).write_bytes(
+            json.dumps({**good, **change}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        )
         with pytest.raises(LocalError, match="line 1"):
             list(Reading(path))
 
@@ -258,7 +270,11 @@ def test_a_record_forged_with_right_links_but_wrong_frame_is_refused(path):
 def test_another_spelling_of_the_last_record_is_refused(path):
     filled(path, 1)
     data = first(path).read_bytes()
-    for other in (data[:-1] + b" \n", json.dumps(json.loads(data)).encode() + b"\n", data[:-1] + b"\r\n"):
+    for other in (
+        data[:-1] + b" \n",
+        json.dumps(json.loads(data)).encode() + b"\n",
+        data[:-1] + b"\r\n",
+    ):
         first(path).write_bytes(other)
         with pytest.raises(LocalError, match="not a canonical JSON object"):
             list(Reading(path))
@@ -280,14 +296,19 @@ else:
 
 def in_another_process(path):
     ran = subprocess.run(
-        [sys.executable, "-c", OPEN_AND_SAY, str(path), TESTS], capture_output=True, text=True, check=True
+        [sys.executable, "-c", OPEN_AND_SAY, str(path), TESTS],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return ran.stdout
 
 
 def test_second_writer_is_refused_at_once_and_the_lock_goes_with_its_holder(path):
     with open_log(path):
-        assert "ledger/LOCK: another process writes this ledger; stop it" in in_another_process(path)
+        assert "ledger/LOCK: another process writes this ledger; stop it" in in_another_process(
+            path
+        )
         with pytest.raises(LocalError, match="another process writes"):
             open_log(path)  # nor twice in one process
     assert in_another_process(path) == "opened\n"
@@ -312,7 +333,9 @@ def test_kill_9_while_appending_loses_nothing_that_was_promised(path):
             for _ in range(20):
                 promised = int(child.stdout.readline())
             child.send_signal(signal.SIGKILL)
-            promised = max([promised, *(int(line) for line in child.stdout.read().split(b"\n")[:-1])])
+            promised = max(
+                [promised, *(int(line) for line in child.stdout.read().split(b"\n")[:-1])]
+            )
         with open_log(path) as log:
             assert log.head.seq >= promised
     list(Reading(path))
@@ -360,7 +383,10 @@ def test_a_file_that_may_grow_no_more_closes_the_log(path):
     log.close()
     with open_log(path):
         pass
-    assert [(r["type"], r.get("dropped_bytes")) for r in records(path)] == [("x", None), ("recovery", 50)]
+    assert [(r["type"], r.get("dropped_bytes")) for r in records(path)] == [
+        ("x", None),
+        ("recovery", 50),
+    ]
 
 
 def test_a_writer_that_ignores_the_lock_is_noticed(path):

@@ -9,7 +9,10 @@ import pytest
 from staddle.errors import LocalError
 from staddle.security.log.lock import held, locked
 
-ASK = "import sys, pathlib; from staddle.security.log.lock import held; print(held(pathlib.Path(sys.argv[1])))"
+ASK = (
+    "import sys, pathlib; from staddle.security.log.lock import held;"
+    " print(held(pathlib.Path(sys.argv[1])))"
+)
 
 
 def test_a_lock_is_held_while_the_block_runs_and_asking_makes_no_file(tmp_path):
@@ -17,13 +20,19 @@ def test_a_lock_is_held_while_the_block_runs_and_asking_makes_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with locked(tmp_path):
         assert held(tmp_path)
-        asked = subprocess.run([sys.executable, "-c", ASK, str(tmp_path)], capture_output=True, text=True, check=True)
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK, str(tmp_path)], capture_output=True, text=True, check=True
+        )
         assert asked.stdout == "True\n"
     assert not held(tmp_path)
 
 
 def test_a_second_process_is_refused(tmp_path):
-    with locked(tmp_path), pytest.raises(LocalError, match="another process runs"), locked(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(LocalError, match="another process runs"),
+        locked(tmp_path),
+    ):
         pass
 
 

@@ -5,10 +5,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.errors import LocalError, ProofError
-from staddle.security.log.merkle import EMPTY_ROOT, Tree, leaf_hash, node_hash, verify_consistency, verify_inclusion
+from staddle.security.log.merkle import (
+    EMPTY_ROOT,
+    Tree,
+    leaf_hash,
+    node_hash,
+    verify_consistency,
+    verify_inclusion,
+)
 
 # Records, roots and proofs of the reference implementation of certificate transparency.
-RECORDS = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f"]
+RECORDS = [
+    "",
+    "00",
+    "10",
+    "2021",
+    "3031",
+    "40414243",
+    "5051525354555657",
+    "606162636465666768696a6b6c6d6e6f",
+]
 KNOWN = [leaf_hash(bytes.fromhex(record)) for record in RECORDS]
 ROOTS = [
     "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -21,7 +37,11 @@ ROOTS = [
     "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
     "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328",
 ]
-N01, N23, N45 = ROOTS[2], "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e", "0ebc5d3437fbe2db"
+N01, N23, N45 = (
+    ROOTS[2],
+    "5f083f0a1a33ca076a95279832580db3e0ef4584bdff1f54c8a360f50de3031e",
+    "0ebc5d3437fbe2db",
+)
 N45 += "158b9f126a1d118e308181031d0a949f8dededebc558ef6a"
 N67 = "ca854ea128ed050b41b35ffc1b87b8eb2bde461e9e3b5596ece6b9d5975a0ae0"
 N47 = "6b47aaf29ee3c2af9af889bc1fb9254dabd31177f16232dd6aab035ca39bf6e4"
@@ -34,7 +54,8 @@ PAIRS = [(index, size) for size in range(1, 65) for index in range(size)]
 SMALL = [(index, size) for index, size in PAIRS if size <= 8]
 
 
-# RFC 6962 section 2.1 word for word: slow, recursive, and sharing nothing with the code under test but the node hash.
+# RFC 6962 section 2.1 word for word: slow, recursive, and sharing nothing with the code under test
+# but the node hash.
 def split(size):
     k = 1
     while 2 * k < size:
@@ -86,7 +107,11 @@ def bent(proof):
     """A proof truncated, with a hash too many, with two swapped, and with a hash that is none."""
     stranger = leaf_hash(b"stranger")
     yield from (proof[:at] + proof[at + 1 :] for at in range(len(proof)))
-    yield from ((*proof[:at], extra, *proof[at:]) for at in range(len(proof) + 1) for extra in (stranger, *proof))
+    yield from (
+        (*proof[:at], extra, *proof[at:])
+        for at in range(len(proof) + 1)
+        for extra in (stranger, *proof)
+    )
     yield from (
         (*proof[:a], proof[b], *proof[a + 1 : b], proof[a], *proof[b + 1 :])
         for b in range(len(proof))
@@ -96,9 +121,10 @@ def bent(proof):
     yield from ((*proof[:at], proof[at] + b"\x00", *proof[at + 1 :]) for at in range(len(proof)))
 
 
-# The 196 inclusion and consistency vectors of transparency-dev/merkle (testdata/, Apache-2.0, as of commit 417fb0c3): a
-# sound proof of each tree, and what must not pass for one. They are made anew here, with those sizes and fillers;
-# PUBLISHED is over what the files themselves say, spelt as below, so none is missing and none says anything else.
+# The 196 inclusion and consistency vectors of transparency-dev/merkle (testdata/, Apache-2.0, as of
+# commit 417fb0c3): a sound proof of each tree, and what must not pass for one. They are made anew
+# here, with those sizes and fillers; PUBLISHED is over what the files themselves say, spelt as
+# below, so none is missing and none says anything else.
 PUBLISHED = "97efd42a331a89d9b47584c441699114c23960473dcabbac147d5947ad655ef6"
 STRANGER = bytes.fromhex("abacaba0" + 21 * "00" + "60061e00123456")
 DATA = leaf_hash(b"data")
@@ -132,7 +158,11 @@ def inclusion_vectors():
         if proof:
             yield f"{of}, cut", (leaf, index, size, root, proof[:-1]), False
         if len(proof) > 1:
-            yield f"{of}, stranger within", (leaf, index, size, root, [proof[0], STRANGER, *proof[1:]]), False
+            yield (
+                f"{of}, stranger within",
+                (leaf, index, size, root, [proof[0], STRANGER, *proof[1:]]),
+                False,
+            )
     for index, size in ((0, 0), (0, 1), (1, 0), (2, 1)):
         for leaf, root in ((b"", EMPTY_ROOT), (STRANGER, b""), (STRANGER, EMPTY_ROOT)):
             yield (
@@ -142,7 +172,11 @@ def inclusion_vectors():
             )
     for leaf in (b"", DATA):
         for root in (b"", DATA):
-            yield f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}", (leaf, 0, 1, root, []), leaf == root == DATA
+            yield (
+                f"single, leaf {leaf.hex()[:8]}, root {root.hex()[:8]}",
+                (leaf, 0, 1, root, []),
+                leaf == root == DATA,
+            )
 
 
 def consistency_vectors():
@@ -184,19 +218,31 @@ def consistency_vectors():
         (1, 2, CARE_1, CARE_2, []),
         (2, 1, CARE_1, CARE_2, []),
     ):
-        name = f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of {len(proof)}"
-        yield name, (old, old_root, size, root, proof), (old, size, old_root) == (1, 1, root) and not proof
+        name = (
+            f"{old} to {size}, roots {old_root.hex()[-8:]} and {root.hex()[-8:]}, proof of"
+            f" {len(proof)}"
+        )
+        yield (
+            name,
+            (old, old_root, size, root, proof),
+            (old, size, old_root) == (1, 1, root) and not proof,
+        )
 
 
 INCLUSION, CONSISTENCY = list(inclusion_vectors()), list(consistency_vectors())
-# Published as sound, since the two roots are the same. They are no SHA-256 hashes, and so refused here.
+# Published as sound, since the two roots are the same. They are no SHA-256 hashes, and so refused
+# here.
 STRICTER = "1 to 1, roots 72652032 and 72652032, proof of 0"
 
 
 def spelt(arguments, sound):
-    """A vector in one line: numbers in decimal, hashes in hex, those of a proof behind one another."""
+    """A vector in one line: numbers in decimal, hashes in hex, those of a proof behind one
+    another.
+    """
     words = [str(each) if isinstance(each, int) else each.hex() for each in arguments[:-1]]
-    return " ".join([*words, ",".join(each.hex() for each in arguments[-1]), "sound" if sound else "refused"])
+    return " ".join(
+        [*words, ",".join(each.hex() for each in arguments[-1]), "sound" if sound else "refused"]
+    )
 
 
 def test_these_are_the_published_vectors():
@@ -206,7 +252,9 @@ def test_these_are_the_published_vectors():
     assert [sound for name, _, sound in CONSISTENCY if name == STRICTER] == [True]
 
 
-@pytest.mark.parametrize(("arguments", "sound"), [pytest.param(*rest, id=name) for name, *rest in INCLUSION])
+@pytest.mark.parametrize(
+    ("arguments", "sound"), [pytest.param(*rest, id=name) for name, *rest in INCLUSION]
+)
 def test_published_inclusion(arguments, sound):
     if sound:
         verify_inclusion(*arguments)
@@ -238,11 +286,23 @@ def test_roots_of_rfc_6962():
 
 @pytest.mark.parametrize(
     ("index", "size", "proof"),
-    [(0, 1, []), (0, 8, [L1, N23, N47]), (5, 8, [L4, N67, ROOTS[4]]), (2, 3, [N01]), (1, 5, [L0, N23, L4])],
+    [
+        (0, 1, []),
+        (0, 8, [L1, N23, N47]),
+        (5, 8, [L4, N67, ROOTS[4]]),
+        (2, 3, [N01]),
+        (1, 5, [L0, N23, L4]),
+    ],
 )
 def test_known_inclusion_proofs(index, size, proof):
     assert [value.hex() for value in Tree(KNOWN).inclusion_proof(index, size)] == proof
-    verify_inclusion(KNOWN[index], index, size, bytes.fromhex(ROOTS[size]), [bytes.fromhex(value) for value in proof])
+    verify_inclusion(
+        KNOWN[index],
+        index,
+        size,
+        bytes.fromhex(ROOTS[size]),
+        [bytes.fromhex(value) for value in proof],
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +337,9 @@ def test_every_consistency_proof_up_to_64_is_that_of_the_naive_tree():
 def test_larger_trees(size, data):
     tree = Tree(leaf_hash(n.to_bytes(2)) for n in range(size))
     index, old = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size))
-    verify_inclusion(leaf_hash(index.to_bytes(2)), index, size, tree.root(), tree.inclusion_proof(index))
+    verify_inclusion(
+        leaf_hash(index.to_bytes(2)), index, size, tree.root(), tree.inclusion_proof(index)
+    )
     verify_consistency(old, tree.root(old), size, tree.root(), tree.consistency_proof(old))
 
 
@@ -296,7 +358,9 @@ def test_2_inclusion_refuses_a_bent_proof():
 
 def test_3_inclusion_refuses_every_flipped_bit():
     for index, size in SMALL:
-        for leaf, root, *proof in flips([LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]):
+        for leaf, root, *proof in flips(
+            [LEAVES[index], TREE.root(size), *TREE.inclusion_proof(index, size)]
+        ):
             with pytest.raises(ProofError, match="leads to"):
                 verify_inclusion(leaf, index, size, root, proof)
 
@@ -313,7 +377,8 @@ def test_inclusion_refuses_every_other_index_and_size():
             except ProofError:
                 continue
             accepted.add((index, size, other, wrong))
-    # A root says nothing of the size beside it: whoever signs the two together vouches for both. The way up must fit.
+    # A root says nothing of the size beside it: whoever signs the two together vouches for both.
+    # The way up must fit.
     assert accepted
     assert all(naive_sides(i, n) == naive_sides(other, wrong) for i, n, other, wrong in accepted)
     assert all(i == other for i, n, other, wrong in accepted if n == wrong)
@@ -377,7 +442,9 @@ def test_a_changed_removed_or_moved_record_is_inconsistent():
             for other in (changed, removed):
                 for old in range(at + 1, size):
                     with pytest.raises(ProofError):
-                        verify_consistency(old, TREE.root(old), size, other.root(), other.consistency_proof(old))
+                        verify_consistency(
+                            old, TREE.root(old), size, other.root(), other.consistency_proof(old)
+                        )
 
 
 def test_wrong_lengths_are_named():

@@ -22,18 +22,26 @@ from staddle.security.log.note import (
 )
 
 # From the tests of Go's sumdb/note: two seeds, their keys, and one text that both signed.
-TEXT = "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n"
+TEXT = (
+    "If you think cryptography is the answer to your problem,\nthen you don't know what your"
+    " problem is.\n"
+)
 PETER_SEED = base64.b64decode("AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz")[1:]
 PETER_KEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
 PETER_LINE = (
-    "— PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM="
+    "— PeterNeumann"
+    " x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM="
 )
 ENOCH_KEY = "EnochRoot+af0cfe78+ATtqJ7zOtqQtYqOo0CpvDXNlMhV3HeJDpjrASKGLWdop"
-ENOCH_LINE = "— EnochRoot rwz+eBzmZa0SO3NbfRGzPCpDckykFXSdeX+MNtCOXm2/5n2tiOHp+vAF1aGrQ5ovTG01oOTGwnWLox33WWd1RvMc+QQ="
+ENOCH_LINE = (
+    "— EnochRoot"
+    " rwz+eBzmZa0SO3NbfRGzPCpDckykFXSdeX+MNtCOXm2/5n2tiOHp+vAF1aGrQ5ovTG01oOTGwnWLox33WWd1RvMc+QQ="
+)
 SIGNED = f"{TEXT}\n{PETER_LINE}\n{ENOCH_LINE}\n".encode()
 
-# The notes of those tests (BSD-3-Clause, The Go Authors, 2019; x/mod 0.7.0), the keys that are trusted, and who
-# signed; None for a note that is refused. One verdict of Go's is not ours: a key that is trusted twice is one key here.
+# The notes of those tests (BSD-3-Clause, The Go Authors, 2019; x/mod 0.7.0), the keys that are
+# trusted, and who signed; None for a note that is refused. One verdict of Go's is not ours: a key
+# that is trusted twice is one key here.
 PETER, ENOCH = f"{PETER_LINE}\n".encode(), f"{ENOCH_LINE}\n".encode()
 BOTH = {PETER_KEY: "PeterNeumann", ENOCH_KEY: "EnochRoot"}
 LONGER = {line: line[:60] + b"ABCD" + line[60:] for line in (PETER, ENOCH)}
@@ -43,27 +51,46 @@ GO_OPENS = [
         ("one of two is trusted", b"\n" + PETER + ENOCH, [PETER_KEY], ["PeterNeumann"]),
         ("both are trusted", b"\n" + PETER + ENOCH, [*BOTH], ["PeterNeumann", "EnochRoot"]),
         ("a trusted key did not sign", b"\n" + PETER, [*BOTH], ["PeterNeumann"]),
-        ("each twice, one longer", b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH], [PETER_KEY], ["PeterNeumann"]),
+        (
+            "each twice, one longer",
+            b"\n" + 2 * PETER + 2 * ENOCH + LONGER[ENOCH],
+            [PETER_KEY],
+            ["PeterNeumann"],
+        ),
         ("101 times", b"\n" + 101 * PETER, [PETER_KEY], None),
         ("a signature is longer", b"\n" + LONGER[PETER], [PETER_KEY], None),
         ("no signature", b"", [PETER_KEY], None),
         ("no signature behind the blank line", b"\n", [PETER_KEY], None),
         ("no last newline", b"\n" + PETER[:-1], [PETER_KEY], None),
-        ("a name of two words", b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1], [PETER_KEY], None),
+        (
+            "a name of two words",
+            b"\n" + PETER.replace(b"PeterNeumann", b"Bad Name")[:-1],
+            [PETER_KEY],
+            None,
+        ),
         ("a line too many", b"\n" + PETER + b"Unexpected line.\n", [PETER_KEY], None),
-        ("another name", b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"), [PETER_KEY], None),
+        (
+            "another name",
+            b"\n" + PETER.replace(b"PeterNeumann", b"CarmenSandiego"),
+            [PETER_KEY],
+            None,
+        ),
         ("another key id", b"\n" + PETER.replace(b"x08g", b"xxxx"), [PETER_KEY], None),
     ]
 ] + [
-    pytest.param(byte + TEXT.encode() + b"\n" + PETER, [PETER_KEY], None, id=f"begins with {byte.hex()}")
+    pytest.param(
+        byte + TEXT.encode() + b"\n" + PETER, [PETER_KEY], None, id=f"begins with {byte.hex()}"
+    )
     for byte in (b"\x01", b"\xff")
 ]
-GO_REFUSES_KEYS = [  # too long a key, and an unknown kind of one, each with the key id of what it holds
+# too long a key, and an unknown kind of one, each with the key id of what it holds
+GO_REFUSES_KEYS = [
     "PeterNeumann+cc469956+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TWBADKEY==",
     "PeterNeumann+173116ae+ZRpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW",
 ]
 
-# A checkpoint of a public log of certificates, signed by its keys (one of a kind unknown here) and by witnesses.
+# A checkpoint of a public log of certificates, signed by its keys (one of a kind unknown here) and
+# by witnesses.
 ARCHE = "— arche2025h1.staging.ct.transparency.dev"
 PUBLIC = f"""arche2025h1.staging.ct.transparency.dev
 1432088532
@@ -73,7 +100,9 @@ U7WM79jrzyhGZ5/GUBTpM7NzwdyfFx61t3RovgcC4Ro=
 {ARCHE} ui8GwCF1+kWqZrxGdhj4aX3gcw7XUlXQQabg/27lefwhUkzbC3NygNI75MdhL1bfTW9g8Ei59RA23oHP7Ry1k3ZFWwQ=
 — remora.n621.de 2net5wAAAABqEiEgPlfF3V06o0Y+fHM+J5J9s27wgxxcOVSpZ/2g/KSiXCg9DEZI+aVCIobWX9sXTynk5XeU/zZ0WBxtqB0DrAWfBw==
 """.encode()  # noqa: E501
-ARCHE_KEY = "arche2025h1.staging.ct.transparency.dev+ba2f06c0+AU0vHmlGCS/PdN8b2OaGmKprLI8HKM+dJ472xgFYh15f"
+ARCHE_KEY = (
+    "arche2025h1.staging.ct.transparency.dev+ba2f06c0+AU0vHmlGCS/PdN8b2OaGmKprLI8HKM+dJ472xgFYh15f"
+)
 REMORA_KEY = "remora.n621.de+da77ade7+BOvN63jn/bLvkieywe8R6UYAtVtNbZpXh34x7onlmtw2"
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -81,9 +110,15 @@ OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(32, 64)))
 
 LETTERS = st.characters(min_codepoint=0x20, exclude_categories=["Cs"]) | st.just("\n")
 TEXTS = st.text(LETTERS, max_size=60).map(lambda text: text + "\n")
-NAMES = st.text(st.characters(min_codepoint=0x21, exclude_categories=["Cs", "Zs", "Zl", "Zp"]), min_size=1, max_size=12)
+NAMES = st.text(
+    st.characters(min_codepoint=0x21, exclude_categories=["Cs", "Zs", "Zl", "Zp"]),
+    min_size=1,
+    max_size=12,
+)
 NAMES = NAMES.filter(lambda name: "+" not in name and not any(letter.isspace() for letter in name))
-SIGNATURES = st.builds(Signature, NAMES, st.binary(min_size=4, max_size=4), st.binary(min_size=1, max_size=80))
+SIGNATURES = st.builds(
+    Signature, NAMES, st.binary(min_size=4, max_size=4), st.binary(min_size=1, max_size=80)
+)
 NOTES = st.builds(Note, TEXTS, st.lists(SIGNATURES, min_size=1, max_size=4).map(tuple))
 
 
@@ -97,13 +132,26 @@ def key_of(text):
 
 def test_keys_and_signatures_are_those_of_go():
     assert (
-        str(verifier("PeterNeumann", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(PETER_SEED)))
+        str(
+            verifier(
+                "PeterNeumann",
+                SignatureKind.ED25519,
+                Ed25519PrivateKey.from_private_bytes(PETER_SEED),
+            )
+        )
         == PETER_KEY
     )
     assert (
-        str(verifier("EnochRoot", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32)))) == ENOCH_KEY
+        str(
+            verifier(
+                "EnochRoot", SignatureKind.ED25519, Ed25519PrivateKey.from_private_bytes(bytes(32))
+            )
+        )
+        == ENOCH_KEY
     )
-    note = Note(TEXT, (sign(TEXT, "PeterNeumann", Ed25519PrivateKey.from_private_bytes(PETER_SEED)),))
+    note = Note(
+        TEXT, (sign(TEXT, "PeterNeumann", Ed25519PrivateKey.from_private_bytes(PETER_SEED)),)
+    )
     note = note.signed_by(sign(TEXT, "EnochRoot", Ed25519PrivateKey.from_private_bytes(bytes(32))))
     assert bytes(note) == SIGNED
     assert parse(SIGNED) == note
@@ -138,17 +186,24 @@ def test_keys_that_go_refuses(key):
 
 def test_the_note_of_the_specification():
     line = (
-        "— example.com/foo Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72IneyaQM="
+        "— example.com/foo"
+        " Uw2QOkn8srV1yJGh2VYRlL1Tnagv1YEq6TfXppzi2ONncAlTgK7Ztg1ERYNZXsYjOBH3mFXmRKuwHjG1Yu72Ineya"
+        "QM="
     )
     key = key_of("example.com/foo+530d903a+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k")
-    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (VerifiedKey(key, None),)
+    assert verify(parse(f"This is an example message.\n\n{line}\n".encode()), [key]) == (
+        VerifiedKey(key, None),
+    )
 
 
 def test_a_public_log_and_its_witness():
     note = parse(PUBLIC)
     arche, remora = key_of(ARCHE_KEY), key_of(REMORA_KEY)
     assert bytes(note) == PUBLIC
-    assert verify(note, [remora, arche]) == (VerifiedKey(arche, None), VerifiedKey(remora, 0x6A122120))
+    assert verify(note, [remora, arche]) == (
+        VerifiedKey(arche, None),
+        VerifiedKey(remora, 0x6A122120),
+    )
     grown = replace(note, text=note.text.replace("1432088532", "1432088533"))
     for key in (arche, remora):
         with pytest.raises(ProofError, match="does not fit the note"):
@@ -161,7 +216,9 @@ def test_cosignatures_cover_time_and_text():
     assert verify(note, [key]) == (VerifiedKey(key, 1795291200),)
     (signature,) = note.signatures
     assert signature.data[:8] == (1795291200).to_bytes(8)
-    KEY.public_key().verify(signature.data[8:], b"cosignature/v1\ntime 1795291200\n" + TEXT.encode())
+    KEY.public_key().verify(
+        signature.data[8:], b"cosignature/v1\ntime 1795291200\n" + TEXT.encode()
+    )
     cut = [Note(TEXT, (replace(signature, data=signature.data[:end]),)) for end in (1, 8, 9, 71)]
     later = replace(signature, data=(1795291201).to_bytes(8) + signature.data[8:])
     for bad in (*cut, Note(TEXT, (later,)), replace(note, text="another\n")):
@@ -173,7 +230,10 @@ def test_cosignatures_cover_time_and_text():
 
 
 def test_one_kind_of_signature_never_passes_for_the_other():
-    plain, timed = verifier("w", SignatureKind.ED25519, KEY), verifier("w", SignatureKind.COSIGNATURE, KEY)
+    plain, timed = (
+        verifier("w", SignatureKind.ED25519, KEY),
+        verifier("w", SignatureKind.COSIGNATURE, KEY),
+    )
     assert plain.key_id != timed.key_id
     with pytest.raises(ProofError, match="none of the keys"):
         verify(Note(TEXT, (sign(TEXT, "w", KEY),)), [timed])
@@ -252,9 +312,18 @@ BODY = TEXT.encode()
         (BODY + b"\n" + "— PeterNeumann \n".encode(), "is not a key id of 4 bytes"),
         (BODY + b"\n" + LINE.replace(b" Peter", b"  Peter"), "signature of '' is not base64"),
         (BODY + b"\n" + LINE.replace(b"PeterNeumann", b""), "name '' of a signature"),
-        (BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter+Neumann"), r"name 'Peter\+Neumann' of a signature"),
-        (BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u00a0Neumann".encode()), "of a signature"),
-        (BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u2028Neumann".encode()), "of a signature"),
+        (
+            BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter+Neumann"),
+            r"name 'Peter\+Neumann' of a signature",
+        ),
+        (
+            BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u00a0Neumann".encode()),
+            "of a signature",
+        ),
+        (
+            BODY + b"\n" + LINE.replace(b"PeterNeumann", "Peter\u2028Neumann".encode()),
+            "of a signature",
+        ),
         (BODY + b"\n" + LINE.replace(b"PeterNeumann", b"Peter\tNeumann"), "of a signature"),
         (BODY.replace(b"\n", b"\r\n") + b"\n" + LINE, r"control character '\\r'"),
         (BODY.replace(b" ", b"\0", 1) + b"\n" + LINE, r"control character '\\x00'"),
@@ -291,7 +360,11 @@ def test_parsing_undoes_writing(note):
 
 
 MUTATIONS = st.lists(
-    st.tuples(st.sampled_from(["change", "insert", "delete", "double"]), st.integers(0, 10**6), st.integers(0, 255)),
+    st.tuples(
+        st.sampled_from(["change", "insert", "delete", "double"]),
+        st.integers(0, 10**6),
+        st.integers(0, 255),
+    ),
     min_size=1,
     max_size=3,
 )
@@ -348,7 +421,13 @@ def test_a_key_with_a_wrong_character_is_refused(key):
 
 
 def test_keys_of_another_kind_or_length_are_refused():
-    for kind, public in ((0x06, bytes(32)), (0x02, bytes(32)), (0x01, bytes(31)), (0x01, bytes(33)), (0x04, b"")):
+    for kind, public in (
+        (0x06, bytes(32)),
+        (0x02, bytes(32)),
+        (0x01, bytes(31)),
+        (0x01, bytes(33)),
+        (0x04, b""),
+    ):
         encoded = base64.b64encode(bytes([kind]) + public).decode()
         with pytest.raises(LocalError, match=r"kind 1 or 4|an Ed25519 key has 32"):
             key_of(f"a+00000000+{encoded}")

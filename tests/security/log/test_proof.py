@@ -34,7 +34,9 @@ ApjRIpBtz8EIkstTpzmS/FufST6kybrbJ7eRtBJ6f+c=
 {bytes(SIGNED).decode()}"""
 
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=4).map(tuple)
-NOTES = st.builds(Note, st.sampled_from(["a\n", "\n", "a\n\nb\n\n"]), st.just((Signature("a", b"1234", b"5"),)))
+NOTES = st.builds(
+    Note, st.sampled_from(["a\n", "\n", "a\n\nb\n\n"]), st.just((Signature("a", b"1234", b"5"),))
+)
 PROOFS = st.builds(Proof, st.integers(0, 2**63 - 1), HASHES, NOTES, st.binary(max_size=40))
 
 
@@ -73,11 +75,20 @@ def test_1_the_log_and_enough_witnesses_must_have_signed_the_checkpoint():
     with pytest.raises(ProofError, match="cosigned by nobody; 1 of 1 must"):
         verify(PROOF, LEAVES[3], LOG, [WITNESS], required=1)
     cosigned = replace(PROOF, checkpoint=SIGNED.signed_by(cosign(SIGNED.text, "w", COORDINATOR, 5)))
-    assert verify(Proof.parse(bytes(cosigned)), LEAVES[3], LOG, [WITNESS], required=1).witnesses[0].time == 5
+    assert (
+        verify(Proof.parse(bytes(cosigned)), LEAVES[3], LOG, [WITNESS], required=1)
+        .witnesses[0]
+        .time
+        == 5
+    )
 
 
 def test_2_the_record_must_be_in_the_tree():
-    for bad in (replace(PROOF, index=2), replace(PROOF, index=4), replace(PROOF, hashes=PROOF.hashes[:1])):
+    for bad in (
+        replace(PROOF, index=2),
+        replace(PROOF, index=4),
+        replace(PROOF, hashes=PROOF.hashes[:1]),
+    ):
         with pytest.raises(ProofError):
             verify(bad, LEAVES[3], LOG)
     with pytest.raises(ProofError, match="leads to"):

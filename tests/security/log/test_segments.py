@@ -93,7 +93,9 @@ def test_the_old_segment_is_durable_before_the_new_one_is_there(folder, monkeypa
         seen = []
 
         def sync(descriptor):
-            seen.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, segment(folder, 2).exists()))
+            seen.append(
+                (Path(f"/proc/self/fd/{descriptor}").readlink().name, segment(folder, 2).exists())
+            )
 
         monkeypatch.setattr("os.fdatasync", sync)
         log.append({"type": "x"})
@@ -232,7 +234,9 @@ def size_of(note):
     return TreeHead.parse(note.text).size
 
 
-def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_at_the_end(tmp_path):
+def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_at_the_end(
+    tmp_path,
+):
     with open_log(tmp_path) as log:
         assert size_of(head.stored(tmp_path)) == 0
         for n in range(1, 130):
@@ -243,14 +247,19 @@ def test_a_checkpoint_is_signed_before_the_first_record_every_64_when_asked_and_
         assert size_of(note) == 129
         log.append({"type": "x"})
     assert size_of(head.stored(tmp_path)) == 130
-    assert head.stored_by(tmp_path, public()).root == Tree(line.hash for line in Reading(tmp_path)).root()
+    assert (
+        head.stored_by(tmp_path, public()).root
+        == Tree(line.hash for line in Reading(tmp_path)).root()
+    )
 
 
 def test_records_are_durable_before_their_checkpoint(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr("os.fdatasync", lambda _: done.append("records"))
     real = append_log.write_atomic
-    monkeypatch.setattr(append_log, "write_atomic", lambda path, data: [done.append("checkpoint"), real(path, data)])
+    monkeypatch.setattr(
+        append_log, "write_atomic", lambda path, data: [done.append("checkpoint"), real(path, data)]
+    )
     with open_log(tmp_path) as log:
         done.clear()
         log.append({"type": "x"}, durable=False)
@@ -262,7 +271,9 @@ def test_records_without_a_checkpoint_are_refused_and_an_empty_ledger_is_not(fol
     filled(folder, 1)
     (folder / "checkpoint").unlink()
     assert "checkpoint: is missing" in problem(folder)
-    with pytest.raises(LocalError, match="it has 1 records and no checkpoint, which is signed before the first"):
+    with pytest.raises(
+        LocalError, match="it has 1 records and no checkpoint, which is signed before the first"
+    ):
         open_ledger(folder)
     segment(folder, 1).write_bytes(b'{"torn')
     with pytest.raises(LocalError, match="it has 0 records and no checkpoint"):
@@ -275,7 +286,9 @@ def test_records_without_a_checkpoint_are_refused_and_an_empty_ledger_is_not(fol
 def test_records_cut_off_behind_the_checkpoint_are_found_without_any_key(folder):
     paths = filled(folder)
     before = copied(folder)
-    said = "records were cut off: there are {}, and the folder itself holds a signed checkpoint of 11"
+    said = (
+        "records were cut off: there are {}, and the folder itself holds a signed checkpoint of 11"
+    )
     lines = paths[-1].read_bytes().splitlines(keepends=True)
     for kept in range(len(lines)):
         put_back(folder, before)
@@ -302,7 +315,10 @@ def test_an_older_copy_of_the_whole_folder_is_found_by_who_holds_a_checkpoint(fo
     said = "records were cut off: there are 5, and the coordinator holds a signed checkpoint of 9"
     assert problem(folder, witnessed={"the coordinator": note}) == said
     filled(folder, 6)  # and it was written on
-    said = "records were rewritten: the coordinator holds a signed checkpoint of 9, to which the first 9 of these 11 "
+    said = (
+        "records were rewritten: the coordinator holds a signed checkpoint of 9, to which the first"
+        " 9 of these 11 "
+    )
     assert problem(folder, witnessed={"the coordinator": note}).startswith(said)
 
 
@@ -315,7 +331,9 @@ def test_a_checkpoint_of_another_key_or_log_is_refused(folder):
         (folder / "checkpoint").write_bytes(bytes(note))
         refused(folder, "signed by none of the keys that are trusted here")
         (folder / "checkpoint").write_bytes(own)
-        assert "checkpoint that w holds: note is signed by none" in problem(folder, witnessed={"w": note})
+        assert "checkpoint that w holds: note is signed by none" in problem(
+            folder, witnessed={"w": note}
+        )
     (folder / "checkpoint").write_bytes(bytes(signer().sign(3, bytes(32))))
     refused(folder, "records were rewritten: the folder itself holds a signed checkpoint of 3")
     cosigned = signer().sign(3, root)

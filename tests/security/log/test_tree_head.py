@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from staddle.errors import LocalError, ProofError
 from staddle.security.log.merkle import EMPTY_ROOT, Tree, leaf_hash
-from staddle.security.log.note import Note, SignatureKind, VerifiedKey, VerifierKey, cosign, parse, sign
+from staddle.security.log.note import (
+    Note,
+    SignatureKind,
+    VerifiedKey,
+    VerifierKey,
+    cosign,
+    parse,
+    sign,
+)
 from staddle.security.log.tree_head import (
     TreeHead,
     decimal,
@@ -35,7 +43,8 @@ WITNESSES = [
     verifier(SECOND, SignatureKind.COSIGNATURE, KEYS[2]),
 ]
 
-# The example in the docstrings of note.py, checkpoint.py and proof.py: the first four records of RFC 6962's vectors.
+# The example in the docstrings of note.py, checkpoint.py and proof.py: the first four records of
+# RFC 6962's vectors.
 EXAMPLE = """staddle.example/lung/hospital-a/egress
 4
 037kGJdt2VdTwcc4Yrk5j6Kiz5tP8P3+izDNlSCWFLc=
@@ -58,10 +67,17 @@ def test_the_example_of_the_docstrings():
     assert str(WITNESSES[0]) == f"{WITNESS}+d4b64f60+BCmsuuFBvMrwsi4alNNNC8c2HlJtC/4SyJeUvJMilm3X"
 
 
-LINES = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
+LINES = st.text(
+    st.characters(exclude_characters="\n", exclude_categories=["Cs"]), min_size=1, max_size=20
+)
 
 
-@given(LINES, st.integers(1, 2**63 - 1), st.binary(min_size=32, max_size=32), st.lists(LINES, max_size=3).map(tuple))
+@given(
+    LINES,
+    st.integers(1, 2**63 - 1),
+    st.binary(min_size=32, max_size=32),
+    st.lists(LINES, max_size=3).map(tuple),
+)
 def test_parsing_undoes_writing(name, size, root, extensions):
     checkpoint = TreeHead(name, size, root, extensions)
     assert TreeHead.parse(checkpoint.text) == checkpoint
@@ -127,7 +143,10 @@ def test_1_keys_that_cannot_vouch_are_a_fault_of_ours():
         verify(signed, replace(LOG, kind=SignatureKind.COSIGNATURE))
     with pytest.raises(LocalError, match="a log's key is of kind 1"):
         verify(signed, LOG, [replace(WITNESSES[0], kind=SignatureKind.ED25519)])
-    for witnesses in ([WITNESSES[0], replace(WITNESSES[0], name="b")], [replace(LOG, kind=SignatureKind.COSIGNATURE)]):
+    for witnesses in (
+        [WITNESSES[0], replace(WITNESSES[0], name="b")],
+        [replace(LOG, kind=SignatureKind.COSIGNATURE)],
+    ):
         with pytest.raises(LocalError, match="not all different"):
             verify(signed, LOG, witnesses)
     with pytest.raises(LocalError, match="3 witnesses are required and 2 are known"):
@@ -143,8 +162,14 @@ def test_2_the_log_itself_must_have_signed():
     bad = replace(cosign(AT_4.text, WITNESS, KEYS[1], 5), data=bytes(72))
     with pytest.raises(ProofError, match="does not fit the note"):
         verify(issue(AT_4, KEY).signed_by(bad), LOG, WITNESSES)
-    assert verify(issue(AT_4, KEY).signed_by(bad), LOG).checkpoint == AT_4  # to us this witness is a stranger
-    for field in ({"size": 5}, {"root": AT_9.root}, {"extensions": ("x",)}, {"origin": ORIGIN + "2"}):
+    # to us this witness is a stranger
+    assert verify(issue(AT_4, KEY).signed_by(bad), LOG).checkpoint == AT_4
+    for field in (
+        {"size": 5},
+        {"root": AT_9.root},
+        {"extensions": ("x",)},
+        {"origin": ORIGIN + "2"},
+    ):
         with pytest.raises(ProofError, match="does not fit the note"):
             verify(replace(issue(AT_4, KEY), text=replace(AT_4, **field).text), LOG)
 
@@ -153,7 +178,9 @@ def test_3_it_must_be_a_checkpoint_of_this_log():
     with pytest.raises(ProofError, match="checkpoint has not the lines"):
         verify(Note("hello\n", (sign("hello\n", ORIGIN, KEY),)), LOG)
     other = replace(AT_4, origin=origin("lung", "hospital-b"))
-    with pytest.raises(ProofError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"):
+    with pytest.raises(
+        ProofError, match=r"is of 'staddle.example/lung/hospital-b/egress', the key is for"
+    ):
         verify(Note(other.text, (sign(other.text, ORIGIN, KEY),)), LOG)
 
 

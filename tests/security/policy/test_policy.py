@@ -44,7 +44,13 @@ recipients = ["coordinator"]
 readers = ["coordinator"]
 forms = ["plain", "masked"]
 """
-GOOD = {"part": "model", "kind": "whole_model", "name": "features.0.weight", "dtype": "float32", "shape": (6, 5)}
+GOOD = {
+    "part": "model",
+    "kind": "whole_model",
+    "name": "features.0.weight",
+    "dtype": "float32",
+    "shape": (6, 5),
+}
 
 
 def policy(text=TEXT):
@@ -56,7 +62,9 @@ def decide(*releases, method="fedavg", recipient="coordinator", readers=("coordi
 
 
 def test_what_the_rule_names_may_leave():
-    decision = decide(Release(**GOOD), Release(**{**GOOD, "name": "@weight", "dtype": "float64", "shape": ()}))
+    decision = decide(
+        Release(**GOOD), Release(**{**GOOD, "name": "@weight", "dtype": "float64", "shape": ()})
+    )
     assert (decision.allow, decision.rule, decision.reasons) == (True, "update", ())
 
 
@@ -77,7 +85,10 @@ def test_step_2_each_dimension_of_a_tensor_is_denied(change, said):
     assert not decision.allow
     assert decision.rule == "update"
     (reason,) = decision.reasons
-    assert re.search(rf"^tensor model/{re.escape(change.get('name', GOOD['name']))}: rule 'update': .*{said}", reason)
+    assert re.search(
+        rf"^tensor model/{re.escape(change.get('name', GOOD['name']))}: rule 'update': .*{said}",
+        reason,
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,16 +156,32 @@ def test_a_decision_has_a_verdict_for_each_tensor_and_the_reasons_of_the_whole_m
         (
             head,
             "update",
-            (f"tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add one if it may leave",),
+            (
+                (
+                    f"tensor model/head.w: rule 'update': no glob of tensors = {globs} matches; add"
+                    " one if it may leave"
+                ),
+            ),
         ),
         (
             secret,
             "default-deny",
-            ("tensor secret/w: no [[allow]] has method 'fedavg' and part 'secret'; add one if it may leave",),
+            (
+                (
+                    "tensor secret/w: no [[allow]] has method 'fedavg' and part 'secret'; add one"
+                    " if it may leave"
+                ),
+            ),
         ),
     ]
-    assert decision.whole == ("4240 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",)
-    assert decision.reasons == (*decision.tensors[1].reasons, *decision.tensors[2].reasons, *decision.whole)
+    assert decision.whole == (
+        "4240 bytes this round are over max_bytes_per_round = 4096; raise it if they may leave",
+    )
+    assert decision.reasons == (
+        *decision.tensors[1].reasons,
+        *decision.tensors[2].reasons,
+        *decision.whole,
+    )
     assert (decision.allow, decision.rule) == (False, "update, default-deny")
 
 
@@ -187,7 +214,9 @@ def test_bad_policy_files_name_key_value_and_fix(old, new, said):
 @pytest.mark.parametrize(("attempts", "may"), [(0, True), (2, True), (3, False), (10**6, False)])
 def test_a_round_has_so_many_attempts(attempts, may):
     limited = policy(TEXT.replace('"4KiB"\n', '"4KiB"\nmax_attempts_per_round = 3\n'))
-    decision = limited.decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], 0, attempts)
+    decision = limited.decide(
+        "fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], 0, attempts
+    )
     assert decision.allow == may
     said = f"{attempts} uploads of this round were begun, max_attempts_per_round = 3; "
     assert may or [reason.startswith(said) for reason in decision.whole] == [True]
@@ -208,13 +237,19 @@ def test_a_round_has_so_many_attempts(attempts, may):
 def test_step_6_a_part_is_no_longer_than_its_rule_lets_it_be(norms, may):
     bounded = policy(TEXT.replace("max_elements = 500", "max_elements = 500\nmax_norm = 2.5"))
     metric = Release("metric", "metric", "n", "float64", ())
-    found = bounded.decide("fedavg", [Release(**GOOD), metric], "coordinator", ["coordinator"], norms=norms)
+    found = bounded.decide(
+        "fedavg", [Release(**GOOD), metric], "coordinator", ["coordinator"], norms=norms
+    )
     assert found.allow is may, found.reasons
     if not may:
         (reason,) = found.whole
         assert reason.startswith("part 'model': rule 'update': its norm is ")
         assert "over max_norm = 2.5; raise it" in reason
-    assert policy().decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], norms=norms).allow
+    assert (
+        policy()
+        .decide("fedavg", [Release(**GOOD)], "coordinator", ["coordinator"], norms=norms)
+        .allow
+    )
 
 
 def test_step_7_nothing_is_in_the_clear_where_sums_have_to_be_blind():
@@ -223,7 +258,9 @@ def test_step_7_nothing_is_in_the_clear_where_sums_have_to_be_blind():
     masked = Release(**{**GOOD, "dtype": "uint32", "form": MASKED})
     found = blind.decide("fedsim", [plain, masked], "coordinator", ["coordinator"])
     (reason,) = found.whole
-    assert reason.startswith("metric would leave in the form 'plain', and secure_aggregation.required = true; ask for")
+    assert reason.startswith(
+        "metric would leave in the form 'plain', and secure_aggregation.required = true; ask for"
+    )
     assert not found.allow
     assert blind.decide("fedsim", [masked], "coordinator", ["coordinator"]).whole == ()
     assert policy().decide("fedsim", [plain], "coordinator", ["coordinator"]).whole == ()
@@ -233,12 +270,16 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     assert policy().terms == Terms() == Terms(min_cohort=3, min_honest=2, colluders=1)
     found = policy().file.secure_aggregation
     assert (found.required, found.public_counts) == (False, False)
-    own = "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\npublic_counts = true\n"
+    own = (
+        "[secure_aggregation]\nmin_cohort = 6\nmin_honest = 4\nassumed_colluders = 0\npublic_counts"
+        " = true\n"
+    )
     assert policy(TEXT + own).terms == Terms(min_cohort=6, min_honest=4, colluders=0)
     assert policy(TEXT + own).file.secure_aggregation.public_counts
     assert policy(TEXT + own).file.secure_aggregation.min_holders is None  # as min_cohort
     assert policy(TEXT + own + "min_holders = 4\n").file.secure_aggregation.min_holders == 4
-    assert policy(TEXT + own).file.secure_aggregation.least_difference == 4  # min_honest and assumed_colluders
+    # min_honest and assumed_colluders
+    assert policy(TEXT + own).file.secure_aggregation.least_difference == 4
     assert policy(TEXT + own + "min_difference = 1\n").file.secure_aggregation.least_difference == 1
 
 
@@ -261,16 +302,24 @@ def test_what_is_asked_of_blind_sums_is_that_of_rule_6_where_the_file_says_nothi
     ],
 )
 def test_bad_values_of_that_table_are_named(line):
-    with pytest.raises(LocalError, match=rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"):
+    with pytest.raises(
+        LocalError, match=rf"^policy.toml: .*secure_aggregation\.{line.partition(' ')[0]}"
+    ):
         policy(TEXT + f"[secure_aggregation]\n{line}\n")
 
 
 def test_a_rule_for_masked_tensors_names_their_form_types_and_reader():
-    masked = TEXT.replace('readers = ["coordinator", "silo-b"]', f'readers = ["{SUM_READER}"]\nforms = ["masked"]')
+    masked = TEXT.replace(
+        'readers = ["coordinator", "silo-b"]', f'readers = ["{SUM_READER}"]\nforms = ["masked"]'
+    )
     masked = masked.replace('dtypes = ["float32", "float64"]', 'dtypes = ["uint32", "uint64"]')
     release = Release(**{**GOOD, "dtype": "uint64", "form": MASKED})
     assert policy(masked).decide("fedavg", [release], "coordinator", [SUM_READER]).allow
-    for other, readers in ((Release(**GOOD), ["coordinator"]), (release, ["coordinator"]), (release, ["sum", "x"])):
+    for other, readers in (
+        (Release(**GOOD), ["coordinator"]),
+        (release, ["coordinator"]),
+        (release, ["sum", "x"]),
+    ):
         assert not policy(masked).decide("fedavg", [other], "coordinator", readers).allow
 
 
@@ -302,7 +351,9 @@ def test_release_defaults_to_private_and_knows_its_size():
 def test_words_are_those_of_the_exchanges():
     exchange = pytest.importorskip("staddle.algorithms.exchange.parts")
     assert [kind.name.lower() for kind in exchange.Kind] == list(KindName.__args__)
-    assert {name: dtype.itemsize for name, dtype in exchange.DTYPES.items()}.items() <= ITEM_BYTES.items()
+    assert {
+        name: dtype.itemsize for name, dtype in exchange.DTYPES.items()
+    }.items() <= ITEM_BYTES.items()
 
 
 # Data sets.
@@ -335,8 +386,9 @@ def test_8_what_is_computed_without_noise_is_held_back_where_that_is_required(re
     decision = governed(more).decide("fedavg", [release], "coordinator", ["coordinator"])
     assert decision.allow == may
     why = (
-        "model/features.0.weight would leave as computed from records without noise, and [dataset.cxr-2024] has "
-        "required = true; ask for a job that is signed with [privacy] and gives nothing else, or set it to false"
+        "model/features.0.weight would leave as computed from records without noise, and"
+        " [dataset.cxr-2024] has required = true; ask for a job that is signed with [privacy] and"
+        " gives nothing else, or set it to false"
     )
     assert decision.whole == (() if may else (why,))
 
@@ -344,8 +396,13 @@ def test_8_what_is_computed_without_noise_is_held_back_where_that_is_required(re
 def test_8_it_is_held_back_beside_what_is_protected_and_where_no_rule_has_it_too():
     names = [f"features.{number}.weight" for number in range(5)]
     releases = [Release(**{**GOOD, "name": name}, taint="private") for name in names]
-    (reason,) = governed().decide("fedavg", [DP, *releases[1:]], "coordinator", ["coordinator"]).whole
-    named = "model/features.1.weight, model/features.2.weight, model/features.3.weight and 1 more would leave"
+    (reason,) = (
+        governed().decide("fedavg", [DP, *releases[1:]], "coordinator", ["coordinator"]).whole
+    )
+    named = (
+        "model/features.1.weight, model/features.2.weight, model/features.3.weight and 1 more would"
+        " leave"
+    )
     assert reason.startswith(named)
     decision = governed().decide("local", [PRIVATE], "coordinator", ["coordinator"])
     assert (len(decision.tensors[0].reasons), len(decision.whole)) == (1, 1)
@@ -355,7 +412,11 @@ def test_a_data_set_has_its_table_by_name():
     found = governed("required = true\nmin_sigma = 0.5\nrecords_per_person = 3\n").budget
     assert (found.epsilon, found.delta, found.required) == (Decimal(8), Decimal("0.00001"), True)
     assert (found.min_sigma, found.records_per_person) == (Decimal("0.5"), 3)
-    assert (governed("").budget.required, governed("").budget.min_sigma, governed("").budget.records_per_person) == (
+    assert (
+        governed("").budget.required,
+        governed("").budget.min_sigma,
+        governed("").budget.records_per_person,
+    ) == (
         *(False, None),
         1,
     )
@@ -367,9 +428,13 @@ def test_a_data_set_has_its_table_by_name():
 
 @pytest.mark.parametrize("dataset", ["data", "cxr-2023", "", "CXR-2024"])
 def test_a_data_set_that_the_policy_does_not_name_is_refused_where_it_names_others(dataset):
-    with pytest.raises(LocalError, match=r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike"):
+    with pytest.raises(
+        LocalError,
+        match=r"has \[dataset\.cxr-2024\], and this silo's data set is '.*'; name it alike",
+    ):
         governed(dataset=dataset)
-    assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None  # nothing is said of any
+    # nothing is said of any
+    assert policies.parse(TEXT.encode(), "policy.toml", dataset).budget is None
 
 
 @pytest.mark.parametrize(
@@ -445,9 +510,23 @@ def test_globs_agree_with_the_slow_oracle(glob, name):
 
 
 def test_globs():
-    yes = ["features.* features.0", "features.** features", "features.** features.0.w", "** a.b", "**.x.** x"]
+    yes = [
+        "features.* features.0",
+        "features.** features",
+        "features.** features.0.w",
+        "** a.b",
+        "**.x.** x",
+    ]
     yes += ["**.running_* bn.1.running_mean", "a.**.z a.z", "a*b*c aXbXc", "*.w a.w", "* "]
-    no = ["features.* features.0.w", "features feature", "feature features", "a.* a", "aba* ab", "a*a a", "[ab] a"]
+    no = [
+        "features.* features.0.w",
+        "features feature",
+        "feature features",
+        "a.* a",
+        "aba* ab",
+        "a*a a",
+        "[ab] a",
+    ]
     no += ["features.** xfeatures.0", "*.w w", "? a", "a.b a-b", "a A", "w head.w"]
     assert [matches(*line.split(" ")) for line in yes] == [True] * len(yes)
     assert [matches(*line.split(" ")) for line in no] == [False] * len(no)

@@ -1,4 +1,6 @@
-"""Vectors that are compared by shares, beside a secure sum: both machines, what they open, and what they refuse."""
+"""Vectors that are compared by shares, beside a secure sum: both machines, what they open, and what
+they refuse.
+"""
 
 from dataclasses import replace
 

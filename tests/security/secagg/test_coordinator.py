@@ -1,4 +1,6 @@
-"""A coordinator before silos that cheat or vanish: what does not hold is refused, its sender drops out or is named."""
+"""A coordinator before silos that cheat or vanish: what does not hold is refused, its sender drops
+out or is named.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -81,7 +83,10 @@ def test_replaying_the_events_gives_the_states():
         lambda e: replace(e, bundle=replace(e.bundle, signature=b"x" * 64)),
         lambda e: replace(e, bundle=replace(e.bundle, mask=bytes(31))),
         lambda e: replace(e, bundle=replace(e.bundle, seal=e.bundle.mask)),
-        lambda e: replace(e, bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR))),
+        lambda e: replace(
+            e,
+            bundle=make_bundle(b"another" * 4, LIAR, bytes(32), b"1" * 32, bytes(32), signer(LIAR)),
+        ),
     ],
 )
 def test_keys_that_do_not_hold(change):
@@ -95,7 +100,9 @@ def test_the_keys_of_another_silo(run):
     state, event = run.before["coordinator", "KeysUploaded"]
     silo, victim = event.bundle.silo, next(iter(state.bundles))
     seeds = run.before[victim, "KeysReceived"][0].seeds
-    copied = make_bundle(state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo))
+    copied = make_bundle(
+        state.ctx, silo, seeds.seal, b"1" * 32, event.bundle.receiving, signer(silo)
+    )
     after, (refused, *_) = machine.advance(state, c.KeysUploaded(copied, event.keys))
     assert (refused.silo, refused.code, silo in after.failed) == (silo, "KEYS", True)
 
@@ -136,12 +143,16 @@ def test_shares_that_do_not_hold(change):
 def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
     state, _ = run.before["coordinator", "SharesUploaded"]
     portions = change(run.state.portions[LIAR])
-    dealing = replace(run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b"")
+    dealing = replace(
+        run.state.dealings[LIAR], root=Tree(p.leaf() for p in portions).root(), signature=b""
+    )
     dealing = replace(dealing, signature=signer(LIAR)(SECAGG_DEALING, dealing.payload(state.ctx)))
     state = replace(state, dealings={}, portions={})
     after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.dealings) == (LIAR, "SHARES", {})
-    honest, _ = machine.advance(state, c.SharesUploaded(run.state.dealings[LIAR], run.state.portions[LIAR]))
+    honest, _ = machine.advance(
+        state, c.SharesUploaded(run.state.dealings[LIAR], run.state.portions[LIAR])
+    )
     assert list(honest.dealings) == [LIAR]
 
 
@@ -155,7 +166,13 @@ def test_shares_that_are_signed_and_not_one_portion_for_each(run, change):
         lambda e: replace(
             e,
             header=make_header(
-                attempt(5).context(), LIAR, e.header.h_u2, e.header.length, bytes(32), b"", signer(LIAR)
+                attempt(5).context(),
+                LIAR,
+                e.header.h_u2,
+                e.header.length,
+                bytes(32),
+                b"",
+                signer(LIAR),
             ),
         ),
     ],
@@ -177,7 +194,9 @@ def test_an_upload_of_other_bytes_than_arrived(run):
 
 
 def test_a_signature_over_other_survivors():
-    run = cheating(s.SendSurvival, lambda e: replace(e, survival=replace(e.survival, signature=bytes(64))))
+    run = cheating(
+        s.SendSurvival, lambda e: replace(e, survival=replace(e.survival, signature=bytes(64)))
+    )
     assert (LIAR, "NOTES") in refusals(run)
     assert LIAR not in run.state.survivals
     assert run.opened[0].total[0] == whole_sum(run) == 15 / 16  # its upload stays in the sum
@@ -191,7 +210,10 @@ def lying_reveal(change):
         changed = Reveal(reveal.silo, tuple(change(list(reveal.shares))))
         ctx, h_u3 = LYING.state.ctx, LYING.state.h_u3
         return replace(
-            effect, reveal=replace(changed, signature=signer(LIAR)(SECAGG_REVEAL, changed.payload(ctx, h_u3)))
+            effect,
+            reveal=replace(
+                changed, signature=signer(LIAR)(SECAGG_REVEAL, changed.payload(ctx, h_u3))
+            ),
         )
 
     return made
@@ -203,8 +225,14 @@ LYING = Run(attempt(5), ones(FIVE), seed=2).finish()
 @pytest.mark.parametrize(
     "change",
     [
-        lambda shares: [replace(shares[0], held=HeldShare(bytes(SHARE_BYTES), shares[0].held.salt)), *shares[1:]],
-        lambda shares: [replace(shares[0], held=HeldShare(shares[0].held.share, bytes(32))), *shares[1:]],
+        lambda shares: [
+            replace(shares[0], held=HeldShare(bytes(SHARE_BYTES), shares[0].held.salt)),
+            *shares[1:],
+        ],
+        lambda shares: [
+            replace(shares[0], held=HeldShare(shares[0].held.share, bytes(32))),
+            *shares[1:],
+        ],
         lambda shares: [replace(shares[0], kind=PAIR), *shares[1:]],
         lambda shares: shares[1:],
         lambda shares: [shares[1], shares[0], *shares[2:]],
@@ -230,7 +258,9 @@ def test_a_share_that_was_not_dealt_names_who_revealed_it(change):
 
 
 def test_an_unsigned_reveal():
-    run = cheating(s.SendReveal, lambda e: replace(e, reveal=replace(e.reveal, signature=bytes(64))), seed=5)
+    run = cheating(
+        s.SendReveal, lambda e: replace(e, reveal=replace(e.reveal, signature=bytes(64))), seed=5
+    )
     assert set(refusals(run)) <= {(LIAR, "REVEAL"), (LIAR, "ORDER")}
     assert LIAR not in run.state.reveals
     assert run.opened[0].total[0] == 15 / 16  # four others are enough
@@ -238,7 +268,9 @@ def test_an_unsigned_reveal():
 
 @pytest.mark.parametrize("which", ["own", "mask"])
 def test_a_dealer_of_shares_of_something_else_is_named(which):
-    """Its shares fit their commitments, but join to another seed than it committed to: no sum, and it is named."""
+    """Its shares fit their commitments, but join to another seed than it committed to: no sum, and
+    it is named.
+    """
     drops = {} if which == "own" else {LIAR: "SendHeader"}
 
     def alter(silo, effect):
@@ -247,7 +279,9 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
         state, event = run.before[LIAR, "KeysReceived"]
         wrong = replace(state.seeds, **{which: b"w" * 32})
         holders = {member: state.spec.holder(member) for member in FIVE}
-        dealing, portions, _ = deal(state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR))
+        dealing, portions, _ = deal(
+            state.ctx, effect.dealing.h_u1, event.keys, LIAR, wrong, 4, holders, signer(LIAR)
+        )
         honest = replace(dealing, seed=effect.dealing.seed, signature=b"")
         dealing = replace(honest, signature=signer(LIAR)(SECAGG_DEALING, honest.payload(state.ctx)))
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing)
@@ -260,7 +294,9 @@ def test_a_dealer_of_shares_of_something_else_is_named(which):
 
 
 def wrongly_dealt(run, holders):
-    """In the place of what LIAR deals: shares for these that are none of its polynomial, and fit their commitments."""
+    """In the place of what LIAR deals: shares for these that are none of its polynomial, and fit
+    their commitments.
+    """
 
     def split(secret, threshold, numbers, draw):
         wrong = {FIVE.index(holder) + 1: bytes(33) for holder in holders}
@@ -273,7 +309,14 @@ def wrongly_dealt(run, holders):
         numbers = {member: state.spec.holder(member) for member in FIVE}
         with patch("staddle.security.secagg.dealing.split", split):
             dealing, portions, kept = deal(
-                state.ctx, effect.dealing.h_u1, event.keys, LIAR, state.seeds, 4, numbers, signer(LIAR)
+                state.ctx,
+                effect.dealing.h_u1,
+                event.keys,
+                LIAR,
+                state.seeds,
+                4,
+                numbers,
+                signer(LIAR),
             )
         run.silos[LIAR] = replace(run.silos[LIAR], dealing=dealing, held={LIAR: kept})
         return s.SendShares(dealing, portions)
@@ -302,7 +345,10 @@ def test_where_no_other_shares_come_a_wrong_one_ends_the_sum_and_its_dealer_is_n
 
 
 def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
-    """Values may be anything, and are not seen; words that spoil a canary end the attempt, whoever sent them."""
+    """Values may be anything, and are not seen.
+
+    Words that spoil a canary end the attempt, whoever sent them.
+    """
     run = Run(attempt(5), ones(FIVE))
     while LIAR not in run.uploads:
         run.deliver(*run.queue.pop(0))
@@ -321,13 +367,22 @@ def test_garbage_in_a_masked_upload_is_noticed_by_its_canaries():
 
 
 @pytest.mark.parametrize(
-    "name", ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"]
+    "name",
+    ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"],
 )
 def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, name):
     state, event = run.before["coordinator", name]
-    for other_name in ("KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"):
+    for other_name in (
+        "KeysUploaded",
+        "SharesUploaded",
+        "WordsUploaded",
+        "SurvivalUploaded",
+        "RevealUploaded",
+    ):
         other, _ = run.before["coordinator", other_name]
-        if other.stage != state.stage and not (name == "SurvivalUploaded" and other.stage == "reveal"):
+        if other.stage != state.stage and not (
+            name == "SurvivalUploaded" and other.stage == "reveal"
+        ):
             after, (refused,) = machine.advance(other, event)
             assert (after, refused.code) == (other, "ORDER")
     once, _ = machine.advance(state, event)
@@ -338,7 +393,9 @@ def test_messages_too_early_too_late_twice_or_of_strangers_change_nothing(run, n
         "KeysUploaded": lambda: replace(event, bundle=replace(event.bundle, silo="silo-99")),
         "SharesUploaded": lambda: replace(event, dealing=replace(event.dealing, dealer="silo-99")),
         "WordsUploaded": lambda: replace(event, header=replace(event.header, silo="silo-99")),
-        "SurvivalUploaded": lambda: replace(event, survival=replace(event.survival, silo="silo-99")),
+        "SurvivalUploaded": lambda: replace(
+            event, survival=replace(event.survival, silo="silo-99")
+        ),
         "RevealUploaded": lambda: replace(event, reveal=replace(event.reveal, silo="silo-99")),
     }[name]()
     after, (refused,) = machine.advance(state, stranger)
@@ -353,7 +410,10 @@ def test_a_stale_deadline_changes_nothing(run):
 
 
 def test_who_signs_late_may_still_reveal_in_the_place_of_another():
-    """Four of five sign; one of those vanishes before it reveals; the fifth signs late and reveals."""
+    """Four of five sign; one of those vanishes before it reveals.
+
+    The fifth signs late and reveals.
+    """
     run = Run(attempt(5), ones(FIVE), drops={FIVE[0]: "SendReveal"})
     late = []
     while run.state.stage != "reveal" or run.queue:
@@ -383,7 +443,8 @@ def test_silos_that_fail_close_a_stage_or_end_the_attempt():
     assert state.stage == "ended"
     assert [(e.code, e.blame) for e in effects if isinstance(e, c.EndAttempt)] == [("TOO_FEW", "")]
     assert not [e for e in effects if isinstance(e, c.AskAbandon)]
-    assert state.notes_missing == 0  # no masked byte was asked for: another attempt may follow at once
+    # no masked byte was asked for: another attempt may follow at once
+    assert state.notes_missing == 0
     run = Run(attempt(5), ones(FIVE), drops=dict.fromkeys(FIVE[:2], "SendShares")).finish()
     assert (run.state.stage, run.state.u1, run.state.notes_missing) == ("ended", FIVE, 0)
 
@@ -406,9 +467,13 @@ def test_who_failed_is_not_listened_to_and_is_not_in_the_next_set(run):
 def test_each_stage_must_be_as_large_as_min_cohort():
     run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendKeys"}, terms=Terms(min_cohort=5)).finish()
     assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendShares"}, terms=Terms(min_cohort=5)).finish()
+    run = Run(
+        attempt(5), ones(FIVE), drops={LIAR: "SendShares"}, terms=Terms(min_cohort=5)
+    ).finish()
     assert (len(run.state.u1), run.state.u2, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
-    run = Run(attempt(5), ones(FIVE), drops={LIAR: "SendHeader"}, terms=Terms(min_cohort=5)).finish()
+    run = Run(
+        attempt(5), ones(FIVE), drops={LIAR: "SendHeader"}, terms=Terms(min_cohort=5)
+    ).finish()
     assert (len(run.state.u2), run.state.u3, run.ends["coordinator"].code) == (5, (), "TOO_FEW")
 
 
@@ -422,12 +487,16 @@ def test_a_silo_that_is_lost_takes_its_batch_out_of_the_sum(lost):
     run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: lost}, terms=terms, seed=4).finish()
     kept = tuple(silo for silo in TWELVE if silo not in BATCHES[1])
     assert (run.state.stage, run.state.u3) == ("done", kept)
-    assert {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[lost] == kept
+    assert {"SendKeys": run.state.u1, "SendShares": run.state.u2, "SendHeader": run.state.u3}[
+        lost
+    ] == kept
     assert np.array_equal(run.opened[0].total, np.full(20, whole_sum(run)))
 
 
 def test_who_is_lost_behind_its_upload_breaks_no_batch():
-    run = Run(attempt(12), ones(TWELVE), drops={TWELVE[4]: "SendSurvival"}, terms=Terms(batches=BATCHES)).finish()
+    run = Run(
+        attempt(12), ones(TWELVE), drops={TWELVE[4]: "SendSurvival"}, terms=Terms(batches=BATCHES)
+    ).finish()
     assert (run.state.stage, run.state.u3) == ("done", TWELVE)
 
 
@@ -435,7 +504,10 @@ def test_two_broken_batches_of_four_end_the_attempt():
     drops = {TWELVE[4]: "SendKeys", TWELVE[9]: "SendKeys"}
     run = Run(attempt(12), ones(TWELVE), drops=drops, terms=Terms(batches=BATCHES)).finish()
     assert (run.state.u1, run.ends["coordinator"].code) == ((), "TOO_FEW")
-    assert run.ends["coordinator"].why == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
+    assert (
+        run.ends["coordinator"].why
+        == "stage 'keys' closed with 6 silos in whole batches, fewer than 9"
+    )
 
 
 @pytest.mark.parametrize("name", ["SurvivalUploaded", "RevealUploaded"])
@@ -445,7 +517,10 @@ def test_survivors_too_few_to_unmask_end_the_attempt_before_the_deadline(run, na
     state, effects = machine.advance(state, c.SiloDropped(FIVE[0], "lost"))
     assert effects == ()
     state, effects = machine.advance(state, c.SiloDropped(FIVE[1], "lost"))
-    assert (state.stage, [e.code for e in effects if isinstance(e, c.EndAttempt)]) == ("ended", ["TOO_FEW"])
+    assert (state.stage, [e.code for e in effects if isinstance(e, c.EndAttempt)]) == (
+        "ended",
+        ["TOO_FEW"],
+    )
 
 
 # Abandoned attempts.
@@ -472,7 +547,9 @@ def test_a_note_that_does_not_hold_does_not_count(run):
         make_abandon(state.ctx, LIAR, signer(FIVE[0])),
     ):
         assert machine.advance(state, c.AbandonUploaded(note)) == (state, ())
-    after, _ = machine.advance(state, c.AbandonUploaded(make_abandon(state.ctx, LIAR, signer(LIAR))))
+    after, _ = machine.advance(
+        state, c.AbandonUploaded(make_abandon(state.ctx, LIAR, signer(LIAR)))
+    )
     assert (sorted(after.notes), after.failed) == ([LIAR], {LIAR: "ABANDON"})
 
 
@@ -486,7 +563,9 @@ def test_a_note_of_who_is_not_in_u1_does_not_count():
 def test_another_attempt_follows_with_the_notes_of_the_first():
     first = Run(attempt(5), ones(FIVE), drops=dict.fromkeys(FIVE[3:], "SendHeader")).finish()
     notes = tuple(first.state.notes.values())
-    second = Run(attempt(5, number=1), ones(FIVE), seed=1, memories=first.memories, notes=notes).finish()
+    second = Run(
+        attempt(5, number=1), ones(FIVE), seed=1, memories=first.memories, notes=notes
+    ).finish()
     assert second.opened[0].total[0] == 15 / 16
     with pytest.raises(RefusedError) as caught:
         Run(attempt(5, number=1), ones(FIVE), memories=first.memories, notes=notes[1:]).finish()
@@ -511,9 +590,17 @@ def test_values_that_cannot_be_sent_end_at_the_silo():
 
 def test_kinds_of_shares_are_two():
     own = frame(groups=(group(),))
-    run = Run(specify(own, FIVE, 0), ones(FIVE), drops={FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"}, own=own)
+    run = Run(
+        specify(own, FIVE, 0),
+        ones(FIVE),
+        drops={FIVE[1]: "UploadWords", FIVE[0]: "SendSurvival"},
+        own=own,
+    )
     run.finish()
-    assert run.opened is None  # five, less one upload, less one signature: three of the four that it takes
-    run = Run(attempt(7), ones(names(7)), drops={names(7)[1]: "UploadWords", names(7)[0]: "SendSurvival"}).finish()
+    # five, less one upload, less one signature: three of the four that it takes
+    assert run.opened is None
+    run = Run(
+        attempt(7), ones(names(7)), drops={names(7)[1]: "UploadWords", names(7)[0]: "SendSurvival"}
+    ).finish()
     found = {each.dealer: each.kind for each in next(iter(run.state.reveals.values())).shares}
     assert found == {silo: PAIR if silo == names(7)[1] else SELF for silo in names(7)}

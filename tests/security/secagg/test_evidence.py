@@ -16,9 +16,21 @@ from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as silo_machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF, deal, deliver, open_portion
-from staddle.security.secagg.evidence import Misdealing, ShownShare, Unjoined, Unopened, make_complaint, proven
+from staddle.security.secagg.evidence import (
+    Misdealing,
+    ShownShare,
+    Unjoined,
+    Unopened,
+    make_complaint,
+    proven,
+)
 from staddle.security.secagg.memory import Memory
-from staddle.security.secagg.receiving_keys import ReceivingKey, key_root, receiving_keys, receiving_seed
+from staddle.security.secagg.receiving_keys import (
+    ReceivingKey,
+    key_root,
+    receiving_keys,
+    receiving_seed,
+)
 from staddle.security.secagg.spec import Terms
 
 FIVE = names(5)
@@ -26,7 +38,9 @@ DEALER, VICTIM = FIVE[1], FIVE[3]
 REST = tuple(silo for silo in FIVE if silo != DEALER)
 SPOILS = {
     "random bytes": lambda portion: replace(portion, sealed=bytes(len(portion.sealed))),
-    "one bit": lambda portion: replace(portion, sealed=portion.sealed[:-1] + bytes([portion.sealed[-1] ^ 1])),
+    "one bit": lambda portion: replace(
+        portion, sealed=portion.sealed[:-1] + bytes([portion.sealed[-1] ^ 1])
+    ),
     "a commitment to another share": lambda portion: replace(portion, own=bytes(32)),
     "and of the other kind": lambda portion: replace(portion, pair=bytes(32)),
 }
@@ -34,9 +48,15 @@ SPOILS = {
 
 def rubbish(run, effect, spoil=SPOILS["random bytes"], victims=(VICTIM,)):
     """What the dealer sends in the place of what it dealt: signed, and for the victims rubbish."""
-    portions = tuple(spoil(portion) if portion.holder in victims else portion for portion in effect.portions)
-    dealing = replace(effect.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b"")
-    dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(run.spec.context())))
+    portions = tuple(
+        spoil(portion) if portion.holder in victims else portion for portion in effect.portions
+    )
+    dealing = replace(
+        effect.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b""
+    )
+    dealing = replace(
+        dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(run.spec.context()))
+    )
     run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing)
     return s.SendShares(dealing, portions)
 
@@ -45,7 +65,11 @@ def with_rubbish(spec=None, memories=None, notes=(), seed=0, **how):
     run = Run(spec or attempt(5), ones(FIVE), seed=seed, memories=memories, notes=notes)
 
     def alter(silo, effect):
-        return rubbish(run, effect, **how) if silo == DEALER and isinstance(effect, s.SendShares) else effect
+        return (
+            rubbish(run, effect, **how)
+            if silo == DEALER and isinstance(effect, s.SendShares)
+            else effect
+        )
 
     run.alter = alter
     return run
@@ -69,10 +93,19 @@ def test_a_dealer_that_seals_rubbish_is_named_and_its_victim_is_not(spoil, seed)
 
 
 def test_the_next_attempt_without_the_dealer_has_the_sum_of_all_others():
-    """n - t + c + 1 = 3 silos give the first attempt up; the dealer, dropped at once, is not waited for."""
+    """n - t + c + 1 = 3 silos give the first attempt up.
+
+    The dealer, dropped at once, is not waited for.
+    """
     first = with_rubbish().finish()
     assert first.state.notes_missing == 0
-    second = Run(attempt(5, 1), ones(FIVE), memories=first.memories, notes=tuple(first.state.notes.values()), seed=1)
+    second = Run(
+        attempt(5, 1),
+        ones(FIVE),
+        memories=first.memories,
+        notes=tuple(first.state.notes.values()),
+        seed=1,
+    )
     second.deliver("coordinator", c.SiloDropped(DEALER, "MISDEALT"))
     second.finish()
     assert second.state.u3 == REST
@@ -93,7 +126,9 @@ MASKED = replace(MASKED, headers={})
 
 def key_for(silo, dealer, run=HONEST):
     """A silo's private key for what a dealer seals to it."""
-    return receiving_seed(run.before[silo, "KeysReceived"][0].seeds.receiving, MASKED.ctx, silo, dealer)
+    return receiving_seed(
+        run.before[silo, "KeysReceived"][0].seeds.receiving, MASKED.ctx, silo, dealer
+    )
 
 
 def complain(silo, dealer, key=None, h_u2=None, by=None):
@@ -130,15 +165,22 @@ def test_a_lying_complainer_is_left_out_of_the_sum_and_its_dealer_is_in_it():
             return effect
         state = run.silos[silo]
         key = receiving_seed(state.seeds.receiving, state.ctx, silo, DEALER)
-        return s.SendComplaint(make_complaint(state.ctx, silo, state.h_u2, DEALER, key, signer(silo)))
+        return s.SendComplaint(
+            make_complaint(state.ctx, silo, state.h_u2, DEALER, key, signer(silo))
+        )
 
     run.alter = alter
     run.finish()
-    assert (run.state.u3, run.state.failed) == (tuple(x for x in FIVE if x != VICTIM), {VICTIM: "COMPLAINT"})
+    assert (run.state.u3, run.state.failed) == (
+        tuple(x for x in FIVE if x != VICTIM),
+        {VICTIM: "COMPLAINT"},
+    )
     assert run.opened[0].total[0] == (1 + 2 + 3 + 5) / 16
 
 
-@pytest.mark.parametrize("name", ["KeysUploaded", "SharesUploaded", "SurvivalUploaded", "RevealUploaded"])
+@pytest.mark.parametrize(
+    "name", ["KeysUploaded", "SharesUploaded", "SurvivalUploaded", "RevealUploaded"]
+)
 def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
     state, _ = HONEST.before["coordinator", name]
     after, (refused,) = machine.advance(state, c.ComplaintUploaded(complain(VICTIM, DEALER)))
@@ -149,7 +191,9 @@ def test_a_complaint_that_comes_too_early_or_too_late_changes_nothing(name):
 
 
 def test_a_complaint_opens_one_portion_and_nothing_else():
-    """By trying: of all portions that cross in the attempt one opens with the key that is given away."""
+    """By trying: of all portions that cross in the attempt one opens with the key that is given
+    away.
+    """
     key, opened = key_for(VICTIM, DEALER), []
     for dealer, portions in HONEST.state.portions.items():
         for portion in portions:
@@ -187,9 +231,16 @@ def test_what_was_sealed_and_does_not_open_proves_it_to_anyone_in_its_job_alone(
     evidence = run.state.proofs[DEALER]
     assert list(run.state.proofs) == [DEALER]
     assert told(evidence, run) == {DEALER}
-    assert told(evidence, run, job_digest="ee" * 32) == told(evidence, run, federation="heart") == "MISDEALT"
+    assert (
+        told(evidence, run, job_digest="ee" * 32)
+        == told(evidence, run, federation="heart")
+        == "MISDEALT"
+    )
     for other in (attempt(5, 1), attempt(5, round=4), attempt(5, job_digest="ee" * 32)):
-        assert told(replace(evidence, document=other.payload()), run, job_digest=other.job_digest) == "MISDEALT"
+        assert (
+            told(replace(evidence, document=other.payload()), run, job_digest=other.job_digest)
+            == "MISDEALT"
+        )
     assert told(replace(evidence, document=b"{}"), run) == "MISDEALT"
 
 
@@ -202,9 +253,11 @@ def unopened(run=HONEST, dealer=DEALER, holder=VICTIM, key=None, **changes):
 
 
 def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
-    """The dealer seals to the key of the first set, and the silo shows the key of the second, as if that were it.
+    """The dealer seals to the key of the first set, and the silo shows the key of the second, as if
+    that were it.
 
-    Every other thing holds: the second bundle is signed, the key is under its root, and what was sealed does not open.
+    Every other thing holds: the second bundle is signed, the key is under its root, and what was
+    sealed does not open.
     """
     seed = b"another".ljust(32)
     keys = receiving_keys(seed, MASKED.ctx, VICTIM, FIVE)
@@ -219,13 +272,17 @@ def test_a_silo_that_signs_two_sets_of_receiving_keys_frames_nobody():
         open_portion(portion, MASKED.ctx, HONEST.state.bundles[DEALER], key)
     assert told(unopened(key=key), HONEST) == "MISDEALT"
     # Nor with the dealer's portion made out to the second key: the dealer signed the first.
-    swapped = tuple(replace(each, key=public_key(key)) if each is portion else each for each in portions)
+    swapped = tuple(
+        replace(each, key=public_key(key)) if each is portion else each for each in portions
+    )
     assert told(unopened(key=key, portions=swapped), HONEST) == "MISDEALT"
     # A dealing of their own over it is not signed by the dealer.
     root = Tree(each.leaf() for each in swapped).root()
     for by in (VICTIM, "coordinator"):
         dealing = replace(HONEST.state.dealings[DEALER], root=root, signature=b"")
-        dealing = replace(dealing, signature=signer(by)(SECAGG_DEALING, dealing.payload(MASKED.ctx)))
+        dealing = replace(
+            dealing, signature=signer(by)(SECAGG_DEALING, dealing.payload(MASKED.ctx))
+        )
         assert told(unopened(key=key, portions=swapped, dealing=dealing), HONEST) == "MISDEALT"
 
 
@@ -242,7 +299,9 @@ FRAMED = {
     "the keys of another dealer": unopened(bundle=HONEST.state.bundles[FIVE[0]]),
     "the portion of another holder": unopened(
         portions=tuple(
-            replace(each, sealed=HONEST.state.portions[DEALER][0].sealed) if each.holder == VICTIM else each
+            replace(each, sealed=HONEST.state.portions[DEALER][0].sealed)
+            if each.holder == VICTIM
+            else each
             for each in HONEST.state.portions[DEALER]
         )
     ),
@@ -254,7 +313,9 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("evidence", FRAMED.values(), ids=FRAMED)
-def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_honest_dealer(evidence):
+def test_nothing_that_a_silo_and_the_coordinator_make_up_proves_anything_of_an_honest_dealer(
+    evidence,
+):
     assert told(evidence, HONEST) == "MISDEALT"
 
 
@@ -264,8 +325,12 @@ def test_a_dealer_that_says_it_sealed_to_another_key_drops_out():
     dealer = event.dealing.dealer
     victim = next(silo for silo in FIVE if silo != dealer)
     wrong = public_key(b"x" * 32)
-    portions = tuple(replace(each, key=wrong) if each.holder == victim else each for each in event.portions)
-    dealing = replace(event.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b"")
+    portions = tuple(
+        replace(each, key=wrong) if each.holder == victim else each for each in event.portions
+    )
+    dealing = replace(
+        event.dealing, root=Tree(portion.leaf() for portion in portions).root(), signature=b""
+    )
     dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
     after, (refused, *_) = machine.advance(state, c.SharesUploaded(dealing, portions))
     assert (refused.silo, refused.code, after.failed) == (dealer, "SHARES", {dealer: "SHARES"})
@@ -293,8 +358,12 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
     contributor, keys = event.bundle.silo, event.keys
 
     def given(changed):
-        bundle = replace(event.bundle, receiving=key_root(changed) if changed else bytes(32), signature=b"")
-        bundle = replace(bundle, signature=signer(contributor)(SECAGG_KEYS, bundle.payload(state.ctx)))
+        bundle = replace(
+            event.bundle, receiving=key_root(changed) if changed else bytes(32), signature=b""
+        )
+        bundle = replace(
+            bundle, signature=signer(contributor)(SECAGG_KEYS, bundle.payload(state.ctx))
+        )
         return c.KeysUploaded(bundle, tuple(changed))
 
     for wrong in (
@@ -309,12 +378,17 @@ def test_receiving_keys_that_do_not_hold_drop_out_who_gave_them():
         *(given((replace(keys[0], public=low), *keys[1:])) for low in LOW_ORDER),
     ):
         after, (refused, *_) = machine.advance(state, wrong)
-        assert (refused.silo, refused.code, after.failed) == (contributor, "KEYS", {contributor: "KEYS"})
+        assert (refused.silo, refused.code, after.failed) == (
+            contributor,
+            "KEYS",
+            {contributor: "KEYS"},
+        )
     assert contributor in machine.advance(state, given(keys))[0].bundles
 
 
 P = 2**255 - 19
-ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504  # a point of order 8, RFC 7748
+# a point of order 8, RFC 7748
+ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504
 LOW_ORDER = [number.to_bytes(32, "little") for number in (0, 1, P - 1, P, P + 1, ORDER_8)]
 
 
@@ -322,7 +396,9 @@ LOW_ORDER = [number.to_bytes(32, "little") for number in (0, 1, P - 1, P, P + 1,
 
 
 def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
-    """A run whose dealer deals these holders shares of another secret, which fit their commitments."""
+    """A run whose dealer deals these holders shares of another secret, which fit their
+    commitments.
+    """
     run = Run(spec or attempt(5), ones(FIVE), seed=seed, **fields)
 
     def alter(silo, effect):
@@ -335,9 +411,15 @@ def misdealt(spec=None, holders=REST, kind=SELF, seed=0, **fields):
         h_u1 = effect.dealing.h_u1
         _, honest, _ = deal(state.ctx, h_u1, event.keys, DEALER, state.seeds, *args)
         _, other, _ = deal(state.ctx, h_u1, event.keys, DEALER, wrong, *args)
-        portions = tuple(o if h.holder in holders else h for h, o in zip(honest, other, strict=True))
-        dealing = replace(effect.dealing, root=Tree(p.leaf() for p in portions).root(), signature=b"")
-        dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx)))
+        portions = tuple(
+            o if h.holder in holders else h for h, o in zip(honest, other, strict=True)
+        )
+        dealing = replace(
+            effect.dealing, root=Tree(p.leaf() for p in portions).root(), signature=b""
+        )
+        dealing = replace(
+            dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx))
+        )
         run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing)
         return s.SendShares(dealing, portions)
 
@@ -354,7 +436,9 @@ def ended_by(run):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_without_their_dealer(seed):
+def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_without_their_dealer(
+    seed,
+):
     first = ended_by(misdealt(seed=seed))
     assert first.state.u3 == FIVE
     assert not first.effects(c.AskAbandon)
@@ -365,7 +449,10 @@ def test_shares_that_do_not_join_are_evidence_and_the_survivors_repeat_the_sum_w
 
 
 class Repeating(Run):
-    """An attempt that silos are asked into with evidence; who refuses is silent, and in ``no`` with its code."""
+    """An attempt that silos are asked into with evidence.
+
+    Who refuses is silent, and in ``no`` with its code.
+    """
 
     def __init__(self, first, number=1, out=None, evidence=None, spec=None, **fields):
         self.no, self.evidence = {}, evidence or first.state.evidence
@@ -373,7 +460,9 @@ class Repeating(Run):
         run = first
         self.out = {DEALER: "MISDEALT"} if out is None else out
         super().__init__(spec, ones(FIVE), memories=run.memories, **fields)
-        self.state, effects = machine.begin(spec, self.signers, self.terms, signer("coordinator"), self.out)
+        self.state, effects = machine.begin(
+            spec, self.signers, self.terms, signer("coordinator"), self.out
+        )
         self.queue, self.sent = [], []
         self.do("coordinator", effects)
 
@@ -385,7 +474,13 @@ class Repeating(Run):
         try:
             party = self.party(to)
             state, effects = silo_machine.begin(
-                party, self.frame, event.document, event.signature, memory, self.notes, self.evidence
+                party,
+                self.frame,
+                event.document,
+                event.signature,
+                memory,
+                self.notes,
+                self.evidence,
             )
         except RefusedError as error:
             self.no[to] = error.code
@@ -400,7 +495,9 @@ def repeating(first, **fields):
 
 
 def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
-    """Without one more of them it would show, beside the first one, what that silo gave: nobody signs."""
+    """Without one more of them it would show, beside the first one, what that silo gave: nobody
+    signs.
+    """
     first = ended_by(misdealt())
     second = repeating(first, drops={VICTIM: "SendHeader"}, seed=2).finish()
     assert second.opened is None
@@ -414,7 +511,9 @@ def test_a_repeated_sum_has_the_very_survivors_that_were_signed():
         assert len(second.state.u3) == 5  # enough to open a sum
         assert (second.opened, dict(second.state.survivals)) == (None, {})
         assert {end.code for end in second.ends.values()} >= {"SURVIVORS"}
-    assert RepeatingSeven(first, None).finish().state.u3 == tuple(silo for silo in seven if silo != DEALER)
+    assert RepeatingSeven(first, None).finish().state.u3 == tuple(
+        silo for silo in seven if silo != DEALER
+    )
 
 
 def misdealt_of(silos):
@@ -427,9 +526,13 @@ def misdealt_of(silos):
         state, event = run.before[DEALER, "KeysReceived"]
         numbers = {member: state.spec.holder(member) for member in silos}
         wrong = replace(state.seeds, own=b"w" * 32)
-        made = deal(state.ctx, effect.dealing.h_u1, event.keys, DEALER, wrong, 5, numbers, signer(DEALER))
+        made = deal(
+            state.ctx, effect.dealing.h_u1, event.keys, DEALER, wrong, 5, numbers, signer(DEALER)
+        )
         dealing = replace(made[0], seed=effect.dealing.seed, signature=b"")
-        dealing = replace(dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx)))
+        dealing = replace(
+            dealing, signature=signer(DEALER)(SECAGG_DEALING, dealing.payload(state.ctx))
+        )
         run.silos[DEALER] = replace(run.silos[DEALER], dealing=dealing, held={DEALER: made[2]})
         return s.SendShares(dealing, made[1])
 
@@ -445,7 +548,9 @@ class RepeatingSeven(Repeating):
         spec = attempt(7, 1)
         drops = {lost: "UploadWords"} if lost else {}
         Run.__init__(self, spec, ones(names(7)), memories=first.memories, drops=drops)
-        self.state, effects = machine.begin(spec, self.signers, self.terms, signer("coordinator"), self.out)
+        self.state, effects = machine.begin(
+            spec, self.signers, self.terms, signer("coordinator"), self.out
+        )
         self.queue, self.sent = [], []
         self.do("coordinator", effects)
 
@@ -463,7 +568,10 @@ def test_without_evidence_or_with_such_as_proves_nothing_no_sum_is_repeated():
         joining,
         with_shares(good, good.fault.shares[:3]),
         with_shares(good, (*good.fault.shares[:3], good.fault.shares[2])),
-        with_shares(good, (*good.fault.shares[:3], replace(good.fault.shares[3], held=good.fault.shares[2].held))),
+        with_shares(
+            good,
+            (*good.fault.shares[:3], replace(good.fault.shares[3], held=good.fault.shares[2].held)),
+        ),
         replace(good, fault=Unjoined(PAIR, good.fault.shares)),
         replace(good, document=attempt(5, 1).payload()),
         replace(good, portions=good.portions[1:]),
@@ -496,7 +604,9 @@ def test_no_shares_of_an_honest_dealer_are_evidence_against_it(kind):
     state = HONEST.state
     for dealer in FIVE:
         for holders in combinations(FIVE, 4):
-            shares = tuple(ShownShare(holder, held_of(HONEST, holder, dealer, kind)) for holder in holders)
+            shares = tuple(
+                ShownShare(holder, held_of(HONEST, holder, dealer, kind)) for holder in holders
+            )
             dealt = state.bundles[dealer], state.dealings[dealer], state.portions[dealer]
             evidence = Misdealing(HONEST.spec.payload(), *dealt, Unjoined(kind, shares))
             assert not evidence.proves(HONEST.spec, HONEST.signers)
@@ -517,7 +627,9 @@ def test_a_lost_dealer_of_another_secret_is_out_and_the_survivors_repeat_the_sum
 
 
 def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
-    """One share is wrong, t others join: the sum is opened, and what the coordinator saw is proof all the same."""
+    """One share is wrong, t others join: the sum is opened, and what the coordinator saw is proof
+    all the same.
+    """
     wrong = FIVE[0]
     seen = []
     for seed in range(6):
@@ -531,7 +643,10 @@ def test_a_dealer_whose_wrong_shares_did_no_harm_is_named_too():
 
 
 def test_a_signed_round_is_repeated_from_the_memory_alone():
-    """A restarted silo has its memory, and evidence is all that it is shown; another specification is refused."""
+    """A restarted silo has its memory, and evidence is all that it is shown.
+
+    Another specification is refused.
+    """
     first = ended_by(misdealt())
     memory = first.memories[VICTIM]
     evidence, spec = first.state.evidence, attempt(5, 1)
@@ -553,7 +668,8 @@ def test_a_repetition_may_be_abandoned_and_repeated_and_a_signed_one_may_not():
     third = repeating(second, evidence=first.state.evidence, number=2, seed=5, notes=notes).finish()
     assert third.state.u3 == REST
     again = Repeating(third, evidence=first.state.evidence, number=3, seed=6).finish()
-    assert (again.opened, set(again.no.values())) == (None, {"ATTEMPT"})  # that evidence was of the first
+    # that evidence was of the first
+    assert (again.opened, set(again.no.values())) == (None, {"ATTEMPT"})
 
 
 # Anything in any order.
@@ -561,9 +677,14 @@ def test_a_repetition_may_be_abandoned_and_repeated_and_a_signed_one_may_not():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_permuted_and_missing_messages_never_name_an_honest_silo(seed):
-    """A dealer of rubbish, or a liar, among silos that are lost at random: nobody else is ever named."""
+    """A dealer of rubbish, or a liar, among silos that are lost at random: nobody else is ever
+    named.
+    """
     draw = random.Random(seed)
-    lost = {silo: draw.choice(["SendKeys", "SendShares", "SendHeader", "SendSurvival", "SendReveal"]) for silo in FIVE}
+    lost = {
+        silo: draw.choice(["SendKeys", "SendShares", "SendHeader", "SendSurvival", "SendReveal"])
+        for silo in FIVE
+    }
     drops = {silo: lost[silo] for silo in draw.sample(REST, draw.randrange(3))}
     kind = draw.choice(["sealed", "own", "pair"])
     if kind == "sealed":

@@ -39,7 +39,8 @@ def piece(dealer, holder, **how):
 def test_each_holder_opens_its_own_share():
     dealer, *others = FOUR
     shares = {
-        holder: p.open_share(SPEC, key(dealer, holder), dealer, holder, piece(dealer, holder)) for holder in others
+        holder: p.open_share(SPEC, key(dealer, holder), dealer, holder, piece(dealer, holder))
+        for holder in others
     }
     shares[dealer] = g.loaded(ROWS, 4, dealt(dealer)[1])
     told = {SPEC.holder(holder): g.multiply({1: share}) for holder, share in shares.items()}
@@ -84,8 +85,12 @@ def test_hostile_bytes_are_refused_whatever_their_length():
 
 def test_a_dealer_that_seals_rubbish_is_named():
     rubbish = g.dumped(g.GramShare(np.full((2, 5), 2**61 - 1, "<u8"), np.zeros((4, 2), "<u8")))
-    sealed = p.ChaCha20Poly1305(key(*FOUR[:2])).encrypt(p.NONCE, rubbish, p._associated(SPEC.context(), *FOUR[:2]))
-    with pytest.raises(RefusedError, match=r"sealed 144 bytes to 'silo-01' that are not a share") as refused:
+    sealed = p.ChaCha20Poly1305(key(*FOUR[:2])).encrypt(
+        p.NONCE, rubbish, p._associated(SPEC.context(), *FOUR[:2])
+    )
+    with pytest.raises(
+        RefusedError, match=r"sealed 144 bytes to 'silo-01' that are not a share"
+    ) as refused:
         p.open_share(SPEC, key(*FOUR[:2]), *FOUR[:2], sealed)
     assert refused.value.peer == FOUR[0]
 

@@ -1,4 +1,6 @@
-"""Messages with anything in the place of anything: the machines end or refuse, and raise nothing."""
+"""Messages with anything in the place of anything: the machines end or refuse, and raise
+nothing.
+"""
 
 from dataclasses import fields, is_dataclass, replace
 
@@ -13,13 +15,26 @@ from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
 from staddle.security.secagg.dealing import PAIR, SELF
-from staddle.security.secagg.evidence import Misdealing, ShownShare, Unjoined, Unopened, make_complaint, proven
+from staddle.security.secagg.evidence import (
+    Misdealing,
+    ShownShare,
+    Unjoined,
+    Unopened,
+    make_complaint,
+    proven,
+)
 from staddle.security.secagg.receiving_keys import receiving_seed
 
 FIVE = names(5)
 RUN = Run(attempt(5), ones(FIVE), drops={FIVE[4]: "SendHeader"}).finish()
 TO_SILO = ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived"]
-TO_COORDINATOR = ["KeysUploaded", "SharesUploaded", "WordsUploaded", "SurvivalUploaded", "RevealUploaded"]
+TO_COORDINATOR = [
+    "KeysUploaded",
+    "SharesUploaded",
+    "WordsUploaded",
+    "SurvivalUploaded",
+    "RevealUploaded",
+]
 
 
 def corrupted(draw, value):
@@ -28,7 +43,9 @@ def corrupted(draw, value):
         name = draw(st.sampled_from([each.name for each in fields(value)]))
         return replace(value, **{name: corrupted(draw, getattr(value, name))})
     if isinstance(value, tuple):
-        how = draw(st.sampled_from(["drop", "again", "swap", "inside", "none"])) if value else "none"
+        how = (
+            draw(st.sampled_from(["drop", "again", "swap", "inside", "none"])) if value else "none"
+        )
         at = draw(st.integers(0, len(value) - 1)) if value else 0
         return {
             "drop": lambda: value[:at] + value[at + 1 :],
@@ -58,7 +75,8 @@ def test_a_silo_goes_on_only_with_what_every_signature_fits(data):
     after, effects = machine.advance(state, changed)
     if changed == event:
         return
-    if after.stage != "ended":  # a smaller set, of which every member is as it was, is for the coordinator to choose
+    # a smaller set, of which every member is as it was, is for the coordinator to choose
+    if after.stage != "ended":
         (original,) = (getattr(event, each.name) for each in fields(event))
         (kept,) = (getattr(changed, each.name) for each in fields(changed))
         assert set(kept) <= set(original)
@@ -94,7 +112,10 @@ def test_a_specification_with_anything_in_it_is_refused(data):
 
 def shares_of(dealer, kind):
     """Those that four silos hold of an honest dealer."""
-    return tuple(ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind)) for silo in FIVE[:4])
+    return tuple(
+        ShownShare(silo, RUN.before[silo, "SurvivorsReceived"][0].held[dealer].of(kind))
+        for silo in FIVE[:4]
+    )
 
 
 @settings(max_examples=600, deadline=None)
@@ -102,10 +123,15 @@ def shares_of(dealer, kind):
 def test_nothing_made_of_what_an_honest_dealer_said_is_evidence_against_it(data):
     dealer, kind = data.draw(st.sampled_from(FIVE[:4])), data.draw(st.sampled_from([SELF, PAIR]))
     state, other = RUN.state, data.draw(st.sampled_from(FIVE[:4]))
-    shares = shares_of(data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR])))
+    shares = shares_of(
+        data.draw(st.sampled_from([dealer, other])), data.draw(st.sampled_from([SELF, PAIR]))
+    )
     holder, sealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[holder, "KeysReceived"][0].seeds.receiving
-    key = data.draw(st.just(receiving_seed(seed, state.ctx, holder, sealer)) | st.binary(min_size=32, max_size=32))
+    key = data.draw(
+        st.just(receiving_seed(seed, state.ctx, holder, sealer))
+        | st.binary(min_size=32, max_size=32)
+    )
     evidence = Misdealing(
         RUN.spec.payload(),
         state.bundles[dealer],
@@ -127,17 +153,25 @@ def test_a_complaint_about_an_honest_dealer_names_who_complains_whatever_is_in_i
     state = replace(RUN.before["coordinator", "WordsUploaded"][0], headers={})
     silo, dealer = data.draw(st.permutations(FIVE[:4]))[:2]
     seed = RUN.before[silo, "KeysReceived"][0].seeds.receiving
-    key = data.draw(st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32))
+    key = data.draw(
+        st.just(receiving_seed(seed, state.ctx, silo, dealer)) | st.binary(min_size=32, max_size=32)
+    )
     complaint = make_complaint(state.ctx, silo, state.h_u2, dealer, key, signer(silo))
     if data.draw(st.booleans()):
         complaint = replace(corrupted(data.draw, complaint), silo=silo)
     after, effects = coordinator.advance(state, c.ComplaintUploaded(complaint))
     assert (effects[0].silo, effects[0].code) == (silo, "COMPLAINT")
-    assert {name: code for name, code in after.failed.items() if code != "lost"} == {silo: "COMPLAINT"}
+    assert {name: code for name, code in after.failed.items() if code != "lost"} == {
+        silo: "COMPLAINT"
+    }
 
 
 def test_what_an_end_says_names_no_secret():
     state, event = RUN.before[FIVE[0], "NotesReceived"]
     _, (end,) = machine.advance(state, s.NotesReceived(event.survivals[:1]))
-    held = [secret for each in state.held.values() for secret in (each.own.share, each.own.salt, each.pair.share)]
+    held = [
+        secret
+        for each in state.held.values()
+        for secret in (each.own.share, each.own.salt, each.pair.share)
+    ]
     assert not [secret for secret in held if secret.hex() in end.why or repr(secret) in end.why]

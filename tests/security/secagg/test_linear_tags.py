@@ -26,7 +26,9 @@ def slow(words, index, key=KEY, ctx=CTX):
         low, high = bytearray(8 * side), bytearray(4 * side)
         stream.fill(memoryview(low))
         stream.fill(memoryview(high))
-        pairs = zip(np.frombuffer(low, "<u8").tolist(), np.frombuffer(high, "<u4").tolist(), strict=True)
+        pairs = zip(
+            np.frombuffer(low, "<u8").tolist(), np.frombuffer(high, "<u4").tolist(), strict=True
+        )
         return [a + 2**64 * b for a, b in pairs]
 
     alpha, total = drawn(), 0
@@ -46,7 +48,9 @@ def tagged(*groups):
 
 
 def test_the_modulus_is_the_largest_prime_below_2_to_64():
-    """Miller-Rabin with the first twelve primes is a proof below 3.3e24 (Sorenson and Webster, 2015)."""
+    """Miller-Rabin with the first twelve primes is a proof below 3.3e24 (Sorenson and Webster,
+    2015).
+    """
 
     def prime(n):
         d, twos = n - 1, 0
@@ -74,14 +78,19 @@ def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
     """Modulo 2^61 - 1 a word of ring 64 could be shifted by that: the same tag for another sum."""
     combined, total = sums_of(vectors())
     least, most = -(2**63) + 1, 2**63 - 1
-    for by in {m * n for n in (2**61 - 1, PRIME, 2**63 - 1) for m in range(-8, 9) if m} | {2**61, 2**62, 2**63}:
+    for by in {m * n for n in (2**61 - 1, PRIME, 2**63 - 1) for m in range(-8, 9) if m} | {
+        2**61,
+        2**62,
+        2**63,
+    }:
         value = int(total[1][7].astype("<i8")) + by
         shifted = total[1].copy()
         shifted[7:8] += np.array([by % 2**64], "<u8")
         if by % 2**64:
             with pytest.raises(RefusedError, match="group 1 that was altered"):
                 tagged(total[0], shifted).check(combined, KEY, CTX, FOUR)
-        assert by % PRIME or not least <= value <= most  # no multiple of the modulus leads to another word
+        # no multiple of the modulus leads to another word
+        assert by % PRIME or not least <= value <= most
 
 
 @settings(deadline=None)
@@ -89,9 +98,12 @@ def test_a_shift_by_any_multiple_of_a_modulus_is_noticed():
 def test_agrees_with_the_slow_oracle_however_it_is_cut(data):
     ring = data.draw(st.sampled_from([32, 64]))
     edge = [0, 1, 2**ring - 1, 2 ** (ring - 1), 2 ** (ring - 1) - 1]
-    edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]  # ends of what fits 32 bits
+    # ends of what fits 32 bits
+    edge += [number % 2**ring for number in (2**31 - 1, 2**31, -(2**31), -(2**31) - 1)]
     numbers = data.draw(st.lists(st.sampled_from(edge) | st.integers(0, 2**ring - 1), max_size=40))
-    words = np.resize(np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * linear_tags.SIDE)))
+    words = np.resize(
+        np.array(numbers or [0], WORD[ring]), data.draw(st.integers(0, 3 * linear_tags.SIDE))
+    )
     cuts = sorted(data.draw(st.lists(st.integers(0, words.size), max_size=3)))
     tagger = Tagger(KEY, CTX, 2)
     for start, stop in zip((0, *cuts), (*cuts, words.size), strict=True):
@@ -114,7 +126,9 @@ def test_long_vectors_at_their_limits(ring):
 @pytest.mark.parametrize("largest", [2**31, 2**32, 2**63])
 @pytest.mark.parametrize("signs", ["negative", "positive", "in turn", "half by half", "at random"])
 def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, signs, monkeypatch):
-    """Coefficients and numbers at their limits: floats hold the sums of a page and of its rows without rounding."""
+    """Coefficients and numbers at their limits: floats hold the sums of a page and of its rows
+    without rounding.
+    """
     n, random = linear_tags.SIDE * (linear_tags.SIDE + 2) + 5, np.random.default_rng(3)
     most = largest - (0 if signs == "negative" else 1)
     sign = {
@@ -125,10 +139,14 @@ def test_sums_are_exact_however_large_they_are_and_however_they_cancel(largest, 
         "at random": random.choice([1, -1], n),
     }[signs]
     for lost in (0, random.integers(0, 2**31, n)):
-        numbers = [int(s) * (most - int(o)) for s, o in zip(sign, np.broadcast_to(lost, n), strict=True)]
+        numbers = [
+            int(s) * (most - int(o)) for s, o in zip(sign, np.broadcast_to(lost, n), strict=True)
+        ]
         words = np.array(numbers, "<i4" if largest == 2**31 else "<i8")
         for coefficient in (2**64 - 1, 2**64 - 2**13):
-            monkeypatch.setattr(linear_tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8"))
+            monkeypatch.setattr(
+                linear_tags, "_field", lambda _, count, c=coefficient: np.full(count, c, "<u8")
+            )
             exact = coefficient**2 * sum(numbers)
             assert tagged(words.view(f"<u{words.itemsize}")).sums == [exact % PRIME]
 
@@ -212,8 +230,12 @@ def test_other_survivors_keys_contexts_and_tags_are_noticed():
     altered(lambda combined, total: tagged(*total).check(combined, KEY, CTX, FOUR[:3]))
     altered(lambda combined, total: tagged(*total).check(combined, b"x" * 32, CTX, FOUR))
     altered(lambda combined, total: tagged(*total).check(combined, KEY, b"x" * 32, FOUR))
-    altered(lambda combined, total: tagged(*total).check(combined[:-1], KEY, CTX, FOUR), "coordinator")
-    altered(lambda combined, total: tagged(*total).check(combined[8:] + combined[:8], KEY, CTX, FOUR))
+    altered(
+        lambda combined, total: tagged(*total).check(combined[:-1], KEY, CTX, FOUR), "coordinator"
+    )
+    altered(
+        lambda combined, total: tagged(*total).check(combined[8:] + combined[:8], KEY, CTX, FOUR)
+    )
     altered(lambda _, total: tagged(*total).check(bytes(16), KEY, CTX, FOUR))
     for key, ctx in ((b"x" * 32, CTX), (KEY, b"x" * 32)):
         other = Tagger(key, ctx, 1)
@@ -229,9 +251,15 @@ def test_weighted_sums_of_vectors_of_several_contexts(data):
     contexts = {silo: silo.encode().ljust(32) for silo in FOUR}
     numbers = st.lists(st.integers(-(2**30), 2**30), min_size=5, max_size=5)
     vectors = {silo: data.draw(numbers) for silo in FOUR}
-    sent = {s: tagged(np.array(v, "<i8").view("<u8")).padded(KEY, contexts[s], s) for s, v in vectors.items()}
+    sent = {
+        s: tagged(np.array(v, "<i8").view("<u8")).padded(KEY, contexts[s], s)
+        for s, v in vectors.items()
+    }
     total = [sum(weights[silo] * vectors[silo][k] for silo in FOUR) for k in range(5)]
-    mine, summed = tagged(np.array(total, "<i8").view("<u8")), [TagPads(s, contexts[s], weights[s]) for s in FOUR]
+    mine, summed = (
+        tagged(np.array(total, "<i8").view("<u8")),
+        [TagPads(s, contexts[s], weights[s]) for s in FOUR],
+    )
     combined = combine(sent, 1, weights)
     mine.check_weighted(combined, KEY, summed)
     other = [TagPads(FOUR[0], contexts[FOUR[0]], weights[FOUR[0]] + 1), *summed[1:]]
@@ -262,7 +290,12 @@ def test_tags_have_one_spelling():
 
 
 def test_tags_of_masked_uploads_fit_the_opened_sum():
-    own = frame(groups=(group(), group("d", 24, rows=3, ring=64, weights="private", weight_most=12, weight_least=2)))
+    own = frame(
+        groups=(
+            group(),
+            group("d", 24, rows=3, ring=64, weights="private", weight_most=12, weight_least=2),
+        )
+    )
     spec = specify(own, FOUR, 0)
     accumulator, sent = masked_sum.Accumulator(spec), {}
     for i, silo in enumerate(FOUR):

@@ -45,10 +45,14 @@ def test_1_attempts_only_go_forward():
 
 
 def test_1_a_restarted_silo_refuses_the_attempt_that_it_was_in():
-    """Killed at each step, and asked anew: what was remembered before it sent anything refuses the replay."""
+    """Killed at each step, and asked anew: what was remembered before it sent anything refuses the
+    replay.
+    """
     run = Run(attempt(5), ones(FIVE)).finish()
     for remember in run.effects(s.Remember, FIVE[0]):
-        kept = parse_canonical(canonical_json(remember.memory.model_dump(mode="json")), Memory, "memory")
+        kept = parse_canonical(
+            canonical_json(remember.memory.model_dump(mode="json")), Memory, "memory"
+        )
         assert kept == remember.memory
         assert refused(kept, run.spec) == "ATTEMPT"
 
@@ -71,7 +75,8 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
     memory = entered(of).uploading(of, FIVE)
     needed = 5 - 4 + 1 + 1
     assert memory.pending[0].notes_needed == needed
-    for following in (spec(3, 1), spec(4, 0), spec(3, 1, OTHER_MODEL)):  # the round, or the model, is the same
+    # the round, or the model, is the same
+    for following in (spec(3, 1), spec(4, 0), spec(3, 1, OTHER_MODEL)):
         for notes in (
             (),
             notes_of(of, *FIVE[: needed - 1]),
@@ -82,9 +87,12 @@ def test_3_after_the_first_masked_byte_only_with_abandon_notes():
         ):
             assert refused(memory, following, notes) == "ABANDON"
         assert memory.entered(following, notes_of(of, *FIVE[:needed]), SIGNERS).pending == ()
-    assert refused(memory, spec(4, 0, OTHER_MODEL)) == "ABANDON"  # nor another round from the same state of the silo
-    fresh = entered(spec(4, 0, OTHER_MODEL), memory.starting(4))  # from a later state and another model it is free
-    assert refused(fresh, spec(5, 0)) == "ABANDON"  # the first model again is not: its upload may still be opened
+    # nor another round from the same state of the silo
+    assert refused(memory, spec(4, 0, OTHER_MODEL)) == "ABANDON"
+    # from a later state and another model it is free
+    fresh = entered(spec(4, 0, OTHER_MODEL), memory.starting(4))
+    # the first model again is not: its upload may still be opened
+    assert refused(fresh, spec(5, 0)) == "ABANDON"
 
 
 def test_values_from_one_state_are_in_one_signed_sum():
@@ -93,7 +101,9 @@ def test_values_from_one_state_are_in_one_signed_sum():
     signed = entered(of, Memory().starting(2)).uploading(of, FIVE).signed(of, FIVE)
     assert (signed.start, signed.signed_round, signed.signed_ctx) == (2, 3, of.context().hex())
     for start in range(4):
-        with pytest.raises(RefusedError, match=f"rounds count up to round {start - 1}, .* survivors of round 3") as no:
+        with pytest.raises(
+            RefusedError, match=f"rounds count up to round {start - 1}, .* survivors of round 3"
+        ) as no:
             signed.starting(start)
         assert (no.value.peer, no.value.code) == ("coordinator", "ATTEMPT")
     assert entered(spec(4, 0, OTHER_MODEL), signed.starting(4)).start == 4
@@ -102,9 +112,11 @@ def test_values_from_one_state_are_in_one_signed_sum():
 def test_an_upload_is_settled_by_the_sum_of_its_round_that_holds_it_not():
     of, ctx = spec(3, 0), spec(3, 0).context().hex()
     memory = entered(of).uploading(of, FIVE)
-    assert memory.settled(4, ctx, FIVE[1:], FIVE[0], alone=True) is memory  # the sum of another round says nothing
+    # the sum of another round says nothing
+    assert memory.settled(4, ctx, FIVE[1:], FIVE[0], alone=True) is memory
     assert memory.settled(3, ctx, FIVE, FIVE[0], alone=True) is memory  # its values are in that sum
-    for found, survivors in ((ctx, FIVE[1:]), ("ee" * 32, FIVE)):  # without it; or of another attempt
+    # without it; or of another attempt
+    for found, survivors in ((ctx, FIVE[1:]), ("ee" * 32, FIVE)):
         after = memory.settled(3, found, survivors, FIVE[0], alone=True)
         assert after.pending == ()
         assert entered(spec(4, 0, OTHER_MODEL), after).round == 4
@@ -167,7 +179,10 @@ def test_the_file_of_the_docstring_and_others():
     memory = entered(of).uploading(of, FIVE)
     data = canonical_json(memory.model_dump(mode="json"))
     assert parse_canonical(data, Memory, "memory") == memory
-    for wrong in (data.replace(b'"round":3', b'"round":"3"'), data.replace(b'"attempt"', b'"attempts"')):
+    for wrong in (
+        data.replace(b'"round":3', b'"round":"3"'),
+        data.replace(b'"attempt"', b'"attempts"'),
+    ):
         with pytest.raises(LocalError):
             parse_canonical(wrong, Memory, "memory")
 
@@ -175,7 +190,17 @@ def test_the_file_of_the_docstring_and_others():
 def test_another_instance_has_its_own_memory():
     one, other = frame(), frame(purpose="count")
     assert one.instance() == "j1/sum/update/coordinator"
-    assert len({one.instance(), other.instance(), frame(recipient="silos").instance(), frame(job="j2").instance()}) == 4
+    assert (
+        len(
+            {
+                one.instance(),
+                other.instance(),
+                frame(recipient="silos").instance(),
+                frame(job="j2").instance(),
+            }
+        )
+        == 4
+    )
 
 
 # Sums of several batches.
@@ -190,14 +215,18 @@ def over(silos, number, **fields):
 
 
 def test_a_round_that_was_signed_may_be_summed_over_other_whole_batches():
-    """Every sum of the round is a union of batches, so that all of them tell no more than the sums of batches."""
+    """Every sum of the round is a union of batches, so that all of them tell no more than the sums
+    of batches.
+    """
     everybody = over(NINE, 0)
     memory = entered(everybody).uploading(everybody, NINE).signed(everybody, NINE)
     again = over(NINE[3:], 1)
     assert memory.repeated(again, None, signers(NINE), THREES) == NINE[3:]
     after = memory.entered(again, (), signers(NINE), None, THREES)
     assert (after.attempt, after.signed_attempt) == (1, 0)
-    with pytest.raises(RefusedError, match="asks for round 3, attempt 1 after its survivors were signed"):
+    with pytest.raises(
+        RefusedError, match="asks for round 3, attempt 1 after its survivors were signed"
+    ):
         memory.entered(again, (), signers(NINE), None, Terms())
 
 
@@ -208,7 +237,8 @@ def test_a_round_of_one_batch_may_be_summed_again_over_all_of_it():
     for memory in (uploaded, uploaded.signed(everybody, NINE)):
         assert memory.entered(over(NINE, 1), (), signers(NINE), None, terms).attempt == 1
     signed = uploaded.signed(everybody, NINE)
-    assert signed.repeated(over(NINE, 1), None, signers(NINE), terms) == NINE  # no survivors but all of them
+    # no survivors but all of them
+    assert signed.repeated(over(NINE, 1), None, signers(NINE), terms) == NINE
 
 
 def test_an_attempt_that_others_may_have_signed_binds_nobody_of_whole_batches():
@@ -218,16 +248,20 @@ def test_an_attempt_that_others_may_have_signed_binds_nobody_of_whole_batches():
     assert after.pending == memory.pending  # the sum over everybody may still be opened
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
         after.entered(over(NINE, 0, round=4), (), signers(NINE), None, THREES)
-    assert after.signed(over(NINE[3:], 1), NINE[3:]).pending == ()  # its next state is behind the round
+    # its next state is behind the round
+    assert after.signed(over(NINE[3:], 1), NINE[3:]).pending == ()
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
         memory.entered(over(NINE[3:], 1), (), signers(NINE), None, Terms())
-    other = over(NINE[3:], 0, round=4)  # another round, of the same model: what was pending may still be opened
+    # another round, of the same model: what was pending may still be opened
+    other = over(NINE[3:], 0, round=4)
     with pytest.raises(RefusedError, match="brings abandon notes of 0 silos, not 4"):
         memory.entered(other, (), signers(NINE), None, THREES)
 
 
 def test_a_round_with_rows_for_one_silo_is_summed_once():
-    """Within a batch their weights may lean on one silo, and the difference of two rows shows it."""
+    """Within a batch their weights may lean on one silo, and the difference of two rows
+    shows it.
+    """
     row = group("theta.x", weights="public", reader="x")
     weights = {"theta.x": dict.fromkeys(NINE, 1.0)}
     fields = {"groups": (group("metrics", 3, ring=64), row), "rows": weights}
@@ -252,4 +286,6 @@ def test_what_a_delivered_sum_says_of_an_attempt(number, within, alone, left):
     memory = entered(everybody).uploading(everybody, NINE)
     ctx = over(NINE, number).context().hex()
     survivors = NINE if within else tuple(silo for silo in NINE if silo != NINE[0])
-    assert len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending) == left
+    assert (
+        len(memory.settled(everybody.round, ctx, survivors, NINE[0], alone=alone).pending) == left
+    )

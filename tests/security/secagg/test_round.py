@@ -1,4 +1,7 @@
-"""Whole attempts: who drops out where, in whatever order messages come; the sum is the plain one, or there is none."""
+"""Whole attempts: who drops out where, in whatever order messages come.
+
+The sum is the plain one, or there is none.
+"""
 
 import hashlib
 import hmac
@@ -81,9 +84,13 @@ def test_silos_lost_before_each_step(step, lost):
 def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
     n = data.draw(st.integers(4, 9))
     silos = names(n)
-    drops = data.draw(st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2))
+    drops = data.draw(
+        st.dictionaries(st.sampled_from(silos), st.sampled_from(STEPS), max_size=n // 2)
+    )
     ring = data.draw(st.sampled_from([32, 64]))
-    own = frame(groups=(group(ring=ring), group("counts", 3, ring=64, clip_exponent=20)), chunk_bytes=64)
+    own = frame(
+        groups=(group(ring=ring), group("counts", 3, ring=64, clip_exponent=20)), chunk_bytes=64
+    )
     spec = specify(own, silos, 0)
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     values = {
@@ -103,7 +110,10 @@ def test_any_dropouts_in_any_order_give_the_plain_sum_or_none(data):
     exact = sum(values[silo][0].values.astype(np.float64) for silo in run.state.u3)
     bound = float(fixedpoint.error_bound(spec.groups[0], len(run.state.u3)))
     assert np.abs(run.opened[0].total - exact).max() <= bound + 1e-12
-    assert run.opened[1].total.tolist() == sum(values[silo][1].values for silo in run.state.u3).tolist()
+    assert (
+        run.opened[1].total.tolist()
+        == sum(values[silo][1].values for silo in run.state.u3).tolist()
+    )
 
 
 def test_a_silo_that_uploads_after_the_deadline_is_refused_and_helps_with_nothing():
@@ -140,18 +150,30 @@ def test_secrets_are_gone_once_they_are_not_needed():
 
 
 def test_a_transcript_with_fixed_seeds_is_known():
-    """Golden digests of each kind of message of one attempt of five, of whom the last is lost during its upload."""
+    """Golden digests of each kind of message of one attempt of five, of whom the last is lost
+    during its upload.
+    """
     run = Run(attempt(5), ones(names(5)), drops={names(5)[4]: "SendHeader"}, seed="golden").finish()
     ctx = run.state.ctx
     found = {
         "context": ctx,
         "keys": run.state.h_u1,
-        "receiving keys": hashlib.sha256(b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)).digest(),
+        "receiving keys": (
+            hashlib.sha256(
+                b"".join(k.leaf() for ks in run.state.keys.values() for k in ks)
+            ).digest()
+        ),
         "shares": run.state.h_u2,
-        "portions": hashlib.sha256(b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)).digest(),
+        "portions": (
+            hashlib.sha256(
+                b"".join(p.leaf() for ps in run.state.portions.values() for p in ps)
+            ).digest()
+        ),
         "upload": hashlib.sha256(b"".join(run.uploads[names(5)[0]])).digest(),
         "headers": run.state.h_u3,
-        "reveal": hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest(),
+        "reveal": (
+            hashlib.sha256(run.state.reveals[names(5)[0]].payload(ctx, run.state.h_u3)).digest()
+        ),
     }
     assert {name: digest.hex() for name, digest in found.items()} == {
         "context": "f32628e06fca57d42d1a45e8d6404063671948979b473d11486c96611a2e803b",
@@ -166,7 +188,9 @@ def test_a_transcript_with_fixed_seeds_is_known():
     assert run.opened[0].total.tolist() == [10 / 16] * 20
 
 
-@pytest.mark.parametrize("effect", [s.SendKeys, s.SendShares, s.SendHeader, s.SendSurvival, s.SendReveal])
+@pytest.mark.parametrize(
+    "effect", [s.SendKeys, s.SendShares, s.SendHeader, s.SendSurvival, s.SendReveal]
+)
 def test_each_silo_sends_each_message_once(effect):
     run = Run(attempt(), ones(FOUR)).finish()
     assert sorted(by for by, e in run.sent if isinstance(e, effect)) == list(FOUR)
@@ -175,7 +199,10 @@ def test_each_silo_sends_each_message_once(effect):
 def test_what_must_be_remembered_comes_before_what_is_sent():
     run = Run(attempt(), ones(FOUR)).finish()
     kinds = [type(e).__name__ for by, e in run.sent if by == FOUR[0]]
-    expected = "Remember SendKeys SendShares Remember UploadWords SendHeader Remember SendSurvival SendReveal Finish"
+    expected = (
+        "Remember SendKeys SendShares Remember UploadWords SendHeader Remember SendSurvival"
+        " SendReveal Finish"
+    )
     assert kinds == expected.split()
     first, second, third = run.effects(s.Remember, FOUR[0])
     assert (first.memory.round, first.memory.attempt, first.memory.pending) == (3, 0, ())
@@ -195,7 +222,9 @@ def test_two_attempts_at_once_are_isolated():
 
 
 def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
-    """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own integers for the ring."""
+    """Keys and masks by hand: HMAC for HKDF, single AES blocks for counter mode, Python's own
+    integers for the ring.
+    """
     run = Run(attempt(5), ones(names(5))).finish()
     spec, ctx = run.spec, run.state.ctx
     seeds = {silo: run.before[silo, "SharesReceived"][0].seeds for silo in names(5)}
@@ -225,7 +254,9 @@ def test_an_upload_is_what_a_slow_oracle_makes_of_the_seeds():
     for other in names(5):
         if other != me:
             low, high = sorted((me, other))
-            info = framed(b"staddle/secagg/pair/1", b"\x02", low.encode(), high.encode(), run.state.h_u2)
+            info = framed(
+                b"staddle/secagg/pair/1", b"\x02", low.encode(), high.encode(), run.state.h_u2
+            )
             key = hkdf(private(me).exchange(private(other).public_key()), info)
             sign = 1 if other > me else -1
             total = [a + sign * b for a, b in zip(total, stream(key, words), strict=True)]
@@ -271,7 +302,9 @@ def test_an_upload_without_its_tags_is_refused(tags):
             return effect
         header = effect.header
         ctx, sign = attempt(tagged=True).context(), signer(silo)
-        return s.SendHeader(make_header(ctx, silo, header.h_u2, header.length, header.sha256, tags, sign))
+        return s.SendHeader(
+            make_header(ctx, silo, header.h_u2, header.length, header.sha256, tags, sign)
+        )
 
     run = Run(specify(own, FOUR, 0), ones(FOUR), own=own, alter=alter).finish()
     assert [(e.silo, e.code) for e in run.effects(c.Refuse)] == [(FOUR[1], "UPLOAD")]

@@ -1,4 +1,6 @@
-"""Inner products by secret sharing: what is opened, how far it is off, what c silos with the coordinator see."""
+"""Inner products by secret sharing: what is opened, how far it is off, what c silos with the
+coordinator see.
+"""
 
 import numpy as np
 import pytest
@@ -18,9 +20,15 @@ def compared(groups=2, width=12, clip=3):
 
 
 def vectors(own, silos, seed=0, length=None):
-    """[silos, groups, width] float64, each vector as long as the bound unless ``length`` says otherwise."""
+    """[silos, groups, width] float64, each vector as long as the bound unless ``length`` says
+    otherwise.
+    """
     drawn = np.random.default_rng(seed).standard_normal((silos, own.groups, own.width))
-    return drawn / np.linalg.norm(drawn, axis=2, keepdims=True) * (length or 2.0**own.clip_exponent * (1 - 2**-50))
+    return (
+        drawn
+        / np.linalg.norm(drawn, axis=2, keepdims=True)
+        * (length or 2.0**own.clip_exponent * (1 - 2**-50))
+    )
 
 
 def dealt(own, values, colluders, seed=0):
@@ -37,19 +45,33 @@ def dealt(own, values, colluders, seed=0):
 def revealed(shares, dealers=None):
     """What each holder reveals of the inner products of these dealers."""
     among = dealers or list(shares)
-    return {holder: g.multiply({dealer: shares[dealer][holder] for dealer in among}) for holder in shares}
+    return {
+        holder: g.multiply({dealer: shares[dealer][holder] for dealer in among})
+        for holder in shares
+    }
 
 
 def exactly(own, values):
     """⟨q_i, q_j⟩ [pairs, groups], in Python's integers."""
     q = [g.quantise(own, each).tolist() for each in values]
     pairs = [(i, j) for i in range(len(q)) for j in range(i, len(q))]
-    return [[sum(a * b for a, b in zip(q[i][k], q[j][k], strict=True)) for k in range(own.groups)] for i, j in pairs]
+    return [
+        [sum(a * b for a, b in zip(q[i][k], q[j][k], strict=True)) for k in range(own.groups)]
+        for i, j in pairs
+    ]
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2), st.integers(0, 4), st.integers(1, 3), st.integers(1, 30), st.integers(0, 2**31))
-def test_what_is_opened_are_the_inner_products_of_the_quantised_vectors(colluders, more, groups, width, seed):
+@given(
+    st.integers(0, 2),
+    st.integers(0, 4),
+    st.integers(1, 3),
+    st.integers(1, 30),
+    st.integers(0, 2**31),
+)
+def test_what_is_opened_are_the_inner_products_of_the_quantised_vectors(
+    colluders, more, groups, width, seed
+):
     own, n = compared(groups, width), max(3 * colluders + 1, 3) + more
     values = vectors(own, n, seed)
     shares = revealed(dealt(own, values, colluders, seed))
@@ -67,7 +89,12 @@ def test_who_is_lost_is_in_no_product():
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([-3, 0, 3, 20]), st.sampled_from([1, 7, 640]), st.floats(1e-3, 1), st.integers(0, 2**31))
+@given(
+    st.sampled_from([-3, 0, 3, 20]),
+    st.sampled_from([1, 7, 640]),
+    st.floats(1e-3, 1),
+    st.integers(0, 2**31),
+)
 def test_the_error_is_within_its_bound(clip, width, part, seed):
     own = compared(1, width, clip)
     values = vectors(own, 4, seed, length=part * 2.0**clip * (1 - 2**-50))
@@ -101,7 +128,9 @@ def test_a_vector_beyond_the_bound_is_refused():
     own = compared(clip=0)
     values = vectors(own, 1)[0]
     values[1] *= 1.01
-    with pytest.raises(LocalError, match=r"part 'rows': a vector has length 1.01, above the bound 2\^0 of the job"):
+    with pytest.raises(
+        LocalError, match=r"part 'rows': a vector has length 1.01, above the bound 2\^0 of the job"
+    ):
         g.quantise(own, values)
     values[1, 0] = np.nan
     with pytest.raises(LocalError, match="has length nan"):
@@ -111,24 +140,36 @@ def test_a_vector_beyond_the_bound_is_refused():
 def test_a_holder_reveals_its_product_under_the_zeros_of_both_dealers():
     own = compared()
     shares = dealt(own, vectors(own, 4), 1)
-    found, pairs = revealed(shares, dealers=[1, 2, 4])[3], [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)]
+    found, pairs = (
+        revealed(shares, dealers=[1, 2, 4])[3],
+        [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4)],
+    )
     for at, (i, j) in enumerate(pairs):
         mine, other = shares[i][3], shares[j][3]
         for group in range(own.groups):
-            total = sum(int(a) * int(b) for a, b in zip(mine.vectors[group], other.vectors[group], strict=True))
-            total += int(mine.zeros[j - 1, group]) + (int(other.zeros[i - 1, group]) if i != j else 0)
+            total = sum(
+                int(a) * int(b)
+                for a, b in zip(mine.vectors[group], other.vectors[group], strict=True)
+            )
+            total += int(mine.zeros[j - 1, group]) + (
+                int(other.zeros[i - 1, group]) if i != j else 0
+            )
             assert int(found[at, group]) == total % PRIME
 
 
 @pytest.mark.parametrize("colluders", [0, 1, 2])
-def test_vectors_are_hidden_by_a_polynomial_of_degree_d_and_products_by_one_of_twice_that_without_a_constant(colluders):
+def test_degrees_of_the_hiding_polynomials(
+    colluders,
+):
     own, n, d = compared(), 8, g.degree(colluders)
     shares = dealt(own, vectors(own, n), colluders)[1]
     f = np.stack([shares[k].vectors.reshape(-1) for k in range(1, n + 1)])
     z = np.stack([shares[k].zeros.reshape(-1) for k in range(1, n + 1)])
 
     def foretold(values, known):
-        """Which numbers of the last holder follow from those of the first so many, and what all of them have at 0."""
+        """Which numbers of the last holder follow from those of the first so many, and what all of
+        them have at 0.
+        """
         found = field.product(field.interpolation(range(1, known + 1), [0, n]), values[:known])
         return found[1] == values[n - 1], found[0]
 
@@ -172,16 +213,21 @@ def test_too_few_shares_open_nothing():
 
 
 def other_vectors(values):
-    """Other vectors with the same inner products: coordinates in another order, with other signs."""
+    """Other vectors with the same inner products: coordinates in another order, with other
+    signs.
+    """
     return -values[:, :, ::-1]
 
 
 @pytest.mark.parametrize(("n", "colluders"), [(4, 1), (7, 2)])
-def test_what_colluders_and_coordinator_see_fits_every_other_vectors_of_the_same_inner_products(n, colluders):
+def test_what_colluders_and_coordinator_see_fits_every_other_vectors_of_the_same_inner_products(
+    n, colluders
+):
     """The argument of the module, number by number.
 
-    From the draws behind one view of the last c silos and the coordinator, draws are made that give the very same view
-    for other vectors of the honest silos. They are as likely, since all draws are uniform.
+    From the draws behind one view of the last c silos and the coordinator, draws are made that give
+    the very same view for other vectors of the honest silos. They are as likely, since all draws
+    are uniform.
     """
     d, own = g.degree(colluders), compared(1, 6)
     honest, bad = range(1, n - colluders + 1), range(n - colluders + 1, n + 1)
@@ -211,7 +257,9 @@ def test_what_colluders_and_coordinator_see_fits_every_other_vectors_of_the_same
     # It is a polynomial that z may be: of degree 2d, and nothing at 0.
     for dealer in honest:
         for other in range(1, n + 1):
-            values_of = np.array([[twin[dealer][k].zeros[other - 1, 0]] for k in range(1, n + 1)], "<u8")
+            values_of = np.array(
+                [[twin[dealer][k].zeros[other - 1, 0]] for k in range(1, n + 1)], "<u8"
+            )
             at, rest = list(range(1, 2 * d + 2)), list(range(2 * d + 2, n + 1))
             found = field.product(field.interpolation(at, [0, *rest]), values_of[: 2 * d + 1])
             assert found.reshape(-1).tolist() == [0, *values_of[2 * d + 1 :].reshape(-1).tolist()]
@@ -256,7 +304,12 @@ def test_a_share_is_read_as_it_was_written_and_anything_else_is_none():
     found = g.loaded(own, 4, data)
     assert np.array_equal(found.vectors, share.vectors)
     assert np.array_equal(found.zeros, share.zeros)
-    assert g.loaded(own, 4, data[:-1]) is g.loaded(own, 4, data + b"\0") is g.loaded(own, 5, data) is None
+    assert (
+        g.loaded(own, 4, data[:-1])
+        is g.loaded(own, 4, data + b"\0")
+        is g.loaded(own, 5, data)
+        is None
+    )
     assert g.loaded(own, 4, PRIME.to_bytes(8, "little") + data[8:]) is None
     assert "vectors [2, 12]" in repr(share)
 

@@ -1,4 +1,6 @@
-"""A silo before a coordinator that cheats: each attack ends the attempt, with its code and blame."""
+"""A silo before a coordinator that cheats: each attack ends the attempt, with its code and
+blame.
+"""
 
 from dataclasses import replace
 from itertools import permutations
@@ -16,7 +18,16 @@ from staddle.security.log.merkle import Tree
 from staddle.security.secagg import coordinator_events as c
 from staddle.security.secagg import silo as machine
 from staddle.security.secagg import silo_events as s
-from staddle.security.secagg.dealing import PAIR, SELF, HeldShare, HeldShares, deal, deliver, distinct_keys, make_bundle
+from staddle.security.secagg.dealing import (
+    PAIR,
+    SELF,
+    HeldShare,
+    HeldShares,
+    deal,
+    deliver,
+    distinct_keys,
+    make_bundle,
+)
 from staddle.security.secagg.messages import Sets, Survival, make_header, make_survival, set_digest
 from staddle.security.secagg.receiving_keys import deliver_keys, key_root, receiving_keys
 from staddle.security.secagg.spec import Terms, specify
@@ -65,8 +76,12 @@ def swapped(items, index, item):
 
 def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
     state, event = before(run, "KeysReceived")
-    mine = make_bundle(state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator"))
-    assert ended(state, s.KeysReceived(swapped(event.bundles, 1, mine), event.keys)) == by_coordinator("KEYS")
+    mine = make_bundle(
+        state.ctx, FIVE[1], bytes(32), bytes([1]) * 32, bytes(32), signer("coordinator")
+    )
+    assert ended(
+        state, s.KeysReceived(swapped(event.bundles, 1, mine), event.keys)
+    ) == by_coordinator("KEYS")
     for changed in (
         replace(event.bundles[1], seal=public_key(b"x" * 32)),
         replace(event.bundles[1], mask=public_key(b"x" * 32)),
@@ -74,13 +89,17 @@ def test_keys_that_the_coordinator_put_in_the_place_of_a_silos(run):
         replace(event.bundles[1], seal=b""),
         replace(event.bundles[1], silo=FIVE[2]),
     ):
-        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, changed), event.keys)) == by_coordinator("KEYS")
+        assert ended(
+            state, s.KeysReceived(swapped(event.bundles, 1, changed), event.keys)
+        ) == by_coordinator("KEYS")
 
 
 def test_keys_of_another_attempt(run, other):
     state, event = before(run, "KeysReceived")
     replayed = before(other, "KeysReceived")[1].bundles[1]
-    assert ended(state, s.KeysReceived(swapped(event.bundles, 1, replayed), event.keys)) == by_coordinator("KEYS")
+    assert ended(
+        state, s.KeysReceived(swapped(event.bundles, 1, replayed), event.keys)
+    ) == by_coordinator("KEYS")
 
 
 def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
@@ -92,7 +111,9 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
         (*bundles, bundles[4]),
         (bundles[1], bundles[0], *bundles[2:]),
         bundles[1:],
-        swapped(bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))),
+        swapped(
+            bundles, 0, make_bundle(state.ctx, ME, bytes(32), b"1" * 32, bytes(32), signer(ME))
+        ),
     ):
         assert ended(state, s.KeysReceived(changed, event.keys)) == by_coordinator("KEYS")
 
@@ -100,10 +121,17 @@ def test_keys_of_a_stranger_of_one_twice_out_of_order_or_not_ours(run):
 def test_one_key_in_two_places(run):
     state, event = before(run, "KeysReceived")
     victim = before(run, "KeysReceived", FIVE[2])[0].seeds
-    for seeds in ((victim.seal, b"1" * 32), (b"1" * 32, victim.mask), (victim.mask, b"1" * 32), (b"1" * 32, b"1" * 32)):
+    for seeds in (
+        (victim.seal, b"1" * 32),
+        (b"1" * 32, victim.mask),
+        (victim.mask, b"1" * 32),
+        (b"1" * 32, b"1" * 32),
+    ):
         twin = make_bundle(state.ctx, FIVE[1], *seeds, bytes(32), signer(FIVE[1]))
         assert distinct_keys(swapped(event.bundles, 1, twin)) is not None
-        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, twin), event.keys)) == by_coordinator("KEYS")
+        assert ended(
+            state, s.KeysReceived(swapped(event.bundles, 1, twin), event.keys)
+        ) == by_coordinator("KEYS")
 
 
 def test_a_key_of_low_order(run):
@@ -111,7 +139,9 @@ def test_a_key_of_low_order(run):
     for field in ("seal", "mask"):
         bundle = replace(event.bundles[1], **{field: bytes(32)}, signature=b"")
         signed = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-        assert ended(state, s.KeysReceived(swapped(event.bundles, 1, signed), event.keys)) == by_coordinator("KEYS")
+        assert ended(
+            state, s.KeysReceived(swapped(event.bundles, 1, signed), event.keys)
+        ) == by_coordinator("KEYS")
 
 
 def test_receiving_keys_that_their_silos_did_not_sign_for_us(run):
@@ -142,25 +172,40 @@ def test_a_receiving_key_of_low_order_that_a_silo_signed(run):
     keys = (replace(keys[0], public=bytes(32)), *keys[1:])
     bundle = replace(event.bundles[1], receiving=key_root(keys), signature=b"")
     bundle = replace(bundle, signature=signer(FIVE[1])(SECAGG_KEYS, bundle.payload(state.ctx)))
-    brought = s.KeysReceived(swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:]))
+    brought = s.KeysReceived(
+        swapped(event.bundles, 1, bundle), (deliver_keys(FIVE[1], keys)[ME], *event.keys[1:])
+    )
     assert ended(state, brought) == by_coordinator("KEYS")
 
 
 def test_too_few_gave_keys(run):
     state, event = before(run, "KeysReceived")
-    assert machine.advance(state, s.KeysReceived(event.bundles[:4], event.keys[:3]))[0].stage == "shares"
+    assert (
+        machine.advance(state, s.KeysReceived(event.bundles[:4], event.keys[:3]))[0].stage
+        == "shares"
+    )
     assert ended(state, s.KeysReceived(event.bundles[:3], event.keys[:2])) == by_coordinator("KEYS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=5)))
-    assert ended(strict, s.KeysReceived(event.bundles[:4], event.keys[:3])) == by_coordinator("KEYS")
+    assert ended(strict, s.KeysReceived(event.bundles[:4], event.keys[:3])) == by_coordinator(
+        "KEYS"
+    )
 
 
 # Shares.
 
 
 def redealt(run, dealer, **fields):
-    """What a dealer of the run dealt to ME, dealt anew by ``fields``: its own machine's words, signed by it."""
+    """What a dealer of the run dealt to ME, dealt anew by ``fields``: its own machine's words,
+    signed by it.
+    """
     state, event = before(run, "KeysReceived", dealer)
-    given = {"h_u1": run.state.h_u1, "seeds": state.seeds, "ctx": state.ctx, "threshold": 4, **fields}
+    given = {
+        "h_u1": run.state.h_u1,
+        "seeds": state.seeds,
+        "ctx": state.ctx,
+        "threshold": 4,
+        **fields,
+    }
     holders = {silo: state.spec.holder(silo) for silo in FIVE}
     dealing, portions, _ = deal(
         given["ctx"],
@@ -183,19 +228,26 @@ def told(run, index, delivery):
 def complained(run, index, delivery):
     """What a silo says of a portion that is rubbish, and how its attempt ends."""
     state, event = before(run, "SharesReceived")
-    after, (sent, end) = machine.advance(state, s.SharesReceived(swapped(event.deliveries, index, delivery)))
+    after, (sent, end) = machine.advance(
+        state, s.SharesReceived(swapped(event.deliveries, index, delivery))
+    )
     assert (after.stage, after.seeds, after.held) == ("ended", None, {})
     return sent.complaint, (end.code, end.blame)
 
 
 def test_shares_that_are_not_signed_or_of_another_attempt_or_set(run, other):
     delivery = before(run, "SharesReceived")[1].deliveries[1]
-    assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, root=bytes(32)))) == by_coordinator(
+    assert told(
+        run, 1, replace(delivery, dealing=replace(delivery.dealing, root=bytes(32)))
+    ) == by_coordinator("SHARES")
+    assert told(
+        run, 1, replace(delivery, dealing=replace(delivery.dealing, signature=b""))
+    ) == by_coordinator("SHARES")
+    assert told(run, 1, before(other, "SharesReceived")[1].deliveries[1]) == by_coordinator(
         "SHARES"
     )
-    assert told(run, 1, replace(delivery, dealing=replace(delivery.dealing, signature=b""))) == by_coordinator("SHARES")
-    assert told(run, 1, before(other, "SharesReceived")[1].deliveries[1]) == by_coordinator("SHARES")
-    assert told(run, 1, redealt(run, FIVE[1], h_u1=bytes(32))) == by_coordinator("SHARES")  # it was told another U1
+    # it was told another U1
+    assert told(run, 1, redealt(run, FIVE[1], h_u1=bytes(32))) == by_coordinator("SHARES")
 
 
 def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
@@ -203,7 +255,9 @@ def test_a_portion_that_is_not_the_one_signed_or_for_another(run):
     theirs = before(run, "SharesReceived", FIVE[2])[1].deliveries[1]
     for changed in (
         theirs,
-        replace(delivery, portion=replace(delivery.portion, sealed=delivery.portion.sealed[:-1] + b"x")),
+        replace(
+            delivery, portion=replace(delivery.portion, sealed=delivery.portion.sealed[:-1] + b"x")
+        ),
         replace(delivery, portion=replace(delivery.portion, own=bytes(32))),
         replace(delivery, proof=delivery.proof[1:]),
         replace(delivery, proof=(*delivery.proof, bytes(32))),
@@ -217,7 +271,9 @@ def signed_portion(run, dealer, change):
     state, _ = before(run, "KeysReceived", dealer)
     portions = [run.state.portions[dealer][i] for i in range(5)]
     portions[0] = change(portions[0])
-    dealing = replace(run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b"")
+    dealing = replace(
+        run.state.dealings[dealer], root=Tree(p.leaf() for p in portions).root(), signature=b""
+    )
     dealing = replace(dealing, signature=signer(dealer)(SECAGG_DEALING, dealing.payload(state.ctx)))
     return deliver(dealing, portions)[0]
 
@@ -243,9 +299,15 @@ def test_an_honest_redealing_is_accepted(run):
     """The attacks above fail for what they say, and not for how the test makes them."""
     state, event = before(run, "SharesReceived")
     fresh = redealt(run, FIVE[1])
-    assert machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, fresh)))[0].stage == "uploading"
+    assert (
+        machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, fresh)))[0].stage
+        == "uploading"
+    )
     same = signed_portion(run, FIVE[1], lambda p: p)
-    assert machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, same)))[0].stage == "uploading"
+    assert (
+        machine.advance(state, s.SharesReceived(swapped(event.deliveries, 1, same)))[0].stage
+        == "uploading"
+    )
 
 
 def test_u2_without_us_too_small_or_not_of_u1(run):
@@ -301,7 +363,9 @@ def test_headers_that_do_not_hold(run, other):
         replace(event.headers[1], length=-1),
         before(other, "SurvivorsReceived")[1].headers[1],
     ):
-        assert ended(state, s.SurvivorsReceived(swapped(event.headers, 1, changed))) == by_coordinator("UPLOAD")
+        assert ended(
+            state, s.SurvivorsReceived(swapped(event.headers, 1, changed))
+        ) == by_coordinator("UPLOAD")
 
 
 def test_survivors_without_us_too_few_or_not_of_u2(run):
@@ -309,7 +373,9 @@ def test_survivors_without_us_too_few_or_not_of_u2(run):
     h = event.headers
     assert [header.silo for header in h] == list(FIVE[:4])
     ours = make_header(state.ctx, ME, h[0].h_u2, h[0].length, bytes(32), b"", signer(ME))
-    fifth = make_header(state.ctx, "silo-99", h[0].h_u2, h[0].length, bytes(32), b"", signer("silo-99"))
+    fifth = make_header(
+        state.ctx, "silo-99", h[0].h_u2, h[0].length, bytes(32), b"", signer("silo-99")
+    )
     for changed in (h[1:], h[:3], (*h, h[3]), (h[1], h[0], *h[2:]), (*h, fifth), (ours, *h[1:])):
         assert ended(state, s.SurvivorsReceived(changed)) == by_coordinator("SURVIVORS")
     strict = replace(state, party=replace(state.party, terms=Terms(min_honest=4)))
@@ -342,7 +408,10 @@ def test_too_few_signatures_and_signatures_of_another_set(run, other):
         swapped(notes, 1, make_survival(state.ctx, "silo-99", shrunk, signer("silo-99"))),
         swapped(notes, 1, before(other, "NotesReceived")[1].survivals[1]),
         (*notes, Survival(FIVE[3], notes[3].signature)),
-        (*notes, make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST))),
+        (
+            *notes,
+            make_survival(state.ctx, LOST, Sets(state.h_u1, state.h_u2, state.h_u3), signer(LOST)),
+        ),
     ):
         assert ended(state, s.NotesReceived(changed)) == by_coordinator("NOTES")
 
@@ -352,7 +421,9 @@ def test_a_signature_binds_every_set(run, field):
     state, event = before(run, "NotesReceived")
     sets = replace(Sets(state.h_u1, state.h_u2, state.h_u3), **{field: bytes(32)})
     wrong = make_survival(state.ctx, FIVE[1], sets, signer(FIVE[1]))
-    assert ended(state, s.NotesReceived(swapped(event.survivals, 1, wrong))) == by_coordinator("NOTES")
+    assert ended(state, s.NotesReceived(swapped(event.survivals, 1, wrong))) == by_coordinator(
+        "NOTES"
+    )
 
 
 def test_of_each_silo_one_share_by_our_own_map(run):
@@ -362,7 +433,9 @@ def test_of_each_silo_one_share_by_our_own_map(run):
     assert kinds == [(silo, SELF) for silo in FIVE[:4]] + [(LOST, PAIR)]
     for revealed in effect.reveal.shares:
         assert revealed.held == state.held[revealed.dealer].of(revealed.kind)
-        assert revealed.held != state.held[revealed.dealer].of(PAIR if revealed.kind == SELF else SELF)
+        assert revealed.held != state.held[revealed.dealer].of(
+            PAIR if revealed.kind == SELF else SELF
+        )
     # a second request, with other signatures of the same set even, gets nothing
     assert machine.advance(after, event) == (after, ())
     assert machine.advance(after, s.NotesReceived(event.survivals[::-1])) == (after, ())
@@ -372,10 +445,18 @@ def test_of_each_silo_one_share_by_our_own_map(run):
 
 
 @pytest.mark.parametrize(
-    "name", ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived", "ResultReceived"]
+    "name",
+    ["KeysReceived", "SharesReceived", "SurvivorsReceived", "NotesReceived", "ResultReceived"],
 )
 def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
-    order = ["KeysReceived", "SharesReceived", "Streamed", "SurvivorsReceived", "NotesReceived", "ResultReceived"]
+    order = [
+        "KeysReceived",
+        "SharesReceived",
+        "Streamed",
+        "SurvivorsReceived",
+        "NotesReceived",
+        "ResultReceived",
+    ]
     _, event = before(run, name)
     early = {"ResultReceived": ["NotesReceived"]}.get(name, [])  # others may reveal before us
     for later in order:
@@ -389,7 +470,9 @@ def test_a_message_again_changes_nothing_and_too_early_ends(run, name):
 def test_another_first_message_is_equivocation(run):
     state, _ = before(run, "SurvivorsReceived")
     keys, shares = before(run, "KeysReceived")[1], before(run, "SharesReceived")[1]
-    assert ended(state, s.KeysReceived(keys.bundles[:4], keys.keys[:3])) == by_coordinator("EQUIVOCATION")
+    assert ended(state, s.KeysReceived(keys.bundles[:4], keys.keys[:3])) == by_coordinator(
+        "EQUIVOCATION"
+    )
     assert ended(state, s.SharesReceived(shares.deliveries[:4])) == by_coordinator("EQUIVOCATION")
 
 
@@ -430,7 +513,9 @@ def test_whatever_comes_each_message_is_sent_once_and_revealing_needs_all_before
     for name in names_:
         state, effects = machine.advance(state, events[name])
         sent += [type(effect).__name__ for effect in effects]
-    once = [name for name in sent if name in ("SendShares", "UploadWords", "SendSurvival", "SendReveal")]
+    once = [
+        name for name in sent if name in ("SendShares", "UploadWords", "SendSurvival", "SendReveal")
+    ]
     assert len(once) == len(set(once))
     assert once == ["SendShares", "UploadWords", "SendSurvival", "SendReveal"][: len(once)]
     assert not {"SendSurvival", "SendAbandon"} <= set(sent)  # never both
@@ -488,7 +573,9 @@ def test_stopped_ends_with_nobodys_fault(run):
 def entered(spec, *, memory=None, own=None, notes=(), by="coordinator", silo=ME):
     party = machine.Participant(silo, signers(FIVE), Terms(), signer(silo), Drawn("entered"))
     signature = signer(by)(SECAGG_SPEC, spec.payload())
-    return machine.begin(party, own or frame(), spec.payload(), signature, memory or machine.Memory(), notes)
+    return machine.begin(
+        party, own or frame(), spec.payload(), signature, memory or machine.Memory(), notes
+    )
 
 
 def test_two_models_or_two_schemas_are_refused_at_the_door():
@@ -512,7 +599,9 @@ def test_a_held_share_that_is_no_number_of_the_field_never_fits():
     committed = commitment(b"c", "a", "b", SELF, share.salt, share.share)
     assert not share.fits(b"c", "a", "b", SELF, committed)
     long = HeldShare(bytes(33), bytes(33))
-    assert not long.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, long.salt, long.share))
+    assert not long.fits(
+        b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, long.salt, long.share)
+    )
     good = HeldShare(bytes(33), bytes(32))
     assert good.fits(b"c", "a", "b", SELF, commitment(b"c", "a", "b", SELF, good.salt, good.share))
     assert HeldShares(share, good).of(PAIR) is good
@@ -523,19 +612,34 @@ def test_public_weights_are_checked_again_on_the_survivors():
     own = frame(groups=(group(weights="public"),), counts=counts)
     ran = Run(specify(own, FIVE, 0), ones(FIVE), own=own).finish()
     assert ran.opened[0].weight.tolist() == [50.0]
-    heavy = frame(groups=(group(weights="public"),), counts=tuple(zip(FIVE, (20, 10, 10, 10, 10), strict=True)))
-    ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}).finish()
+    heavy = frame(
+        groups=(group(weights="public"),),
+        counts=tuple(zip(FIVE, (20, 10, 10, 10, 10), strict=True)),
+    )
+    ran = Run(
+        specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}
+    ).finish()
     assert ran.opened[0].weight.tolist() == [50.0]
     state, event = before(ran, "SurvivorsReceived")
-    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))  # 20, 10, 10 count as 2.67 silos
+    # 20, 10, 10 count as 2.67 silos
+    strict = replace(state, party=replace(state.party, terms=Terms(min_cohort=4)))
     assert ended(strict, event) == by_coordinator("SURVIVORS")
-    ran = Run(specify(heavy, FIVE, 0), ones(FIVE), own=heavy, drops={FIVE[1]: "SendHeader"}, terms=Terms(4)).finish()
+    ran = Run(
+        specify(heavy, FIVE, 0),
+        ones(FIVE),
+        own=heavy,
+        drops={FIVE[1]: "SendHeader"},
+        terms=Terms(4),
+    ).finish()
     assert (ran.opened, ran.ends["coordinator"].code) == (None, "TOO_FEW")
     assert [effect for _, effect in ran.sent if isinstance(effect, c.DeliverSurvivors)] == []
 
 
 def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
-    """Signed: no other attempt of the round, none from the model. Uploaded only: none without the others' word."""
+    """Signed: no other attempt of the round, none from the model.
+
+    Uploaded only: none without the others' word.
+    """
     ran = Run(attempt(5), ones(FIVE), drops={FIVE[1]: "SendHeader"}).finish()
     assert ran.opened is not None
     smaller = [
@@ -553,7 +657,9 @@ def test_a_retry_without_some_silos_shows_their_difference_to_nobody():
 
     def from_round(start, silo):
         memory = ran.memories[silo].starting(start)
-        return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[0]
+        return entered(fresh, own=frame(round=4, model_digest="ee" * 32), memory=memory, silo=silo)[
+            0
+        ]
 
     blamed = ((ME, "coordinator", "ATTEMPT"), (FIVE[1], "", "ABANDON"))
     for silo, peer, code in blamed:  # trained once more from where round 3 began
@@ -574,9 +680,16 @@ def test_notes_on_an_earlier_round_count_of_silos_that_the_new_cohort_lacks():
     spec = specify(own, eight[:4], 0)
 
     def enter(others):
-        party = machine.Participant(ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others)
+        party = machine.Participant(
+            ME, signers(eight[:4]), Terms(), signer(ME), Drawn("entered"), others
+        )
         return machine.begin(
-            party, own, spec.payload(), signer("coordinator")(SECAGG_SPEC, spec.payload()), memory, notes
+            party,
+            own,
+            spec.payload(),
+            signer("coordinator")(SECAGG_SPEC, spec.payload()),
+            memory,
+            notes,
         )
 
     assert enter(signers(eight))[0].stage == "keys"

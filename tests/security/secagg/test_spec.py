@@ -20,10 +20,14 @@ from staddle.security.secagg.spec import RoundSpec, Terms, specify, threshold
 FOUR = names(4)
 
 
-def received(document, own=None, terms=None, silo=FOUR[0], by="coordinator", label=SECAGG_SPEC, silos=FOUR):
+def received(
+    document, own=None, terms=None, silo=FOUR[0], by="coordinator", label=SECAGG_SPEC, silos=FOUR
+):
     data = document.payload() if isinstance(document, RoundSpec) else canonical_json(document)
     payload = validate(json.loads(data), RoundSpec, "x").payload() if label else data
-    return round_spec.receive(data, signer(by)(label, payload), own or frame(), terms or Terms(), signers(silos), silo)
+    return round_spec.receive(
+        data, signer(by)(label, payload), own or frame(), terms or Terms(), signers(silos), silo
+    )
 
 
 def refused(*args, **fields):
@@ -45,8 +49,12 @@ def test_what_the_coordinator_specifies_the_silo_accepts():
 
 
 def test_the_context_is_known_and_binds_every_field():
-    spec = specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0)
-    assert spec.context().hex() == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
+    spec = specify(
+        frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR)), FOUR, 0
+    )
+    assert (
+        spec.context().hex() == "dd2792c0737e6f36b0eaa77757cb5cc92cc8a3beca5b1b7fdaa1f7a1d98f30ff"
+    )
     others = {
         "federation": "other",
         "roster": "ee" * 32,
@@ -70,8 +78,12 @@ def test_the_context_is_known_and_binds_every_field():
         "tagged": True,
         "compared": {"name": "rows", "groups": 1, "width": 640, "clip_exponent": 3},
     }
-    assert set(others) | {"protocol", "exchange", "prg"} == set(RoundSpec.model_fields)  # those have one value
-    found = {validate(altered(spec, **{name: value}), RoundSpec, "x").context() for name, value in others.items()}
+    # those have one value
+    assert set(others) | {"protocol", "exchange", "prg"} == set(RoundSpec.model_fields)
+    found = {
+        validate(altered(spec, **{name: value}), RoundSpec, "x").context()
+        for name, value in others.items()
+    }
     assert len(found | {spec.context()}) == len(others) + 1
     for name, value in (("protocol", "staddle-secagg/2"), ("exchange", "mix"), ("prg", 1)):
         with pytest.raises(LocalError, match=name):
@@ -93,7 +105,14 @@ def test_thresholds():
 
 
 def test_1_what_is_no_specification():
-    for data in (b"", b"{", b"[]", b"\xff", b"{}", specify(frame(), FOUR, 0).payload().replace(b":", b": ", 1)):
+    for data in (
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        specify(frame(), FOUR, 0).payload().replace(b":", b": ", 1),
+    ):
         with pytest.raises(RefusedError) as caught:
             round_spec.receive(data, bytes(64), frame(), Terms(), signers(FOUR), FOUR[0])
         assert (caught.value.peer, caught.value.code) == ("coordinator", "SPEC")
@@ -136,7 +155,9 @@ def test_2_the_coordinator_signed_it():
 
 def test_3_the_cohort_are_silos_of_the_roster_and_we_are_one():
     assert "names silo-03, no silo" in refused(specify(frame(), FOUR, 0), silos=FOUR[:3]).why
-    assert "does not name it" in refused(specify(frame(), FOUR, 0), silo="silo-04", silos=names(5)).why
+    assert (
+        "does not name it" in refused(specify(frame(), FOUR, 0), silo="silo-04", silos=names(5)).why
+    )
 
 
 def test_4_the_cohort_is_what_our_policy_asks():
@@ -144,7 +165,11 @@ def test_4_the_cohort_is_what_our_policy_asks():
         own = frame(**fields)
         return own, specify(own, names(n), 0), terms
 
-    accepted = [asked(4, Terms()), asked(3, Terms(colluders=0), colluders=0), asked(7, Terms(colluders=2), colluders=2)]
+    accepted = [
+        asked(4, Terms()),
+        asked(3, Terms(colluders=0), colluders=0),
+        asked(7, Terms(colluders=2), colluders=2),
+    ]
     for own, spec, terms in accepted:
         assert received(spec, own, terms, silos=names(7)) == spec
     own, spec, terms = asked(4, Terms(), colluders=0)
@@ -171,7 +196,9 @@ def test_4_a_lower_or_higher_threshold_is_refused():
 
 def test_4_public_weights_that_concentrate_are_refused():
     def public(*counts):
-        return frame(groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=False)))
+        return frame(
+            groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=False))
+        )
 
     assert received(specify(public(10, 10, 12, 9), FOUR, 0), public(10, 10, 12, 9))
     own = public(100, 10, 12, 9)
@@ -224,7 +251,10 @@ def test_5_a_scale_or_counts_that_do_not_follow_are_refused():
     wrong = spec.groups[0].model_copy(update={"scale_exponent": 26})
     assert "specifies groups" in refused(altered(spec, groups=[wrong.model_dump()])).why
     own = frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR))
-    assert "specifies counts" in refused(altered(specify(own, FOUR, 0), counts=[10, 10, 10, 11]), own).why
+    assert (
+        "specifies counts"
+        in refused(altered(specify(own, FOUR, 0), counts=[10, 10, 10, 11]), own).why
+    )
     missing = replace(own, counts=own.counts[:3])
     assert "no declared count of silo-03" in refused(specify(own, FOUR, 0), missing).why
 
@@ -255,7 +285,10 @@ def test_survivors_2_honest():
 
 
 def test_sums_may_lack_silos_that_are_excused_and_no_others():
-    """Of two batches of four, whose silos may be three; a colluder less is no silo less that is honest."""
+    """Of two batches of four, whose silos may be three.
+
+    A colluder less is no silo less that is honest.
+    """
     eight = names(8)
     terms = Terms(batches=(eight[:4], eight[4:]))
     excused = replace(terms, excused=frozenset(eight[:1]))
@@ -266,7 +299,8 @@ def test_sums_may_lack_silos_that_are_excused_and_no_others():
     round_spec.check_survivors(seven, excused, eight[1:])
     assert f"the sum lacks {eight[0]}, {eight[1]}" in survivors_fault(seven, excused, eight[2:])
     whole = specify(frame(), eight, 0)
-    for survivors in (eight, eight[1:]):  # of the round in which it was found out, and of those before
+    # of the round in which it was found out, and of those before
+    for survivors in (eight, eight[1:]):
         round_spec.check_cohort(whole, excused)
         round_spec.check_survivors(whole, excused, survivors)
     two = replace(terms, excused=frozenset(eight[:2]))
@@ -278,12 +312,18 @@ def test_sums_may_lack_silos_that_are_excused_and_no_others():
     one = Terms(batches=(eight[:5],), excused=frozenset(eight[:1]))
     round_spec.check_cohort(specify(frame(), eight[1:5], 0), one)
     with pytest.raises(RefusedError, match="a cohort of 3 does not withstand colluders = 1"):
-        round_spec.check_cohort(specify(frame(), eight[2:5], 0), replace(one, excused=frozenset(eight[:2])))
+        round_spec.check_cohort(
+            specify(frame(), eight[2:5], 0), replace(one, excused=frozenset(eight[:2]))
+        )
 
 
 def test_survivors_3_concentration():
     counts = (10, 10, 10, 15)
-    spec = specify(frame(groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=True))), FOUR, 0)
+    spec = specify(
+        frame(groups=(group(weights="public"),), counts=tuple(zip(FOUR, counts, strict=True))),
+        FOUR,
+        0,
+    )
     round_spec.check_cohort(spec, Terms())
     round_spec.check_survivors(spec, Terms(), FOUR)
     round_spec.check_survivors(spec, Terms(), FOUR[:3])
@@ -305,10 +345,19 @@ def test_concentration_as_rule_5_says_it(counts, min_cohort):
 
 @pytest.mark.parametrize(
     ("counts", "min_cohort", "faulty"),
-    [((15, 10, 10, 7), 2, False), ((15, 15, 15), 3, False), ((15, 15, 14), 2, True), ((5,), 2, True), ((), 2, False)],
+    [
+        ((15, 10, 10, 7), 2, False),
+        ((15, 15, 15), 3, False),
+        ((15, 15, 14), 2, True),
+        ((5,), 2, True),
+        ((), 2, False),
+    ],
 )
 def test_concentration_of_few_and_of_equals(counts, min_cohort, faulty):
-    """A third of all may be too much where another is as large; the heaviest sees the second, the others see it."""
+    """A third of all may be too much where another is as large.
+
+    The heaviest sees the second, the others see it.
+    """
     assert bool(concentration_fault(counts, min_cohort)) == faulty
 
 
@@ -327,14 +376,20 @@ def test_concentration_of_large_counts_is_exact_unless_they_were_rounded():
 
 def test_a_missing_count_is_said():
     with pytest.raises(LocalError, match="no declared count of silo-03"):
-        specify(frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR[:3])), FOUR, 0)
+        specify(
+            frame(groups=(group(weights="public"),), counts=tuple((s, 10) for s in FOUR[:3])),
+            FOUR,
+            0,
+        )
 
 
 def test_signers_of_a_roster(tmp_path):
     roles = {"coordinator": Role.COORDINATOR, "silo-a": Role.SILO}
     entries = {m: create_keys(tmp_path / m, m, role, "org") for m, role in roles.items()}
     keys = {m: load_keys(tmp_path / m) for m in roles}
-    found = Signers.of(SimpleNamespace(coordinator=entries["coordinator"], silos=(entries["silo-a"],)))
+    found = Signers.of(
+        SimpleNamespace(coordinator=entries["coordinator"], silos=(entries["silo-a"],))
+    )
     assert found.by_coordinator(JOB, b"x", keys["coordinator"].sign(JOB, b"x"))
     assert found.by_silo("silo-a", JOB, b"x", keys["silo-a"].sign(JOB, b"x"))
     assert not found.by_silo("silo-b", JOB, b"x", keys["silo-a"].sign(JOB, b"x"))

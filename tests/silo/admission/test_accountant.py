@@ -1,4 +1,6 @@
-"""What a job spends at a silo: durable before it is spent, kept to the job's own target, never forgotten in a crash."""
+"""What a job spends at a silo: durable before it is spent, kept to the job's own target, never
+forgotten in a crash.
+"""
 
 import pytest
 import torch
@@ -47,7 +49,9 @@ def test_a_round_takes_the_steps_that_it_reserved_and_gives_back_the_rest(world,
 def test_no_step_is_taken_beyond_or_beside_a_reservation(world, job):
     with opened(world) as budget:
         account = account_of(world, budget, job)
-        spending = account.reserve(0, [Spend("training", "2", "0.25", 1), Spend("metrics", "20", "1", 1)])
+        spending = account.reserve(
+            0, [Spend("training", "2", "0.25", 1), Spend("metrics", "20", "1", 1)]
+        )
         spending.take("training")
         with pytest.raises(ExhaustedError, match="had 1 of these, which are taken"):
             spending.take("training")
@@ -70,7 +74,9 @@ def test_the_job_is_kept_to_its_own_target_at_its_own_delta(world, made, job):
         spending = account.reserve(0, many)  # 4.3 at 1e-9, and under the 6 of the other job at 1e-5
         for _ in range(14):
             spending.take("training")
-        with pytest.raises(ExhaustedError, match=r"at delta = 0\.000000001, over the job's own target of 5\.0"):
+        with pytest.raises(
+            ExhaustedError, match=r"at delta = 0\.000000001, over the job's own target of 5\.0"
+        ):
             account.reserve(1, many)
         assert steps_of(budget, strict) == {STEPS: 14}
 
@@ -85,13 +91,19 @@ def test_counts_are_drawn_once_whatever_restarts(world, made, job):
     with opened(world) as budget:
         account = account_of(world, budget, job)
         kept = account.counts()
-        assert (kept.counts.tolist(), kept.counts.dtype, kept.id) == ([12, 0, 31], torch.int64, spending.id)
+        assert (kept.counts.tolist(), kept.counts.dtype, kept.id) == (
+            [12, 0, 31],
+            torch.int64,
+            spending.id,
+        )
         other = private_job(made, "other")
         folder = JobFolder(world.path.parent / "jobs" / "other")
         folder.accept(b"{}")
         path = world.path.parent / "jobs" / job.name / COUNTS
         (folder.path / COUNTS).write_bytes(path.read_bytes())
-        with pytest.raises(LocalError, match=r"counts\.json: not the counts that this job released here"):
+        with pytest.raises(
+            LocalError, match=r"counts\.json: not the counts that this job released here"
+        ):
             JobAccount(budget, other, folder).counts()
         path.write_text("{}")
         with pytest.raises(LocalError, match="counts"):
@@ -130,17 +142,24 @@ def check(job, world, promised):
     assert counts is not None or not promised
     if counts is not None:
         assert counts.counts.tolist() == [5, 0, 7]
-    assert len([record for record in records(world.path) if record["type"] == "privacy.head"]) >= promised
+    assert (
+        len([record for record in records(world.path) if record["type"] == "privacy.head"])
+        >= promised
+    )
 
 
 @pytest.mark.parametrize("how", ["before", "torn"])
-def test_killed_at_any_call_nothing_spent_is_forgotten(world, made, job, tmp_path, monkeypatch, how):
+def test_killed_at_any_call_nothing_spent_is_forgotten(
+    world, made, job, tmp_path, monkeypatch, how
+):
     def world_of(place):
         return World(made, place, world.policy)
 
     with monkeypatch.context() as patch:
         calls, begun = Calls(patch), []
-        scenario(job, world_of, lambda: begun.append(len(calls.made)))(tmp_path / "whole", lambda _: None)
+        scenario(job, world_of, lambda: begun.append(len(calls.made)))(
+            tmp_path / "whole", lambda _: None
+        )
     deadly = ("write",) if how == "torn" else ("write", "replace")
     places = [nth for nth, name in enumerate(calls.made, 1) if nth > begun[0] and name in deadly]
     assert len(places) > 5

@@ -1,4 +1,6 @@
-"""The agent's budget: opened beside the ledger that keeps its head, and refused where the two do not agree."""
+"""The agent's budget: opened beside the ledger that keeps its head, and refused where the two do
+not agree.
+"""
 
 import shutil
 import threading
@@ -38,7 +40,11 @@ def test_each_reservation_has_its_head_in_the_ledger_with_what_is_spent(world, j
         one = steppers.reservation
         steppers.take(0)
         budget.reserve(job, 1, SPEND, CEILING)
-        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 2)] == [True, False, True]
+        assert [budget.paid(seq, job.digest) for seq in (one.seq, one.seq + 1, one.seq + 2)] == [
+            True,
+            False,
+            True,
+        ]
         assert not budget.paid(one.seq, "ab" * 32)
     first, second = heads(world)
     assert (first["dataset"], first["delta"], first["limit"]) == ("data", "0.00001", "8.0")
@@ -54,7 +60,8 @@ def test_a_restart_resets_nothing_and_a_crash_is_no_rollback(world, job):
         for _ in range(3):
             taken.take(0)
         budget.commit(job, taken.reservation.seq)
-        budget._budget.reserve(job.name, job.digest, 2, "x", taken.reservation.events)  # died before the head was kept
+        # died before the head was kept
+        budget._budget.reserve(job.name, job.digest, 2, "x", taken.reservation.events)
     world.restart()
     with opened(world) as budget:
         assert steps_of(budget, job) == {("2", "0.25"): 7}
@@ -84,7 +91,8 @@ def test_a_changed_policy_sets_another_limit_from_the_start_on(world, made, job)
     strict = policy_for(made, job, epsilon=1.7)
     with opened(world, strict) as budget:
         with pytest.raises(
-            ExhaustedError, match=r"all of job 'private' would bring .* over the policy's limit of 1\.7"
+            ExhaustedError,
+            match=r"all of job 'private' would bring .* over the policy's limit of 1\.7",
         ):
             budget.check_room(job, planned)
         budget.reserve(job, 1, [Spend("training", "90", "0.25", 4)], CEILING)
@@ -135,7 +143,8 @@ def put_back(folder, copy):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"), [(remove, "gone, and with it"), (empty, "gone, and with it"), (put_back, "was rolled back")]
+    ("change", "why"),
+    [(remove, "gone, and with it"), (empty, "gone, and with it"), (put_back, "was rolled back")],
 )
 def test_a_budget_that_was_lost_or_rolled_back_is_refused(world, job, tmp_path, change, why):
     with opened(world) as budget:

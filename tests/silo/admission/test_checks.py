@@ -21,7 +21,13 @@ from staddle.security.identity.domains import JOB, ROSTER
 from staddle.security.identity.keys import load_keys
 from staddle.security.identity.signed_document import sign_document
 from staddle.security.policy.release import SUM_READER
-from staddle.silo.admission.checks import admit, asked_of_rows, checked_cohort, outflows, sum_objections
+from staddle.silo.admission.checks import (
+    admit,
+    asked_of_rows,
+    checked_cohort,
+    outflows,
+    sum_objections,
+)
 from staddle.silo.config import SiloConfig, Weights
 
 SILOS = ("silo-a", "silo-b", "silo-c")
@@ -73,16 +79,23 @@ def signed_by(made):
 
 def test_a_cohort_is_sorted(made):
     cohort = ["silo-c", "silo-a"]
-    assert checked_cohort(cohort, made.jobs["simple"], 1, "silo-a", made.roster) == ("silo-a", "silo-c")
+    assert checked_cohort(cohort, made.jobs["simple"], 1, "silo-a", made.roster) == (
+        "silo-a",
+        "silo-c",
+    )
     assert cohort == ["silo-c", "silo-a"]
 
 
 @pytest.mark.parametrize(
     ("cohort", "said"),
     [
-        (["silo-a", "silo-b", "silo-x"], "names 'silo-x'; the job draws silo-a, silo-b for this round"),
+        (
+            ["silo-a", "silo-b", "silo-x"],
+            "names 'silo-x'; the job draws silo-a, silo-b for this round",
+        ),
         (["silo-a", "coordinator"], "names 'coordinator'; the job draws"),
-        (["silo-a", "silo-b", "silo-c"], "names 'silo-c'; the job draws"),  # of the roster, and the job is not for it
+        # of the roster, and the job is not for it
+        (["silo-a", "silo-b", "silo-c"], "names 'silo-c'; the job draws"),
         (["silo-a", ""], "names ''; the job draws"),
         (["silo-a", "x" * 3_000_000], f"names '{'x' * 64}'; the job draws"),
         (["silo-a", "silo-b", "silo-a"], "has a silo twice"),
@@ -92,13 +105,17 @@ def test_a_cohort_is_sorted(made):
 )
 def test_a_cohort_that_cannot_have_been_drawn_is_refused(made, cohort, said):
     job = made.job("for-two", silos=SILOS[:2])
-    with pytest.raises(PeerError, match=f"asks for round 3 of job 'for-two' with a cohort (that )?{said}"):
+    with pytest.raises(
+        PeerError, match=f"asks for round 3 of job 'for-two' with a cohort (that )?{said}"
+    ):
         checked_cohort(cohort, job, 3, "silo-a", made.roster)
 
 
 def test_a_silo_that_left_the_roster_is_in_no_cohort(made):
     roster = rosters.remove(made.roster, "silo-b")
-    with pytest.raises(PeerError, match="names 'silo-b'; the job draws silo-a, silo-c for this round"):
+    with pytest.raises(
+        PeerError, match="names 'silo-b'; the job draws silo-a, silo-c for this round"
+    ):
         checked_cohort(["silo-a", "silo-b"], made.jobs["simple"], 0, "silo-a", roster)
 
 
@@ -110,7 +127,9 @@ def test_a_cohort_has_only_silos_that_the_job_draws_for_the_round(made):
     assert checked_cohort(cohort, job, round_, "silo-a", made.roster) == tuple(sorted(cohort))
     (other,) = set(SILOS) - set(cohort)
     for asked in (("silo-a", other), SILOS):
-        with pytest.raises(PeerError, match=f"names '{other}'; the job draws {', '.join(sorted(cohort))} for"):
+        with pytest.raises(
+            PeerError, match=f"names '{other}'; the job draws {', '.join(sorted(cohort))} for"
+        ):
             checked_cohort(asked, job, round_, "silo-a", made.roster)
 
 
@@ -136,7 +155,16 @@ def test_the_split_is_that_of_the_silos_own_key(ask):
 
 @pytest.mark.parametrize(
     "signed",
-    [b"", b"[]", b"{}", b"null", b"\xff", b'{"a":1,"a":2}', b"[" * 100_000, b'{"document":{},"signer":"operator"}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"null",
+        b"\xff",
+        b'{"a":1,"a":2}',
+        b"[" * 100_000,
+        b'{"document":{},"signer":"operator"}',
+    ],
     ids=lambda signed: repr(signed[:12]),
 )
 def test_1_what_is_no_envelope_is_refused(refused, signed):
@@ -160,13 +188,17 @@ def test_1_a_changed_envelope_is_refused(refused, made, field):
 
 def test_1_an_unknown_signer_is_refused(refused, made):
     envelope = json.loads(made.signed("simple"))
-    assert "is not a member" in refused("JOB_SIGNATURE", signed=canonical_json({**envelope, "signer": "nobody"}))
+    assert "is not a member" in refused(
+        "JOB_SIGNATURE", signed=canonical_json({**envelope, "signer": "nobody"})
+    )
 
 
 @pytest.mark.parametrize("member", ["coordinator", "silo-a", "founder"])
 def test_1_no_other_role_may_sign_a_job(refused, made, signed_by, member):
     document = made.jobs["simple"].document()
-    assert "only a member of role operator" in refused("JOB_SIGNATURE", signed=signed_by(document, member))
+    assert "only a member of role operator" in refused(
+        "JOB_SIGNATURE", signed=signed_by(document, member)
+    )
 
 
 def test_1_a_signature_for_another_purpose_is_refused(refused, made, signed_by):
@@ -193,7 +225,9 @@ def test_1_a_job_signed_under_another_roster_is_refused(refused, made):
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_2_a_signed_job_that_our_code_reads_otherwise_is_refused(refused, made, signed_by, change, said):
+def test_2_a_signed_job_that_our_code_reads_otherwise_is_refused(
+    refused, made, signed_by, change, said
+):
     document = {**made.jobs["simple"].document(), **change}
     assert said in refused("JOB_INVALID", signed=signed_by(document))
 
@@ -210,19 +244,39 @@ def test_2_a_schema_with_one_tensor_more_is_refused(refused, made, signed_by):
     [
         (
             {"method": {"name": "fedsimsup", "version": 1, "options": {}}, "participation": "1.0"},
-            "job 'simple' (fedsimsup on cnn-digits): method fedsimsup: all 3 silos train in every round",
+            (
+                "job 'simple' (fedsimsup on cnn-digits): method fedsimsup: all 3 silos train in"
+                " every round"
+            ),
         ),
         (
-            {"model": {"name": "glm", "classes": 3, "norm": "none", "input": None, "class_names": None}},
+            {
+                "model": {
+                    "name": "glm",
+                    "classes": 3,
+                    "norm": "none",
+                    "input": None,
+                    "class_names": None,
+                }
+            },
             "job 'simple' (fedper on glm): part 'extractor', which crosses in round 0, is empty",
         ),
-        ({"method": {"name": "fedaims", "version": 1, "options": {}}}, "and the job's model has none; choose"),
+        (
+            {"method": {"name": "fedaims", "version": 1, "options": {}}},
+            "and the job's model has none; choose",
+        ),
         (
             {"model": {"name": "cnn-digits", "classes": 3, "class_names": ["a", "b", "a"]}},
             "classes 0 and 2 are both named 'a'; name them apart",
         ),
-        ({"model": {"name": "cnn-digits", "classes": 3, "class_names": ["a", "b"]}}, "2 class_names for 3 classes"),
-        ({"method": {"name": "fedper", "version": 1, "options": {"rho": "0.5"}}}, "of fedper: unknown key 'rho'"),
+        (
+            {"model": {"name": "cnn-digits", "classes": 3, "class_names": ["a", "b"]}},
+            "2 class_names for 3 classes",
+        ),
+        (
+            {"method": {"name": "fedper", "version": 1, "options": {"rho": "0.5"}}},
+            "of fedper: unknown key 'rho'",
+        ),
     ],
 )
 def test_2_a_signed_job_that_cannot_work_is_refused(refused, made, signed_by, change, said):
@@ -248,7 +302,9 @@ def test_4_a_policy_without_a_rule_refuses_and_names_every_tensor(refused, made)
 
 
 def test_4_a_policy_for_another_method_refuses(refused, made):
-    assert "no [[allow]] has method 'fedper'" in refused("POLICY", policy=made.policy(made.jobs["phases"]))
+    assert "no [[allow]] has method 'fedper'" in refused(
+        "POLICY", policy=made.policy(made.jobs["phases"])
+    )
 
 
 def test_4_a_later_phase_counts_too(refused, made):
@@ -273,10 +329,16 @@ def test_4_each_limit_of_the_policy_counts(refused, made, old, new):
 
 
 def test_4_memberships_are_released_only_where_the_policy_says_so(ask, refused, made):
-    """A rule for the class sums, of the same kind, does not let a silo's own membership out, nor does another kind."""
+    """A rule for the class sums, of the same kind, does not let a silo's own membership out, nor
+    does another kind.
+    """
     sums = made.job("sums", "ppfl")
     for lam in (0.01, 0.0):
-        job = made.job(f"last-{lam:g}".replace(".", "-"), "ppfl", options={"lam": lam, "release_membership": "last"})
+        job = made.job(
+            f"last-{lam:g}".replace(".", "-"),
+            "ppfl",
+            options={"lam": lam, "release_membership": "last"},
+        )
         assert ask(signed=made.signed(job.name), policy=made.policy(job)).job.digest == job.digest
         why = refused("POLICY", signed=made.signed(job.name), policy=made.policy(sums))
         assert why.startswith("from round 3 on: ")
@@ -295,13 +357,21 @@ PUBLIC = {**BLIND, "weights": "public", "counts": dict.fromkeys(FOUR, 30)}
 
 @pytest.fixture
 def blind(made):
-    """A signed job with blind sums, and a policy that was drafted for it; ``asks`` instead of what it asks of sums."""
+    """A signed job with blind sums, and a policy that was drafted for it.
+
+    ``asks`` instead of what it asks of sums.
+    """
 
     def call(name, security=BLIND, method="fedper", silos=FOUR, replace=None, asks=None, **fields):
-        job = call.job = made.job(name, method, silos=silos, min_cohort=3, security=security, **fields)
+        job = call.job = made.job(
+            name, method, silos=silos, min_cohort=3, security=security, **fields
+        )
         del made.jobs[name]  # which other tests take for those in the clear
         own = "" if asks is None else f"[secure_aggregation]\n{asks}\n"
-        return {"signed": made.signed(job.name), "policy": made.policy(job, replace=replace or {}, added=own)}
+        return {
+            "signed": made.signed(job.name),
+            "policy": made.policy(job, replace=replace or {}, added=own),
+        }
 
     return call
 
@@ -313,7 +383,9 @@ def test_4_a_blind_job_is_decided_as_masked_words_that_are_read_as_a_sum(ask, bl
     assert outflow.readers == (SUM_READER,)
     assert {verdict.release.form for verdict in outflow.decision.tensors} == {"masked"}
     assert {verdict.release.dtype for verdict in outflow.decision.tensors} == {"uint64"}
-    assert "extractor/@weight" in {f"{v.release.part}/{v.release.name}" for v in outflow.decision.tensors}
+    assert "extractor/@weight" in {
+        f"{v.release.part}/{v.release.name}" for v in outflow.decision.tensors
+    }
     plain = outflows(JobPlan(made.jobs["simple"]), made.roster, asked["policy"])[0]
     assert (plain.readers, plain.decision.allow) == (("coordinator",), False)
 
@@ -332,29 +404,60 @@ def test_4_a_rule_for_what_is_in_the_clear_is_none_for_masked_words(refused, bli
 
 def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refused, made):
     job = made.jobs["simple"]
-    why = refused("POLICY", policy=made.policy(job, added="[secure_aggregation]\nrequired = true\n"))
-    assert "extractor, metrics would leave in the form 'plain', and secure_aggregation.required = true" in why
+    why = refused(
+        "POLICY", policy=made.policy(job, added="[secure_aggregation]\nrequired = true\n")
+    )
+    assert (
+        "extractor, metrics would leave in the form 'plain', and secure_aggregation.required = true"
+        in why
+    )
     assert ask(policy=made.policy(job, added="[secure_aggregation]\nrequired = false\n")).job == job
 
 
 @pytest.mark.parametrize(
     ("asks", "security", "silos", "said"),
     [
-        ("assumed_colluders = 2", BLIND, FOUR, "has colluders = 1, this silo's policy 2; have it signed"),
-        ("min_cohort = 5", BLIND, FOUR, "sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes more"),
-        ("min_honest = 4", BLIND, FOUR, "of 4 silos of a batch 3 are in league with nobody, secure_aggregation.min_ho"),
-        ("", {**BLIND, "colluders": 0}, SILOS, "has colluders = 0, this silo's policy 1; have it signed"),
+        (
+            "assumed_colluders = 2",
+            BLIND,
+            FOUR,
+            "has colluders = 1, this silo's policy 2; have it signed",
+        ),
+        (
+            "min_cohort = 5",
+            BLIND,
+            FOUR,
+            "sums batches of 4 silos, secure_aggregation.min_cohort = 5; it takes more",
+        ),
+        (
+            "min_honest = 4",
+            BLIND,
+            FOUR,
+            "of 4 silos of a batch 3 are in league with nobody, secure_aggregation.min_ho",
+        ),
+        (
+            "",
+            {**BLIND, "colluders": 0},
+            SILOS,
+            "has colluders = 0, this silo's policy 1; have it signed",
+        ),
         (
             "",
             PUBLIC,
             FOUR,
-            "weights are public, secure_aggregation.public_counts = false; set it to true if the number",
+            (
+                "weights are public, secure_aggregation.public_counts = false; set it to true if"
+                " the number"
+            ),
         ),
         (
             "public_counts = true",
             {**PUBLIC, "counts": {**PUBLIC["counts"], "silo-d": 200}},
             FOUR,
-            "silo 'silo-d' weighs too much among silo-a, silo-b, silo-c, silo-d, with 200 records of 290",
+            (
+                "silo 'silo-d' weighs too much among silo-a, silo-b, silo-c, silo-d, with 200"
+                " records of 290"
+            ),
         ),
         (
             "public_counts = true\nmin_cohort = 4",
@@ -366,9 +469,17 @@ def test_4_a_job_in_the_clear_is_refused_where_sums_have_to_be_blind(ask, refuse
             "public_counts = true",
             {**PUBLIC, "dropouts": "any"},
             FOUR,
-            'sums whichever silos are left (security.dropouts = "any"), which over many rounds tells what single',
+            (
+                'sums whichever silos are left (security.dropouts = "any"), which over many rounds'
+                " tells what single"
+            ),
         ),
-        ("", {**BLIND, "clip_exponent": 62}, FOUR, "part 'extractor': ring 64 cannot hold a sum over 4 silos"),
+        (
+            "",
+            {**BLIND, "clip_exponent": 62},
+            FOUR,
+            "part 'extractor': ring 64 cannot hold a sum over 4 silos",
+        ),
     ],
 )
 def test_4_a_policy_agrees_to_a_blind_sum_or_says_what_it_has_against_it(
@@ -389,7 +500,12 @@ def test_4_what_a_policy_asks_of_blind_sums_is_met_at_its_bounds(ask, blind):
 
 def test_4_a_job_in_the_clear_is_asked_nothing_of_it(made):
     hard = "[secure_aggregation]\nmin_cohort = 900\nmin_honest = 800\nassumed_colluders = 99\n"
-    assert sum_objections(JobPlan(made.jobs["simple"]), made.policy(made.jobs["simple"], added=hard), made.roster) == ()
+    assert (
+        sum_objections(
+            JobPlan(made.jobs["simple"]), made.policy(made.jobs["simple"], added=hard), made.roster
+        )
+        == ()
+    )
 
 
 # (4) again: jobs that mix and compare, by a key that all of their silos have.
@@ -411,16 +527,28 @@ def test_4_a_keyed_job_is_decided_form_by_form(ask, keyed, blind, made):
     early, late = outflows(JobPlan(blind.job), made.roster, asked["policy"])
     assert (early.readers, late.readers) == (("sum",), ("mix", "gram", "sum"))
     found = {(v.release.part, v.release.form, v.release.dtype) for v in late.decision.tensors}
-    assert found == {("extractor", "padded", "uint64"), ("rows", "rotated", "float32"), ("metrics", "masked", "uint64")}
+    assert found == {
+        ("extractor", "padded", "uint64"),
+        ("rows", "rotated", "float32"),
+        ("metrics", "masked", "uint64"),
+    }
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('forms = ["padded"]', 'forms = ["masked"]', "extractor/extractor.conv1.weight: rule 'pfedsim-extractor': 'p"),
+        (
+            'forms = ["padded"]',
+            'forms = ["masked"]',
+            "extractor/extractor.conv1.weight: rule 'pfedsim-extractor': 'p",
+        ),
         ('forms = ["rotated"]', 'forms = ["padded"]', "'rotated' is not in forms"),
         ('readers = ["mix"]', 'readers = ["sum", "gram"]', "'mix' is not in readers"),
-        ('readers = ["gram"]', 'readers = ["coordinator", "sum", "mix"]', "'gram' is not in readers"),
+        (
+            'readers = ["gram"]',
+            'readers = ["coordinator", "sum", "mix"]',
+            "'gram' is not in readers",
+        ),
     ],
 )
 def test_4_a_rule_for_one_form_is_none_for_another(refused, keyed, old, new, said):
@@ -433,7 +561,9 @@ def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind
     (largest,) = outflows(JobPlan(blind.job), made.roster, job["policy"])
     by_form = {}
     for verdict in largest.decision.tensors:
-        by_form[verdict.release.form] = by_form.get(verdict.release.form, 0) + verdict.release.nbytes
+        by_form[verdict.release.form] = (
+            by_form.get(verdict.release.form, 0) + verdict.release.nbytes
+        )
     assert max(by_form.values()) < largest.size == sum(by_form.values())
     less = {limit: f"max_bytes_per_round = {largest.size - 1}"}
     why = refused("POLICY", **keyed("whole", options={"rho": 0}, replace=less))
@@ -443,26 +573,44 @@ def test_4_all_messages_of_a_round_count_against_its_bytes(refused, keyed, blind
 @pytest.mark.parametrize("asks", ["", 'trust = "none"'])
 def test_4_a_keyed_job_wants_trust_in_the_coordinator(refused, keyed, asks):
     why = refused("POLICY", **keyed("untrusted", asks))
-    assert why.startswith("extractor, rows would be hidden from coordinator by a key that every silo of the job has")
-    assert 'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator" if you trust' in why
+    assert why.startswith(
+        "extractor, rows would be hidden from coordinator by a key that every silo of the job has"
+    )
+    assert (
+        'secure_aggregation.trust = "none"; set it to "non-colluding-coordinator" if you trust'
+        in why
+    )
 
 
 @pytest.mark.parametrize(
     ("asks", "security", "said"),
     [
-        ("min_holders = 4", {}, "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have"),
+        (
+            "min_holders = 4",
+            {},
+            "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4; have",
+        ),
         (
             "min_cohort = 4",
             {},
-            "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4 (left out:",
+            (
+                "a class that 3 silos hold may be summed, secure_aggregation.min_holders = 4 (left"
+                " out:"
+            ),
         ),
-        ("min_cohort = 4\nmin_holders = 5", {"min_holders": 4}, "a class that 4 silos hold may be summed"),
+        (
+            "min_cohort = 4\nmin_holders = 5",
+            {"min_holders": 4},
+            "a class that 4 silos hold may be summed",
+        ),
         ("min_cohort = 4\nmin_holders = 3", {}, ""),
         ("min_holders = 4", {"min_holders": 4}, ""),
         ("", {}, ""),
     ],
 )
-def test_4_rows_of_a_class_are_of_as_many_silos_as_the_policy_asks(ask, refused, blind, asks, security, said):
+def test_4_rows_of_a_class_are_of_as_many_silos_as_the_policy_asks(
+    ask, refused, blind, asks, security, said
+):
     job = {"asks": f"{TRUST}\n{asks}", "silos": FIVE}
     made = blind("by-class", {**BLIND, **security}, "fedssa", **job)
     if said:
@@ -474,8 +622,13 @@ def test_4_rows_of_a_class_are_of_as_many_silos_as_the_policy_asks(ask, refused,
 def test_4_a_job_that_sums_by_class_wants_trust_in_the_coordinator(refused, blind):
     """Who can alter the holders can have the row of one silo alone."""
     why = refused("POLICY", **blind("untrusted-counts", BLIND, "fedssa", asks='trust = "none"'))
-    assert why.startswith("the tags of its counts would be hidden from coordinator by a key that every silo of the job")
-    assert why.endswith("in league with none of them, or ask for a method that sums nothing class by class")
+    assert why.startswith(
+        "the tags of its counts would be hidden from coordinator by a key that every silo of"
+        " the job"
+    )
+    assert why.endswith(
+        "in league with none of them, or ask for a method that sums nothing class by class"
+    )
 
 
 HIDDEN = {**BLIND, "audience": "silos"}
@@ -488,19 +641,33 @@ def test_4_a_job_whose_sums_silos_alone_read_is_decided_part_by_part(ask, blind,
     assert flow.readers == ("silos", "sum")
     readers = {v.release.part: v.release.readers for v in flow.decision.tensors}
     assert readers == {"model": ("silos",), "metrics": ("sum",)}
-    replaced = blind("for-silos", HIDDEN, "fedavg", asks=TRUST, replace={'readers = ["silos"]': 'readers = ["sum"]'})
+    replaced = blind(
+        "for-silos",
+        HIDDEN,
+        "fedavg",
+        asks=TRUST,
+        replace={'readers = ["silos"]': 'readers = ["sum"]'},
+    )
     why = refused("POLICY", **replaced)
-    assert "tensor model/@weight: rule 'fedavg-model': 'silos' is not in readers = ['sum']; add it" in why
+    assert (
+        "tensor model/@weight: rule 'fedavg-model': 'silos' is not in readers = ['sum']; add it"
+        in why
+    )
     assert "metrics" not in why
 
 
 @pytest.mark.parametrize("asks", ["", 'trust = "none"'])
 def test_4_sums_for_silos_want_trust_and_a_coordinator_that_runs_none(refused, blind, made, asks):
     why = refused("POLICY", **blind("untrusted", HIDDEN, "fedavg", asks=asks))
-    assert why.startswith("the sum of model would be hidden from coordinator by a key that every silo of the job has")
+    assert why.startswith(
+        "the sum of model would be hidden from coordinator by a key that every silo of the job has"
+    )
     assert "or ask to have it signed without security.audience" in why
     own = {"host_operator": made.roster["silo-b"].organisation}
-    entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    entries = [
+        entry.model_copy(update=own) if entry.id == "coordinator" else entry
+        for entry in made.roster.entries
+    ]
     roster = made.roster.model_copy(update={"entries": tuple(entries)})
     job = blind("one-hand", HIDDEN, "fedavg", asks=TRUST)
     (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
@@ -516,32 +683,48 @@ def test_4_trust_is_asked_of_no_job_that_only_sums(ask, blind, made, tags):
     asked = blind("summing" if tags else "untagged", {**BLIND, "tags": tags}, asks='trust = "none"')
     assert ask(**asked).job.keyed == tags
     own = {"host_operator": made.roster["silo-b"].organisation}
-    entries = [entry.model_copy(update=own) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    entries = [
+        entry.model_copy(update=own) if entry.id == "coordinator" else entry
+        for entry in made.roster.entries
+    ]
     roster = made.roster.model_copy(update={"entries": tuple(entries)})
     assert sum_objections(JobPlan(blind.job), asked["policy"], roster) == ()
 
 
 @pytest.mark.parametrize("key", ["organisation", "host_operator"])
-def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(blind, keyed, made, key):
+def test_4_a_keyed_job_is_declined_where_the_coordinators_operator_runs_a_silo(
+    blind, keyed, made, key
+):
     """Whatever the policy trusts: coordinator and silo in one hand have the key and the uploads."""
     entries = tuple(
-        entry.model_copy(update={key: made.roster.coordinator.host_operator}) if entry.id == "silo-c" else entry
+        (
+            entry.model_copy(update={key: made.roster.coordinator.host_operator})
+            if entry.id == "silo-c"
+            else entry
+        )
         for entry in made.roster.entries
     )
     roster = made.roster.model_copy(update={"entries": entries})
     job = keyed("one-hand", TRUST)
     (why,) = sum_objections(JobPlan(blind.job), job["policy"], roster)
-    assert why.startswith("whoever runs coordinator (organisation of coordinator) also runs silo-c, and so can open ")
+    assert why.startswith(
+        "whoever runs coordinator (organisation of coordinator) also runs silo-c, and so can open "
+    )
     assert "extractor, rows of every silo, whatever trust says" in why
     assert sum_objections(JobPlan(blind.job), job["policy"], made.roster) == ()
 
 
 def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keyed, made):
     hosted = {"host_operator": made.roster["silo-b"].organisation}
-    entries = [entry.model_copy(update=hosted) if entry.id == "coordinator" else entry for entry in made.roster.entries]
+    entries = [
+        entry.model_copy(update=hosted) if entry.id == "coordinator" else entry
+        for entry in made.roster.entries
+    ]
     job = keyed("hosted", TRUST)
     (why,) = sum_objections(
-        JobPlan(blind.job), job["policy"], made.roster.model_copy(update={"entries": tuple(entries)})
+        JobPlan(blind.job),
+        job["policy"],
+        made.roster.model_copy(update={"entries": tuple(entries)}),
     )
     assert "(organisation of coordinator and organisation of silo-b) also runs silo-b" in why
 
@@ -549,8 +732,20 @@ def test_4_the_host_of_the_coordinator_counts_as_much_as_whose_it_is(blind, keye
 @pytest.mark.parametrize(
     ("asks", "said"),
     [
-        ("min_cohort = 4", "rows of the job may be over min_cohort = 3 other silos, secure_aggregation.min_cohort = 4"),
-        ("min_honest = 4", "of 4 silos in a row of the job 3 may be in league with nobody, secure_aggregation.min_hon"),
+        (
+            "min_cohort = 4",
+            (
+                "rows of the job may be over min_cohort = 3 other silos,"
+                " secure_aggregation.min_cohort = 4"
+            ),
+        ),
+        (
+            "min_honest = 4",
+            (
+                "of 4 silos in a row of the job 3 may be in league with nobody,"
+                " secure_aggregation.min_hon"
+            ),
+        ),
     ],
 )
 def test_4_rows_are_made_of_as_many_silos_as_the_policy_asks(refused, keyed, asks, said):
@@ -558,14 +753,18 @@ def test_4_rows_are_made_of_as_many_silos_as_the_policy_asks(refused, keyed, ask
 
 
 def test_4_what_a_policy_asks_of_rows_is_met_at_its_bounds(ask, keyed):
-    assert ask(**keyed("at-bounds", f"{TRUST}\nmin_cohort = 3\nmin_honest = 3", silos=FIVE)).job.keyed
+    assert ask(
+        **keyed("at-bounds", f"{TRUST}\nmin_cohort = 3\nmin_honest = 3", silos=FIVE)
+    ).job.keyed
 
 
 def test_what_is_asked_of_rows_is_the_stricter_of_job_and_policy(keyed, blind, made):
     job = keyed("stricter", f"{TRUST}\nmin_cohort = 2\nmin_honest = 3\nassumed_colluders = 0")
     found = asked_of_rows(JobPlan(blind.job).terms, job["policy"])
     assert (found.min_cohort, found.min_honest, found.colluders) == (3, 3, 1)
-    strict = made.policy(made.jobs["simple"], added="[secure_aggregation]\nmin_cohort = 9\nassumed_colluders = 2\n")
+    strict = made.policy(
+        made.jobs["simple"], added="[secure_aggregation]\nmin_cohort = 9\nassumed_colluders = 2\n"
+    )
     found = asked_of_rows(JobPlan(blind.job).terms, strict)
     assert (found.min_cohort, found.min_honest, found.colluders) == (9, 2, 2)
 
@@ -575,7 +774,10 @@ def test_what_is_asked_of_rows_is_the_stricter_of_job_and_policy(keyed, blind, m
 
 @pytest.fixture
 def private(made):
-    """A signed private job, and a policy with this table for the data set; without numbers the policy has none."""
+    """A signed private job, and a policy with this table for the data set.
+
+    Without numbers the policy has none.
+    """
 
     def call(name="spending", table=None, **changes):
         job = private_job(made, name, **changes)
@@ -591,10 +793,14 @@ def test_4_a_private_job_is_admitted_where_the_policy_sets_a_budget(ask, private
         assert ask(**private(table=table)).job.private.sigma == SIGMA
 
 
-def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_named(refused, private, ask, made):
+def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_named(
+    refused, private, ask, made
+):
     asked = private()
     why = refused("POLICY", **asked)
-    assert why.startswith("the job spends on data set 'data', and this silo's policy sets no budget; add to it ")
+    assert why.startswith(
+        "the job spends on data set 'data', and this silo's policy sets no budget; add to it "
+    )
     lines = re.search(r"add to it (\[.*?\]), (.*): what all jobs", why)
     text = "\n".join([asked["policy"].text, lines[1], *lines[2].split(", "), ""])
     assert ask(signed=asked["signed"], policy=made.parsed(text)).job.name == "spending"
@@ -603,8 +809,17 @@ def test_4_a_private_job_is_declined_without_a_budget_and_the_lines_to_add_are_n
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"min_sigma": "2.001"}, "its steps have sigma = 2, min_sigma = 2.001 in [dataset.data]; have the job signed"),
-        ({"delta": 1e-6}, "promises its epsilon at delta = 0.00001, delta = 0.000001 in [dataset.data]; have the job"),
+        (
+            {"min_sigma": "2.001"},
+            "its steps have sigma = 2, min_sigma = 2.001 in [dataset.data]; have the job signed",
+        ),
+        (
+            {"delta": 1e-6},
+            (
+                "promises its epsilon at delta = 0.00001, delta = 0.000001 in [dataset.data]; have"
+                " the job"
+            ),
+        ),
     ],
 )
 def test_4_a_policy_bounds_the_noise_and_the_delta_of_a_job(refused, private, table, said):
@@ -615,7 +830,8 @@ def test_4_a_plain_job_on_a_data_set_that_must_be_paid_for_is_declined(ask, refu
     job = made.jobs["simple"]
     why = refused("POLICY", policy=policy_for(made, job, required="true"))
     assert why.startswith(
-        "the job has no [privacy], and [dataset.data] of this silo's policy has required = true; have"
+        "the job has no [privacy], and [dataset.data] of this silo's policy has required = true;"
+        " have"
     )
     assert ask(policy=policy_for(made, job)).job == job
 
@@ -628,10 +844,17 @@ def unplanned(made, signed_by, **table):
 
 
 def test_2_a_private_job_must_have_its_noise_and_cost_what_it_says(refused, made, signed_by):
-    assert "privacy.sigma is missing" in refused("JOB_INVALID", signed=unplanned(made, signed_by, sigma=None))
+    assert "privacy.sigma is missing" in refused(
+        "JOB_INVALID", signed=unplanned(made, signed_by, sigma=None)
+    )
     why = refused("JOB_INVALID", signed=unplanned(made, signed_by, sigma="0.5"))
-    assert re.search(r"privacy.sigma = '0.5' costs epsilon = \d+\.\d+ at delta = 1e-05, and the job may cost 6", why)
-    assert "the job may cost 1" in refused("JOB_INVALID", signed=unplanned(made, signed_by, epsilon="1.0"))
+    assert re.search(
+        r"privacy.sigma = '0.5' costs epsilon = \d+\.\d+ at delta = 1e-05, and the job may cost 6",
+        why,
+    )
+    assert "the job may cost 1" in refused(
+        "JOB_INVALID", signed=unplanned(made, signed_by, epsilon="1.0")
+    )
 
 
 # (5) Our data fit the model.
@@ -665,21 +888,33 @@ def test_5_data_that_do_not_fit_are_refused(refused, tmp_path, x, y, said):
         (NAMES, None, ""),
         (None, NAMES, ""),
         (NAMES, NAMES, ""),
-        (NAMES, ["benign", "other", "malignant"], "class 1 is 'malignant' in the job and 'other' here; reorder"),
-        (NAMES, ["benign", "malign", "other"], "class 1 is 'malignant' in the job and 'malign' here; rename it"),
+        (
+            NAMES,
+            ["benign", "other", "malignant"],
+            "class 1 is 'malignant' in the job and 'other' here; reorder",
+        ),
+        (
+            NAMES,
+            ["benign", "malign", "other"],
+            "class 1 is 'malignant' in the job and 'malign' here; rename it",
+        ),
         (NAMES, NAMES[:2], "2 class_names for 3 classes"),
         (None, NAMES[:2], "2 class_names for 3 classes"),
         (None, [*NAMES, "fourth"], "4 class_names for 3 classes"),
         (None, ["a", "a", "b"], "classes 0 and 1 are both named 'a'"),
     ],
 )
-def test_5_class_names_must_agree_in_order(ask, refused, made, signed_by, tmp_path, in_job, in_data, said):
+def test_5_class_names_must_agree_in_order(
+    ask, refused, made, signed_by, tmp_path, in_job, in_data, said
+):
     document = {**made.jobs["simple"].document()}
     document = {key: value for key, value in document.items() if key not in DERIVED}
     document = {**document, "model": {**document["model"], "class_names": in_job}}
     job = Job.from_file(JobFile.model_validate(document), "job.toml")
     names = {} if in_data is None else {"class_names": np.array(in_data)}
-    np.savez(tmp_path / "named.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3, **names)
+    np.savez(
+        tmp_path / "named.npz", x=np.zeros((40, 1, 8, 8), np.float32), y=np.arange(40) % 3, **names
+    )
     asked = {"signed": signed_by(job.document()), "data": Npz(file=tmp_path / "named.npz")}
     if said:
         assert f"{tmp_path / 'named.npz'}: {said}" in refused("DATA", **asked)
@@ -694,10 +929,16 @@ def test_5_a_silo_that_lacks_a_class_is_admitted(ask, tmp_path, labels):
     assert sorted(set(ask(data=Npz(file=tmp_path / "few.npz")).train.y.tolist())) == labels
 
 
-def test_5_one_training_record_is_refused_under_batch_norm_alone(ask, refused, made, signed_by, tmp_path):
+def test_5_one_training_record_is_refused_under_batch_norm_alone(
+    ask, refused, made, signed_by, tmp_path
+):
     np.savez(tmp_path / "two.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 1]))
     data = Npz(file=tmp_path / "two.npz", test_fraction=0.5)
-    key = next(k for k in (bytes([n]) * 32 for n in range(99)) if sum(_draw(k, i) >> 63 for i in (0, 1)) == 1)
+    key = next(
+        k
+        for k in (bytes([n]) * 32 for n in range(99))
+        if sum(_draw(k, i) >> 63 for i in (0, 1)) == 1
+    )
     assert len(ask(data=data, key=key).train) == 1
     document = {k: v for k, v in made.jobs["simple"].document().items() if k not in DERIVED}
     document["model"] = {**document["model"], "norm": "batch"}
@@ -715,10 +956,17 @@ def test_5_a_split_without_test_records_is_refused(refused, data_file):
 
 def test_the_first_check_that_fails_gives_the_code(refused, made, signed_by, tmp_path):
     bad_data, deny = Npz(file=tmp_path / BAD_DATA), denying(made)
-    invalid = {**made.job("others", silos=["silo-b", "silo-c"]).document(), "model_digest": "00" * 32}
+    invalid = {
+        **made.job("others", silos=["silo-b", "silo-c"]).document(),
+        "model_digest": "00" * 32,
+    }
     refused("JOB_SIGNATURE", signed=signed_by(invalid, "silo-b"), policy=deny, data=bad_data)
-    assert "differs" in refused("JOB_INVALID", signed=signed_by(invalid), policy=deny, data=bad_data)
-    assert "is not for silo" in refused("JOB_INVALID", signed=made.signed("others"), policy=deny, data=bad_data)
+    assert "differs" in refused(
+        "JOB_INVALID", signed=signed_by(invalid), policy=deny, data=bad_data
+    )
+    assert "is not for silo" in refused(
+        "JOB_INVALID", signed=made.signed("others"), policy=deny, data=bad_data
+    )
     refused("POLICY", policy=deny, data=bad_data)
     refused("DATA", data=bad_data)
 
@@ -731,7 +979,9 @@ def own_weights(made, tmp_path):
     """A signed fedsimsup job, and a file with values for its supervisor."""
     silos = ("silo-a", "silo-b", "silo-c", "silo-d")
     job = made.job("sup-1", "fedsimsup", silos=silos, participation=0.75)
-    tensors = {name: v + 1 for name, v in initial_state(job.method(), "silo-a").parts["supervisor"].items()}
+    tensors = {
+        name: v + 1 for name, v in initial_state(job.method(), "silo-a").parts["supervisor"].items()
+    }
     path = tmp_path / "supervisor.safetensors"
     path.write_bytes(save(tensors))
     return path, tensors
@@ -773,7 +1023,12 @@ DIRECTED = {**PUBLIC, "dropouts": "any", "counts": dict.fromkeys(FIVE, 30), "mix
 def directed(blind):
     def call(name, asks="public_counts = true", **fields):
         asks += '\ndropouts = "any"'
-        given = {"options": {"similarity": "samples"}, "silos": FIVE, "participation": 0.8, **fields}
+        given = {
+            "options": {"similarity": "samples"},
+            "silos": FIVE,
+            "participation": 0.8,
+            **fields,
+        }
         return blind(name, given.pop("security", DIRECTED), "fedsimsup", asks=asks, **given)
 
     return call
@@ -787,7 +1042,11 @@ def test_4_directed_rows_are_decided_by_who_may_read_them(ask, refused, directed
     rows = [verdict.release for verdict in late.decision.tensors if verdict.release.part == "theta"]
     (away,) = {len(blind.job.away(round_)) for round_ in range(1, blind.job.length)}
     for release, spec in zip(rows, blind.job.up(1)[0].tensors, strict=True):
-        assert (release.form, release.dtype, release.shape) == ("masked", "uint32", (away, *spec.shape))
+        assert (release.form, release.dtype, release.shape) == (
+            "masked",
+            "uint32",
+            (away, *spec.shape),
+        )
         assert release.readers == FIVE
     fewer = {'"silo-d", "silo-e"]': '"silo-d"]'}
     assert "'silo-e' is not in readers" in refused("POLICY", **directed("fewer", replace=fewer))
@@ -799,17 +1058,28 @@ def test_4_directed_rows_want_no_trust_in_the_coordinator(ask, directed, blind, 
     asked = directed("untrusted-rows", "public_counts = true" + asks)
     assert ask(**asked).job.keyed
     everybody = made.roster.coordinator.host_operator
-    entries = [entry.model_copy(update={"host_operator": everybody}) for entry in made.roster.entries]
+    entries = [
+        entry.model_copy(update={"host_operator": everybody}) for entry in made.roster.entries
+    ]
     assert (
-        sum_objections(JobPlan(blind.job), asked["policy"], made.roster.model_copy(update={"entries": tuple(entries)}))
+        sum_objections(
+            JobPlan(blind.job),
+            asked["policy"],
+            made.roster.model_copy(update={"entries": tuple(entries)}),
+        )
         == ()
     )
     one_upload = {**DIRECTED, "mix": "one-upload"}
     (why,) = sum_objections(
-        JobPlan(directed("trusting", security=one_upload) and blind.job), asked["policy"], made.roster
+        JobPlan(directed("trusting", security=one_upload) and blind.job),
+        asked["policy"],
+        made.roster,
     )
     assert "would be hidden from" in why
-    assert why.endswith('or ask to have it signed with security.mix = "directed", by which no such key hides anything')
+    assert why.endswith(
+        'or ask to have it signed with security.mix = "directed", by which no such key hides'
+        " anything"
+    )
 
 
 def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refused, directed):
@@ -819,15 +1089,22 @@ def test_4_public_weights_of_what_is_mixed_have_no_private_form_to_ask_for(refus
 
 def test_4_directed_rows_are_of_as_many_silos_as_the_policy_asks(refused, directed):
     asks = "public_counts = true\nmin_cohort = 4"
-    assert "rows of the job may be over min_cohort = 3 other silos" in refused("POLICY", **directed("few", asks))
+    assert "rows of the job may be over min_cohort = 3 other silos" in refused(
+        "POLICY", **directed("few", asks)
+    )
 
 
 def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blind, made):
-    """Either alone leaves the other part to a key that all silos have; the admission says what to ask for."""
+    """Either alone leaves the other part to a key that all silos have.
+
+    The admission says what to ask for.
+    """
     said = {}
     for mix, compare in product(("one-upload", "directed"), ("rotated", "shared")):
         name, security = f"m-{mix[0]}-{compare[0]}", {**BLIND, "mix": mix, "compare": compare}
-        asked = blind(name, security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3")
+        asked = blind(
+            name, security, "pfedsim", options={"rho": 0.0}, silos=FIVE, asks="min_cohort = 3"
+        )
         said[mix, compare] = sum_objections(JobPlan(blind.job), asked["policy"], made.roster)
     assert said.pop(("directed", "shared")) == ()
     assert ask(**asked).job.keyed  # to tag, as it happens
@@ -839,4 +1116,6 @@ def test_4_directed_rows_and_shared_comparisons_together_want_no_trust(ask, blin
     for job, end in ends.items():
         (why,) = said[job]
         assert "would be hidden from coordinator by a key that every silo of the job has" in why
-        assert why.endswith(f"or ask to have it signed with {end}, by which no such key hides anything")
+        assert why.endswith(
+            f"or ask to have it signed with {end}, by which no such key hides anything"
+        )

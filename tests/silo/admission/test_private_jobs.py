@@ -1,4 +1,7 @@
-"""What a silo's own people are told of a private job; what it answers to others is in test_admission.py."""
+"""What a silo's own people are told of a private job.
+
+What it answers to others is in test_admission.py.
+"""
 
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -14,9 +17,25 @@ from staddle.silo.admission.private_jobs import advice
     ("records", "said"),
     [
         (4, []),  # one a step
-        (3, ["a step draws 0.75 of this silo's 3 training records on average, so most are noise alone; ask for"]),
+        (
+            3,
+            [
+                (
+                    "a step draws 0.75 of this silo's 3 training records on average, so most are"
+                    " noise alone; ask for"
+                )
+            ],
+        ),
         (99_999, []),
-        (100_000, ["delta = 0.00001 is no less than 1 / 100000, one in this silo's training records: with such"]),
+        (
+            100_000,
+            [
+                (
+                    "delta = 0.00001 is no less than 1 / 100000, one in this silo's training"
+                    " records: with such"
+                )
+            ],
+        ),
     ],
 )
 def test_advice_is_on_steps_without_records_and_on_a_large_delta(made, records, said):
@@ -28,10 +47,15 @@ def test_advice_is_on_steps_without_records_and_on_a_large_delta(made, records, 
 
 
 def test_a_method_of_another_package_is_said_to_be_trusted(made, monkeypatch):
-    """Nothing in Python holds back code that means to leak; so whoever admits the job is told whose it is."""
+    """Nothing in Python holds back code that means to leak.
+
+    So whoever admits the job is told whose it is.
+    """
     job = private_job(made)
     entry = EntryPoint("softper", "softper:SoftPer", catalog.GROUP)
     monkeypatch.setattr(catalog, "entry_points", lambda **_: [entry])
     (said,) = advice(replace(job, method_name="softper"), 1000)
-    assert said.startswith("method 'softper' is code of unknown, which is installed here and is not part of Staddle")
+    assert said.startswith(
+        "method 'softper' is code of unknown, which is installed here and is not part of Staddle"
+    )
     assert list(advice(job, 1000)) == []

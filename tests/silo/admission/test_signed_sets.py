@@ -1,4 +1,6 @@
-"""Over which silos this silo lets sums be opened: what is recorded, of which jobs, and what it says."""
+"""Over which silos this silo lets sums be opened: what is recorded, of which jobs, and what it
+says.
+"""
 
 import asyncio
 import json
@@ -24,7 +26,10 @@ from staddle.silo.check import check
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d", "silo-e", "silo-f")
 SECURITY = {"secure_aggregation": "required"}
 PUBLIC = {**SECURITY, "weights": "public"}
-POLICY = 'version = 1\n[limits]\nmax_bytes_per_round = 1\n[control]\nmax_messages = 1\nmax_bytes = "1KiB"\n'
+POLICY = (
+    "version = 1\n[limits]\nmax_bytes_per_round = 1\n[control]\nmax_messages = 1\nmax_bytes ="
+    ' "1KiB"\n'
+)
 PRIVACY = {"epsilon": 6.0, "delta": 1e-5, "sample_rate": 0.25, "sigma": "2"}
 
 
@@ -96,12 +101,15 @@ def test_what_it_says_names_jobs_sets_and_ways_out(world, sign):
     first, five, four = sign("first"), sign("five", SILOS[:5]), sign("four", SILOS[:4])
     signed(world.judging(), first)
     assert world.judging().objection_to(first) == ""
-    assert world.judging().objection_to(five) == (
-        "sums of job 'five' over silo-a, silo-b, silo-c, silo-d, silo-e, beside those of job 'first' over silo-a, "
-        "silo-b, silo-c, silo-d, silo-e, silo-f on data set 'data', would tell what silo-f alone has: records, and of "
-        "which classes; secure_aggregation.min_difference = 3 (left out: min_honest and assumed_colluders together). "
-        "Have the job signed for the same silos as then, or for such that more of them differ; if silo-f left the "
-        "federation, have its founders sign a roster without; or lower min_difference if it is no secret"
+    assert (
+        world.judging().objection_to(five)
+        == "sums of job 'five' over silo-a, silo-b, silo-c, silo-d, silo-e, beside those of job"
+        " 'first' over silo-a, silo-b, silo-c, silo-d, silo-e, silo-f on data set 'data', would"
+        " tell what silo-f alone has: records, and of which classes;"
+        " secure_aggregation.min_difference = 3 (left out: min_honest and assumed_colluders"
+        " together). Have the job signed for the same silos as then, or for such that more of"
+        " them differ; if silo-f left the federation, have its founders sign a roster without;"
+        " or lower min_difference if it is no secret"
     )
     assert "what silo-e, silo-f have together" in world.judging().objection_to(four)
     assert "min_difference = 5. Have" in world.judging("min_difference = 5").objection_to(four)
@@ -122,7 +130,9 @@ def test_survivors_are_judged_as_they_are(world, sign):
     first = sign("first")
     signed(world.judging(), first)
     assert world.judging().objection(first, SILOS) == ""
-    assert "what silo-b alone has" in world.judging().objection(first, [silo for silo in SILOS if silo != "silo-b"])
+    assert "what silo-b alone has" in world.judging().objection(
+        first, [silo for silo in SILOS if silo != "silo-b"]
+    )
 
 
 def test_who_is_proven_to_have_misdealt_counts_as_if_it_had_left(world, sign):
@@ -159,7 +169,13 @@ def test_jobs_with_noise_or_of_changing_silos_are_not_asked(world, sign):
     asked, others = (declared, by_class), (public, private, plain)
     assert [tells_fixed(job) for job in (*asked, *others)] == [True, True, False, False, False]
     signed(world.judging(), sign("first"))
-    assert [bool(world.judging().objection_to(job)) for job in (*asked, *others)] == [True, True, False, False, False]
+    assert [bool(world.judging().objection_to(job)) for job in (*asked, *others)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert world.judging().objection(public, SILOS[:4]) == ""  # a silo may be lost
     signed(world.judging(), public, SILOS[:4])
     assert world.ledger.signed[-1].values == "varying"
@@ -168,7 +184,9 @@ def test_jobs_with_noise_or_of_changing_silos_are_not_asked(world, sign):
 
 def test_silo_check_answers_as_the_agent_would(federation, sign):
     first, five = sign("first"), sign("five", SILOS[:5])
-    local_federation.write_silo(federation, "silo-a", "127.0.0.1:9", digits().take(np.arange(120)), [first])
+    local_federation.write_silo(
+        federation, "silo-a", "127.0.0.1:9", digits().take(np.arange(120)), [first]
+    )
     config, keys = federation.silo_config("silo-a"), load_keys(federation.keys("silo-a"))
     path = federation.folder / "jobs" / f"{five.name}.json"
 
@@ -176,14 +194,18 @@ def test_silo_check_answers_as_the_agent_would(federation, sign):
         return next(finding for finding in check(config, [path]).findings if finding.name == "job")
 
     assert found().ok, found().text
-    with Ledger.open(federation.state("silo-a") / "ledger", "silo-a", federation.name, keys.log) as ledger:
+    with Ledger.open(
+        federation.state("silo-a") / "ledger", "silo-a", federation.name, keys.log
+    ) as ledger:
         roster = rosters.load(federation.folder / "roster.json")
         signed(SignedSets(ledger, roster, policies.parse(POLICY.encode(), "policy.toml")), first)
     assert not found().ok
     assert "this silo would decline the job, POLICY: sums of job 'five'" in found().text
 
 
-def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(world, sign, federation):
+def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(
+    world, sign, federation
+):
     first = sign("first")
     folder = world.folder / "jobs" / "first"
     folder.mkdir(parents=True)
@@ -191,9 +213,14 @@ def test_a_folder_that_has_a_signed_sum_which_the_ledger_lacks_stops_the_agent(w
     path = folder / "secagg-sum-update-coordinator.json"
     entered = Memory(round=0, attempt=0, ctx=HASH)
     path.write_bytes(canonical_json(entered.model_dump(mode="json")))
-    check_remembered(world.folder / "jobs", world.ledger)  # entered, not signed: the ledger may say nothing of it
-    path.write_bytes(canonical_json(json.loads(path.read_text()) | {"signed_round": 0, "signed_ctx": HASH}))
-    with pytest.raises(LocalError, match=r"signed a sum of job 'first', of which its ledger knows nothing"):
+    # entered, not signed: the ledger may say nothing of it
+    check_remembered(world.folder / "jobs", world.ledger)
+    path.write_bytes(
+        canonical_json(json.loads(path.read_text()) | {"signed_round": 0, "signed_ctx": HASH})
+    )
+    with pytest.raises(
+        LocalError, match=r"signed a sum of job 'first', of which its ledger knows nothing"
+    ):
         check_remembered(world.folder / "jobs", world.ledger)
     signed(world.judging(), first)
     check_remembered(world.folder / "jobs", world.ledger)

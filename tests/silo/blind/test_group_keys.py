@@ -1,4 +1,7 @@
-"""The key of a job's silos at each silo; behind the door a coordinator in this process, honest unless it is told."""
+"""The key of a job's silos at each silo.
+
+Behind the door a coordinator in this process, honest unless it is told.
+"""
 
 import asyncio
 import os
@@ -172,7 +175,10 @@ def dying_at(patch, step):
 
 @pytest.mark.parametrize("step", range(7))
 def test_whatever_durable_step_it_dies_before_the_key_is_the_same(silos, made, monkeypatch, step):
-    """Sync, rename and sync of the folder, for the key; then removal of the secret, and sync of the folder."""
+    """Sync, rename and sync of the folder, for the key.
+
+    Then removal of the secret, and sync of the folder.
+    """
     silos.contribute()
     expected = silos.key(SILOS[1])
     relayed = asyncio.run(silos.post.door(SILOS[0]).group_key(silos.job))
@@ -197,7 +203,9 @@ def test_what_is_missing_is_waited_for_at_our_pace_and_not_for_ever(silos, monke
 
     monkeypatch.setattr(group_keys.asyncio, "sleep", noted)
     silos.contribute(*SILOS[:-1])
-    with pytest.raises(UnreachableError, match="lacks what some silos gave to the key of job 'rows'"):
+    with pytest.raises(
+        UnreachableError, match="lacks what some silos gave to the key of job 'rows'"
+    ):
         silos.key(SILOS[0])
     assert silos.post.asked == 5
     assert slept.count(group_keys.PAUSE_SECONDS) == 5
@@ -245,7 +253,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
-def test_what_the_coordinator_brings_wrongly_is_its_fault_and_the_next_right_answer_counts(silos, hostile):
+def test_what_the_coordinator_brings_wrongly_is_its_fault_and_the_next_right_answer_counts(
+    silos, hostile
+):
     bring, code, text = hostile
     silos.contribute()
     silos.post.bring = lambda relayed: bring(silos, relayed)
@@ -261,11 +271,16 @@ def test_a_silo_that_seals_garbage_to_one_is_named(silos):
     """It signs the root of what it sends, so the coordinator cannot see it; who opens it does."""
     silos.contribute()
     ctx, given, pieces = silos.post.given["silo-b"][0]
-    garbage = tuple(replace(piece, sealed=bytes(48)) if piece.recipient == "silo-a" else piece for piece in pieces)
+    garbage = tuple(
+        replace(piece, sealed=bytes(48)) if piece.recipient == "silo-a" else piece
+        for piece in pieces
+    )
     root = sealing.Tree(piece.leaf() for piece in garbage).root()
     lying = replace(given.sealing, root=root)
     epoch = g.Epoch.of(silos.made.roster, silos.job.silos, silos.job.digest)
-    signature = silos.keys["silo-b"].sign(g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey))
+    signature = silos.keys["silo-b"].sign(
+        g.GROUP_CONTRIBUTION, g._payload(epoch, lying, given.prekey)
+    )
     silos.post.given["silo-b"] = [(ctx, g.KeyContribution(lying, given.prekey, signature), garbage)]
     with pytest.raises(RefusedError, match="what it sealed for 'silo-a' does not open") as caught:
         silos.key("silo-a")
@@ -280,7 +295,9 @@ def test_under_another_roster_it_gives_anew_until_there_is_a_key(silos, made):
     later.check_new(silos.job)
     asyncio.run(later.contribute(silos.job))
     after = silos.path(SILOS[0], SECRET).read_bytes()
-    assert not {before[at : at + 32] for at in (0, 32, 64, 96)} & {after[at : at + 32] for at in (0, 32, 64, 96)}
+    assert not {before[at : at + 32] for at in (0, 32, 64, 96)} & {
+        after[at : at + 32] for at in (0, 32, 64, 96)
+    }
     with pytest.raises(LocalError, match="gone, or of another roster"):
         silos.key(SILOS[0])
 
@@ -309,7 +326,9 @@ def test_each_has_the_prekeys_of_the_others_before_and_after_a_restart(silos, ma
         first = {silo: files[silo].own()[0] for silo in SILOS}
         assert len(set(first.values())) == len(SILOS)
         for silo, own in found.items():
-            assert own.others == {other: public_key(first[other]) for other in SILOS if other != silo}
+            assert own.others == {
+                other: public_key(first[other]) for other in SILOS if other != silo
+            }
             assert files[silo].known() == Known.first(own.others)
         silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}
 
@@ -321,7 +340,11 @@ def test_the_end_of_a_job_erases_its_keys_and_it_is_not_begun_again(silos, made,
         silos.key(SILOS[0])
     silos.at[SILOS[0]].end(silos.job.name)
     assert {path.name: path.read_bytes() for path in silos.path(SILOS[0]).iterdir()} == {ENDED: b""}
-    for at in (silos.at[SILOS[0]], silos.begun(SILOS[0], made.roster), silos.begun(SILOS[0], other_roster(made))):
+    for at in (
+        silos.at[SILOS[0]],
+        silos.begun(SILOS[0], made.roster),
+        silos.begun(SILOS[0], other_roster(made)),
+    ):
         assert at.ended(silos.job.name)
         at.end(silos.job.name)
         with pytest.raises(LocalError, match="erased, since job 'rows' has ended here"):
@@ -339,8 +362,13 @@ def test_a_job_without_keys_ends_without_a_file(silos):
 
 
 @pytest.mark.parametrize("step", range(16))
-def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(silos, made, monkeypatch, step):
-    """Sync, rename and sync of the folder, for the mark; then removal and sync of the folder, for each file."""
+def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(
+    silos, made, monkeypatch, step
+):
+    """Sync, rename and sync of the folder, for the mark.
+
+    Then removal and sync of the folder, for each file.
+    """
     silos.contribute()
     secret = silos.path(SILOS[0], SECRET).read_bytes()
     silos.key(SILOS[0])
@@ -354,7 +382,9 @@ def test_whatever_durable_step_it_dies_before_the_end_is_taken_up_again(silos, m
     again = silos.begun(SILOS[0], made.roster)
     assert again.ended(silos.job.name) == (step >= 2)
     again.end(silos.job.name)
-    assert {path.name for path in silos.path(SILOS[0]).iterdir() if not path.name.endswith(".tmp")} == {ENDED}
+    assert {
+        path.name for path in silos.path(SILOS[0]).iterdir() if not path.name.endswith(".tmp")
+    } == {ENDED}
 
 
 def test_keys_that_the_disk_does_not_give_up_are_told(silos, monkeypatch):
@@ -375,7 +405,9 @@ def test_a_file_of_another_length_is_told_without_what_it_holds(silos, name):
         silos.key(SILOS[0])
     path = silos.path(SILOS[0], name)
     path.write_bytes(path.read_bytes()[:-1] + b"secret")
-    with pytest.raises(LocalError, match=f"{name}: is not as it was written: the disk changed it") as caught:
+    with pytest.raises(
+        LocalError, match=f"{name}: is not as it was written: the disk changed it"
+    ) as caught:
         silos.key(SILOS[0])
     assert "secret" not in str(caught.value).replace(SECRET, "")
 

@@ -1,4 +1,7 @@
-"""The parts that leave one by one, up to the word on each; lines that break, and processes that are killed."""
+"""The parts that leave one by one, up to the word on each.
+
+Lines that break, and processes that are killed.
+"""
 
 import asyncio
 import os
@@ -34,7 +37,9 @@ def keyed(tmp_path_factory):
 
 
 class Desk:
-    """The coordinator, in a folder, so that it outlives the silo: what came, and what was signed."""
+    """The coordinator, in a folder, so that it outlives the silo: what came, and what was
+    signed.
+    """
 
     def __init__(self, folder, sharing):
         self.folder, self.sharing = folder, sharing
@@ -53,7 +58,9 @@ class Desk:
         line = self.sharing.line(PARTS[padded.part])
         assert padded.upload.version.context(line) == ctx
         stored = (self.folder / f"{padded.part}.bytes.{ctx.hex()}").read_bytes()
-        check_upload(line, padded.upload, padded.pieces, sha256(stored).digest(), self.sharing.signers)
+        check_upload(
+            line, padded.upload, padded.pieces, sha256(stored).digest(), self.sharing.signers
+        )
         path = self.folder / f"{padded.part}.signed.{ctx.hex()}"
         data = message.SerializeToString(deterministic=True)
         assert not path.exists() or path.read_bytes() == data  # the same again, verbatim
@@ -81,7 +88,9 @@ PARTS = {}
 
 
 class Door:
-    """One silo's gate. The line breaks at call ``fails_at``, before anything has crossed, or ``after``."""
+    """One silo's gate. The line breaks at call ``fails_at``, before anything has crossed, or
+    ``after``.
+    """
 
     def __init__(self, desk, fails_at=None, *, after=False, step=lambda: None):
         self.desk, self.fails_at, self.after, self.step = desk, fails_at, after, step
@@ -99,7 +108,9 @@ class Door:
             raise UnreachableError("coordinator", "the line is dead")
 
     async def upload_padded(self, declared, round_, payload, padding, cohort):
-        part = next(part for part in declared.hidden(round_) if part.name == padding.line.group.name)
+        part = next(
+            part for part in declared.hidden(round_) if part.name == padding.line.group.name
+        )
         items = tuple(item for item in declared.items(round_) if item.part == part.name)
         made = PaddedPart(part, exactly(items, {part.name: payload.tensors[part.name]}), padding)
         self.desk.intend(round_, part.name)
@@ -150,7 +161,9 @@ class World:
 
     def settle(self):
         """What the coordinator says of uploads whose connection broke."""
-        self.accepted |= {bytes.fromhex(name.rpartition(".")[2]) for name in self.desk.names("bytes")}
+        self.accepted |= {
+            bytes.fromhex(name.rpartition(".")[2]) for name in self.desk.names("bytes")
+        }
 
     def signed(self, part="extractor"):
         (path,) = self.desk.folder.glob(f"{part}.signed.*")
@@ -181,8 +194,12 @@ def test_each_part_leaves_in_order_and_the_padded_one_is_signed(world):
     for silo in SILOS[1:]:
         other = sharing_of(world.keyed, world.job, silo, world.folder / silo)
         letter = letters(padded.pieces)[silo]
-        assert len(open_seed(line, padded.upload, letter, silo, other.prekeys.own(), other.signers)) == 32
-        lasting = {0: keys_of(world.keyed, silo).exchange.private_bytes_raw()}  # all that there is after the job
+        assert (
+            len(open_seed(line, padded.upload, letter, silo, other.prekeys.own(), other.signers))
+            == 32
+        )
+        # all that there is after the job
+        lasting = {0: keys_of(world.keyed, silo).exchange.private_bytes_raw()}
         with pytest.raises(RefusedError, match="does not open"):
             open_seed(line, padded.upload, letter, silo, lasting, other.signers)
 
@@ -203,7 +220,9 @@ def test_a_line_that_breaks_at_any_call_changes_nothing(world, call, after):
 
 
 def killed(world, at):
-    """Another process of this silo that is killed at a step of its own: whether it was, or came to its end."""
+    """Another process of this silo that is killed at a step of its own: whether it was, or came to
+    its end.
+    """
     if (child := os.fork()) == 0:
         status = 1
         try:
@@ -235,7 +254,10 @@ def killed(world, at):
 
 
 def test_a_process_that_is_killed_at_any_step_signs_one_upload_and_hides_it_alone(keyed, tmp_path):
-    """Before and behind each file that is written and each call; then a process that goes on to the end."""
+    """Before and behind each file that is written and each call.
+
+    Then a process that goes on to the end.
+    """
     at, restarts = 1, []
     while True:
         folder = tmp_path / str(at)
@@ -267,11 +289,18 @@ def numbers(world):
 def test_a_killed_process_leaves_no_seed_and_no_word_of_another_round(world):
     world.give(world.begin(Door(world.desk)))
     first = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
-    names = {"mix-extractor.rows.json", "mix-extractor.versions.json", "mix-extractor.signed", "gram-rows.json"}
+    names = {
+        "mix-extractor.rows.json",
+        "mix-extractor.versions.json",
+        "mix-extractor.signed",
+        "gram-rows.json",
+    }
     assert set(first) == {*names, OWN, KNOWN}
     own = world.sharing.prekeys.own()
     assert not any(KEY in data for data in first.values())
-    assert not any(seed in data for name, data in first.items() if name != OWN for seed in own.values())
+    assert not any(
+        seed in data for name, data in first.items() if name != OWN for seed in own.values()
+    )
     for path in world.desk.folder.iterdir():
         path.unlink()
     world.give(world.begin(Door(world.desk), 1), world.payload(1))
@@ -286,13 +315,18 @@ def test_what_was_signed_is_given_again_verbatim_and_never_anew(world):
 
 
 def test_a_round_whose_word_is_lost_is_not_given_in(world):
-    """The disk has lost it, or an old folder was put back: this silo cannot give the part any more."""
+    """The disk has lost it, or an old folder was put back: this silo cannot give the part
+    any more.
+    """
     world.give(world.begin(Door(world.desk)))
     path = world.folder / "job" / "mix-extractor.signed"
     kept = path.read_bytes()
     path.unlink()
     door = Door(world.desk)
-    lost = r"mix-extractor\.signed: gone or an old one, and with it the word that this silo signed in round "
+    lost = (
+        r"mix-extractor\.signed: gone or an old one, and with it the word that this silo signed in"
+        r" round "
+    )
     with pytest.raises(LocalError, match=f"{lost}0"):  # nobody else's fault
         world.give(world.begin(door))
     world.desk.forget()
@@ -312,13 +346,20 @@ def test_other_vectors_are_not_rotated_for_the_same_round(world):
     assert door.order == ["word"]
 
 
-OF_PART = {"extractor": ("mix-extractor.versions.json", "mix-extractor.signed"), "rows": ("gram-rows.json",)}
+OF_PART = {
+    "extractor": ("mix-extractor.versions.json", "mix-extractor.signed"),
+    "rows": ("gram-rows.json",),
+}
 
 
 @pytest.mark.parametrize("part", OF_PART)
 @pytest.mark.parametrize("old", [True, False])
-def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_the_ledger_has(world, part, old):
-    """Else who asks for the round again gets a second seed for it, or other vectors under the same rotation."""
+def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_the_ledger_has(
+    world, part, old
+):
+    """Else who asks for the round again gets a second seed for it, or other vectors under the same
+    rotation.
+    """
     if old:
         world.give(world.begin(Door(world.desk)))
     kept = {path.name: path.read_bytes() for path in (world.folder / "job").iterdir()}
@@ -329,7 +370,9 @@ def test_a_part_whose_memory_is_gone_or_old_is_not_hidden_anew_in_a_round_that_t
         path.write_bytes(kept[name]) if old else path.unlink()
     door, ends = Door(world.desk), 0 if old else -1
     changed = world.payload(1) | {part: world.payload(2)[part]}
-    with pytest.raises(LocalError, match=rf"{part}.* ends with round {ends}, and the ledger has it in round 1"):
+    with pytest.raises(
+        LocalError, match=rf"{part}.* ends with round {ends}, and the ledger has it in round 1"
+    ):
         world.give(world.begin(door, 1), changed)
     assert door.order == ([] if part == "extractor" else ["word"])
 

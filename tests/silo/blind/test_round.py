@@ -1,4 +1,6 @@
-"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where it is told to."""
+"""A blind round at a silo; behind its door the coordinator's Summing, and a line that fails where
+it is told to.
+"""
 
 import asyncio
 import hashlib
@@ -36,13 +38,22 @@ JOB = SimpleNamespace(name="j1", digest="bb" * 32)
 BOUNDS = Bounds(3, "private", 1, 100)
 PARTS = (
     Part(
-        "model", Kind.WHOLE_MODEL, Sum("mean"), (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,)))
+        "model",
+        Kind.WHOLE_MODEL,
+        Sum("mean"),
+        (TensorSpec("w", "float32", (40, 5)), TensorSpec("b", "float32", (5,))),
     ),
     Part("metrics", Kind.METRIC, Sum("total"), (TensorSpec("tested", "int64", ()),)),
 )
 ITEMS = tuple(Item(part.name, part.kind, spec) for part in PARTS for spec in part.wire)
 DECLARED = Declared(
-    "j1", JOB.digest, "fedavg", ((0, ITEMS), (9, ())), RecordCount(100, 50), BOUNDS, ((0, PARTS), (9, ()))
+    "j1",
+    JOB.digest,
+    "fedavg",
+    ((0, ITEMS), (9, ())),
+    RecordCount(100, 50),
+    BOUNDS,
+    ((0, PARTS), (9, ())),
 )
 FRAME = frame(groups=tuple(group(part, BOUNDS) for part in PARTS), chunk_bytes=4096)
 SILOS = names(4)
@@ -64,7 +75,13 @@ class Hall:
 
     def __init__(self):
         setting = SumSetting(
-            "j1", bytes.fromhex(JOB.digest), FRAME.round, SILOS, signers(SILOS), Terms(), signer("coordinator")
+            "j1",
+            bytes.fromhex(JOB.digest),
+            FRAME.round,
+            SILOS,
+            signers(SILOS),
+            Terms(),
+            signer("coordinator"),
         )
         self.words, self.opened, self.ends = {}, {}, []
         self.changed = asyncio.Event()
@@ -99,7 +116,9 @@ class Hall:
             PARTS, spec.groups, accumulator.open(opening.terms, opening.survivors), strict=True
         ):
             self.opened[part.name] = folded(part, own, opened)
-        asyncio.get_running_loop().call_soon(self.summing.opened, attempt, hashlib.sha256(b"sum").digest())
+        asyncio.get_running_loop().call_soon(
+            self.summing.opened, attempt, hashlib.sha256(b"sum").digest()
+        )
 
     def dropped(self, silo, code):
         self.ends.append(("dropped", silo, code))
@@ -141,7 +160,9 @@ class Anybody:
 
 
 class Door:
-    """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed, or after."""
+    """One silo's gate. ``fails`` counts calls down to one that fails: before anything has crossed,
+    or after.
+    """
 
     def __init__(self, hall, silo):
         self.hall, self.silo = hall, silo
@@ -236,7 +257,9 @@ class Silos:
         return BlindRound(self.doors[silo], party, own, self.kept[silo], JOB, DECLARED, task)
 
     async def run(self, silo):
-        """Until its sum is open; a lost connection is found again, and what became of an upload is asked for."""
+        """Until its sum is open; a lost connection is found again, and what became of an upload is
+        asked for.
+        """
         while True:
             try:
                 await self.rounds[silo].run()
@@ -261,7 +284,9 @@ class Silos:
 def check_sum(hall):
     exchanges = Quantised(BOUNDS)
     for part in PARTS:
-        wanted = exchanges.collect(part, SILOS, lambda silo, name, part=part: payload(silo)[part.name][name])
+        wanted = exchanges.collect(
+            part, SILOS, lambda silo, name, part=part: payload(silo)[part.name][name]
+        )
         for name, value in wanted.items():
             assert torch.equal(hall.opened[part.name][name], value), (part.name, name)
 
@@ -279,7 +304,11 @@ def test_four_silos_and_a_coordinator_sum():
             assert door.secure_records.sums == [(0, SILOS)]
             assert door.secure_records.ends == []
             assert door.signed_sets.signed == [(0, SILOS)]
-            assert [type(body).__name__ for _, body in door.given][:3] == ["SendKeys", "SendShares", "SendHeader"]
+            assert [type(body).__name__ for _, body in door.given][:3] == [
+                "SendKeys",
+                "SendShares",
+                "SendHeader",
+            ]
             assert silos.kept[silo].load(FRAME.instance()).signed_round == FRAME.round
 
     asyncio.run(scenario())
@@ -324,7 +353,8 @@ def test_a_silo_that_begins_anew_is_a_dropout_and_takes_part_in_the_next_attempt
         last = asyncio.create_task(silos.run(away))
         async with asyncio.timeout(SECONDS):
             await until(lambda: hall.ends)
-        # It says that it cannot go on in the attempt, and three of four are enough without Terms.whole.
+        # It says that it cannot go on in the attempt, and three of four are enough without
+        # Terms.whole.
         assert ("dropped", away, Code.STOPPED) in hall.ends
         assert silos.doors[away].secure_records.ends == [(0, Code.STOPPED, "")]
         async with asyncio.timeout(SECONDS):
@@ -347,7 +377,11 @@ def test_an_attempt_that_ends_is_abandoned_and_the_next_one_sums():
         hall.begin()
         running = [asyncio.create_task(silos.run(silo)) for silo in SILOS]
         async with asyncio.timeout(SECONDS):
-            await until(lambda: len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:]))
+            await until(
+                lambda: (
+                    len(hall.words) == 4 and all(silos.gave(silo, SendHeader) for silo in SILOS[2:])
+                )
+            )
             hall.summing.deadline(0, "masked")
             await until(lambda: ("failed", 0) in [end[:2] for end in hall.ends])
             for silo in SILOS:
@@ -402,10 +436,16 @@ def test_survivors_that_this_silo_has_something_against_are_not_signed():
         last = asyncio.create_task(silos.run(odd))
         async with asyncio.timeout(SECONDS):
             await until(lambda: door.secure_records.ends)
-            await asyncio.gather(*others)  # three of four open it: only what this silo signed is its own to know
+            # three of four open it: only what this silo signed is its own to know
+            await asyncio.gather(*others)
         assert door.secure_records.ends == [(0, Code.POLICY, "")]
         assert door.signed_sets.signed == []
-        assert [type(body).__name__ for _, body in door.given] == ["SendKeys", "SendShares", "SendHeader", "Over"]
+        assert [type(body).__name__ for _, body in door.given] == [
+            "SendKeys",
+            "SendShares",
+            "SendHeader",
+            "Over",
+        ]
         assert kept.load(FRAME.instance()).signed_round < FRAME.round
         last.cancel()
         await asyncio.wait({last})
@@ -578,7 +618,7 @@ def test_words_of_an_earlier_attempt_that_are_there_are_not_taken_for_those_of_t
     asyncio.run(scenario())
 
 
-def test_an_upload_that_the_policy_holds_back_ends_the_attempt_with_that_code_and_nothing_was_interrupted():
+def test_an_upload_that_the_policy_holds_back_ends_the_attempt():
     reason = "the policy holds this round back: rule 1: norm 2 of part 'model' is over 0.5"
 
     async def denied(*_):
@@ -603,7 +643,8 @@ def test_an_upload_that_the_policy_holds_back_ends_the_attempt_with_that_code_an
         assert silos.gave(odd, Over) == [Over(Code.POLICY)]
         assert whys == [(0, Code.POLICY, reason)]
         assert ("dropped", odd, Code.POLICY) in hall.ends
-        assert not last.done()  # it goes on with the round, and is told of its next attempt if there is one
+        # it goes on with the round, and is told of its next attempt if there is one
+        assert not last.done()
         last.cancel()
         await asyncio.wait({last})
         await silos.close()

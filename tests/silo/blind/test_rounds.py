@@ -15,7 +15,12 @@ def settled(round_, ctx, job="j1", status="sent"):
 def test_uploads_that_are_there_are_known_when_their_round_is_entered_and_forgotten_with_the_next():
     keys = SimpleNamespace(entry=SimpleNamespace(id="silo-a"))
     rounds = BlindRounds(None, None, None, keys, None)
-    for upload in (settled(0, ONE), settled(1, TWO), settled(1, LOST, status="unknown"), settled(1, LOST, job="j2")):
+    for upload in (
+        settled(0, ONE),
+        settled(1, TWO),
+        settled(1, LOST, status="unknown"),
+        settled(1, LOST, job="j2"),
+    ):
         rounds.settled(upload)
     found = rounds._accepted_in("j1", 1)
     assert found == {TWO}

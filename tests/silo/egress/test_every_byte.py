@@ -1,4 +1,6 @@
-"""What the gate lets out is what its ledger says: drawn payloads and cuts, and a reader that finds what is not so."""
+"""What the gate lets out is what its ledger says: drawn payloads and cuts, and a reader that finds
+what is not so.
+"""
 
 import asyncio
 import contextlib
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 from support.explained import UPLOAD, Call, entries, payload_bytes, unexplained
 from support.recording_gate import AGENT, RECORDS, World
 
-from staddle.algorithms.exchange.parts import DTYPES, WEIGHT, Item, Kind, TensorSpec, delivered_items
+from staddle.algorithms.exchange.parts import (
+    DTYPES,
+    WEIGHT,
+    Item,
+    Kind,
+    TensorSpec,
+    delivered_items,
+)
 from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
@@ -68,12 +77,18 @@ KINDS = (Kind.WHOLE_MODEL, Kind.BACKBONE, Kind.SKETCH)
 
 @st.composite
 def jobs(draw):
-    """What each of two rounds gives: one to three parts of one to three tensors, some with a weight."""
+    """What each of two rounds gives: one to three parts of one to three tensors, some with a
+    weight.
+    """
 
     def items():
         for part, kind in list(zip("abc", KINDS, strict=True))[: draw(st.integers(1, 3))]:
             for number in range(draw(st.integers(1, 3))):
-                yield Item(part, kind, TensorSpec(f"t{number}.x", draw(st.sampled_from(sorted(DTYPES))), draw(SHAPES)))
+                yield Item(
+                    part,
+                    kind,
+                    TensorSpec(f"t{number}.x", draw(st.sampled_from(sorted(DTYPES))), draw(SHAPES)),
+                )
             if draw(st.booleans()):
                 yield Item(part, kind, TensorSpec(WEIGHT, "float64", ()))
 
@@ -81,7 +96,8 @@ def jobs(draw):
     return Declared("drawn-job", "ab" * 32, "drawn", phases, RECORDS)
 
 
-# A cut: frames until the line breaks, whole chunks of them that the coordinator keeps, whether the process restarts.
+# A cut: frames until the line breaks, whole chunks of them that the coordinator keeps, whether the
+# process restarts.
 CUTS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.booleans()), max_size=4)
 
 
@@ -105,25 +121,37 @@ def test_the_bytes_in_the_ledger_are_those_that_crossed(made, drawn, first, seco
         assert ledger_audit.verify(world.path).ok
         ledger, calls = entries(world.path), world.client.calls
         assert unexplained(calls, ledger, made.roster) == []
-        # Where no frame was lost, the two sums are one; an upload that was cut has more declared than crossed.
-        totals = [total for (job, _), total in ledger_view.summary(world.path).items() if job == drawn.job]
+        # Where no frame was lost, the two sums are one; an upload that was cut has more declared
+        # than crossed.
+        totals = [
+            total for (job, _), total in ledger_view.summary(world.path).items() if job == drawn.job
+        ]
         uploads = [call for call in calls if call.method == UPLOAD]
         intents = [entry.record for entry in ledger if isinstance(entry.record, Intent)]
         assert len(uploads) == len(intents)
-        assert sum(total.bytes for total in totals) == sum(intent.message.bytes for intent in intents)
+        assert sum(total.bytes for total in totals) == sum(
+            intent.message.bytes for intent in intents
+        )
         for call, intent in zip(uploads, intents, strict=True):
             size = payload_bytes([call])
             assert size <= intent.message.bytes if call.cut else size == intent.message.bytes
-        cut = [intent.message.bytes for call, intent in zip(uploads, intents, strict=True) if call.cut]
+        cut = [
+            intent.message.bytes for call, intent in zip(uploads, intents, strict=True) if call.cut
+        ]
         assert sum(total.assumed for total in totals) <= sum(cut)
 
 
 def round_task(drawn, round_):
-    return pb.Task(round=pb.Round(job=drawn.job, job_digest=bytes.fromhex(drawn.digest), round=round_))
+    return pb.Task(
+        round=pb.Round(job=drawn.job, job_digest=bytes.fromhex(drawn.digest), round=round_)
+    )
 
 
 def give_in_pieces(world, round_, cuts):
-    """Give a round through these cuts, then whole; a receipt that was lost may come with the answer to Standing."""
+    """Give a round through these cuts, then whole.
+
+    A receipt that was lost may come with the answer to Standing.
+    """
     client, size = world.client, sum(item.spec.nbytes for item in world.items(round_))
     for frames, kept, restart in cuts:
         client.stop_after = frames
@@ -138,7 +166,9 @@ def give_in_pieces(world, round_, cuts):
         offset = client.frames[0].manifest.offset if client.frames else 0
         came = offset + sum(len(frame.chunk) for frame in client.frames)
         over = bool(client.frames) and client.frames[-1].WhichOneof("body") == "end"
-        reply = pb.StandingReply(received=size if came == size else min(came // CHUNK, kept) * CHUNK)
+        reply = pb.StandingReply(
+            received=size if came == size else min(came // CHUNK, kept) * CHUNK
+        )
         if over and kept % 2:
             reply = pb.StandingReply(receipt=world.receipt(client))
         client.standing_reply = lambda _, reply=reply: reply
@@ -153,12 +183,15 @@ def give_in_pieces(world, round_, cuts):
         world.give(world.payload(round_), round_)
 
 
-# The reader. Each doctored recording has one thing in it that no record explains, or lacks one that the ledger names.
+# The reader. Each doctored recording has one thing in it that no record explains, or lacks one that
+# the ledger names.
 
 
 @pytest.fixture(scope="module")
 def recorded(made, tmp_path_factory):
-    """Calls and ledger of a round that was delivered, given, cut and given again, with everything else that is sent."""
+    """Calls and ledger of a round that was delivered, given, cut and given again, with everything
+    else that is sent.
+    """
     with chunks_of(4096):
         return record(World(made, tmp_path_factory.mktemp("recorded")))
 
@@ -168,7 +201,9 @@ def record(world):
     world.ledger.start("test", rosters.digest(world.made.roster), world.policy.digest)
     client.task = round_task(world.declared, 1)
     items = delivered_items(job.down(1))
-    values = [torch.rand(item.spec.shape, generator=torch.Generator().manual_seed(1)) for item in items]
+    values = [
+        torch.rand(item.spec.shape, generator=torch.Generator().manual_seed(1)) for item in items
+    ]
     client.delivery = delivery(job, items, values)
 
     async def before():
@@ -248,8 +283,14 @@ def spoiled(data):
 
 
 DOCTORED = {
-    "an extra chunk": (lambda c: of(c, "Upload", 1).sent.insert(-1, chunk(b"secret")), "payload bytes crossed"),
-    "a chunk behind the end": (lambda c: of(c, "Upload", 1).sent.append(chunk(b"secret")), "no manifest, chunks and"),
+    "an extra chunk": (
+        lambda c: of(c, "Upload", 1).sent.insert(-1, chunk(b"secret")),
+        "payload bytes crossed",
+    ),
+    "a chunk behind the end": (
+        lambda c: of(c, "Upload", 1).sent.append(chunk(b"secret")),
+        "no manifest, chunks and",
+    ),
     "an extra chunk before the cut": (
         lambda c: of(c, "Upload").sent.append(chunk(bytes(2**20))),
         "payload bytes crossed, intent",
@@ -263,14 +304,34 @@ DOCTORED = {
         lambda c: of(c, "Upload").sent.__setitem__(1, spoiled(of(c, "Upload").sent[1])),
         "are not those of digest",
     ),
-    "a second end": (lambda c: of(c, "Upload", 1).sent.append(of(c, "Upload", 1).sent[-1]), "no manifest, chunks"),
-    "an unknown field in a greeting": (lambda c: extra(of(c, "Hello")), "HelloRequest has unknown fields [31]"),
-    "an unknown field in a poll": (lambda c: extra(of(c, "Poll")), "PollRequest has unknown fields [31]"),
-    "an unknown field in a manifest": (lambda c: extra(of(c, "Upload")), "Frame has unknown fields [31]"),
-    "an unknown field in a tensor's header": (lambda c: nested(of(c, "Upload")), "Frame has unknown fields [31]"),
-    "an unknown field in a chunk": (lambda c: extra(of(c, "Upload"), 1), "Frame has unknown fields [31]"),
+    "a second end": (
+        lambda c: of(c, "Upload", 1).sent.append(of(c, "Upload", 1).sent[-1]),
+        "no manifest, chunks",
+    ),
+    "an unknown field in a greeting": (
+        lambda c: extra(of(c, "Hello")),
+        "HelloRequest has unknown fields [31]",
+    ),
+    "an unknown field in a poll": (
+        lambda c: extra(of(c, "Poll")),
+        "PollRequest has unknown fields [31]",
+    ),
+    "an unknown field in a manifest": (
+        lambda c: extra(of(c, "Upload")),
+        "Frame has unknown fields [31]",
+    ),
+    "an unknown field in a tensor's header": (
+        lambda c: nested(of(c, "Upload")),
+        "Frame has unknown fields [31]",
+    ),
+    "an unknown field in a chunk": (
+        lambda c: extra(of(c, "Upload"), 1),
+        "Frame has unknown fields [31]",
+    ),
     "an unknown field that comes down": (
-        lambda c: of(c, "Poll").received.__setitem__(0, of(c, "Poll").received[0] + b"\xfa\x01\x01s"),
+        lambda c: of(c, "Poll").received.__setitem__(
+            0, of(c, "Poll").received[0] + b"\xfa\x01\x01s"
+        ),
         "came down: Task has unknown fields",
     ),
     "a field that is written twice": (
@@ -281,18 +342,30 @@ DOCTORED = {
         lambda c: of(c, "Beat").sent.__setitem__(0, of(c, "Beat").sent[0][:-1] + b"\x81\x00"),
         "with more than its fields",
     ),
-    "bytes that are not a message": (lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"), "are no BeatRequest"),
+    "bytes that are not a message": (
+        lambda c: of(c, "Beat").sent.__setitem__(0, b"\xff\xff"),
+        "are no BeatRequest",
+    ),
     "a second message in a call": (
         lambda c: of(c, "Poll").sent.append(of(c, "Poll").sent[0]),
         "2 messages in a call that has one",
     ),
-    "a call that is not counted": (lambda c: c.insert(3, copy.deepcopy(of(c, "Poll"))), "the ledger closes it with"),
+    "a call that is not counted": (
+        lambda c: c.insert(3, copy.deepcopy(of(c, "Poll"))),
+        "the ledger closes it with",
+    ),
     "a call of another method": (
         lambda c: c.insert(2, Call("/other.Service/Tell", AGENT, [b"secret"])),
         "a method that is not of this protocol, 6 bytes",
     ),
-    "an upload that no intent declares": (lambda c: c.append(copy.deepcopy(of(c, "Upload", 1))), "no intent declares"),
-    "an upload that never crossed": (lambda c: c.remove(of(c, "Upload", 1)), "no upload of it crossed"),
+    "an upload that no intent declares": (
+        lambda c: c.append(copy.deepcopy(of(c, "Upload", 1))),
+        "no intent declares",
+    ),
+    "an upload that never crossed": (
+        lambda c: c.remove(of(c, "Upload", 1)),
+        "no upload of it crossed",
+    ),
     "metadata of a request": (
         lambda c: setattr(of(c, "Beat"), "metadata", (*AGENT, ("x-secret", "secret"))),
         "metadata x-secret='secret'",
@@ -322,11 +395,15 @@ DOCTORED = {
         "its intent another size",
     ),
     "a manifest with another name": (
-        lambda c: frame(of(c, "Upload"), 0, lambda f: setattr(f.manifest.tensors[0], "name", "secret")),
+        lambda c: frame(
+            of(c, "Upload"), 0, lambda f: setattr(f.manifest.tensors[0], "name", "secret")
+        ),
         "tensors are not the intent's: [('extractor', 'backbone', 'secret'",
     ),
     "a manifest with a tensor more": (
-        lambda c: frame(of(c, "Upload"), 0, lambda f: f.manifest.tensors.add(part="secret", size=0)),
+        lambda c: frame(
+            of(c, "Upload"), 0, lambda f: f.manifest.tensors.add(part="secret", size=0)
+        ),
         "tensors are not the intent's: [('secret'",
     ),
     "a manifest with another session": (
@@ -346,7 +423,9 @@ DOCTORED = {
         "END has other digests than record",
     ),
     "a session that is a message": (
-        lambda c: of(c, "Poll").sent.__setitem__(0, pb.PollRequest(session=b"secret").SerializeToString()),
+        lambda c: of(c, "Poll").sent.__setitem__(
+            0, pb.PollRequest(session=b"secret").SerializeToString()
+        ),
         "field session is b'secret'",
     ),
     "a round that nobody asked for": (
@@ -361,7 +440,10 @@ DOCTORED = {
         lambda c: of(c, "Upload", 1).received.clear(),
         "has a receipt that never came down",
     ),
-    "a delivery that never came": (lambda c: of(c, "Fetch").received.clear(), "is of a delivery that never came down"),
+    "a delivery that never came": (
+        lambda c: of(c, "Fetch").received.clear(),
+        "is of a delivery that never came down",
+    ),
     "a delivery of other numbers": (
         lambda c: of(c, "Fetch").received.__setitem__(1, spoiled(of(c, "Fetch").received[1])),
         "is of a delivery that never came down",
@@ -399,8 +481,12 @@ def test_a_ledger_that_says_less_or_other_is_found(made, recorded):
 def test_a_session_that_a_kill_left_open_is_held_to_its_cap(made, recorded):
     calls, ledger = recorded
     last = next(e for e in reversed(ledger) if isinstance(e.record, ControlOpen))
-    killed = [e for e in ledger if not (isinstance(e.record, ControlClose) and e.record.ref == last.seq)]
+    killed = [
+        e for e in ledger if not (isinstance(e.record, ControlClose) and e.record.ref == last.seq)
+    ]
     assert unexplained(calls, killed, made.roster) == []
     capped = replace(last, record=last.record.model_copy(update={"max_messages": 1}))
-    (found,) = unexplained(calls, [capped if entry is last else entry for entry in killed], made.roster)
+    (found,) = unexplained(
+        calls, [capped if entry is last else entry for entry in killed], made.roster
+    )
     assert "over its cap" in found

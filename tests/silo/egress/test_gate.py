@@ -68,7 +68,11 @@ def test_a_round_leaves_as_declared_and_recorded(world, small_chunks):
 
     assert first.manifest.tensors == to_wire(items)
     check_manifest(SILO, first.manifest, items)
-    assert (first.manifest.session, first.manifest.job, first.manifest.round) == (SESSION, "simple", 0)
+    assert (first.manifest.session, first.manifest.job, first.manifest.round) == (
+        SESSION,
+        "simple",
+        0,
+    )
     assert first.manifest.job_digest.hex() == world.job.digest
     assert first.manifest.size == sum(map(len, pieces))
     assert len(middle) > 5
@@ -147,7 +151,8 @@ def test_2_a_value_that_is_not_finite_does_not_leave(world, bad, name):
     world.nothing_left()
 
 
-# (3) What counts records counts records that there are: tests/attacks/test_smuggling.py has the ways to lie.
+# (3) What counts records counts records that there are: tests/attacks/test_smuggling.py has the
+# ways to lie.
 
 
 def test_3_a_weight_counts_training_records(world):
@@ -164,7 +169,10 @@ def test_3_a_weight_counts_training_records(world):
 
 
 def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
-    deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
+    deny = made.policy(
+        made.jobs["simple"],
+        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
+    )
     world = World(made, tmp_path, deny)
     with pytest.raises(DeniedError, match=r"extractor/extractor\.conv1\.weight"):
         world.give()
@@ -177,7 +185,10 @@ def test_4_a_denial_leaves_no_frame_and_a_record(made, tmp_path):
 
 
 def test_4_the_same_denial_again_and_again_is_recorded_once(made, tmp_path):
-    deny = made.policy(made.jobs["simple"], replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'})
+    deny = made.policy(
+        made.jobs["simple"],
+        replace={'tensors = ["extractor.**", "@weight"]': 'tensors = ["@weight"]'},
+    )
     world = World(made, tmp_path, deny)
     for round_ in (0, 0, 0, 1, 1, 0):
         with pytest.raises(DeniedError):
@@ -192,7 +203,9 @@ def test_4_norms_are_computed_where_a_rule_asks(made, tmp_path, monkeypatch):
     monkeypatch.setattr(egress, "norms", lambda *values: asked.append(1) or real(*values))
     limit = {'name = "fedper-extractor"': 'name = "fedper-extractor"\nmax_norm = 1e9'}
     for number, replaced in enumerate(({}, limit)):
-        World(made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)).give()
+        World(
+            made, tmp_path / str(number), made.policy(made.jobs["simple"], replace=replaced)
+        ).give()
         assert len(asked) == number
 
 
@@ -215,7 +228,9 @@ def test_4_a_part_that_is_too_long_does_not_leave(made, tmp_path, most, may):
 
 def test_4_the_coordinator_must_be_a_reader_and_a_recipient(made, tmp_path):
     for number, key in enumerate(("readers", "recipients")):
-        policy = made.policy(made.jobs["simple"], replace={f'{key} = ["coordinator"]': f'{key} = ["somebody"]'})
+        policy = made.policy(
+            made.jobs["simple"], replace={f'{key} = ["coordinator"]': f'{key} = ["somebody"]'}
+        )
         world = World(made, tmp_path / str(number), policy)
         with pytest.raises(DeniedError, match=key):
             world.give()
@@ -268,12 +283,16 @@ def test_4_the_bytes_of_a_round_are_counted_across_other_rounds_and_a_restart(ma
 def attempted(made, folder, most):
     old = 'max_bytes_per_round = "64MiB"'
     return World(
-        made, folder, made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"})
+        made,
+        folder,
+        made.policy(*made.jobs.values(), replace={old: f"{old}\nmax_attempts_per_round = {most}"}),
     )
 
 
 def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, small_chunks):
-    """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt without end."""
+    """A coordinator that has all but the last chunk each time: few bytes an attempt, but no attempt
+    without end.
+    """
     world = attempted(made, tmp_path, 3)
     size = sum(item.spec.nbytes for item in world.items())
     world.client.standing_reply = lambda _: pb.StandingReply(received=size // 4096 * 4096)
@@ -283,7 +302,9 @@ def test_4_the_attempts_of_a_round_are_limited_across_restarts(made, tmp_path, s
             world.restart()
         world.settle()
     world.client.stop_after = None
-    with pytest.raises(DeniedError, match=r"3 uploads of this round were begun, max_attempts_per_round = 3"):
+    with pytest.raises(
+        DeniedError, match=r"3 uploads of this round were begun, max_attempts_per_round = 3"
+    ):
         world.give()
     world.restart()
     with pytest.raises(DeniedError):
@@ -346,9 +367,16 @@ def test_6_the_intent_is_on_the_disk_before_the_first_frame_is_pulled(world, mon
     assert sizes[0][0] == sizes[0][1], "the intent was written but not synced"
     intent = world.client.before[-1]
     assert intent["type"] == "egress.intent"
-    assert (intent["silo"], intent["job"], intent["job_digest"]) == (SILO, "simple", world.job.digest)
+    assert (intent["silo"], intent["job"], intent["job_digest"]) == (
+        SILO,
+        "simple",
+        world.job.digest,
+    )
     assert (intent["round"], intent["purpose"], intent["form"]) == (0, "update", "plain")
-    assert intent["recipient"] == {"id": "coordinator", "spki": world.made.roster.coordinator.spki_sha256}
+    assert intent["recipient"] == {
+        "id": "coordinator",
+        "spki": world.made.roster.coordinator.spki_sha256,
+    }
     assert intent["readers"] == ["coordinator"]
     assert intent["policy"]["file"] == world.policy.digest
     assert intent["policy"]["rule"] == "fedper-extractor, fedper-metrics"
@@ -378,7 +406,9 @@ def test_6_nothing_leaves_when_the_intent_cannot_be_recorded(world, monkeypatch)
 # (7) The bytes go.
 
 
-def test_7_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(world, small_chunks):
+def test_7_what_leaves_is_what_was_checked_and_the_digest_is_of_it_though_the_payload_changes(
+    world, small_chunks
+):
     payload = world.payload()
     wanted = b"".join(world.wanted(payload))
 
@@ -405,7 +435,11 @@ def test_7_a_big_payload_goes_in_chunks_of_a_mebibyte(made, tmp_path):
     assert stream.chunks.__defaults__ == (CHUNK_BYTES,)
     world = World(made, tmp_path)
     world.give()
-    assert [frame.WhichOneof("body") for frame in world.client.frames] == ["manifest", "chunk", "end"]
+    assert [frame.WhichOneof("body") for frame in world.client.frames] == [
+        "manifest",
+        "chunk",
+        "end",
+    ]
 
 
 # (8) DIGEST is durable.
@@ -419,8 +453,12 @@ def test_8_the_digest_is_on_the_disk_before_the_end_frame(world, small_chunks):
     digest = last[-1]
     assert digest["type"] == "egress.digest"
     pieces = world.wanted(payload)
-    assert [t["sha256"] for t in digest["tensors"]] == [sha256(piece).hexdigest() for piece in pieces]
-    assert [(t["part"], t["name"]) for t in digest["tensors"]] == [(i.part, i.spec.name) for i in world.items()]
+    assert [t["sha256"] for t in digest["tensors"]] == [
+        sha256(piece).hexdigest() for piece in pieces
+    ]
+    assert [(t["part"], t["name"]) for t in digest["tensors"]] == [
+        (i.part, i.spec.name) for i in world.items()
+    ]
     total = sha256(b"".join(sha256(piece).digest() for piece in pieces)).hexdigest()
     assert digest["message"] == {"bytes": sum(map(len, pieces)), "sha256": total}
     assert digest["ref"] == last[-2]["seq"]
@@ -474,7 +512,10 @@ def test_10_a_connection_lost_after_the_end_is_unknown_and_digested(world):
 
 
 def test_10_a_refusal_is_a_failure_and_is_raised(world):
-    world.client.stop_after, world.client.error = 2, TurnedAwayError("coordinator", "ROUND_CLOSED", "too late")
+    world.client.stop_after, world.client.error = (
+        2,
+        TurnedAwayError("coordinator", "ROUND_CLOSED", "too late"),
+    )
     with pytest.raises(TurnedAwayError):
         world.give()
     assert world.outcome()["status"] == "failed"
@@ -542,7 +583,9 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
             return await real(slowed(), size)
 
         world.client.upload = stuck
-        task = asyncio.create_task(world.gate.give(world.declared, 0, Contributions(world.payload()), SILOS))
+        task = asyncio.create_task(
+            world.gate.give(world.declared, 0, Contributions(world.payload()), SILOS)
+        )
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -552,14 +595,20 @@ def test_10_a_cancelled_upload_is_unknown(world, small_chunks):
     (intent,) = world.ledger.open_intents
     world.settle()
     outcome = world.outcome()
-    assert (outcome["ref"], outcome["status"], outcome["bytes_sent"]) == (intent, "unknown", 2 * 4096)
+    assert (outcome["ref"], outcome["status"], outcome["bytes_sent"]) == (
+        intent,
+        "unknown",
+        2 * 4096,
+    )
     assert world.audited().open_intents == ()
 
 
 # Uploads whose connection broke: how they stand, and their rest.
 
 
-def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(world, small_chunks):
+def test_an_upload_whose_connection_broke_stays_open_until_the_coordinator_was_asked(
+    world, small_chunks
+):
     world.broken(4)
     assert kinds(stored(world.path)) == ["control.open", "egress.intent"]
     assert ledger_audit.verify(world.path).ok
@@ -583,12 +632,17 @@ def test_a_lost_receipt_is_settled(world, small_chunks, restart):
     (settled,) = world.settle()
     assert (settled.status, settled.why) == ("sent", "")
     outcome = world.outcome()
-    assert (outcome["status"], outcome["bytes_sent"]) == ("sent", world.client.frames[0].manifest.size)
+    assert (outcome["status"], outcome["bytes_sent"]) == (
+        "sent",
+        world.client.frames[0].manifest.size,
+    )
     assert outcome["receipt"] == world.receipt(world.client).signature.hex()
     assert world.audited().open_intents == ()
 
 
-@pytest.mark.parametrize("changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}])
+@pytest.mark.parametrize(
+    "changes", [{"ledger_seq": 1}, {"round": 1}, {"sha256": "00" * 32}, {"job": "00" * 32}]
+)
 def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
     world.broken(10**6)
     world.receipt_changes = changes
@@ -602,7 +656,9 @@ def test_a_receipt_for_anything_else_settles_nothing_as_sent(world, changes):
 
 def test_a_receipt_for_a_message_that_never_ended_settles_nothing_as_sent(world, small_chunks):
     world.broken(3)
-    world.client.standing_reply = lambda _: pb.StandingReply(receipt=pb.Receipt(signature=bytes(64)))
+    world.client.standing_reply = lambda _: pb.StandingReply(
+        receipt=pb.Receipt(signature=bytes(64))
+    )
     assert "before the message ended" in world.settle()[0].why
     assert world.outcome()["status"] == "unknown"
 
@@ -634,7 +690,9 @@ def test_a_job_that_the_coordinator_has_no_more_is_unknown_and_other_refusals_le
 
 
 def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
-    """Cut after 12 chunks, of which 7 are there: the manifest says so, the rest goes, the digests are of all of it."""
+    """Cut after 12 chunks, of which 7 are there: the manifest says so, the rest goes, the digests
+    are of all of it.
+    """
     payload = world.payload()
     pieces = b"".join(world.wanted(payload))
     world.broken(13, payload)
@@ -646,10 +704,16 @@ def test_the_rest_goes_behind_what_the_coordinator_has(world, small_chunks):
     first, *middle, last = world.client.frames
     assert (first.manifest.offset, first.manifest.size) == (offset, len(pieces))
     assert b"".join(frame.chunk for frame in middle) == pieces[offset:]
-    assert list(last.end.tensor_sha256) == [sha256(piece).digest() for piece in world.wanted(payload)]
+    assert list(last.end.tensor_sha256) == [
+        sha256(piece).digest() for piece in world.wanted(payload)
+    ]
     cut, whole = ledger_view.messages(world.path)
     assert (cut.intent.offset, cut.intent.message.bytes, cut.status) == (0, len(pieces), "unknown")
-    assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (offset, len(pieces) - offset, "sent")
+    assert (whole.intent.offset, whole.intent.message.bytes, whole.status) == (
+        offset,
+        len(pieces) - offset,
+        "sent",
+    )
     assert world.ledger.sent(world.job.digest, 0) == 2 * len(pieces) - offset
     world.give(payload)  # said once, used once
     assert world.client.frames[0].manifest.offset == 0
@@ -689,7 +753,11 @@ def test_4_the_rest_counts_against_the_round_with_its_own_bytes(made, tmp_path, 
         world.client.standing_reply = lambda _: pb.StandingReply(received=offset)
         world.settle()
         world.client.stop_after = None
-        with contextlib.nullcontext() if may else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes"):
+        with (
+            contextlib.nullcontext()
+            if may
+            else pytest.raises(DeniedError, match=f"{2 * size - offset} bytes")
+        ):
             world.give()
         assert world.audited().ok
 
@@ -722,7 +790,10 @@ def test_a_session_is_opened_in_the_ledger_before_the_greeting_leaves(world, mon
         caps.max_bytes,
     )
     (greeting,) = world.client.messages
-    assert (greeting.silo, greeting.roster_digest.hex()) == (SILO, rosters.digest(world.made.roster))
+    assert (greeting.silo, greeting.roster_digest.hex()) == (
+        SILO,
+        rosters.digest(world.made.roster),
+    )
     failing(monkeypatch, "control.open")
     with pytest.raises(LocalError, match="no more records"):
         asyncio.run(world.gate.hello())
@@ -761,7 +832,12 @@ def test_every_control_message_is_counted_and_the_totals_are_written(world):
         "AnswerRequest",
     ]
     assert sent[4] == pb.AnswerRequest(
-        session=SESSION, job="simple", job_digest=b"\xab" * 32, round=3, kind="ANSWER_KIND_FAILED", code=24
+        session=SESSION,
+        job="simple",
+        job_digest=b"\xab" * 32,
+        round=3,
+        kind="ANSWER_KIND_FAILED",
+        code=24,
     )
     closed = stored(world.path)[-1]
     assert (closed["type"], closed["messages"], closed["bytes"]) == (
@@ -815,7 +891,10 @@ def test_a_control_message_is_small(world):
     async def scenario():
         await world.gate.hello()
         await world.gate.beat("x" * 900, 1)
-        for call in (world.gate.beat("x" * 1100, 1), world.gate.answer("x" * 1100, "00" * 32, 1, "DONE")):
+        for call in (
+            world.gate.beat("x" * 1100, 1),
+            world.gate.answer("x" * 1100, "00" * 32, 1, "DONE"),
+        ):
             with pytest.raises(LocalError, match=f"at most {MAX_CONTROL_BYTES}"):
                 await call
 
@@ -837,7 +916,9 @@ def test_an_answer_is_of_the_closed_lists(world):
 
 @pytest.mark.parametrize(("seconds", "beat", "hold"), [(0, 1, 0), (7, 7, 7), (10**6, 300, 300)])
 def test_what_the_coordinator_asks_for_is_kept_within_bounds(world, seconds, beat, hold):
-    world.client.greeting = pb.HelloReply(session=SESSION, beat_seconds=seconds, hold_seconds=seconds)
+    world.client.greeting = pb.HelloReply(
+        session=SESSION, beat_seconds=seconds, hold_seconds=seconds
+    )
 
     async def scenario():
         found = await world.gate.hello()
@@ -902,7 +983,10 @@ def test_a_delivery_is_taken_and_recorded(world):
         1,
         "delivery",
     )
-    assert ingress["message"] == {"bytes": frames[0].manifest.size, "sha256": frames[-1].end.sha256.hex()}
+    assert ingress["message"] == {
+        "bytes": frames[0].manifest.size,
+        "sha256": frames[-1].end.sha256.hex(),
+    }
     assert ingress["sender"]["spki"] == world.made.roster.coordinator.spki_sha256
     request = world.client.messages[-1]
     assert (request.job, request.round, request.job_digest.hex()) == ("simple", 1, world.job.digest)
@@ -994,8 +1078,16 @@ def test_decisions_are_recorded(world):
 
     asyncio.run(scenario())
     accept, decline = stored(world.path)
-    assert (accept["type"], accept["job_digest"], accept["signer"]) == ("job.accept", world.job.digest, "operator")
-    assert (decline["type"], decline["job"], decline["reasons"]) == ("job.decline", "other", ["no rule"])
+    assert (accept["type"], accept["job_digest"], accept["signer"]) == (
+        "job.accept",
+        world.job.digest,
+        "operator",
+    )
+    assert (decline["type"], decline["job"], decline["reasons"]) == (
+        "job.decline",
+        "other",
+        ["no rule"],
+    )
 
 
 def test_a_reason_of_any_length_is_recorded_short(world):

@@ -1,4 +1,6 @@
-"""Parts of a Mix or a Gram through the gate: padded and rotated, by the checks that all else passes."""
+"""Parts of a Mix or a Gram through the gate: padded and rotated, by the checks that all else
+passes.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -57,11 +59,15 @@ class Keyed(World):
 
     def padding(self, round_=0, number=0, **changes):
         version = Version(silo=SILO, round=round_, attempt=0, number=number)
-        return replace(Padding(self.sharing.line(self.parts["extractor"]), version, SEED, KEY), **changes)
+        return replace(
+            Padding(self.sharing.line(self.parts["extractor"]), version, SEED, KEY), **changes
+        )
 
     def rotating(self, round_=0):
         part = self.parts["rows"]
-        return Rotating(JobPlan(self.job).use(part, round_), self.sharing.rotation(part, round_), KEY)
+        return Rotating(
+            JobPlan(self.job).use(part, round_), self.sharing.rotation(part, round_), KEY
+        )
 
     def run(self, call):
         async def scenario():
@@ -74,12 +80,18 @@ class Keyed(World):
     def upload_padded(self, payload=None, padding=None, round_=0):
         given = self.gives() if payload is None else payload
         own = padding or self.padding(round_)
-        return self.run(lambda: self.gate.upload_padded(self.declared, round_, Contributions(given), own, SILOS))
+        return self.run(
+            lambda: self.gate.upload_padded(self.declared, round_, Contributions(given), own, SILOS)
+        )
 
     def upload_rotated(self, payload=None, rotating=None, round_=0):
         given = self.gives() if payload is None else payload
         own = rotating or self.rotating(round_)
-        return self.run(lambda: self.gate.upload_rotated(self.declared, round_, Contributions(given), own, SILOS))
+        return self.run(
+            lambda: self.gate.upload_rotated(
+                self.declared, round_, Contributions(given), own, SILOS
+            )
+        )
 
     def arrived(self):
         return b"".join(frame.chunk for frame in self.client.frames)
@@ -111,7 +123,10 @@ def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
     sent = world.upload_padded(given, padding)
     line, tagger = padding.line, tagger_of(padding.line, KEY)
     wanted = b"".join(
-        w.tobytes() for w in hidden_pieces(line, padding.version, SEED, flat(world.values(given, "extractor")), tagger)
+        w.tobytes()
+        for w in hidden_pieces(
+            line, padding.version, SEED, flat(world.values(given, "extractor")), tagger
+        )
     )
     ctx = padding.version.context(line)
     assert world.arrived() == wanted
@@ -126,22 +141,27 @@ def test_a_part_leaves_padded_and_is_recorded(world, small_pieces):
     intent, digest, outcome = found[1:]
     assert (intent["form"], intent["readers"], intent["cohort"]) == ("padded", ["mix"], list(SILOS))
     assert intent["hidden"] == {"ctx": ctx.hex(), "number": 0}
-    assert {(tensor["part"], tensor["dtype"]) for tensor in intent["tensors"]} == {("extractor", "uint64")}
+    assert {(tensor["part"], tensor["dtype"]) for tensor in intent["tensors"]} == {
+        ("extractor", "uint64")
+    }
     assert (digest["tensors"], outcome["status"]) == ([], "sent")
     assert world.audited().open_intents == ()
 
 
 def test_what_a_lost_receipt_leaves_to_be_signed_is_the_same(world):
     given, padding = world.gives(), world.padding()
-    assert sent_of(world.parts["extractor"], world.values(given, "extractor"), padding) == world.upload_padded(
-        given, padding
-    )
+    assert sent_of(
+        world.parts["extractor"], world.values(given, "extractor"), padding
+    ) == world.upload_padded(given, padding)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": Version(silo="silo-b", round=0, attempt=0, number=0)}, "a padded upload bound to"),
+        (
+            {"version": Version(silo="silo-b", round=0, attempt=0, number=0)},
+            "a padded upload bound to",
+        ),
         ({"version": Version(silo=SILO, round=1, attempt=0, number=0)}, "a padded upload bound to"),
         ({"job": "mail"}, "a padded upload bound to"),
         ({"job_digest": "ab" * 32}, "a padded upload bound to"),
@@ -150,7 +170,9 @@ def test_what_a_lost_receipt_leaves_to_be_signed_is_the_same(world):
         ({"part": "metrics"}, "part 'metrics' does not cross by a Mix in round 0"),
     ],
 )
-def test_3_a_line_or_a_version_that_the_job_does_not_declare_lets_nothing_leave(world, change, said):
+def test_3_a_line_or_a_version_that_the_job_does_not_declare_lets_nothing_leave(
+    world, change, said
+):
     padding = world.padding()
     if "version" in change:
         padding = replace(padding, **change)
@@ -207,7 +229,11 @@ def test_1_each_message_takes_its_own_part(world):
     [
         ('forms = ["padded"]', 'forms = ["masked"]', "'padded' is not in forms"),
         ('readers = ["mix"]', 'readers = ["coordinator"]', "'mix' is not in readers"),
-        ('dtypes = ["uint64"]\nmax_elements = ', 'dtypes = ["float32"]\nmax_elements = ', "'uint64' is not in dtypes"),
+        (
+            'dtypes = ["uint64"]\nmax_elements = ',
+            'dtypes = ["float32"]\nmax_elements = ',
+            "'uint64' is not in dtypes",
+        ),
     ],
 )
 def test_4_the_policy_decides_on_what_is_padded(keyed, tmp_path, old, new, said):
@@ -228,8 +254,13 @@ def test_4_the_policy_decides_on_what_is_rotated(keyed, tmp_path):
 
 
 def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path):
-    options, model = {"sampling": "algorithm2", "sketch": 32}, {"name": "convnet-digits", "classes": 3}
-    job = keyed.job("sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model)
+    options, model = (
+        {"sampling": "algorithm2", "sketch": 32},
+        {"name": "convnet-digits", "classes": 3},
+    )
+    job = keyed.job(
+        "sketched", "fedaims", SILOS, options, min_cohort=3, security=BLIND, model=model
+    )
     del keyed.jobs["sketched"]  # of this test alone
     world = Keyed(keyed, tmp_path, keyed.policy(job))
     world.job, world.parts = job, {part.name: part for part in job.up(1)}
@@ -239,7 +270,9 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     (whole,) = [item.spec for item in world.declared.items(1) if item.part == "direction"]
     assert (whole, world.declared.hidden(1)[0].wire) == (part.tensors[0], part.wire)
     assert whole.elements > 10_000
-    vector = torch.randn(whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    vector = torch.randn(
+        whole.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     world.upload_rotated({"direction": {"sketch": vector}}, Rotating(use, ctx, KEY), 1)
     assert world.arrived() == sketched(vector.numpy(), 32, use.key(KEY)).astype("<f4").tobytes()
     (header,) = world.client.frames[0].manifest.tensors
@@ -248,8 +281,12 @@ def test_a_sketch_of_the_whole_vector_leaves_and_nothing_longer(keyed, tmp_path)
     assert [(each["kind"], each["shape"], each["dtype"]) for each in intent["tensors"]] == [
         ("sketch", [1, 32], "float32")
     ]
-    with pytest.raises(LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"):
-        world.upload_rotated({"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1)
+    with pytest.raises(
+        LocalError, match=r"direction/sketch is float32 \[1, 32\], the job's schema says float64"
+    ):
+        world.upload_rotated(
+            {"direction": {"sketch": vector[:, :32].float()}}, Rotating(use, ctx, KEY), 1
+        )
     world.ledger.close()
 
 
@@ -306,7 +343,10 @@ def test_vectors_leave_rotated_and_are_recorded(world):
     given, rotating = world.gives(), world.rotating()
     world.upload_rotated(given, rotating)
     value = given["rows"]["rows"]
-    wanted = [rotate(v[None].double().numpy(), replace(rotating.use, row=r).key(KEY)) for r, v in enumerate(value)]
+    wanted = [
+        rotate(v[None].double().numpy(), replace(rotating.use, row=r).key(KEY))
+        for r, v in enumerate(value)
+    ]
     assert world.arrived() == np.concatenate(wanted).astype("<f4").tobytes()
     manifest = world.client.frames[0].manifest
     items = [item for item in world.items() if item.part == "rows"]
@@ -360,12 +400,16 @@ def test_3_a_rotation_for_another_round_or_job_lets_nothing_leave(world):
         with pytest.raises(LocalError, match="vectors rotated for"):
             world.upload_rotated(rotating=rotating)
     with pytest.raises(LocalError, match="part 'extractor' does not cross by a Gram"):
-        world.upload_rotated(rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor")))
+        world.upload_rotated(
+            rotating=replace(world.rotating(), use=replace(world.rotating().use, group="extractor"))
+        )
     world.nothing_left()
 
 
 def test_a_plain_message_of_a_keyed_job_does_not_leave(world):
-    with pytest.raises(LocalError, match="wants secure aggregation; nothing of it leaves in the clear"):
+    with pytest.raises(
+        LocalError, match="wants secure aggregation; nothing of it leaves in the clear"
+    ):
         world.give(world.gives())
     world.nothing_left()
 
@@ -377,7 +421,14 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     padding = world.padding()
     sent, own = world.upload_padded(padding=padding), world.sharing
     upload, pieces = make_upload(
-        padding.line, padding.version, sent.sha256, sent.tag, SEED, SEED, own.others, keys_of(world.made, SILO).sign
+        padding.line,
+        padding.version,
+        sent.sha256,
+        sent.tag,
+        SEED,
+        SEED,
+        own.others,
+        keys_of(world.made, SILO).sign,
     )
     prekey = Prekey(1, bytes(32), bytes(64))
     digest = bytes.fromhex(world.job.digest)
@@ -394,9 +445,18 @@ def test_the_word_on_an_upload_is_recorded_before_it_leaves(world):
     world.run(lambda: world.gate.padded(ctx, message))
     assert message.session == b""  # as it is kept
     given = padded_from_wire(SILO, pb.PaddedWordUpload.FromString(world.client.calls[-1].sent[0]))
-    assert (given.session, given.upload, given.pieces, given.prekey) == (SESSION, upload, pieces, prekey)
+    assert (given.session, given.upload, given.pieces, given.prekey) == (
+        SESSION,
+        upload,
+        pieces,
+        prekey,
+    )
     (record,) = seen
-    assert (record["type"], record["kind"], record["ctx"]) == ("egress.protocol", "padded", ctx.hex())
+    assert (record["type"], record["kind"], record["ctx"]) == (
+        "egress.protocol",
+        "padded",
+        ctx.hex(),
+    )
     assert record["message"]["sha256"] == sha256(world.client.calls[-1].sent[0]).hexdigest()
     assert world.audited().ok
 
@@ -415,7 +475,9 @@ def test_a_word_that_is_refused_was_recorded_all_the_same(world):
 def test_what_left_of_a_part_in_a_round_is_known_from_the_ledger(world):
     world.upload_padded()
     world.upload_rotated(round_=1)
-    found = [(part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)]
+    found = [
+        (part, round_) for part in world.parts for round_ in (0, 1) if has_left(world, round_, part)
+    ]
     assert found == [("extractor", 0), ("rows", 1)]
 
 
@@ -429,9 +491,16 @@ def has_left(world, round_, part):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"counts": (0, 1 << 31, 1 << 30, 1 << 29, 1 << 29)}, "a secure sum of groups"),  # one that there may be
-        ({"counts": (1 << 30, 1 << 30, 1 << 30, 1 << 29, 1 << 29)}, "mixes 1073741824 of the reader's own part"),
-        ({"counts": (0, 3 << 30, 1 << 29, 1 << 28, 1 << 28)}, "one silo has 3221225472 of the 4294967296"),
+        # one that there may be
+        ({"counts": (0, 1 << 31, 1 << 30, 1 << 29, 1 << 29)}, "a secure sum of groups"),
+        (
+            {"counts": (1 << 30, 1 << 30, 1 << 30, 1 << 29, 1 << 29)},
+            "mixes 1073741824 of the reader's own part",
+        ),
+        (
+            {"counts": (0, 3 << 30, 1 << 29, 1 << 28, 1 << 28)},
+            "one silo has 3221225472 of the 4294967296",
+        ),
         ({"counts": (0, 1 << 31, 1 << 31, 0, 0)}, "2 silos are mixed, fewer than min_cohort 3"),
     ],
 )
@@ -443,6 +512,10 @@ def test_a_row_that_its_reader_may_not_read_is_held_at_the_gate(world, changes, 
     spec = spec.model_copy(update={"groups": (spec.groups[0].model_copy(update=changes),)})
     masking = Masking(spec, SILO, (), SILOS, None)
     with pytest.raises(LocalError, match=f"{why}.*nothing leaves"):
-        world.run(lambda: world.gate.upload_masked(world.declared, 0, Contributions(world.gives()), masking))
+        world.run(
+            lambda: world.gate.upload_masked(
+                world.declared, 0, Contributions(world.gives()), masking
+            )
+        )
     assert world.client.frames == []
     assert kinds(stored(world.path)) == ["control.open"]

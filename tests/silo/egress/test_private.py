@@ -46,7 +46,9 @@ class Private(World):
 
     def __init__(self, made, folder, **table):
         self.job_name = "private"
-        super().__init__(made, folder, policy_for(made, *made.jobs.values(), **{"required": "true", **table}))
+        super().__init__(
+            made, folder, policy_for(made, *made.jobs.values(), **{"required": "true", **table})
+        )
         self.job = made.jobs["private"]
         self.fund()
 
@@ -95,7 +97,11 @@ def test_the_signed_document_says_that_a_job_is_private(made):
 
 
 def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
-    counts = {"tested": torch.tensor(10**6), "correct.delivered": torch.tensor(5), WEIGHT: torch.tensor(1e9).double()}
+    counts = {
+        "tested": torch.tensor(10**6),
+        "correct.delivered": torch.tensor(5),
+        WEIGHT: torch.tensor(1e9).double(),
+    }
     world.give(world.bundle(paid(*IDS), **counts))
     assert world.client.uploads == 1
 
@@ -103,16 +109,26 @@ def test_3_noisy_counts_may_be_larger_than_what_there_is(world):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        (WEIGHT, torch.tensor(2.5, dtype=torch.float64), "not a whole number from 0 to 9007199254740991, .*are noisy"),
+        (
+            WEIGHT,
+            torch.tensor(2.5, dtype=torch.float64),
+            "not a whole number from 0 to 9007199254740991, .*are noisy",
+        ),
         (WEIGHT, torch.tensor(-0.0, dtype=torch.float64), "not a whole number from 0"),
-        ("tested", torch.tensor(2**53), "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy"),
+        (
+            "tested",
+            torch.tensor(2**53),
+            "tested is 9007199254740992, this silo has 9007199254740991 .*are noisy",
+        ),
         ("correct.trained", torch.tensor(11), "correct.trained is 11, of 10 that were tested"),
     ],
 )
 def test_3_they_are_counts_all_the_same(world, name, value, words):
     with pytest.raises(LocalError, match=words) as caught:
         world.give(world.bundle(paid(*IDS), **{name: value}))
-    assert not any(str(count) in str(caught.value) for count in (RECORDS.train, f"has {RECORDS.test} "))
+    assert not any(
+        str(count) in str(caught.value) for count in (RECORDS.train, f"has {RECORDS.test} ")
+    )
     world.nothing_left()
 
 
@@ -121,15 +137,23 @@ def test_3_they_are_counts_all_the_same(world, name, value, words):
 
 def test_4_nothing_private_leaves_where_the_data_set_is_protected(world):
     found = denied(
-        world, Contributions(world.payload()), r"and 9 more would leave as computed from records without noise"
+        world,
+        Contributions(world.payload()),
+        r"and 9 more would leave as computed from records without noise",
     )
     (reason,) = found["reasons"]
-    assert "[dataset.data] has required = true; ask for a job that is signed with [privacy]" in reason
+    assert (
+        "[dataset.data] has required = true; ask for a job that is signed with [privacy]" in reason
+    )
 
 
 def test_4_one_private_tensor_holds_the_message_back(world):
     but = ("model", "classifier.bias", PRIVATE)
-    denied(world, world.bundle(paid(*IDS), but), r"^this silo holds .*: model/classifier\.bias would leave as computed")
+    denied(
+        world,
+        world.bundle(paid(*IDS), but),
+        r"^this silo holds .*: model/classifier\.bias would leave as computed",
+    )
 
 
 def test_4_of_a_job_that_is_not_private_all_is_whatever_is_said_of_it(made, world, tmp_path):
@@ -155,11 +179,17 @@ def test_5_what_was_paid_for_leaves_and_the_record_names_what_paid(world):
     assert world.audited().ok
 
 
-def test_5_nothing_private_leaves_of_a_private_job_even_where_nothing_has_to_be_protected(made, tmp_path):
+def test_5_nothing_private_leaves_of_a_private_job_even_where_nothing_has_to_be_protected(
+    made, tmp_path
+):
     """Else the epsilon that the job and the ledger say would not hold."""
     world = Private(made, tmp_path, required="false")
     but = ("model", "classifier.bias", PRIVATE)
-    denied(world, world.bundle(paid(*IDS), but), r"model/classifier\.bias would leave .*, and the job is private")
+    denied(
+        world,
+        world.bundle(paid(*IDS), but),
+        r"model/classifier\.bias would leave .*, and the job is private",
+    )
     world.ledger.close()
 
 
@@ -171,9 +201,15 @@ def test_5_what_is_public_needs_no_payment(world):
 
 @pytest.mark.parametrize("number", [3, 6, 0, 2**53 - 1])
 @pytest.mark.parametrize("required", ["true", "false"])
-def test_5_a_reservation_that_is_none_or_of_another_job_pays_for_nothing(made, tmp_path, number, required):
+def test_5_a_reservation_that_is_none_or_of_another_job_pays_for_nothing(
+    made, tmp_path, number, required
+):
     world = Private(made, tmp_path, required=required)
-    found = denied(world, world.bundle(paid(2), ("metrics", "tested", paid(number))), f"reservation {number} is said")
+    found = denied(
+        world,
+        world.bundle(paid(2), ("metrics", "tested", paid(number))),
+        f"reservation {number} is said",
+    )
     assert len(found["reasons"]) == 1
     world.ledger.close()
 
@@ -204,7 +240,9 @@ def test_5_the_same_refusal_again_is_recorded_once(world):
 
 def test_6_a_reservation_that_no_head_in_the_ledger_covers_lets_nothing_leave(world):
     world.gate._paid = lambda *_: True
-    with pytest.raises(LocalError, match="is paid by 7 of data set 'data', whose last head has 7 records"):
+    with pytest.raises(
+        LocalError, match="is paid by 7 of data set 'data', whose last head has 7 records"
+    ):
         world.give(world.bundle(paid(7)))
     world.nothing_left()
 
@@ -285,7 +323,11 @@ required = true
 def summing(tmp_path_factory):
     """The four silos of the secure sum."""
     files = local_federation.make(tmp_path_factory.mktemp("summing") / "local", FOUR)
-    return Made(files, rosters.load(files.folder / "roster.json"), load_keys(files.folder / "coordinator" / "keys"))
+    return Made(
+        files,
+        rosters.load(files.folder / "roster.json"),
+        load_keys(files.folder / "coordinator" / "keys"),
+    )
 
 
 def masked(made, folder, bundle):
@@ -313,19 +355,26 @@ def test_what_leaves_masked_has_the_taint_of_tensor_and_weight(summing, tmp_path
     assert (intent["form"], intent["dp"]) == ("masked", {"dataset": "data", "ids": [2, 4]})
     assert {tensor["taint"] for tensor in intent["tensors"]} == {"dp"}
     taints["model"][WEIGHT] = PRIVATE
-    with pytest.raises(DeniedError, match=r"model/\w+, model/\w+.* would leave as computed from records without noise"):
+    with pytest.raises(
+        DeniedError,
+        match=r"model/\w+, model/\w+.* would leave as computed from records without noise",
+    ):
         masked(summing, tmp_path / "bad", Contributions(given, taints))
 
 
 def test_declared_counts_stand_for_a_noisy_weight_and_for_no_other_than_the_records():
     public = replace(BOUNDS, weights="public")
     counts = tuple((silo, 20) for silo in FOUR)
-    spec = specify(frame(groups=tuple(group(part, public) for part in PARTS), counts=counts), FOUR, 0)
+    spec = specify(
+        frame(groups=tuple(group(part, public) for part in PARTS), counts=counts), FOUR, 0
+    )
     values = exactly(ITEMS, payload(FOUR[3]))  # whose weight is 10
     for records_, may in ((10, True), (11, False), (None, True)):
         masking = Masking(spec, FOUR[3], (), FOUR, records_)
         if may:
             assert messages.masked(PARTS, ITEMS, values, masking).form == "masked"
         else:
-            with pytest.raises(LocalError, match="weights it by 10, not by the 11 training records"):
+            with pytest.raises(
+                LocalError, match="weights it by 10, not by the 11 training records"
+            ):
                 messages.masked(PARTS, ITEMS, values, masking)

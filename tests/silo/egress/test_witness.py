@@ -41,7 +41,11 @@ def run(work):
 
 def heads_file(world):
     path = world.path.parent / "heads.json"
-    return checked_file.read_json(path, MemberHeads).model_dump() if path.exists() else {"heads": {}, "forks": {}}
+    return (
+        checked_file.read_json(path, MemberHeads).model_dump()
+        if path.exists()
+        else {"heads": {}, "forks": {}}
+    )
 
 
 def keys_of(world, member):
@@ -70,7 +74,9 @@ def kinds(world):
 
 
 def greeted(world, held):
-    world.client.greeting = pb.HelloReply(protocol=1, session=b"s" * 16, beat_seconds=5, hold_seconds=5, held=held)
+    world.client.greeting = pb.HelloReply(
+        protocol=1, session=b"s" * 16, beat_seconds=5, hold_seconds=5, held=held
+    )
     run(world.gate.hello())
 
 
@@ -80,7 +86,11 @@ def test_what_the_coordinator_holds_is_recorded(world):
     greeted(world, held)
     (record,) = [record for record in stored(world.path) if record["type"] == "witness"]
     head = TreeHead.parse(notes.parse(held).text)
-    assert (record["by"], record["size"], record["root"]) == ("coordinator", head.size, head.root.hex())
+    assert (record["by"], record["size"], record["root"]) == (
+        "coordinator",
+        head.size,
+        head.root.hex(),
+    )
     greeted(world, b"")
     assert kinds(world).count("witness") == 1
 
@@ -103,7 +113,9 @@ def test_another_silo_must_say_what_it_holds_whatever_the_coordinator_says(world
 def test_the_word_of_a_silo_that_the_coordinator_runs_is_the_coordinators(world, field):
     """It is recorded, and stops this silo where it does not fit; no private round begins by it."""
     entries = [
-        entry.model_copy(update={field: world.made.roster.coordinator.organisation}) if entry.id == OTHER else entry
+        entry.model_copy(update={field: world.made.roster.coordinator.organisation})
+        if entry.id == OTHER
+        else entry
         for entry in world.made.roster.entries
     ]
     roster = world.made.roster.model_copy(update={"entries": tuple(entries)})
@@ -119,7 +131,9 @@ def private_round(made, world):
     job = private_job(made)
     config = SiloConfig.model_construct(directory=world.path.parent)
     agent = Agent(config, SILO, made.roster, world.policy, world.gate, world.keys)
-    admitted = Admitted(JobPlan(job), Declared.of(job.document(), RECORDS), "operator", None, None, {}, {})
+    admitted = Admitted(
+        JobPlan(job), Declared.of(job.document(), RECORDS), "operator", None, None, {}, {}
+    )
     run(agent._round(admitted, RoundOpened(job.name, job.digest, 0, 0, SILOS)))
 
 
@@ -169,7 +183,8 @@ def test_a_ledger_that_was_written_anew_leaves_nothing(world):
 @pytest.mark.parametrize(
     "held",
     [
-        lambda world: head_of(world, SILO, 500, keys=keys_of(world, OTHER)),  # signed by another key: as if higher
+        # signed by another key: as if higher
+        lambda world: head_of(world, SILO, 500, keys=keys_of(world, OTHER)),
         lambda world: head_of(world, OTHER, 500),
         lambda _: b"no note at all",
         lambda world: head_of(world, SILO, 500) * 2,
@@ -200,7 +215,9 @@ def test_the_next_upload_proves_growth_from_the_head_that_is_held(world):
 
 
 def test_an_upload_that_was_accepted_after_the_greeting_counts_as_held(world):
-    """The coordinator greeted while the old upload still ran, took it, and says so when it is asked."""
+    """The coordinator greeted while the old upload still ran, took it, and says so when it is
+    asked.
+    """
     world.give()
     before = world.client.end.ledger_seq + 1
     world.broken(10**6)
@@ -226,13 +243,22 @@ def attested(world, head=b"", **changes):
         "head": head.decode(),
     }
     signature = Attestation(**{**fields, **changes.pop("signed", {})}).sign(keys_of(world, OTHER))
-    message = {"by": OTHER, "silo": SILO, "challenge": world.witness.challenge, "held": head, "signature": signature}
+    message = {
+        "by": OTHER,
+        "silo": SILO,
+        "challenge": world.witness.challenge,
+        "held": head,
+        "signature": signature,
+    }
     return pb.Attestation(**{**message, **changes})
 
 
 def told(world, *attestations, asked=()):
     """A poll that brings them, then a poll that brings nothing."""
-    tasks = [pb.Task(witness=pb.Witness(told=attestations, asked=asked)), pb.Task(nothing=pb.Nothing())]
+    tasks = [
+        pb.Task(witness=pb.Witness(told=attestations, asked=asked)),
+        pb.Task(nothing=pb.Nothing()),
+    ]
 
     async def poll(request, hold):
         return tasks.pop(0)
@@ -283,7 +309,14 @@ def test_a_head_of_another_silo_that_is_not_of_this_ledger_stops_us(world):
         {"signed": {"challenge": "00" * 32}},
         {"signed": {"silo": "silo-c"}},
     ],
-    ids=["in another's name", "with the head left out", "unsigned", "of another roster", "shown again", "of another"],
+    ids=[
+        "in another's name",
+        "with the head left out",
+        "unsigned",
+        "of another roster",
+        "shown again",
+        "of another",
+    ],
 )
 def test_what_another_silo_did_not_sign_counts_for_nothing(world, changes, caplog):
     world.give()
@@ -292,7 +325,9 @@ def test_what_another_silo_did_not_sign_counts_for_nothing(world, changes, caplo
     assert "head.ignored" in caplog.messages
 
 
-@pytest.mark.parametrize("changes", [{"by": SILO}, {"by": "nobody"}, {"silo": OTHER}, {"challenge": bytes(32)}])
+@pytest.mark.parametrize(
+    "changes", [{"by": SILO}, {"by": "nobody"}, {"silo": OTHER}, {"challenge": bytes(32)}]
+)
 def test_what_nobody_asked_for_is_the_coordinators_fault(world, changes):
     run(world.gate.hello())
     with pytest.raises(PeerError, match="coordinator: passed on what"):
@@ -313,7 +348,11 @@ def relayed(world, *heads):
 
 def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     run(world.gate.hello())
-    small, large, third = head_of(world, OTHER, 3), head_of(world, OTHER, 7), head_of(world, "silo-c", 2)
+    small, large, third = (
+        head_of(world, OTHER, 3),
+        head_of(world, OTHER, 7),
+        head_of(world, "silo-c", 2),
+    )
     relayed(world, large, third)
     relayed(world, small)
     assert heads_file(world)["heads"] == {OTHER: large.decode(), "silo-c": third.decode()}
@@ -321,7 +360,14 @@ def test_the_largest_head_of_each_silo_is_kept_and_said_on_demand(world):
     told(world, asked=[pb.Challenge(silo=OTHER, challenge=b"c" * 32)])
     said = world.client.messages[-1]
     assert (said.by, said.silo, said.challenge, said.held) == (SILO, OTHER, b"c" * 32, large)
-    fields = ("local", rosters.digest(world.made.roster), SILO, OTHER, (b"c" * 32).hex(), large.decode())
+    fields = (
+        "local",
+        rosters.digest(world.made.roster),
+        SILO,
+        OTHER,
+        (b"c" * 32).hex(),
+        large.decode(),
+    )
     Attestation(*fields).verify(world.made.roster[SILO], said.signature)
 
 
@@ -380,7 +426,9 @@ def test_a_coordinator_that_asks_without_end_does_not_set_our_pace(world):
 
     async def poll(request, hold):
         polls.append(request)
-        return pb.Task(witness=pb.Witness(asked=[pb.Challenge(silo=OTHER, challenge=b"%032d" % len(polls))]))
+        return pb.Task(
+            witness=pb.Witness(asked=[pb.Challenge(silo=OTHER, challenge=b"%032d" % len(polls))])
+        )
 
     world.client.poll = poll
     task = run(asyncio.wait_for(world.gate.poll(), 60))
@@ -417,7 +465,11 @@ def test_the_coordinators_head_is_kept_while_it_grows(world):
 
 @pytest.mark.parametrize(
     "head",
-    [lambda w: growth_of(w, 4, 9, b"other"), lambda w: growth_of(w, 0, 3), lambda w: growth_of(w, 0, 9, b"other")],
+    [
+        lambda w: growth_of(w, 4, 9, b"other"),
+        lambda w: growth_of(w, 0, 3),
+        lambda w: growth_of(w, 0, 9, b"other"),
+    ],
     ids=["rewritten", "cut", "anew"],
 )
 def test_a_coordinators_ledger_that_was_altered_is_said_and_kept_as_evidence(world, head, caplog):
@@ -446,14 +498,19 @@ def test_a_head_that_the_coordinator_did_not_sign_is_ignored(world, caplog):
 
 
 def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_path, caplog):
-    """Both members lost their ledgers; the roster has new keys for them, and the ledgers begin anew."""
+    """Both members lost their ledgers.
+
+    The roster has new keys for them, and the ledgers begin anew.
+    """
     run(world.gate.hello())
     relayed(world, head_of(world, OTHER, 7))
     given(world, growth_of(world, 0, 9), 0)
     made, entries = world.made, {}
     for member, role in ((OTHER, Role.SILO), ("coordinator", Role.COORDINATOR)):
         entries[member] = create_keys(tmp_path / "new" / member, member, role, "Org").log_key
-    new = [replace_key(entry, entries.get(entry.id, entry.log_key)) for entry in made.roster.entries]
+    new = [
+        replace_key(entry, entries.get(entry.id, entry.log_key)) for entry in made.roster.entries
+    ]
     roster = made.roster.model_copy(update={"entries": tuple(new)})
     witness = Witness(world.ledger, roster, world.keys, world.path.parent / "heads.json")
     keys = {member: load_keys(tmp_path / "new" / member) for member in entries}
@@ -464,7 +521,10 @@ def test_a_ledger_under_a_new_log_key_is_no_fork_of_the_one_before(world, tmp_pa
     tree = Tree(leaf_hash(b"anew %d" % number) for number in range(3))
     note = Signer.of("local", "coordinator", keys["coordinator"].log).sign(3, tree.root())
     run(witness.coordinator_head(bytes(Consistency(0, (), note))))
-    assert heads_file(world) == {"heads": {OTHER: later.decode(), "coordinator": bytes(note).decode()}, "forks": {}}
+    assert heads_file(world) == {
+        "heads": {OTHER: later.decode(), "coordinator": bytes(note).decode()},
+        "forks": {},
+    }
     assert "ledger.forked" not in caplog.messages
 
 
@@ -475,7 +535,9 @@ def replace_key(entry, log_key):
 def test_a_head_that_was_edited_in_the_file_is_named(world):
     text = '{"forks":{},"heads":{"coordinator":"no note"}}'
     (world.path.parent / "heads.json").write_text(text)
-    with pytest.raises(LocalError, match=r"heads\.json: what it has of 'coordinator' cannot be read"):
+    with pytest.raises(
+        LocalError, match=r"heads\.json: what it has of 'coordinator' cannot be read"
+    ):
         world.make_gate()
 
 

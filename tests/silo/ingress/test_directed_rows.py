@@ -1,4 +1,7 @@
-"""Directed rows at the silo that was away; the coordinator is the test, and as hostile as it likes."""
+"""Directed rows at the silo that was away.
+
+The coordinator is the test, and as hostile as it likes.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -64,14 +67,21 @@ def keyed(tmp_path_factory):
 
 
 class Sum:
-    """The opened sum of one round of a job, with the pads of its rows on; ``held`` is what each silo gave."""
+    """The opened sum of one round of a job, with the pads of its rows on.
+
+    ``held`` is what each silo gave.
+    """
 
     def __init__(self, keyed, job, round_, survivors=None, cohort=None, weights=None):
         self.keyed, self.job, self.round = keyed, job, round_
         self.cohort = cohort or tuple(sorted(job.cohort(round_)))
         self.survivors = survivors or self.cohort
         roster = rosters.digest(keyed.roster)
-        frame = JobPlan(job).round(round_).frame(keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
+        frame = (
+            JobPlan(job)
+            .round(round_)
+            .frame(keyed.roster.federation, roster, "ee" * 32, PARTS, weights)
+        )
         self.spec = specify(frame, self.cohort, 0)
         of, _ = sum_groups(job.up(round_), JobPlan(job).bounds, job.row_readers(round_))
         (self.part,) = directed(job.up(round_))
@@ -91,9 +101,12 @@ class Sum:
             keys, tagger = job_keys(job, silo), linear_tags.Tagger(KEY, ctx, len(of))
             pads = sender_pads(self.spec, silo, first_prekey(silo), keys.others)
             accumulator.add(
-                words.tobytes() for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
+                words.tobytes()
+                for words in masked_chunks(self.spec, silo, contributions, (), tagger, pads)
             )
-            given[silo] = tagger.padded(KEY, ctx, silo, {index: pad.key for index, pad in pads.items()})
+            given[silo] = tagger.padded(
+                KEY, ctx, silo, {index: pad.key for index, pad in pads.items()}
+            )
         accumulator.open((), self.survivors)
         self.tags = linear_tags.combine(given, len(of))
         self.numbers = list(accumulator.numbers())
@@ -129,7 +142,9 @@ class Sum:
 
     def exact(self, name):
         weights = {silo: self.job.security.counts[silo] for silo in self.survivors}
-        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(weights.values())
+        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(
+            weights.values()
+        )
 
 
 def frames_of(job, round_, rows, chunk=1 << 20):
@@ -146,7 +161,10 @@ def frames_of(job, round_, rows, chunk=1 << 20):
     }
     return [
         tensor.Frame(manifest=tensor.Manifest(**head)),
-        *(tensor.Frame(chunk=bytes(each.payload)) for each in recut([memoryview(w) for _, w in rows], chunk)),
+        *(
+            tensor.Frame(chunk=bytes(each.payload))
+            for each in recut([memoryview(w) for _, w in rows], chunk)
+        ),
         tensor.Frame(end=tensor.End(sha256=digests.total, tensor_sha256=digests.tensors)),
     ]
 
@@ -155,8 +173,14 @@ class Recipient:
     """One silo with a ledger, whose memory is on the disk."""
 
     def __init__(self, keyed, job, silo, folder):
-        self.job, self.folder, self.sharing = job, folder, sharing_of(keyed, job, silo, folder / "job")
-        self.ledger = Ledger.open(folder / "ledger", silo, keyed.roster.federation, keys_of(keyed, silo).log)
+        self.job, self.folder, self.sharing = (
+            job,
+            folder,
+            sharing_of(keyed, job, silo, folder / "job"),
+        )
+        self.ledger = Ledger.open(
+            folder / "ledger", silo, keyed.roster.federation, keys_of(keyed, silo).log
+        )
         entry = keyed.roster.coordinator
         self.peer = Peer(id=entry.id, spki=entry.spki_sha256)
 
@@ -174,7 +198,9 @@ class Recipient:
         return made
 
     def refused(self, round_, rows, sharing=None, counted=0):
-        """Why; the coordinator is to blame, or where words were altered perhaps a silo, and no ingress is recorded."""
+        """Why; the coordinator is to blame, or where words were altered perhaps a silo, and no
+        ingress is recorded.
+        """
         before = stored(self.folder / "ledger")
         with pytest.raises(RefusedError) as caught:
             self.take(round_, rows, sharing, counted=counted)
@@ -234,7 +260,9 @@ def test_who_survived_alone_counts(recipient, keyed, twice):
 
 def test_a_row_that_was_altered_or_is_not_what_its_round_gave_is_refused(recipient, keyed, twice):
     _, (first, second) = twice
-    other = next(s for s in (Sum(keyed, first.job, n) for n in range(1, 9)) if s.reader != first.reader)
+    other = next(
+        s for s in (Sum(keyed, first.job, n) for n in range(1, 9)) if s.reader != first.reader
+    )
     twin = Sum(keyed, keyed.jobs["twin"], first.round)
     shifted = lambda words: bytes([words[0] ^ 1]) + words[1:]  # noqa: E731
     payload = first.spec.payload()
@@ -246,14 +274,20 @@ def test_a_row_that_was_altered_or_is_not_what_its_round_gave_is_refused(recipie
         ([first.down(tag=bytes(8))], "was altered"),
         ([first.down(survivors=first.cohort[1:])], "was altered"),
         ([first.down(survivors=first.cohort[2:])], "survivors are fewer than"),
-        ([first.down(survivors=(*first.cohort[:2], "stranger"))], "which are not members of the cohort"),
+        (
+            [first.down(survivors=(*first.cohort[:2], "stranger"))],
+            "which are not members of the cohort",
+        ),
         ([other.down()], f"for which '{first.reader}' was drawn"),
         ([twin.down()], "specifies job 'twin'"),
         ([first.down(document=fewer)], "specifies groups"),
         ([first.down(document=payload.replace(b'"attempt":0', b'"attempt":1'))], "was altered"),
         ([first.down(signature=bytes(64))], "its signature does not fit"),
         ([first.down(keep=0.9)], "says keep = 0.900000"),
-        ([first.down(), first.down()], f"brings a row of round {first.round} in 9, after that of {first.round}"),
+        (
+            [first.down(), first.down()],
+            f"brings a row of round {first.round} in 9, after that of {first.round}",
+        ),
         ([second.down(), first.down()], f"after that of {second.round}"),
         ([first.down(part="other")], "brings rows of part 'other', which has none"),
     ):
@@ -265,7 +299,9 @@ def replace_counts(spec):
     """A document with other weights of the row, which still add up."""
     group = spec.groups[1]
     counts = (group.counts[0] + 1, group.counts[1] - 1, *group.counts[2:])
-    return spec.model_copy(update={"groups": (spec.groups[0], group.model_copy(update={"counts": counts}))}).payload()
+    return spec.model_copy(
+        update={"groups": (spec.groups[0], group.model_copy(update={"counts": counts}))}
+    ).payload()
 
 
 def test_a_row_of_a_round_that_is_not_over_is_refused(recipient, twice):
@@ -278,8 +314,9 @@ def test_an_old_row_is_refused_once_a_newer_one_was_opened(recipient, twice):
     _, (first, second) = twice
     recipient.take(8, [second.down()])
     assert recipient.memory().newest == second.round
-    assert f"brings a row of round {first.round} after those up to {second.round}" in recipient.refused(
-        9, [first.down()]
+    assert (
+        f"brings a row of round {first.round} after those up to {second.round}"
+        in recipient.refused(9, [first.down()])
     )
     recipient.take(9, [second.down()])
 
@@ -300,7 +337,9 @@ def test_rows_for_another_silo_do_not_open(recipient, keyed, twice, tmp_path):
     thief = next(silo for silo in SILOS if silo != first.reader)
     stolen = sharing_of(keyed, first.job, thief, tmp_path / "thief")
     assert "was drawn" in recipient.refused(9, [first.down()], stolen)
-    blinded = replace(stolen, silo=first.reader, others={**stolen.others, thief: stolen.others[first.reader]})
+    blinded = replace(
+        stolen, silo=first.reader, others={**stolen.others, thief: stolen.others[first.reader]}
+    )
     assert "was altered" in recipient.refused(9, [first.down()], blinded)
 
 
@@ -334,7 +373,9 @@ def test_rows_of_the_other_kind_are_refused(recipient, keyed, twice, tmp_path):
     stored_ = mail.stored[SILOS[0], 0]
     summand = WireSummand(stored_.upload, letter_for(stored_, recipient.sharing.silo))
     assert "brings rows of uploads" in recipient.refused(9, [first.down(summands=(summand,))])
-    uploads = IncomingRows(mail.silos[first.reader], mail.silos[first.reader].plan.round(4), TERMS, lambda _: ())
+    uploads = IncomingRows(
+        mail.silos[first.reader], mail.silos[first.reader].plan.round(4), TERMS, lambda _: ()
+    )
     with pytest.raises(RefusedError, match="brings directed rows, there are none"):
         uploads.announced("coordinator", [first.down()[0]], [])
 
@@ -361,7 +402,9 @@ class MemberSum(Sum):
 
     def exact(self, name):
         weights = {silo: LIKENESS[silo] for silo in self.survivors if silo != self.reader}
-        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(weights.values())
+        return sum(weights[silo] * self.held[silo][name].double() for silo in weights) / sum(
+            weights.values()
+        )
 
 
 @pytest.fixture
@@ -399,11 +442,16 @@ def test_a_member_opens_no_row_of_another_round_than_its_last_and_one_of_each(ke
     first, second = MemberSum(keyed, 2), MemberSum(keyed, 3)
     why = f"brings a row of round 2, the last one of '{SILOS[0]}' that counts is 3"
     assert why in member.refused(4, [first.down()], counted=4)
-    assert "2 rows of a Mix, at most 1" in member.refused(4, [first.down(), second.down()], counted=4)
+    assert "2 rows of a Mix, at most 1" in member.refused(
+        4, [first.down(), second.down()], counted=4
+    )
     without = MemberSum(keyed, 3, survivors=SILOS[1:])
-    assert "the last one of" in member.refused(4, [without.down()], counted=4)  # it has no part to mix in
+    # it has no part to mix in
+    assert "the last one of" in member.refused(4, [without.down()], counted=4)
     member.take(4, [second.down()], counted=4)
-    other = MemberSum(keyed, 3, weights=lambda silo: {**dict.fromkeys(SILOS, 1.0), silo: CODE_SELF_WEIGHT})
+    other = MemberSum(
+        keyed, 3, weights=lambda silo: {**dict.fromkeys(SILOS, 1.0), silo: CODE_SELF_WEIGHT}
+    )
     assert "after those up to 3 were opened" in member.refused(4, [other.down(keep=0.5)], counted=4)
 
 
@@ -417,7 +465,9 @@ def test_a_member_opens_no_row_that_leans_on_one_silo_or_that_nobody_is_mixed_in
     group = row.spec.groups[1].model_copy(update={"counts": integer_weights([0, 6, 1, 1, 1])})
     groups = (row.spec.groups[0], group, *row.spec.groups[2:])
     document = row.spec.model_copy(update={"groups": groups}).payload()
-    assert "shows its reader too much" in member.refused(3, [row.down(document=document)], counted=3)
+    assert "shows its reader too much" in member.refused(
+        3, [row.down(document=document)], counted=3
+    )
     stale = MemberSum(keyed, 2, survivors=SILOS[:4])
     assert stale.keep() != row.keep()
     assert "with keep" in member.refused(3, [stale.down(keep=row.keep())], counted=3)

@@ -36,7 +36,9 @@ def keyed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def contributors(keyed, tmp_path_factory):
-    """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once, and only read."""
+    """Everybody's uploads 0 to 3 to both jobs, from round 1 on where they are mailed: made once,
+    and only read.
+    """
     found = {}
     for name, round_ in (("rows", 1), ("mail", 2)):
         job = keyed.jobs[name]
@@ -54,9 +56,12 @@ class Recipient:
     def __init__(self, keyed, coordinator, folder, terms=TERMS, key=KEY):
         self.coordinator, self.folder, self.terms = coordinator, folder, terms
         self.sharing = sharing_of(keyed, coordinator.job, ME, folder / "job", key)
-        self.ledger = Ledger.open(folder / "ledger", ME, keyed.roster.federation, keys_of(keyed, ME).log)
+        self.ledger = Ledger.open(
+            folder / "ledger", ME, keyed.roster.federation, keys_of(keyed, ME).log
+        )
         self.own_values = {
-            spec.name: torch.full(spec.shape, 0.5) + torch.arange(spec.elements).reshape(spec.shape) / 2**20
+            spec.name: torch.full(spec.shape, 0.5)
+            + torch.arange(spec.elements).reshape(spec.shape) / 2**20
             for spec in coordinator.part.tensors
         }
         self.asked = []
@@ -83,7 +88,9 @@ class Recipient:
 
     def memory(self):
         """The bytes of all that it remembers of rows that it opened."""
-        found = {path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))}
+        found = {
+            path.name: path.read_bytes() for path in sorted((self.folder / "job").glob("mix-*"))
+        }
         return {name: data for name, data in found.items() if data != BEGUN}
 
 
@@ -107,7 +114,10 @@ def versions(number, silos=OTHERS):
 
 def close(found, wanted):
     """Within what rounding the values to 2^-24 does (clip 2^6, 30 bits), and their dtype."""
-    return all(torch.allclose(found[name].double(), value, rtol=0, atol=2e-6) for name, value in wanted.items())
+    return all(
+        torch.allclose(found[name].double(), value, rtol=0, atol=2e-6)
+        for name, value in wanted.items()
+    )
 
 
 def refusal(recipient, frames, round_=1):
@@ -142,7 +152,9 @@ def test_words_that_chunks_cut_in_two_are_put_together(recipient):
     """As behind tensors whose bytes are no multiple of eight."""
     made, weights = recipient.coordinator, even(versions(0))
     message, hidden = made.row(ME, weights)
-    opener = mix_rows.IncomingRows(recipient.sharing, recipient.sharing.plan.round(1), TERMS, recipient.own)
+    opener = mix_rows.IncomingRows(
+        recipient.sharing, recipient.sharing.plan.round(1), TERMS, recipient.own
+    )
     assert opener.announced("coordinator", [message], []) == [len(hidden)]
     opener.admit()
     at = 0
@@ -169,7 +181,9 @@ def test_the_same_row_comes_again_after_a_lost_connection_and_a_restart(recipien
 
 
 @pytest.mark.parametrize("behind", [0, 1, stream.TOGETHER - 1, stream.TOGETHER])
-def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_it(recipient, behind, monkeypatch):
+def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_it(
+    recipient, behind, monkeypatch
+):
     """Also among chunks that wait for others, to go to the thread together."""
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
     made = recipient.coordinator
@@ -184,12 +198,15 @@ def test_a_chunk_of_another_length_is_refused_wherever_the_stream_stops_behind_i
 def test_chunks_go_to_the_thread_together_and_what_is_no_chunk_at_once(recipient, monkeypatch):
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", 4096)
     fed, feed = [], delivery._feed
-    monkeypatch.setattr(delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames))
+    monkeypatch.setattr(
+        delivery, "_feed", lambda inbound, frames: fed.append(len(frames)) or feed(inbound, frames)
+    )
     made = recipient.coordinator
     frames = made.delivery(1, [made.row(ME, even(versions(0)))], chunk=4096)
     recipient.take(frames)
     whole, rest = divmod(len(frames) - 2, stream.TOGETHER)
-    assert fed == [1, *[stream.TOGETHER] * whole, rest + 1]  # the manifest; the chunks; the end with the last ones
+    # the manifest; the chunks; the end with the last ones
+    assert fed == [1, *[stream.TOGETHER] * whole, rest + 1]
 
 
 def test_rows_of_rounds_that_follow(recipient):
@@ -205,7 +222,10 @@ def test_rows_of_rounds_that_follow(recipient):
 
 def mailed(made, rows_and_keeps):
     """m and k, the obvious way, in float64."""
-    total, kept = {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors}, 1.0
+    total, kept = (
+        {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in made.part.tensors},
+        1.0,
+    )
     for weights, keep in rows_and_keeps:
         row = made.wanted(weights)
         total = {name: value * keep + row[name] * (1 - keep) for name, value in total.items()}
@@ -241,7 +261,11 @@ def test_mail_is_put_together_in_the_order_of_its_rounds(addressee, monkeypatch)
         "staddle.algorithms.methods.fedsimsup.method.FedSimSup.mail_fault", lambda *_: ""
     )  # other shares, to tell apart
     made = addressee.coordinator
-    steps = [(even(versions(0)), 0.5), (even(versions(1)), 0.25), (even(versions(2, OTHERS[:3])), 0.75)]
+    steps = [
+        (even(versions(0)), 0.5),
+        (even(versions(1)), 0.25),
+        (even(versions(2, OTHERS[:3])), 0.75),
+    ]
     parcels = [made.row(ME, weights, keep=keep) for weights, keep in steps]
     wanted, kept = mailed(made, steps)
     found = addressee.take(made.delivery(4, parcels), 4).tensors["theta"]
@@ -258,7 +282,8 @@ def test_mail_that_was_fetched_comes_again_and_grows(addressee):
     for fetched in (parcels[:2], parcels[:2], parcels):
         addressee.take(made.delivery(4, fetched), 4)
     addressee.take(made.delivery(4, parcels[1:]), 4)
-    with pytest.raises(RefusedError, match="older uploads"):  # what did not come the last time does not come back
+    # what did not come the last time does not come back
+    with pytest.raises(RefusedError, match="older uploads"):
         addressee.take(made.delivery(4, parcels), 4)
 
 
@@ -266,7 +291,8 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
     part = next(iter(mix_rows.expected_rows(JobPlan(keyed.jobs["mail"]).round(2)).values())).part
     made = Coordinator(keyed, keyed.jobs["mail"], part, tmp_path)
     own = made.silos[ME]
-    for number in range(3):  # from round 1 on; each is sealed to a prekey that this silo published with the one before
+    # from round 1 on; each is sealed to a prekey that this silo published with the one before
+    for number in range(3):
         made.give_all(number)
         for silo in OTHERS:
             prekeys = made.silos[silo].prekeys
@@ -289,19 +315,50 @@ def test_prekeys_that_the_last_mail_is_sealed_to_stay_until_it_does_not_come_aga
     ("change", "code", "said"),
     [
         (lambda made: [mail(made, 0), mail(made, 0)], "SPEC", "brings a row twice"),
-        (lambda made: [mail(made, 1), mail(made, 0)], "POLICY", "older uploads of silo-b, silo-c, silo-d, silo-e"),
-        (lambda made: [made.row(ME, even(versions(0), OWN), OWN)], "SPEC", "mail that has a part of its recipient"),
-        (lambda made: [mail(made, number) for number in range(4)], "MANIFEST", "4 rows of a Mix, at most 3"),
+        (
+            lambda made: [mail(made, 1), mail(made, 0)],
+            "POLICY",
+            "older uploads of silo-b, silo-c, silo-d, silo-e",
+        ),
+        (
+            lambda made: [made.row(ME, even(versions(0), OWN), OWN)],
+            "SPEC",
+            "mail that has a part of its recipient",
+        ),
+        (
+            lambda made: [mail(made, number) for number in range(4)],
+            "MANIFEST",
+            "4 rows of a Mix, at most 3",
+        ),
         (lambda made: [mail(made, 2)], "SPEC", "mail of round 3 in 3, after that of -1"),
         (
-            lambda made: [mail(made, 0), mail_over(made, [*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])])],
+            lambda made: [
+                mail(made, 0),
+                mail_over(made, [*versions(0, OTHERS[:1]), *versions(1, OTHERS[1:])]),
+            ],
             "SPEC",
             "mail over uploads of rounds ",
         ),
-        (lambda made: [mail(made, 0), mail_of_round_1(made)], "SPEC", "mail of round 1 in 3, after that of 1"),
-        (lambda made: [made.row(ME, unlike(), keep=0.5)], "SPEC", "gives 'silo-b' a share of 0.300000, by the"),
-        (lambda made: [made.row(ME, even(versions(0)), keep=0.4)], "SPEC", "keep = 0.400000 of round 1, by the"),
-        (lambda made: [made.row(ME, even(versions(0)), keep=0.6)], "SPEC", "counts it is 0.500000 to 0.500000"),
+        (
+            lambda made: [mail(made, 0), mail_of_round_1(made)],
+            "SPEC",
+            "mail of round 1 in 3, after that of 1",
+        ),
+        (
+            lambda made: [made.row(ME, unlike(), keep=0.5)],
+            "SPEC",
+            "gives 'silo-b' a share of 0.300000, by the",
+        ),
+        (
+            lambda made: [made.row(ME, even(versions(0)), keep=0.4)],
+            "SPEC",
+            "keep = 0.400000 of round 1, by the",
+        ),
+        (
+            lambda made: [made.row(ME, even(versions(0)), keep=0.6)],
+            "SPEC",
+            "counts it is 0.500000 to 0.500000",
+        ),
     ],
 )
 def test_mail_that_breaks_a_rule_is_refused(addressee, change, code, said):
@@ -368,24 +425,54 @@ HOSTILE = {
     "a shifted word": (lambda m: m.row(ME, even(versions(0)), words=shifted), "SUM", "was altered"),
     "another key's tag": (lambda m: with_tag(m, bytes(8)), "SUM", "was altered"),
     "a tag that is none": (lambda m: with_tag(m, b"\xff" * 8), "SUM", "are none"),
-    "weights too small": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)), "SPEC", "add up to"),
-    "weights too large": (lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 4), OWN), "SPEC", "add up to"),
-    "fewer than min_cohort": (lambda m: m.row(ME, even(versions(0, OTHERS[:2]))), "POLICY", "fewer than"),
+    "weights too small": (
+        lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 5)),
+        "SPEC",
+        "add up to",
+    ),
+    "weights too large": (
+        lambda m: m.row(ME, dict.fromkeys(versions(0), WHOLE // 4), OWN),
+        "SPEC",
+        "add up to",
+    ),
+    "fewer than min_cohort": (
+        lambda m: m.row(ME, even(versions(0, OTHERS[:2]))),
+        "POLICY",
+        "fewer than",
+    ),
     "too concentrated": (
-        lambda m: m.row(ME, {**even(versions(0, OTHERS[1:]), WHOLE * 3 // 4), (OTHERS[0], 0): WHOLE * 3 // 4}),
+        lambda m: m.row(
+            ME, {**even(versions(0, OTHERS[1:]), WHOLE * 3 // 4), (OTHERS[0], 0): WHOLE * 3 // 4}
+        ),
         "POLICY",
         "more than half",
     ),
-    "of another recipient": (lambda m: m.row(OTHERS[0], even(versions(0, (ME, *OTHERS[1:])))), "SPEC", "a row of"),
-    "of oneself": (lambda m: m.row(ME, even(versions(0, SILOS))), "SPEC", "not distinct other silos"),
-    "signed by a silo": (lambda m: m.row(ME, even(versions(0)), sign=m.silos[OTHERS[0]].sign), "SPEC", "signature"),
+    "of another recipient": (
+        lambda m: m.row(OTHERS[0], even(versions(0, (ME, *OTHERS[1:])))),
+        "SPEC",
+        "a row of",
+    ),
+    "of oneself": (
+        lambda m: m.row(ME, even(versions(0, SILOS))),
+        "SPEC",
+        "not distinct other silos",
+    ),
+    "signed by a silo": (
+        lambda m: m.row(ME, even(versions(0)), sign=m.silos[OTHERS[0]].sign),
+        "SPEC",
+        "signature",
+    ),
     "in another spelling": (
         lambda m: m.row(ME, even(versions(0)), document=lambda payload: b" " + payload),
         "SPEC",
         "canonical",
     ),
     "letters for another": (letters_for_another, "SHARES", "brings 'silo-a' a letter for"),
-    "uploads not named": (lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[:-1]), "SPEC", "other uploads"),
+    "uploads not named": (
+        lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[:-1]),
+        "SPEC",
+        "other uploads",
+    ),
     "uploads in another order": (
         lambda m: m.row(ME, even(versions(0)), summands=lambda s: s[::-1]),
         "SPEC",
@@ -401,7 +488,11 @@ HOSTILE = {
     "keep above one": (lambda m: kept(m, 1.5), "SPEC", "keep = 1.5"),
     "keep below zero": (lambda m: kept(m, -0.5), "SPEC", "keep = -0.5"),
     "keep that is not a number": (lambda m: kept(m, float("nan")), "SPEC", "keep = nan"),
-    "of another part": (lambda m: renamed(m, "model"), "SPEC", "rows of part 'model', which has none"),
+    "of another part": (
+        lambda m: renamed(m, "model"),
+        "SPEC",
+        "rows of part 'model', which has none",
+    ),
     "of no part": (lambda m: renamed(m, ""), "SPEC", "a row of no part"),
 }
 
@@ -411,7 +502,10 @@ def test_a_row_that_breaks_a_rule_is_refused_and_who_can_have_done_it_is_named(r
     change, code, said = HOSTILE[name]
     made = recipient.coordinator
     peer, found, why = refusal(recipient, made.delivery(1, [change(made)]))
-    assert (peer, found) == (COORDINATOR_OR_SILO if said == "was altered" else "coordinator", code), why
+    assert (peer, found) == (
+        COORDINATOR_OR_SILO if said == "was altered" else "coordinator",
+        code,
+    ), why
     assert said in why
 
 
@@ -435,13 +529,25 @@ def test_a_silo_that_sealed_no_seed_is_named(keyed, contributors, recipient, mon
     [
         (2, {}, "MANIFEST", "2 rows of a Mix, at most 1"),
         (1, {"size": 8}, "MANIFEST", "declared 8 bytes"),
-        (1, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors and words have 104448"),
-        (0, {"size": 1 << 60}, "MANIFEST", "declared 1152921504606846976 bytes, the tensors have 0"),
+        (
+            1,
+            {"size": 1 << 60},
+            "MANIFEST",
+            "declared 1152921504606846976 bytes, the tensors and words have 104448",
+        ),
+        (
+            0,
+            {"size": 1 << 60},
+            "MANIFEST",
+            "declared 1152921504606846976 bytes, the tensors have 0",
+        ),
         (1, {"job": "mail"}, "MANIFEST", "delivery is of 'mail'"),
         (1, {"offset": 1 << 20}, "MANIFEST", "begins at byte"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused_before_anything_is_remembered(recipient, rows_, manifest, code, said):
+def test_a_manifest_that_does_not_fit_is_refused_before_anything_is_remembered(
+    recipient, rows_, manifest, code, said
+):
     made = recipient.coordinator
     many = [made.row(ME, even(versions(0)))] * rows_
     peer, found, why = refusal(recipient, made.delivery(1, many, **manifest))
@@ -481,10 +587,16 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
             yield frame
 
     with pytest.raises(RefusedError, match="delivers 1 rows or prekeys where there are none"):
-        asyncio.run(delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming()))
-    frames = made.delivery(1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)]))
+        asyncio.run(
+            delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming())
+        )
+    frames = made.delivery(
+        1, [], prekeys=words_to_wire([made.word(ME, *version) for version in versions(0)])
+    )
     with pytest.raises(RefusedError, match="delivers 4 rows or prekeys where there are none"):
-        asyncio.run(delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming()))
+        asyncio.run(
+            delivery.take(recipient.ledger, recipient.peer, JobPlan(made.job).round(1), coming())
+        )
 
 
 # What was opened is not opened again with other weights.
@@ -494,7 +606,10 @@ def test_rows_where_nobody_opens_them_are_refused(keyed, recipient):
     ("second", "said"),
     [
         (lambda: even(versions(0), OWN), "new uploads of 0 silos, fewer than min_cohort 3"),
-        (lambda: even([*versions(0, OTHERS[:2]), *versions(1, OTHERS[2:])]), "new uploads of 2 silos"),
+        (
+            lambda: even([*versions(0, OTHERS[:2]), *versions(1, OTHERS[2:])]),
+            "new uploads of 2 silos",
+        ),
         (lambda: even(versions(0, OTHERS[:3])), "new uploads of 0 silos"),
     ],
 )
@@ -565,7 +680,10 @@ def test_a_silo_with_a_stricter_policy_opens_less(keyed, contributors, tmp_path,
 def test_a_row_under_another_key_does_not_open(keyed, contributors, tmp_path):
     other = Recipient(keyed, contributors["rows"], tmp_path, key=b"another".ljust(32))
     made = other.coordinator
-    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (COORDINATOR_OR_SILO, "SUM")
+    assert refusal(other, made.delivery(1, [made.row(ME, even(versions(0)))]))[:2] == (
+        COORDINATOR_OR_SILO,
+        "SUM",
+    )
     other.ledger.close()
 
 

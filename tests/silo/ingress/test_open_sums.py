@@ -1,4 +1,7 @@
-"""Open sums at a silo of a keyed job, in words; the coordinator is the test, and as hostile as it likes."""
+"""Open sums at a silo of a keyed job, in words.
+
+The coordinator is the test, and as hostile as it likes.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -33,7 +36,11 @@ def tagged(tmp_path_factory):
 def sums(tagged):
     """By job and round."""
     names = ("simple", "twin", "hidden", "hidden-twin")
-    return {(name, round_): Summed(tagged, tagged.jobs[name], round_) for name in names for round_ in (0, 1)}
+    return {
+        (name, round_): Summed(tagged, tagged.jobs[name], round_)
+        for name in names
+        for round_ in (0, 1)
+    }
 
 
 @pytest.fixture
@@ -44,12 +51,17 @@ def recipient(tagged, tmp_path):
 
 
 def same(found, wanted):
-    return all(torch.equal(found[name], wanted[name]) and found[name].dtype == wanted[name].dtype for name in found)
+    return all(
+        torch.equal(found[name], wanted[name]) and found[name].dtype == wanted[name].dtype
+        for name in found
+    )
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 4096])
 @pytest.mark.parametrize("job", ["simple", "hidden"])
-def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chunk, monkeypatch, job):
+def test_a_sum_comes_down_and_is_what_the_coordinator_folds(
+    recipient, sums, chunk, monkeypatch, job
+):
     monkeypatch.setattr("staddle.proto.stream.CHUNK_BYTES", chunk)
     made = sums[job, 0]
     assert same(made.seen["model"], made.folds["model"]) == (job == "simple")
@@ -60,7 +72,9 @@ def test_a_sum_comes_down_and_is_what_the_coordinator_folds(recipient, sums, chu
     assert (found.items, found.digests, found.sums) == ((), (), (("model", digest),))
     assert recipient.recorded("ingress")[-1]["message"]["bytes"] == len(made.words["model"])
     plan = JobPlan(made.job).round(1)
-    digests = {plan.model_digest((), (), each) for each in (found.sums, (("model", bytes(32)),), ())}
+    digests = {
+        plan.model_digest((), (), each) for each in (found.sums, (("model", bytes(32)),), ())
+    }
     assert len(digests) == 3
 
 
@@ -70,7 +84,9 @@ def test_sums_of_two_parts_come_in_one_delivery(recipient, tagged, which):
     made = Summed(tagged, job, 1)
     names = [part.name for part in made.parts if part.name != "metrics"]
     assert len(names) == 2
-    found = recipient.take(job, 2, delivery(job, 2, [made.down(name) for name in names], chunk=1 << 20))
+    found = recipient.take(
+        job, 2, delivery(job, 2, [made.down(name) for name in names], chunk=1 << 20)
+    )
     for name in names:
         assert same(found.tensors[name], made.folds[name])
     assert [name for name, _ in found.sums] == names
@@ -103,7 +119,11 @@ def resigned(made, sign=None, **fields):
     """The part with another specification, signed all the same."""
     spec = made.spec.model_copy(update=fields)
     payload = spec.payload()
-    return made.down("model", document=payload, signature=(sign or made.made.coordinator.sign)(SECAGG_SPEC, payload))
+    return made.down(
+        "model",
+        document=payload,
+        signature=(sign or made.made.coordinator.sign)(SECAGG_SPEC, payload),
+    )
 
 
 def fewer(made, *gone):
@@ -111,23 +131,55 @@ def fewer(made, *gone):
 
 
 HOSTILE = {
-    "the first word": (lambda m, _: m.down("model", words=flipped(0)), "SUM", "sum of group 0 that was altered"),
-    "the last word": (lambda m, _: m.down("model", words=flipped(-1, 128)), "SUM", "that was altered"),
-    "another round's words": (lambda m, s: m.down("model", words=lambda _: s["simple", 1].words["model"]), "SUM", ""),
-    "another round's tag": (lambda m, s: m.down("model", tag=s["simple", 1].tags[:8]), "SUM", "was altered"),
+    "the first word": (
+        lambda m, _: m.down("model", words=flipped(0)),
+        "SUM",
+        "sum of group 0 that was altered",
+    ),
+    "the last word": (
+        lambda m, _: m.down("model", words=flipped(-1, 128)),
+        "SUM",
+        "that was altered",
+    ),
+    "another round's words": (
+        lambda m, s: m.down("model", words=lambda _: s["simple", 1].words["model"]),
+        "SUM",
+        "",
+    ),
+    "another round's tag": (
+        lambda m, s: m.down("model", tag=s["simple", 1].tags[:8]),
+        "SUM",
+        "was altered",
+    ),
     "another group's tag": (lambda m, _: m.down("model", tag=m.tags[8:]), "SUM", "was altered"),
     "no tag": (lambda m, _: m.down("model", tag=b"\xff" * 8), "SUM", "that is none"),
     "a survivor left out": (lambda m, _: fewer(m, SILOS[2]), "SUM", "was altered"),
-    "too few survivors": (lambda m, _: fewer(m, *SILOS[2:]), "SURVIVORS", "2 survivors are fewer than 4"),
+    "too few survivors": (
+        lambda m, _: fewer(m, *SILOS[2:]),
+        "SURVIVORS",
+        "2 survivors are fewer than 4",
+    ),
     "a survivor twice": (
         lambda m, _: m.down("model", survivors=(*SILOS, SILOS[4])),
         "SURVIVORS",
         "not members of the cohort in order",
     ),
-    "a stranger": (lambda m, _: m.down("model", survivors=(*SILOS, "silo-f")), "SURVIVORS", "not members of"),
-    "a newer sum": (lambda _, s: s["simple", 1].down("model"), "SPEC", "specifies round 1, this silo expects 0"),
+    "a stranger": (
+        lambda m, _: m.down("model", survivors=(*SILOS, "silo-f")),
+        "SURVIVORS",
+        "not members of",
+    ),
+    "a newer sum": (
+        lambda _, s: s["simple", 1].down("model"),
+        "SPEC",
+        "specifies round 1, this silo expects 0",
+    ),
     "another job's": (lambda _, s: s["twin", 0].down("model"), "SPEC", "twin', this silo expects"),
-    "not signed": (lambda m, _: m.down("model", signature=bytes(64)), "SPEC", "its signature does not fit"),
+    "not signed": (
+        lambda m, _: m.down("model", signature=bytes(64)),
+        "SPEC",
+        "its signature does not fit",
+    ),
     "signed by a silo": (
         lambda m, _: resigned(m, keys_of(m.made, SILOS[1]).sign),
         "SPEC",
@@ -138,7 +190,8 @@ HOSTILE = {
     "another key epoch": (lambda m, _: resigned(m, key_epoch=1), "SPEC", "specifies key_epoch 1"),
     "another scale": (
         lambda m, _: resigned(
-            m, groups=(m.spec.groups[0].model_copy(update={"scale_exponent": 3}), *m.spec.groups[1:])
+            m,
+            groups=(m.spec.groups[0].model_copy(update={"scale_exponent": 3}), *m.spec.groups[1:]),
         ),
         "SPEC",
         "specifies groups",
@@ -148,7 +201,11 @@ HOSTILE = {
         "SPEC",
         "canonical",
     ),
-    "another part": (lambda m, _: m.down("model", part="metrics"), "SPEC", "brings sums of metrics"),
+    "another part": (
+        lambda m, _: m.down("model", part="metrics"),
+        "SPEC",
+        "brings sums of metrics",
+    ),
     "other readers": (
         lambda m, _: resigned(m, groups=tuple(other_readers(m))),
         "SPEC",
@@ -165,7 +222,9 @@ def other_readers(made):
 
 @pytest.mark.parametrize("job", ["simple", "hidden"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipient, sums, name, job):
+def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(
+    recipient, sums, name, job
+):
     change, code, said = HOSTILE[name]
     made, twin = sums[job, 0], "twin" if job == "simple" else "hidden-twin"
     message, words = change(made, {("simple", 1): sums[job, 1], ("twin", 0): sums[twin, 0]})
@@ -178,17 +237,30 @@ def test_a_sum_that_is_not_the_silos_is_refused_and_stands_in_the_ledger(recipie
     if message.part == "model":
         (ended,) = recipient.recorded("secagg.end")
         ctx = hashlib.sha256(framed(SECAGG_CONTEXT, message.document)).hexdigest()
-        assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (code, blamed, 0, ctx)
+        assert (ended["code"], ended["blame"], ended["round"], ended["ctx"]) == (
+            code,
+            blamed,
+            0,
+            ctx,
+        )
         assert said in ended["why"]
 
 
 def test_the_sum_of_a_round_is_the_one_whose_survivors_this_silo_signed(recipient, sums):
-    """Another attempt at the round has honest tags, too, where a silo of the job helps the coordinator."""
+    """Another attempt at the round has honest tags, too, where a silo of the job helps the
+    coordinator.
+    """
     made = sums["simple", 0]
     signed = Memory().starting(0).signed(made.spec, SILOS).starting(1)
-    assert recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed).sums
-    other = Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS).starting(1)
-    with pytest.raises(RefusedError, match="delivers the sum of another attempt at round 0 than") as caught:
+    assert recipient.take(
+        made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=signed
+    ).sums
+    other = (
+        Memory().starting(0).signed(made.spec.model_copy(update={"attempt": 1}), SILOS).starting(1)
+    )
+    with pytest.raises(
+        RefusedError, match="delivers the sum of another attempt at round 0 than"
+    ) as caught:
         recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=other)
     assert caught.value.code == "SUM"
     (ended,) = recipient.recorded("secagg.end")
@@ -200,17 +272,23 @@ LEFT = tuple(silo for silo in SILOS if silo != BAD)
 
 
 def misdealing(made, opens=False, **changes):
-    """Evidence of an attempt of the sum's job: what a silo sealed to another does not open, or ``opens``."""
+    """Evidence of an attempt of the sum's job: what a silo sealed to another does not open, or
+    ``opens``.
+    """
     spec = made.spec.model_copy(update={"attempt": 4, **changes})
     ctx, sign = spec.context(), keys_of(made.made, BAD).sign
     seeds = Seeds(*(bytes([number]) * 32 for number in range(1, 6)))
     bundle = make_bundle(ctx, BAD, seeds.seal, seeds.mask, bytes(32), sign)
     private = {silo: silo.encode().ljust(32) for silo in LEFT}
-    keys = [KeyDelivery(silo, ReceivingKey(BAD, public_key(key)), ()) for silo, key in private.items()]
+    keys = [
+        KeyDelivery(silo, ReceivingKey(BAD, public_key(key)), ()) for silo, key in private.items()
+    ]
     holders = {silo: spec.holder(silo) for silo in SILOS}
     dealing, portions, _ = deal(ctx, bytes(32), keys, BAD, seeds, spec.threshold, holders, sign)
     if not opens:
-        portions = tuple(replace(each, sealed=bytes(len(each.sealed))) for each in portions if each.holder != BAD)
+        portions = tuple(
+            replace(each, sealed=bytes(len(each.sealed))) for each in portions if each.holder != BAD
+        )
         root = Tree(portion.leaf() for portion in portions).root()
         dealing = replace(dealing, root=root, signature=b"")
         dealing = replace(dealing, signature=sign(SECAGG_DEALING, dealing.payload(ctx)))
@@ -239,7 +317,9 @@ def test_a_sum_may_lack_a_silo_against_which_there_is_evidence(recipient, tagged
             recipient.take(made.job, 1, frames(*proofs))
         assert (caught.value.peer, caught.value.code) == ("coordinator", code)
     with pytest.raises(RefusedError, match="delivers 1 proofs beside no sum"):
-        recipient.take(made.job, 0, delivery(made.job, 0, [], proofs=proofs_to_wire([misdealing(made)])))
+        recipient.take(
+            made.job, 0, delivery(made.job, 0, [], proofs=proofs_to_wire([misdealing(made)]))
+        )
 
 
 def test_a_sum_settles_what_became_of_an_upload_that_is_not_in_it(recipient, tagged, sums):
@@ -261,7 +341,9 @@ def test_a_sum_with_values_of_a_silo_for_which_its_round_does_not_count_is_refus
     with pytest.raises(
         RefusedError, match="delivers a sum of round 0 with values of this silo, and does not"
     ) as caught:
-        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=Memory().starting(0))
+        recipient.take(
+            made.job, 1, delivery(made.job, 1, [made.down("model")]), memory=Memory().starting(0)
+        )
     assert caught.value.peer == "coordinator"
 
 
@@ -278,7 +360,9 @@ def test_an_older_sum_handed_down_again_is_refused(recipient, sums, job):
 def test_the_sum_of_another_key_is_refused(recipient, sums, job):
     made = sums[job, 0]
     with pytest.raises(RefusedError, match="was altered"):
-        recipient.take(made.job, 1, delivery(made.job, 1, [made.down("model")]), key=b"another".ljust(32))
+        recipient.take(
+            made.job, 1, delivery(made.job, 1, [made.down("model")]), key=b"another".ljust(32)
+        )
 
 
 def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
@@ -293,22 +377,45 @@ def test_the_sum_of_silos_that_were_not_drawn_is_refused(recipient, tagged):
 
 def folds(made):
     """As tensors: what a coordinator would like silos to take instead."""
-    return {"model": {name: value for name, value in made.folds["model"].items() if name != "@weight"}}
+    return {
+        "model": {name: value for name, value in made.folds["model"].items() if name != "@weight"}
+    }
 
 
 @pytest.mark.parametrize(
     ("round_", "change", "said"),
     [
-        (1, lambda m: ([], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
-        (0, lambda m: ([], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
-        (1, lambda m: ([m.down("model")], {"plain": folds(m)}), "as tensors; it has to come in the words of its sum"),
+        (
+            1,
+            lambda m: ([], {"plain": folds(m)}),
+            "as tensors; it has to come in the words of its sum",
+        ),
+        (
+            0,
+            lambda m: ([], {"plain": folds(m)}),
+            "as tensors; it has to come in the words of its sum",
+        ),
+        (
+            1,
+            lambda m: ([m.down("model")], {"plain": folds(m)}),
+            "as tensors; it has to come in the words of its sum",
+        ),
         (0, lambda m: ([m.down("model")], {}), "delivers 1 sums where there are none"),
         (1, lambda m: ([m.down("model")] * 2, {}), "2 open sums, at most 1 there can be"),
         (1, lambda m: ([m.down("model", words=lambda words: words[:-4])], {}), "declared"),
         (1, lambda m: ([m.down("model", words=lambda words: words + bytes(4))], {}), "declared"),
         (1, lambda m: ([m.down("model")], {"size": 1 << 60}), "the tensors and words have"),
     ],
-    ids=["tensors", "before any sum", "both", "sums before any", "twice", "a word less", "a word more", "another size"],
+    ids=[
+        "tensors",
+        "before any sum",
+        "both",
+        "sums before any",
+        "twice",
+        "a word less",
+        "a word more",
+        "another size",
+    ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change, said):
     made = sums["simple", 0]
@@ -318,7 +425,10 @@ def test_a_manifest_that_does_not_fit_is_refused(recipient, sums, round_, change
     assert (caught.value.peer, caught.value.code) == ("coordinator", "MANIFEST")
     assert said in caught.value.why
     assert recipient.recorded("ingress") == []
-    ends = [(end["code"], end["blame"], end["round"], said in end["why"]) for end in recipient.recorded("secagg.end")]
+    ends = [
+        (end["code"], end["blame"], end["round"], said in end["why"])
+        for end in recipient.recorded("secagg.end")
+    ]
     assert ends == ([("SUM", "coordinator", 0, True)] if round_ and "plain" in manifest else [])
 
 

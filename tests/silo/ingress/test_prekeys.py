@@ -38,7 +38,9 @@ def kept(tmp_path):
     return made
 
 
-def test_a_generation_is_durable_before_it_is_given_and_what_is_erased_is_in_no_file(kept, tmp_path):
+def test_a_generation_is_durable_before_it_is_given_and_what_is_erased_is_in_no_file(
+    kept, tmp_path
+):
     first = publish(kept, 1)
     first.check(line(), version(1), ROOT, signers(SILOS))
     assert (first.generation, first.key) == (1, public_key(seed(1)))
@@ -76,8 +78,12 @@ def dying_at(patch, step):
 
 
 @pytest.mark.parametrize("step", range(4))
-def test_whatever_step_it_dies_before_no_generation_is_given_twice_or_lost(kept, tmp_path, monkeypatch, step):
-    """Sync, rename, and sync of the folder: what died before the last was not given, and is none that counts."""
+def test_whatever_step_it_dies_before_no_generation_is_given_twice_or_lost(
+    kept, tmp_path, monkeypatch, step
+):
+    """Sync, rename, and sync of the folder: what died before the last was not given, and is none
+    that counts.
+    """
     given = publish(kept, 1)
     with monkeypatch.context() as patch:
         dying_at(patch, step)
@@ -108,7 +114,9 @@ def test_known_prekeys_that_are_gone_are_not_begun_anew(kept, tmp_path):
 def test_a_file_of_another_length_or_job_is_told_without_what_it_holds(kept, tmp_path, cut):
     path = tmp_path / OWN
     path.write_bytes(path.read_bytes()[:-1] + cut)
-    with pytest.raises(LocalError, match=r"group\.prekeys: is not as it was written: the disk changed it") as caught:
+    with pytest.raises(
+        LocalError, match=r"group\.prekeys: is not as it was written: the disk changed it"
+    ) as caught:
         kept.own()
     assert "secret" not in str(caught.value)
     checked_file.write_bytes(path, CONTEXT)

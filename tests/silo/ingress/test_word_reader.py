@@ -8,7 +8,12 @@ from support.secure_sums import group
 
 from staddle.silo.ingress.word_reader import WordReader
 
-GROUPS = (group("a", 3, ring=32), group("b", 5, ring=64), group("c", 1, ring=64), group("d", 700, ring=32))
+GROUPS = (
+    group("a", 3, ring=32),
+    group("b", 5, ring=64),
+    group("c", 1, ring=64),
+    group("d", 700, ring=32),
+)
 VECTORS = [np.arange(each.body, dtype=f"<u{each.ring // 8}") * 3 + 1 for each in GROUPS]
 BYTES = b"".join(vector.tobytes() for vector in VECTORS)
 
@@ -22,8 +27,11 @@ def test_vectors_are_whole_however_their_bytes_are_cut(cuts):
     for start, stop in itertools.pairwise(places):
         words.write(memoryview(BYTES)[start:stop])
         ended = [len(vector) for _, vector in came]
-        assert ended == [len(vector) for vector in VECTORS[: len(came)]]  # each as soon as its last byte is there
-        assert len(came) == sum(stop >= end for end in np.cumsum([vector.nbytes for vector in VECTORS]))
+        # each as soon as its last byte is there
+        assert ended == [len(vector) for vector in VECTORS[: len(came)]]
+        assert len(came) == sum(
+            stop >= end for end in np.cumsum([vector.nbytes for vector in VECTORS])
+        )
     assert [name for name, _ in came] == list("abcd")
     for (_, found), vector in zip(came, VECTORS, strict=True):
         assert found.dtype == vector.dtype

@@ -29,8 +29,15 @@ def test_what_nothing_is_said_of_is_private():
 
 
 def test_a_release_has_its_tensors_taint_and_ids_in_order():
-    found = tainted([release(), release(name="@weight"), release("metrics", "tested")], Contributions(TENSORS, SAID))
-    assert [(each.taint, each.ledger_ids) for each in found] == [("dp", (2, 4)), ("dp", (2,)), ("public", ())]
+    found = tainted(
+        [release(), release(name="@weight"), release("metrics", "tested")],
+        Contributions(TENSORS, SAID),
+    )
+    assert [(each.taint, each.ledger_ids) for each in found] == [
+        ("dp", (2, 4)),
+        ("dp", (2,)),
+        ("public", ()),
+    ]
     assert [each.form for each in found] == ["plain"] * 3
 
 
@@ -54,7 +61,9 @@ def test_what_is_masked_is_masked_with_its_weight_in_it(tensor, weight, wanted):
 
 
 def test_what_is_private_names_nothing_that_paid():
-    (found,) = tainted([release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}}))
+    (found,) = tainted(
+        [release()], Contributions(TENSORS, {"model": {"w": Taint(True, frozenset({3}))}})
+    )
     assert (found.taint, found.ledger_ids) == ("private", ())
 
 
@@ -67,13 +76,21 @@ def test_the_file_keeps_tensors_and_taints(tmp_path):
     for taints in ({}, SAID, {"model": {"w": PRIVATE}}):
         found = kept(tmp_path / "outbox", Contributions(TENSORS, taints))
         assert found.taints == taints
-        assert {part: set(own) for part, own in found.tensors.items()} == {p: set(own) for p, own in TENSORS.items()}
-        assert all(torch.equal(found.tensors[p][name], value) for p in TENSORS for name, value in TENSORS[p].items())
+        assert {part: set(own) for part, own in found.tensors.items()} == {
+            p: set(own) for p, own in TENSORS.items()
+        }
+        assert all(
+            torch.equal(found.tensors[p][name], value)
+            for p in TENSORS
+            for name, value in TENSORS[p].items()
+        )
 
 
 def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
     flat = {f"{part}/{name}": value for part, own in TENSORS.items() for name, value in own.items()}
-    assert bundles.to_bytes(Contributions(TENSORS, start=3)) == tensor_file.to_bytes(flat, {bundles.START: "3"})
+    assert bundles.to_bytes(Contributions(TENSORS, start=3)) == tensor_file.to_bytes(
+        flat, {bundles.START: "3"}
+    )
     assert kept(tmp_path / "outbox", Contributions(TENSORS, start=3)).start == 3
     (tmp_path / "older").write_bytes(tensor_file.to_bytes(flat))
     assert bundles.read(tmp_path / "older").start == bundles.UNSAID
@@ -81,10 +98,14 @@ def test_the_file_of_a_plain_job_has_the_tensors_and_where_they_began(tmp_path):
 
 def test_a_private_jobs_file_without_taints_is_private(tmp_path):
     found = kept(tmp_path / "outbox", Contributions(TENSORS))
-    assert {each.taint for each in tainted([release(), release("metrics", "tested")], found)} == {"private"}
+    assert {each.taint for each in tainted([release(), release("metrics", "tested")], found)} == {
+        "private"
+    }
 
 
-@pytest.mark.parametrize("said", ["", "{", "null", "{}", "[[1]]", '[[[1.5],["model/w"]]]', '[[true,["model/w"]]]'])
+@pytest.mark.parametrize(
+    "said", ["", "{", "null", "{}", "[[1]]", '[[[1.5],["model/w"]]]', '[[true,["model/w"]]]']
+)
 def test_taints_that_are_none_are_refused(tmp_path, said):
     path = tmp_path / "outbox"
     path.write_bytes(tensor_file.to_bytes({"model/w": torch.ones(1)}, {TAINTS: said}))

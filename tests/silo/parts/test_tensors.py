@@ -44,14 +44,21 @@ def payload(**changes):
         "w": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
         **changes,
     }
-    return {"metrics": {"n": torch.tensor(7)}, "model": {k: v for k, v in model.items() if v is not None}}
+    return {
+        "metrics": {"n": torch.tensor(7)},
+        "model": {k: v for k, v in model.items() if v is not None},
+    }
 
 
 @pytest.mark.parametrize(
-    ("offset", "model", "metric"), [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)]
+    ("offset", "model", "metric"),
+    [(0, 24, 8), (10, 14, 8), (16, 8, 8), (20, 8, 4), (24, 8, 0), (30, 2, 0), (32, 0, 0)],
 )
 def test_bytes_behind_an_offset_are_told_by_kind(offset, model, metric):
-    assert bytes_by_kind([release_of(item) for item in ITEMS], offset) == {"whole_model": model, "metric": metric}
+    assert bytes_by_kind([release_of(item) for item in ITEMS], offset) == {
+        "whole_model": model,
+        "metric": metric,
+    }
 
 
 # exactly.
@@ -77,7 +84,10 @@ def test_values_carry_no_gradient():
         ({"w": None}, "model/w is missing"),
         ({"none": None}, "model/none is missing"),
         ({"@weight": None}, "model/@weight is missing"),
-        ({"w": torch.zeros(4)}, r"model/w is float32 \[4\], the job's schema says float32 \[2, 2\]"),
+        (
+            {"w": torch.zeros(4)},
+            r"model/w is float32 \[4\], the job's schema says float32 \[2, 2\]",
+        ),
         ({"w": torch.zeros(2, 2, 1)}, r"float32 \[2, 2, 1\]"),
         ({"w": torch.zeros(2, 2, dtype=torch.float64)}, r"model/w is float64 \[2, 2\]"),
         ({"w": torch.zeros(2, 2, dtype=torch.int32)}, "model/w is int32"),
@@ -118,12 +128,23 @@ def test_the_values_are_copies_in_memory_of_their_own():
 
 
 @settings(deadline=None)
-@given(hnp.arrays(np.float32, (2, 2), elements=st.floats(-(2.0**90), 2.0**90, width=32)), st.integers(-(2**62), 2**62))
+@given(
+    hnp.arrays(np.float32, (2, 2), elements=st.floats(-(2.0**90), 2.0**90, width=32)),
+    st.integers(-(2**62), 2**62),
+)
 def test_the_norm_of_a_part_is_over_its_tensors_together_without_the_weight(values, count):
     items = (*ITEMS, Item("metrics", Kind.METRIC, TensorSpec("m", "int64", ())))
-    given = [torch.from_numpy(values), torch.tensor(count), torch.tensor(1e9).double(), torch.empty(0), torch.tensor(2)]
+    given = [
+        torch.from_numpy(values),
+        torch.tensor(count),
+        torch.tensor(1e9).double(),
+        torch.empty(0),
+        torch.tensor(2),
+    ]
     found = norms(items, given)
-    assert found["model"] == pytest.approx(math.sqrt(sum(float(v) ** 2 for v in values.reshape(-1))), rel=1e-12)
+    assert found["model"] == pytest.approx(
+        math.sqrt(sum(float(v) ** 2 for v in values.reshape(-1))), rel=1e-12
+    )
     assert found["metrics"] == pytest.approx(math.sqrt(float(count) ** 2 + 4), rel=1e-12)
 
 
@@ -188,7 +209,9 @@ def test_a_delivered_value_that_is_not_finite_is_refused(small_chunks, bad, plac
 
 
 def test_a_release_says_what_the_item_is():
-    assert release_of(ITEMS[1]) == Release("metrics", "metric", "n", "int64", (), "plain", "private")
+    assert release_of(ITEMS[1]) == Release(
+        "metrics", "metric", "n", "int64", (), "plain", "private"
+    )
     assert release_of(ITEMS[0]).kind == "whole_model"
     for item in ITEMS:
         assert release_of(item).nbytes == item.spec.nbytes
@@ -201,7 +224,12 @@ def test_the_reader_is_the_coordinator(made):
 
 
 PARTS = (
-    Part("mean", Kind.BACKBONE, Sum("mean"), (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float64", (2,)))),
+    Part(
+        "mean",
+        Kind.BACKBONE,
+        Sum("mean"),
+        (TensorSpec("w", "float32", (2, 3)), TensorSpec("b", "float64", (2,))),
+    ),
     Part("rows", Kind.HEADER_ROWS, Sum("ratio", most=1.0), (TensorSpec("r", "float32", (4, 3)),)),
     Part("sums", Kind.COUNTS, Sum("total"), (TensorSpec("n", "int64", ()),)),
 )
@@ -220,7 +248,9 @@ def masked(part, kind, name, dtype, shape, reader="sum"):
         (Bounds(3, "private", 1, 17, frozenset({"mean"})), ("uint64", True, "silos")),
     ],
 )
-def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(made, bounds, mean):
+def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private(
+    made, bounds, mean
+):
     dtype, weighted, reader = mean
     weight = [masked("mean", "backbone", "@weight", dtype, (), reader)] if weighted else []
     releases = masked_releases(PARTS, [group(part, bounds) for part in PARTS])
@@ -239,8 +269,15 @@ def test_a_masked_round_has_unsigned_words_and_a_weight_only_where_it_is_private
 def test_a_masked_round_declares_as_many_numbers_as_its_sums_have(made, method):
     """Of each part, those of the secure sum's own group: nothing else crosses but canaries."""
     security = {"secure_aggregation": "required", "weight_most": 50}
-    document = {key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED}
-    blind = {"silos": list("abcd"), "min_cohort": 3, "method": {"name": method}, "security": security}
+    document = {
+        key: value for key, value in made.jobs["simple"].document().items() if key not in DERIVED
+    }
+    blind = {
+        "silos": list("abcd"),
+        "min_cohort": 3,
+        "method": {"name": method},
+        "security": security,
+    }
     job = Job.from_file(JobFile.model_validate(document | blind), "job.toml")
     releases = upload_releases(JobPlan(job).round(0))
     for part in job.up(0):

@@ -58,7 +58,8 @@ def test_a_round_that_did_not_count_is_as_if_the_silo_had_been_away(work):
     assert equal(lost, away)
     assert one.folder.rounds_done == other.folder.rounds_done == 3
     assert equal(one.folder.state(3).parts, other.folder.state(3).parts)
-    assert equal(one.train(3, 1, delivery(one, 3)), other.train(3, 1, delivery(other, 3)))  # nor did round 2
+    # nor did round 2
+    assert equal(one.train(3, 1, delivery(one, 3)), other.train(3, 1, delivery(other, 3)))
 
 
 def test_a_round_that_counted_is_built_upon(work):
@@ -66,7 +67,8 @@ def test_a_round_that_counted_is_built_upon(work):
     for each, counted in ((one, 1), (other, 0)):
         each.train(0, 0, {})
         each.train(1, counted, delivery(each, 1))
-    assert not equal(one.folder.state(2).parts, other.folder.state(2).parts)  # fedper's classifier went on, or did not
+    # fedper's classifier went on, or did not
+    assert not equal(one.folder.state(2).parts, other.folder.state(2).parts)
 
 
 def test_a_first_round_that_did_not_count_begins_anew_with_the_silos_own_weights(work, made):
@@ -95,7 +97,9 @@ def test_the_end_evaluates_what_counted(work, counted):
         assert kept == state_to_bytes(states[counted])
     else:  # and a silo of which no round counted the one that was delivered
         (part,) = delivery(one, 2)
-        shared = {f"extractor.{name}": v for name, v in state_from_bytes(kept).parts["extractor"].items()}
+        shared = {
+            f"extractor.{name}": v for name, v in state_from_bytes(kept).parts["extractor"].items()
+        }
         assert equal({part: shared}, delivery(one, 2))
     assert one.folder.report()["final"]["round"] == 4
 
@@ -121,7 +125,8 @@ def test_a_count_that_the_silo_knows_nothing_of_trains_nothing(work):
 
 def test_what_a_silo_mixes_in_itself_is_its_state_of_the_round_that_counted(work, made):
     one = work("one")
-    part = made.jobs["simple"].up(0)[0]  # its tensors are named by the state's own, as those of a Mix
+    # its tensors are named by the state's own, as those of a Mix
+    part = made.jobs["simple"].up(0)[0]
     one.train(0, 0, {})
     counted = one.folder.state(1)
     one.train(1, 1, delivery(one, 1))
@@ -143,7 +148,8 @@ def test_a_part_that_is_not_named_by_the_state_cannot_be_mixed_in(work, made):
         work("two").own(0, replace(part, tensors=(replace(part.tensors[0], shape=(1, 2)),)))
 
 
-# A private job: what a round takes is paid for before, and what it gives is kept before that is committed.
+# A private job: what a round takes is paid for before, and what it gives is kept before that is
+# committed.
 
 
 @pytest.fixture
@@ -159,7 +165,9 @@ def paid(made, tmp_path):
 
         def make(weights=None, public=frozenset()):
             declared = Declared.of(job.document(), RecordCount(len(train), len(test)))
-            admitted = Admitted(JobPlan(job), declared, "operator", train, test, weights or {}, {}, public)
+            admitted = Admitted(
+                JobPlan(job), declared, "operator", train, test, weights or {}, {}, public
+            )
             private = PrivateSilo(JobAccount(budget, job, folder), Randomness)
             return JobTraining(admitted, folder, "silo-a", 1, lambda: False, private)
 
@@ -184,10 +192,15 @@ def test_what_a_private_round_gives_says_what_paid_for_it_and_is_sent_again_for_
     assert paid.spent() == 4
     again = paid().train(1, 1, {})
     assert paid.spent() == 8
-    assert again.taint("extractor", "extractor.conv1.weight").ids > bundle.taint("extractor", "@weight").ids
+    assert (
+        again.taint("extractor", "extractor.conv1.weight").ids
+        > bundle.taint("extractor", "@weight").ids
+    )
 
 
-def test_a_private_round_that_cannot_be_kept_is_spent_and_one_that_is_kept_is_not_trained_again(paid, monkeypatch):
+def test_a_private_round_that_cannot_be_kept_is_spent_and_one_that_is_kept_is_not_trained_again(
+    paid, monkeypatch
+):
     def full(*_):
         raise UnwritableError("no room")
 
@@ -208,8 +221,12 @@ def test_weights_from_a_file_are_private_unless_the_owner_says_that_they_are_pub
     own = {"classifier": initial_state(made.jobs["simple"].method(), "silo-a").parts["classifier"]}
     for public in (frozenset(), frozenset({"classifier"})):
         state = paid(own, public)._state(0)
-        assert {state.taint(f"part/classifier/{name}").private for name in own["classifier"]} == {not public}
-        assert not any(state.taint(f"part/extractor/{name}").private for name in state.parts["extractor"])
+        assert {state.taint(f"part/classifier/{name}").private for name in own["classifier"]} == {
+            not public
+        }
+        assert not any(
+            state.taint(f"part/extractor/{name}").private for name in state.parts["extractor"]
+        )
 
 
 def test_the_end_of_a_private_job_spends_nothing(paid):

@@ -102,7 +102,10 @@ def shapes():
     [
         (lambda: 1 // 0, r"ZeroDivisionError: .* \(test_trainer\.py:\d+\)"),
         (shapes, r"RuntimeError: mat1 and mat2 .* \(test_trainer\.py:\d+\)"),
-        (lambda: torch.empty(1 << 50), "RuntimeError: .*memory.*lower the batch size if memory ran out"),
+        (
+            lambda: torch.empty(1 << 50),
+            "RuntimeError: .*memory.*lower the batch size if memory ran out",
+        ),
         ({}.popitem, "KeyError"),
         (raising(UnprintableError()), "UnprintableError"),
     ],
@@ -220,7 +223,9 @@ def test_a_cancelled_caller_leaves_no_complaint_in_the_log(trainer):
     seen = []
 
     async def scenario():
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context["message"]))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: seen.append(context["message"])
+        )
         task = await begun(trainer, Work(trainer))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -55,7 +55,9 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
         memory = SimpleNamespace(total_memory=79.65 * 2**30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index else (7, 5)
+        )
 
     gpus(0)
     yield gpus
@@ -63,7 +65,8 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "count"), [("auto", None, 4), ("cpu", None, 4), ("cpu", 2, 2), ("auto", 9, 5)]
+    ("device", "workers", "count"),
+    [("auto", None, 4), ("cpu", None, 4), ("cpu", 2, 2), ("auto", 9, 5)],
 )
 def test_a_cpu_has_one_worker_a_core_and_no_more_than_silos(device, workers, count):
     torch.set_num_threads(2)
@@ -91,9 +94,14 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     machine(2)
     found = choose(RECORDS, device)
     engine = found.engine("job")
-    assert (engine.made_with, engine.recorder) == (("job", RECORDS, f"cuda:{index}"), f"graphs on cuda:{index}")
+    assert (engine.made_with, engine.recorder) == (
+        ("job", RECORDS, f"cuda:{index}"),
+        f"graphs on cuda:{index}",
+    )
     assert engine.precision == "float32"
-    assert isinstance(choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs)
+    assert isinstance(
+        choose(RECORDS, device, gpu=OnGpu(graphs=False)).engine("job").recorder, AsItIs
+    )
     assert (found.where, found.device) == (
         f"GPU cuda:{index} (cuda:{index}), silos stacked",
         f"cuda (GPU cuda:{index}, 80 GiB)",
@@ -105,7 +113,12 @@ def test_a_gpu_has_silos_stacked(machine, device, index):
     ("device", "workers", "gpus", "text"),
     [
         ("cpu", 0, 0, r"workers = 0; give 1 or more, or leave it out for 4"),
-        ("cuda", None, 0, r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu"),
+        (
+            "cuda",
+            None,
+            0,
+            r"'cuda': this machine has no GPU that torch can use; choose another device, or cpu",
+        ),
         ("cuda:2", None, 2, r"'cuda:2': this machine has 2 GPUs, cuda:0 to cuda:1; choose"),
         ("tpu", None, 1, r"'tpu': no such device; choose cpu, cuda or cuda:N"),
         ("cuda:0", 2, 1, r"2 workers on device 'cuda:0': workers are for a CPU"),
@@ -119,7 +132,9 @@ def test_what_is_not_there_is_refused(machine, device, workers, gpus, text):
 
 def test_a_gpu_trains_silos_one_by_one_where_that_is_asked_for(machine, monkeypatch):
     machine(2)
-    monkeypatch.setattr(engines, "Serial", lambda job, records, device, way: (job, records, str(device), way))
+    monkeypatch.setattr(
+        engines, "Serial", lambda job, records, device, way: (job, records, str(device), way)
+    )
     found = choose(RECORDS, "cuda:1", gpu=OnGpu(stacked=False))
     assert (found.where, found.device) == (
         "GPU cuda:1 (cuda:1), silos one by one",
@@ -147,17 +162,23 @@ def test_fewer_bits_where_they_are_asked_for_and_the_gpu_has_them(machine):
     )
     assert found.engine("job").precision == "bf16"
     with pytest.raises(
-        LocalError, match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out"
+        LocalError,
+        match=r"'tf32': cuda:0 is of compute capability 7\.5, .* from 8\.0 on; leave it out",
     ):
         choose(RECORDS, "cuda:0", gpu=OnGpu(precision="tf32"))
 
 
-@pytest.mark.parametrize(("device", "workers", "gpus"), [("cpu", None, 1), ("auto", None, 0), ("auto", 2, 1)])
+@pytest.mark.parametrize(
+    ("device", "workers", "gpus"), [("cpu", None, 1), ("auto", None, 0), ("auto", 2, 1)]
+)
 @pytest.mark.parametrize(
     ("gpu", "text"),
     [
         (OnGpu(graphs=False), "^--no-graphs: for a GPU alone"),
-        (OnGpu(stacked=False, precision="bf16"), "^--one-by-one and --precision bf16: for a GPU alone"),
+        (
+            OnGpu(stacked=False, precision="bf16"),
+            "^--one-by-one and --precision bf16: for a GPU alone",
+        ),
     ],
 )
 def test_a_cpu_has_none_of_what_is_for_a_gpu(machine, device, workers, gpus, gpu, text):

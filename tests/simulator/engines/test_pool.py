@@ -35,7 +35,11 @@ def job_of(method, **training):
         "silos": list(SILOS),
         "participation": 0.75,
         "method": {"name": method, "options": OPTIONS.get(method, {})},
-        "model": {"name": "convnet-digits" if method == "fedaims" else "cnn-digits", "classes": 3, "norm": "batch"},
+        "model": {
+            "name": "convnet-digits" if method == "fedaims" else "cnn-digits",
+            "classes": 3,
+            "norm": "batch",
+        },
         "training": {"epochs": 1, "batch_size": 8, "lr": 0.1, **training},
     }
     return Job.from_file(JobFile.model_validate(document), "job.toml")
@@ -45,7 +49,9 @@ def data(n, seed):
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 3, n)
     x = rng.normal(size=(n, 1, 8, 8)) + y.reshape(-1, 1, 1, 1)
-    return Dataset(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), ids=tuple(map(str, range(n))))
+    return Dataset(
+        torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), ids=tuple(map(str, range(n)))
+    )
 
 
 RECORDS = {
@@ -77,9 +83,18 @@ def run(job, engine):
         rounds.append((one.reports, {name: value.item() for name, value in one.metrics.items()}))
     last = simulation.look(lambda: told.append(1))
     simulation.finish(last)
-    seen = {silo: (look.test, look.validation, state_to_bytes(look.delivered)) for silo, look in last.items()}
+    seen = {
+        silo: (look.test, look.validation, state_to_bytes(look.delivered))
+        for silo, look in last.items()
+    }
     states = {silo: state_to_bytes(state) for silo, state in simulation.states.items()}
-    return rounds, seen, states, {k: v.tolist() for k, v in simulation.coordinator.items()}, len(told)
+    return (
+        rounds,
+        seen,
+        states,
+        {k: v.tolist() for k, v in simulation.coordinator.items()},
+        len(told),
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -104,7 +119,9 @@ def test_answers_keep_the_order_of_the_work_and_one_crew_serves_jobs_in_turn(cre
 def given(monkeypatch):
     """The silos that workers are given, in turn."""
     silos, give = [], Crew._give
-    monkeypatch.setattr(Crew, "_give", lambda self, *order: silos.append(order[-1].silo) or give(self, *order))
+    monkeypatch.setattr(
+        Crew, "_give", lambda self, *order: silos.append(order[-1].silo) or give(self, *order)
+    )
     return silos
 
 
@@ -128,7 +145,10 @@ def test_the_error_of_a_silo_is_its_own_ends_the_round_and_the_crew_goes_on(crew
     assert told == []
     assert len(given) == 2  # of three: none is begun after a fault
     job = job_of("fedavg")
-    assert Simulation(job, crew.engine(job)).step().reports == Simulation(job, Serial(job, RECORDS)).step().reports
+    assert (
+        Simulation(job, crew.engine(job)).step().reports
+        == Simulation(job, Serial(job, RECORDS)).step().reports
+    )
 
 
 def test_no_interrupt_reaches_a_worker(crew):
@@ -184,9 +204,14 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
     job = job_of("fedavg", epochs=10_000)
     with Crew(RECORDS, 1) as crew:
         engine, (pid,), real = crew.engine(job), crew.pids, getattr(Crew, place)
-        monkeypatch.setattr(Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order))
+        monkeypatch.setattr(
+            Crew, place, lambda *order: os.kill(pid, signal.SIGKILL) or real(*order)
+        )
         largest = job.cohort(0)[-1]
-        with pytest.raises(LocalError, match=f"silo '{largest}': the worker process that had it was ended by SIGKILL"):
+        with pytest.raises(
+            LocalError,
+            match=f"silo '{largest}': the worker process that had it was ended by SIGKILL",
+        ):
             Simulation(job, engine).step()
         assert ended([pid])
         assert crew.pids == ()
@@ -197,8 +222,14 @@ def test_a_worker_that_is_killed_ends_the_run_with_its_silo_named(monkeypatch, p
 def test_a_mistake_in_a_method_ends_the_worker_that_meets_it():
     job = job_of("fedavg")
     with Crew(RECORDS, 1) as crew:
-        work = [SiloWork("d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}})]
-        with pytest.raises(LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"):
+        work = [
+            SiloWork(
+                "d", initial_state(job.method(), "d"), {"model": {"classifier.bias": "no tensor"}}
+            )
+        ]
+        with pytest.raises(
+            LocalError, match=r"silo 'd': the worker process .* ended with code 1; what it printed"
+        ):
             crew.engine(job).look(1, work, lambda: None)
 
 
@@ -213,7 +244,8 @@ LONG = """
             one = job_of("fedavg")
             Simulation(one, crew.engine(one)).look()  # so they have begun
             job, real = job_of("fedavg", epochs=10_000), Crew._answering
-            Crew._answering = lambda self: print(*self.pids, flush=True) or real(self)  # they have silos now
+            Crew._answering = lambda self: print(*self.pids,
+            flush=True) or real(self)  # they have silos now
             Simulation(job, crew.engine(job)).step()
 
     if __name__ == "__main__":
@@ -226,11 +258,17 @@ LONG = """
 
 def test_an_interrupt_ends_the_workers_and_so_does_the_death_of_their_parent(tmp_path):
     program = tmp_path / "long.py"
-    program.write_text(textwrap.dedent(LONG.format(tests=[str(Path(__file__).parents[2]), str(Path(__file__).parent)])))
+    program.write_text(
+        textwrap.dedent(
+            LONG.format(tests=[str(Path(__file__).parents[2]), str(Path(__file__).parent)])
+        )
+    )
     command = [sys.executable, str(program)]
     with (
         (tmp_path / "errors").open("w") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        ) as process,
     ):
         interrupted = [int(pid) for pid in process.stdout.readline().split()]
         assert len(interrupted) == 2, (tmp_path / "errors").read_text()
@@ -238,7 +276,9 @@ def test_an_interrupt_ends_the_workers_and_so_does_the_death_of_their_parent(tmp
         left = [int(pid) for pid in process.stdout.readline().split()]
         assert len(left) == 2, (tmp_path / "errors").read_text()
         assert ended(interrupted)
-        descendants = [int(path.name) for path in Path("/proc").glob("[0-9]*") if session(path) == process.pid]
+        descendants = [
+            int(path.name) for path in Path("/proc").glob("[0-9]*") if session(path) == process.pid
+        ]
         assert {process.pid, *left} < set(descendants)
         process.kill()
     assert ended(descendants)

@@ -12,7 +12,11 @@ from staddle.simulator.engines.shared_memory import mapped, written
 
 
 def data(n, first=0.0):
-    return Dataset(torch.arange(n * 15.0).reshape(n, 1, 3, 5) + first, torch.arange(n), ids=tuple("abcdefgh"[:n]))
+    return Dataset(
+        torch.arange(n * 15.0).reshape(n, 1, 3, 5) + first,
+        torch.arange(n),
+        ids=tuple("abcdefgh"[:n]),
+    )
 
 
 RECORDS = {"a": Records(data(3), data(2, 0.5), data(1)), "ö": Records(data(5), data(1))}
@@ -67,5 +71,8 @@ def test_memory_that_runs_out_is_said(monkeypatch):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shared_memory, "_memory", Full)
-    with pytest.raises(LocalError, match=r"records of 2 silos, 0 MB, cannot be held once more .* No space left .* one"):
+    with pytest.raises(
+        LocalError,
+        match=r"records of 2 silos, 0 MB, cannot be held once more .* No space left .* one",
+    ):
         written(RECORDS)

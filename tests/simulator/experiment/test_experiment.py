@@ -15,12 +15,19 @@ NPZ = 'file = "own/data.npz"'
 
 
 def test_a_file_says_what_is_run_and_what_is_left_out_has_defaults(experiment):
-    found = experiment(methods='[[methods]]\nname = "fedavg"\n[[methods]]\nname = "fedavg"\nlabel = "slow"')
+    found = experiment(
+        methods='[[methods]]\nname = "fedavg"\n[[methods]]\nname = "fedavg"\nlabel = "slow"'
+    )
     assert (found.name, found.file.all_seeds) == ("digits", (1, 2))
     assert [method.title for method in found.file.all_methods] == ["fedavg", "slow"]
     assert found.schedule == Schedule(look_every=1, checkpoint_every=10)
     assert found.file.partition.seed == 0
-    assert experiment(methods='[method]\nname = "fedavg"\n[simulation]\nlook_every = 5').schedule.look_every == 5
+    assert (
+        experiment(
+            methods='[method]\nname = "fedavg"\n[simulation]\nlook_every = 5'
+        ).schedule.look_every
+        == 5
+    )
     assert experiment('seed = 7\nsilos = ["a", "b", "c", "d"]').file.all_seeds == (7,)
 
 
@@ -62,10 +69,21 @@ def test_paths_start_at_the_file(experiment, tmp_path):
             {"methods": '[method]\nname = "local"\ntraining = { lr = -1 }'},
             "method 'local': training.lr = -1: give a val",
         ),
-        ({"methods": '[method]\nname = "local"\nmodel = { clases = 3 }'}, "unknown key 'model.clases'; did you mean"),
         (
-            {"methods": '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { classes = 9 }'},
-            r"method 'fedavg': its model has classes 9, \[model\] of the file 10; all methods take the same records",
+            {"methods": '[method]\nname = "local"\nmodel = { clases = 3 }'},
+            "unknown key 'model.clases'; did you mean",
+        ),
+        (
+            {
+                "methods": (
+                    '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { classes'
+                    " = 9 }"
+                )
+            },
+            (
+                r"method 'fedavg': its model has classes 9, \[model\] of the file 10; all methods"
+                r" take the same records"
+            ),
         ),
         (
             {"methods": '[method]\nname = "local"\nmodel = { name = "lenet5" }'},
@@ -75,32 +93,64 @@ def test_paths_start_at_the_file(experiment, tmp_path):
             {"methods": f'[method]\nname = "local"\n{PRIVATE}'},
             "privacy: a simulation keeps no privacy budget; take the",
         ),
-        ({"methods": '[method]\nname = "local"\n[simulation]\nlook_every = 0'}, "simulation.look_every = 0: give 1 or"),
-        ({"partition": ""}, "missing key 'partition'; add it: it says which silo holds which records"),
-        ({"partition": "[partition]\nsilos = 4"}, "partition: kind is missing; add one of: dirichlet, shards"),
-        ({"partition": '[partition]\nkind = "dirichlett"'}, "no such kind; did you mean 'dirichlet'"),
+        (
+            {"methods": '[method]\nname = "local"\n[simulation]\nlook_every = 0'},
+            "simulation.look_every = 0: give 1 or",
+        ),
+        (
+            {"partition": ""},
+            "missing key 'partition'; add it: it says which silo holds which records",
+        ),
+        (
+            {"partition": "[partition]\nsilos = 4"},
+            "partition: kind is missing; add one of: dirichlet, shards",
+        ),
+        (
+            {"partition": '[partition]\nkind = "dirichlett"'},
+            "no such kind; did you mean 'dirichlet'",
+        ),
         (
             {"partition": '[partition]\nkind = "shards"\nsilos = 2\nalpha = 1.0'},
             "'alpha' is a key of kind dirichlet or",
         ),
-        ({"partition": '[partition]\nkind = "column"\nsed = 1'}, "unknown key 'partition.sed'; did you mean 'seed'"),
+        (
+            {"partition": '[partition]\nkind = "column"\nsed = 1'},
+            "unknown key 'partition.sed'; did you mean 'seed'",
+        ),
         (
             {"partition": '[partition]\nfile = "p.json"\n[split]\nratio = "50/50"'},
             "split: the partition's file says which side a record is on; take it out",
         ),
-        ({"partition": '[partition]\nfile = "p.npz"'}, 'partition: p.npz: format = "ppfl" is for .npz files'),
-        ({"data": 'kind = "synthetic"'}, "partition: synthetic records are drawn silo by silo; take it out"),
+        (
+            {"partition": '[partition]\nfile = "p.npz"'},
+            'partition: p.npz: format = "ppfl" is for .npz files',
+        ),
+        (
+            {"data": 'kind = "synthetic"'},
+            "partition: synthetic records are drawn silo by silo; take it out",
+        ),
         (
             {"data": 'kind = "synthetic"', "partition": '[split]\nratio = "50/50"'},
             "split: synthetic records are drawn for a side; take it out",
         ),
-        ({"data": 'kind = "synthetical"'}, "data: kind = 'synthetical': no such kind; did you mean 'synthetic'"),
-        ({"data": NPZ + "\ntest_fraction = 0.2"}, "data: test_fraction is of a silo's configuration; take it out"),
-        ({"data": 'kind = "bundled"\nname = "digits"\nshare = [1, 2]'}, "data: share is of a silo's configuration"),
+        (
+            {"data": 'kind = "synthetical"'},
+            "data: kind = 'synthetical': no such kind; did you mean 'synthetic'",
+        ),
+        (
+            {"data": NPZ + "\ntest_fraction = 0.2"},
+            "data: test_fraction is of a silo's configuration; take it out",
+        ),
+        (
+            {"data": 'kind = "bundled"\nname = "digits"\nshare = [1, 2]'},
+            "data: share is of a silo's configuration",
+        ),
         ({"model": 'name = "cnn-digits"'}, "missing key 'model.classes'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(experiment, pieces, text):
+def test_what_cannot_be_meant_is_refused_with_the_file_the_key_and_the_fix(
+    experiment, pieces, text
+):
     with pytest.raises(LocalError, match=rf"job\.toml.*{text}"):
         experiment(**pieces)
 

@@ -66,7 +66,11 @@ def test_every_record_of_the_digits_is_at_one_silo(experiment):
     assert np.array_equal(counts(people).sum(0), np.bincount(original.y.numpy()))
     for silo, side in people.partition.sides().items():
         own = people.records[silo]
-        for found, taken in ((own.train, side.train), (own.validation, side.validation), (own.test, side.test)):
+        for found, taken in (
+            (own.train, side.train),
+            (own.validation, side.validation),
+            (own.test, side.test),
+        ):
             assert torch.equal(found.x, original.x[torch.from_numpy(taken)])
     assert (people.partition.data, people.partition.seed) == ("digits", 0)
     assert people.partition.how["split"] == {"kind": "merged", "ratio": "8:1:1"}
@@ -93,10 +97,18 @@ def test_natural_silos_are_called_by_their_sources_in_the_order_of_numbers(exper
     assert list(people.records) == [f"silo-{n:03}" for n in range(12)]
     own = people.records["silo-011"]
     assert sorted(indices(own.train) + indices(own.test)) == [11, 23, 35, 47, 59]
-    save_npz(tmp_path / "data.npz", some(sources=tuple(("Zürich", "Bern")[n % 2] for n in range(60))))
-    assert list(populate(experiment(data=NPZ, partition=COLUMN, model=GLM)).records) == ["bern", "zurich"]
+    save_npz(
+        tmp_path / "data.npz", some(sources=tuple(("Zürich", "Bern")[n % 2] for n in range(60)))
+    )
+    assert list(populate(experiment(data=NPZ, partition=COLUMN, model=GLM)).records) == [
+        "bern",
+        "zurich",
+    ]
     top = 'seed = 1\nsilos = ["capital", "largest"]'
-    assert list(populate(experiment(top, data=NPZ, partition=COLUMN, model=GLM)).records) == ["capital", "largest"]
+    assert list(populate(experiment(top, data=NPZ, partition=COLUMN, model=GLM)).records) == [
+        "capital",
+        "largest",
+    ]
     sources = '[partition]\nkind = "sources"\nminimum = 2\n[partition.silos]\n"Zürich" = 2'
     found = populate(experiment(data=NPZ, partition=sources, model=GLM))
     assert list(found.records) == ["zurich-0", "zurich-1"]
@@ -110,7 +122,9 @@ def test_a_group_is_on_one_side_and_at_one_silo(experiment, tmp_path):
     for own in people.records.values():
         assert {n // 4 for n in indices(own.train)}.isdisjoint(n // 4 for n in indices(own.test))
     shards = '[partition]\nkind = "shards"\nsilos = 3\neach = 2'
-    with pytest.raises(LocalError, match=r"records of group '\d+', which belong together, are on two sides, one of"):
+    with pytest.raises(
+        LocalError, match=r"records of group '\d+', which belong together, are on two sides, one of"
+    ):
         populate(experiment(data=NPZ, partition=shards, model=GLM))
 
 
@@ -122,7 +136,10 @@ def test_a_partition_is_read_from_a_file_with_its_sides(experiment, tmp_path):
         "nobody": Sides(*[np.empty(0, np.int64)] * 3),
         "clinic-b": Sides(np.arange(20, 30), np.empty(0, np.int64), np.arange(30, 35)),
     }
-    save(tmp_path / "p.json", partition_file(sides, data.y.numpy(), "three classes", 5, {"by": "hand"}))
+    save(
+        tmp_path / "p.json",
+        partition_file(sides, data.y.numpy(), "three classes", 5, {"by": "hand"}),
+    )
     table = '[partition]\nfile = "p.json"'
     people = populate(experiment(data=NPZ, partition=table, model=GLM))
     assert list(people.records) == ["clinic-a", "clinic-b"]
@@ -134,7 +151,9 @@ def test_a_partition_is_read_from_a_file_with_its_sides(experiment, tmp_path):
     )
     assert (people.partition.seed, people.partition.how) == (5, {"by": "hand"})
     save_npz(tmp_path / "data.npz", some(61))
-    with pytest.raises(LocalError, match="partition of three classes: made for 60 records, there are 61"):
+    with pytest.raises(
+        LocalError, match="partition of three classes: made for 60 records, there are 61"
+    ):
         populate(experiment(data=NPZ, partition=table, model=GLM))
 
 
@@ -149,25 +168,36 @@ def test_a_published_split_is_read_and_keeps_its_numbers(experiment, tmp_path):
     assert indices(people.records["silo-002"].test) == list(range(55, 60))
     assert people.notes == ("clients of the partition without any record take no part: 1",)
     save_npz(tmp_path / "data.npz", some(61))
-    with pytest.raises(LocalError, match=r"split\.npz: deals out 60 records, there are 61; take the data set that it"):
+    with pytest.raises(
+        LocalError,
+        match=r"split\.npz: deals out 60 records, there are 61; take the data set that it",
+    ):
         populate(experiment(data=NPZ, partition=table, model=GLM))
 
 
 def test_official_parts_are_kept_apart(experiment, tmp_path):
     rng = np.random.default_rng(1)
-    arrays = {f"x_{part}": rng.uniform(-1, 1, (n, 16, 16)) for part, n in (("train", 200), ("test", 40))}
+    arrays = {
+        f"x_{part}": rng.uniform(-1, 1, (n, 16, 16)) for part, n in (("train", 200), ("test", 40))
+    }
     arrays |= {f"y_{part}": np.arange(n) % 10 for part, n in (("train", 200), ("test", 40))}
     np.savez(tmp_path / "usps.npz", **arrays)
     usps = 'kind = "torchvision"\nname = "USPS"\nfolder = "."'
     model = 'name = "lenet5"\nclasses = 10\ninput = [1, 16, 16]'
-    table = '[partition]\nkind = "dirichlet"\nsilos = 4\nalpha = 1.0\n[split]\nkind = "apart"\nvalidation = true'
+    table = (
+        '[partition]\nkind = "dirichlet"\nsilos = 4\nalpha = 1.0\n[split]\nkind ='
+        ' "apart"\nvalidation = true'
+    )
     people = populate(experiment(data=usps, partition=table, model=model))
     for side in people.partition.sides().values():
         assert max(*side.train, *side.validation) < 200 <= side.test.min()
         assert len(side.validation) > 0
     assert counts(people).sum() == 240
     for part in (f'{usps}\npart = "train"', 'kind = "bundled"\nname = "digits"'):
-        with pytest.raises(LocalError, match='kind = "apart" takes official training and test records: data of kind'):
+        with pytest.raises(
+            LocalError,
+            match='kind = "apart" takes official training and test records: data of kind',
+        ):
             populate(experiment(data=part, partition=table, model=model))
 
 
@@ -178,7 +208,10 @@ def test_the_synthetic_population_needs_no_partition(experiment):
     assert list(people.records) == ["silo-000", "silo-001", "silo-002"]
     assert {len(own.test) for own in people.records.values()} == {9}
     assert (people.partition, counts(people).shape) == (None, (3, 2))
-    assert populate(experiment(data=data + "\nseed = 3", partition="", model=model)).digest != people.digest
+    assert (
+        populate(experiment(data=data + "\nseed = 3", partition="", model=model)).digest
+        != people.digest
+    )
     with pytest.raises(LocalError, match="silos names 2, the partition has 3 clients"):
         populate(experiment('seed = 1\nsilos = ["a", "b"]', data=data, partition="", model=model))
 
@@ -186,10 +219,18 @@ def test_the_synthetic_population_needs_no_partition(experiment):
 @pytest.mark.parametrize(
     ("data", "partition", "text"),
     [
-        (some(classes=4), COLUMN, "label 3 in 15 of 60 records, model.classes = 3: its classes are 0 to 2; correct it"),
+        (
+            some(classes=4),
+            COLUMN,
+            "label 3 in 15 of 60 records, model.classes = 3: its classes are 0 to 2; correct it",
+        ),
         (some(ids=("same",) * 60), COLUMN, "records 0 and 1 have the same id; give each its own"),
         (some(), COLUMN, "kind 'column' takes a value a record, here none for 60 records"),
-        (some(), '[partition]\nkind = "shards"\nsilos = 7\neach = 1', "60 records do not give 7 silos 10 each"),
+        (
+            some(),
+            '[partition]\nkind = "shards"\nsilos = 7\neach = 1',
+            "60 records do not give 7 silos 10 each",
+        ),
         (None, COLUMN, "no such file"),
     ],
 )
@@ -211,7 +252,10 @@ def test_persons_and_hospitals_are_silos(experiment):
         assert 0.15 < len(own.test) / (len(own.train) + len(own.test)) < 0.35
     with pytest.raises(LocalError, match="which belong together, are on two sides"):
         populate(experiment(data=har, model=model))
-    heart = f'kind = "natural"\nname = "heart-disease"\nfolder = "{os.environ["STADDLE_DATA"]}/heart_disease"'
+    heart = (
+        'kind = "natural"\nname = "heart-disease"\nfolder ='
+        f' "{os.environ["STADDLE_DATA"]}/heart_disease"'
+    )
     model = 'name = "glm"\nclasses = 2\ninput = [1, 1, 22]'
     people = populate(experiment(data=heart, partition='[partition]\nkind = "column"', model=model))
     assert dict(zip(people.records, counts(people).sum(1).tolist(), strict=True)) == {
@@ -241,7 +285,10 @@ def test_the_published_split_with_a_client_of_nothing_has_one_silo_less(experime
 def test_some_of_the_clients_keep_what_they_have_among_all(experiment, tmp_path):
     """Ten clients' partition, of which every third takes part but for the last: 0, 3 and 6."""
     dealt = '[partition]\nkind = "dirichlet"\nsilos = 10\nalpha = 0.5\nminimum = 5\n'
-    everyone, some = populate(experiment(partition=dealt)), populate(experiment(partition=f"{dealt}keep = 3"))
+    everyone, some = (
+        populate(experiment(partition=dealt)),
+        populate(experiment(partition=f"{dealt}keep = 3")),
+    )
     assert tuple(some.records) == ("silo-000", "silo-003", "silo-006")
     for silo, own in some.records.items():
         assert torch.equal(own.train.x, everyone.records[silo].train.x)

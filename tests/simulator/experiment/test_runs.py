@@ -73,8 +73,17 @@ def test_a_run_for_each_method_and_seed_with_what_is_different_for_it(experiment
     ]
     plain, early, late = (run.job for run in all_runs[::2])
     assert plain.silos == ("silo-000", "silo-001", "silo-002", "silo-003")
-    assert (plain.name, plain.rounds, plain.training.optimiser.lr, plain.model.name) == ("digits", 3, 0.1, "cnn-digits")
-    assert (early.rounds, early.training.optimiser.lr, early.training.optimiser.momentum) == (4, 0.05, 0.9)
+    assert (plain.name, plain.rounds, plain.training.optimiser.lr, plain.model.name) == (
+        "digits",
+        3,
+        0.1,
+        "cnn-digits",
+    )
+    assert (early.rounds, early.training.optimiser.lr, early.training.optimiser.momentum) == (
+        4,
+        0.05,
+        0.9,
+    )
     assert (late.model.name, late.model.norm, late.model.classes) == ("convnet-digits", "group", 10)
     assert (early.method_options.rho, late.method_options.rho) == (0.25, 0.5)
 
@@ -84,12 +93,20 @@ def test_the_command_line_chooses_methods_seeds_and_rounds(experiment):
     people = populate(found)
 
     def chosen(*methods, **others):
-        return [(run.label, run.seed, run.job.rounds) for run in runs(found, people, methods, **others)]
+        return [
+            (run.label, run.seed, run.job.rounds) for run in runs(found, people, methods, **others)
+        ]
 
     assert chosen("late", seeds=[9], rounds=2) == [("late", 9, 2)]
-    assert chosen("pfedsim", "fedavg", seeds=[9]) == [("fedavg", 9, 3), ("early", 9, 4), ("late", 9, 3)]
+    assert chosen("pfedsim", "fedavg", seeds=[9]) == [
+        ("fedavg", 9, 3),
+        ("early", 9, 4),
+        ("late", 9, 3),
+    ]
     assert chosen("early", seeds=[2, 2]) == [("early", 2, 4)]
-    with pytest.raises(LocalError, match=r"job\.toml: no method is labelled or named 'earl'; did you mean 'early'"):
+    with pytest.raises(
+        LocalError, match=r"job\.toml: no method is labelled or named 'earl'; did you mean 'early'"
+    ):
         chosen("earl")
     with pytest.raises(LocalError, match="method 'early': seed = -1: give 0 or more"):
         chosen("early", seeds=[-1])
@@ -103,9 +120,14 @@ def test_a_label_is_one_method_though_another_has_it_for_a_name(experiment):
     assert {run.label for run in runs(found, populate(found), ["fedavg"])} == {"fedavg"}
 
 
-def test_a_federations_job_file_with_data_and_a_partition_is_an_experiment_of_the_same_job(tmp_path):
+def test_a_federations_job_file_with_data_and_a_partition_is_an_experiment_of_the_same_job(
+    tmp_path,
+):
     (tmp_path / "job.toml").write_text(PLAIN)
-    tables = '[data]\nkind = "bundled"\nname = "digits"\n[partition]\nkind = "shards"\nsilos = 4\neach = 2\n'
+    tables = (
+        '[data]\nkind = "bundled"\nname = "digits"\n[partition]\nkind = "shards"\nsilos = 4\neach'
+        " = 2\n"
+    )
     (tmp_path / "more.toml").write_text(PLAIN + tables)
     found = read(tmp_path / "more.toml")
     people = populate(found)
@@ -130,9 +152,13 @@ def test_a_blind_job_declares_the_counts_that_the_silos_have(experiment):
 
 
 def test_private_weights_of_changing_silos_are_refused_as_in_a_federation(experiment):
-    found = experiment("seed = 1\nparticipation = 0.5\nmin_cohort = 4", methods=BLIND[: BLIND.index("weights")])
+    found = experiment(
+        "seed = 1\nparticipation = 0.5\nmin_cohort = 4", methods=BLIND[: BLIND.index("weights")]
+    )
     people = populate(found)
-    with pytest.raises(LocalError, match=r"participation = 0\.5: 4 silos are too few for two batches"):
+    with pytest.raises(
+        LocalError, match=r"participation = 0\.5: 4 silos are too few for two batches"
+    ):
         runs(found, people)
 
 
@@ -142,7 +168,9 @@ def test_what_does_not_fit_a_method_is_refused_before_any_run(experiment):
     with pytest.raises(LocalError, match="fedaims on cnn-digits"):
         runs(found, people)
     larger = experiment(model='name = "lenet5"\nclasses = 10')
-    with pytest.raises(LocalError, match=r"training records of silo 'silo-000': x is .* the job's model takes"):
+    with pytest.raises(
+        LocalError, match=r"training records of silo 'silo-000': x is .* the job's model takes"
+    ):
         runs(larger, people)
 
 
@@ -152,10 +180,15 @@ def test_every_method_is_asked_whether_the_silos_have_enough_to_train_on(experim
         "b": Sides(np.arange(10, 50), np.empty(0, np.int64), np.arange(50, 60)),
     }
     save(tmp_path / "p.json", partition_file(sides, digits().y.numpy(), "digits", None, {}))
-    methods = '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { norm = "batch" }'
+    methods = (
+        '[[methods]]\nname = "local"\n[[methods]]\nname = "fedavg"\nmodel = { norm = "batch" }'
+    )
     model = 'name = "convnet-digits"\nclasses = 10'
     found = experiment(partition='[partition]\nfile = "p.json"', model=model, methods=methods)
     people = populate(found)
     assert len(runs(found, people, ["local"])) == 2
-    with pytest.raises(LocalError, match="silo 'a': 1 record to train on, which batch norm cannot tell from its batch"):
+    with pytest.raises(
+        LocalError,
+        match="silo 'a': 1 record to train on, which batch norm cannot tell from its batch",
+    ):
         runs(found, people)

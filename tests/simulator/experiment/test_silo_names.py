@@ -34,7 +34,9 @@ def test_what_comes_out_are_names_one_a_client_or_an_error(clients):
 
 def test_names_that_are_given_stand_for_clients_in_order():
     assert silo_names(["a b", "A-B"], ("first", "second")) == ("first", "second")
-    with pytest.raises(LocalError, match="silos names 2, the partition has 3 clients; name each, or leave it out"):
+    with pytest.raises(
+        LocalError, match="silos names 2, the partition has 3 clients; name each, or leave it out"
+    ):
         silo_names(["1", "2", "3"], ("first", "second"))
 
 

@@ -11,10 +11,17 @@ from staddle.simulator.run.history import Measured
 
 def measured(rounds, *correct, measure="all/trained", records=10):
     silos = [f"s{number}" for number in range(len(correct))]
-    return Measured(rounds, measure, dict(zip(silos, correct, strict=True)), dict.fromkeys(silos, records))
+    return Measured(
+        rounds, measure, dict(zip(silos, correct, strict=True)), dict.fromkeys(silos, records)
+    )
 
 
-ONE = [measured(1, 2, 4), measured(2, 4, 6), measured(2, 0, 0, measure="all/aggregated"), measured(3, 9, 9)]
+ONE = [
+    measured(1, 2, 4),
+    measured(2, 4, 6),
+    measured(2, 0, 0, measure="all/aggregated"),
+    measured(3, 9, 9),
+]
 OTHER = [measured(1, 6, 8), measured(2, 5, 7)]  # not as far yet
 
 
@@ -49,7 +56,8 @@ def test_twenty_one_methods_look_different():
 def test_every_method_is_drawn_and_nothing_is_cut_off(draw):
     labels = [*"abcdef", r"a label as long as they get, with $\no$ mathematics"]
     histories = {label: {1: ONE, 2: OTHER} for label in labels}
-    with mpl.rc_context({"figure.facecolor": "black", "text.usetex": True}):  # a person's own settings
+    # a person's own settings
+    with mpl.rc_context({"figure.facecolor": "black", "text.usetex": True}):
         made = draw(histories)
     assert made == draw(histories)  # the same bytes
     image = pixels(made)
@@ -71,5 +79,7 @@ def test_one_method_one_seed_one_look_is_a_picture_too():
 
 @pytest.mark.parametrize("draw", [curves, spread])
 def test_what_no_run_measured_is_not_drawn(draw):
-    with pytest.raises(LocalError, match=r"selected/after: no run has measured that; measured: \['all/trained'\]"):
+    with pytest.raises(
+        LocalError, match=r"selected/after: no run has measured that; measured: \['all/trained'\]"
+    ):
         draw({"local": {1: OTHER}}, ["selected/after"])

@@ -13,7 +13,9 @@ POPULATION = make_population()
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory, quick):
-    """Two finished runs of one method, one that was cut off after its second round, one that has just begun."""
+    """Two finished runs of one method, one that was cut off after its second round, one that has
+    just begun.
+    """
     out = tmp_path_factory.mktemp("out")
     for run, until in (
         (make_run("local", 10, rounds=2), None),
@@ -64,13 +66,19 @@ def test_models_and_coordinator_of_a_finished_run(out):
     run = load_runs(out)[1]
     with opened(out, make_run("local", 9, rounds=2), POPULATION, SCHEDULE) as folder:
         kept = folder.begun().states
-    assert all(state_to_bytes(run.model(silo.name)) == state_to_bytes(kept[silo.name]) for silo in run.silos)
+    assert all(
+        state_to_bytes(run.model(silo.name)) == state_to_bytes(kept[silo.name])
+        for silo in run.silos
+    )
     assert run.coordinator() == {}
 
 
 def test_a_run_that_is_not_over_has_no_models(out):
     run = load_runs(out)[-1]
-    with pytest.raises(LocalError, match=r"models/a\.safetensors: cannot read it: No such file .*; run the same again"):
+    with pytest.raises(
+        LocalError,
+        match=r"models/a\.safetensors: cannot read it: No such file .*; run the same again",
+    ):
         run.model("a")
     with pytest.raises(LocalError, match=r"coordinator\.safetensors: cannot read it"):
         run.coordinator()
@@ -93,7 +101,10 @@ def one_bit(path, at):
 
 
 def test_one_bit_of_what_a_run_left_is_found_where_it_is_read(tmp_path, quick):
-    """Of a finished run the last and a middle byte of each file; of another what its last checkpoint is about."""
+    """Of a finished run the last and a middle byte of each file.
+
+    Of another what its last checkpoint is about.
+    """
     reads = {
         "run.json": lambda: load_runs(tmp_path),
         "history.jsonl": lambda: load_runs(tmp_path),

@@ -11,7 +11,9 @@ from staddle.algorithms.course import SiloState
 from staddle.errors import LocalError
 from staddle.simulator.report.heatmaps import HeatMap, by_class, by_likeness, heat_map, png
 
-LIKE = torch.tensor([[0, 0.9, 0, 0.2], [0.9, 0, 0.1, 0], [0, 0.1, 0, 0.7], [0.2, 0, 0.7, 0]], dtype=torch.float64)
+LIKE = torch.tensor(
+    [[0, 0.9, 0, 0.2], [0.9, 0, 0.1, 0], [0, 0.1, 0, 0.7], [0.2, 0, 0.7, 0]], dtype=torch.float64
+)
 NAN = np.nan
 
 
@@ -37,8 +39,14 @@ def test_pfedsim_is_drawn_by_the_weights_that_it_mixes_with():
 
 
 def test_fedsimsup_is_drawn_by_its_similarities():
-    shares = torch.tensor([[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [0.2, 0.3, 0.5]], dtype=torch.float64)
-    state = {"proportions": shares, "samples": torch.tensor([4, 4, 0, 4]), "unmatched": torch.zeros(4)}
+    shares = torch.tensor(
+        [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [0.2, 0.3, 0.5]], dtype=torch.float64
+    )
+    state = {
+        "proportions": shares,
+        "samples": torch.tensor([4, 4, 0, 4]),
+        "unmatched": torch.zeros(4),
+    }
     method, drawn = found("fedsimsup", state)
     like = method.similarities(state, "d", ["b", "c"])
     assert drawn.values[0] == pytest.approx([NAN, like["b"], NAN, like["c"]], nan_ok=True)
@@ -55,7 +63,13 @@ def test_fedaims_is_drawn_where_it_clusters():
 
 
 def test_ppfl_is_drawn_by_the_states_of_the_silos():
-    rows = dict(zip("dbac", torch.tensor([[1.0, 0, 0], [0, 0.5, 0.5], [0.1, 0.2, 0.7], [0, 1, 0]]), strict=True))
+    rows = dict(
+        zip(
+            "dbac",
+            torch.tensor([[1.0, 0, 0], [0, 0.5, 0.5], [0.1, 0.2, 0.7], [0, 1, 0]]),
+            strict=True,
+        )
+    )
     job = make_job("ppfl")
     drawn = heat_map(job, {}, lambda silo: SiloState({"membership": {"c": rows[silo]}}))
     assert np.allclose(drawn.values, torch.stack([rows[silo] for silo in job.silos]).numpy())

@@ -57,7 +57,13 @@ def test_the_same_runs_give_the_same_bytes(out, undrawn):
 
 def test_without_a_population_it_is_what_the_runs_say(out, undrawn):
     names = [path.relative_to(out).as_posix() for path in write_report(out)]
-    assert names == ["summary.md", "curves.png", "spread.png", "ppfl/seed-1/heatmap.png", "ppfl/seed-2/heatmap.png"]
+    assert names == [
+        "summary.md",
+        "curves.png",
+        "spread.png",
+        "ppfl/seed-1/heatmap.png",
+        "ppfl/seed-2/heatmap.png",
+    ]
 
 
 def test_nothing_is_written_where_nothing_can_be_compared(tmp_path, out):

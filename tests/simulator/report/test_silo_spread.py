@@ -3,7 +3,9 @@ import pytest
 from staddle.simulator.report.silo_spread import Against, against, kept, spectrum
 from staddle.simulator.run.history import Measured
 
-MANY = Measured(1, "all/trained", {str(n): n for n in range(11)}, dict.fromkeys(map(str, range(11)), 10))
+MANY = Measured(
+    1, "all/trained", {str(n): n for n in range(11)}, dict.fromkeys(map(str, range(11)), 10)
+)
 
 
 def test_a_spectrum_by_hand():

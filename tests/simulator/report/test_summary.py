@@ -1,4 +1,6 @@
-"""The summary of runs whose histories are a few numbers, so that every cell is worked out by hand."""
+"""The summary of runs whose histories are a few numbers, so that every cell is worked out
+by hand.
+"""
 
 from dataclasses import replace
 from importlib.metadata import version
@@ -18,7 +20,10 @@ from staddle.simulator.run.manifest import identity
 POPULATION = make_population()
 RECORDS = {"d": 10, "b": 10, "a": 10, "c": 30}  # of a made-up test side
 PARTITION = PartitionFile.model_construct(
-    data="digits|2", records=1797, seed=3, how={"minimum": 10, "kind": "dirichlet", "split": {"ratio": "8:1:1"}}
+    data="digits|2",
+    records=1797,
+    seed=3,
+    how={"minimum": 10, "kind": "dirichlet", "split": {"ratio": "8:1:1"}},
 )
 
 
@@ -30,7 +35,9 @@ def recorded(label, seed, history, method="fedavg", seconds=None, **fields):
     run = make_run(method, seed, label, **fields)
     found = identity(run, POPULATION, SCHEDULE)
     folder = Path("out") / label / f"seed-{seed}"
-    return Recorded(folder, label, seed, method, run.job.rounds, found.silos, history, True, found, seconds)
+    return Recorded(
+        folder, label, seed, method, run.job.rounds, found.silos, history, True, found, seconds
+    )
 
 
 def groups(*runs):
@@ -62,16 +69,25 @@ TEXT = summary(
     groups(
         recorded("local", 1, LOCAL, "local"),
         recorded("local", 3, LOCAL, "local"),
-        recorded("fedavg", 1, FIRST, seconds=10.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}),
-        recorded("fedavg", 2, SECOND, seconds=6.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}),
+        recorded(
+            "fedavg", 1, FIRST, seconds=10.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}
+        ),
+        recorded(
+            "fedavg", 2, SECOND, seconds=6.0, training={"epochs": 2, "batch_size": 8, "lr": 0.1}
+        ),
     ),
     PARTITION,
-    [Link(PurePosixPath("curves.png"), "Accuracy"), Link(PurePosixPath("a b/heatmap.png"), "Heat map", shown=False)],
+    [
+        Link(PurePosixPath("curves.png"), "Accuracy"),
+        Link(PurePosixPath("a b/heatmap.png"), "Heat map", shown=False),
+    ],
 )
 
 
 def test_what_was_run_and_what_differs():
-    lines = {tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in TEXT.splitlines()}
+    lines = {
+        tuple(cell.strip() for cell in line.strip("|").split(" | ")) for line in TEXT.splitlines()
+    }
     assert ("data", r"digits\|2: 1,797 records") in lines
     assert ("partition", "kind = dirichlet, minimum = 10, seed = 3") in lines
     assert ("split", "ratio = 8:1:1") in lines
@@ -83,14 +99,22 @@ def test_what_was_run_and_what_differs():
     assert ("all silos evaluated", "after every 2 rounds and after the last") in lines
     assert not any(name == r"training.epochs" for name, *_ in lines)
     (told,) = (line for line in TEXT.splitlines() if line.startswith("- **fedavg**"))
-    assert told.endswith("a silo keeps the model delivered last (all/aggregated); training.epochs = 2")
+    assert told.endswith(
+        "a silo keeps the model delivered last (all/aggregated); training.epochs = 2"
+    )
 
 
 def test_what_rounds_and_rates_depend_on_is_told():
     falls = {"kind": "steps", "factor": "0.5", "at": ["0.25", "0.5"]}
-    own = recorded("local", 1, LOCAL, "local", training={"batch_size": 8, "lr": 0.1, "schedule": falls})
-    gpu = own.identity.made_with.model_copy(update={"device": "cuda (NVIDIA H200), one by one, bf16"})
-    other = replace(own, label="fedavg", identity=own.identity.model_copy(update={"made_with": gpu}))
+    own = recorded(
+        "local", 1, LOCAL, "local", training={"batch_size": 8, "lr": 0.1, "schedule": falls}
+    )
+    gpu = own.identity.made_with.model_copy(
+        update={"device": "cuda (NVIDIA H200), one by one, bf16"}
+    )
+    other = replace(
+        own, label="fedavg", identity=own.identity.model_copy(update={"made_with": gpu})
+    )
     text = summary(groups(own, other), PARTITION, [])
     told = "kind = steps, factor = 0.5, at = [0.25, 0.5]"
     assert sorted(told.split(", ")) == sorted(
@@ -105,7 +129,8 @@ def test_the_last_scores_over_seeds():
     cells = row(TEXT, "### Last", "fedavg")
     assert cells[:4] == ["57.50 ± 7.07", "65.00 ± 14.14", "22.50 ± 3.54", "25.00 ± 7.07"]
     assert row(TEXT, "### Last", "local")[:4] == ["50.00 ± 0.00"] * 4
-    assert "selected" not in TEXT.split("### Last", 1)[1].split("###", 1)[0]  # the second seed has none
+    # the second seed has none
+    assert "selected" not in TEXT.split("### Last", 1)[1].split("###", 1)[0]
 
 
 def test_the_best_by_test_and_by_validation_of_one_seed():
@@ -128,7 +153,8 @@ def test_the_weakest_and_who_does_better_than_alone():
 
 
 def test_what_it_took():
-    assert row(TEXT, "## What it took", "fedavg") == ["2", "8.0", "0.5"]  # four rounds each, in 16 s
+    # four rounds each, in 16 s
+    assert row(TEXT, "## What it took", "fedavg") == ["2", "8.0", "0.5"]
     assert row(TEXT, "## What it took", "local") == ["2", "–", "–"]
     fast = summary(groups(recorded("local", 1, LOCAL, "local", 0.002)))
     assert row(fast, "## What it took", "local") == ["1", "0.0", "2,000"]
@@ -143,7 +169,15 @@ def test_pictures_are_shown_or_named():
 
 def test_every_measure_that_is_shown_is_defined():
     meaning = TEXT.split("## What the numbers mean")[1]
-    for name in ("all/aggregated", "all/trained", "selected/before", "selected/after", "macro", "micro", "spread"):
+    for name in (
+        "all/aggregated",
+        "all/trained",
+        "selected/before",
+        "selected/after",
+        "macro",
+        "micro",
+        "spread",
+    ):
         assert f"**{name}**" in meaning
 
 
@@ -152,7 +186,9 @@ def test_a_silo_in_no_cohort_keeps_what_was_delivered():
     (away, *_) = set(RECORDS) - drawn(run)
     text = summary(groups(run))
     shares = {"d": (2, 4), "b": (2, 5), "a": (2, 6), "c": (12, 30)}  # right by own and by delivered
-    kept = sum(delivered if silo not in drawn(run) else own for silo, (own, delivered) in shares.items())
+    kept = sum(
+        delivered if silo not in drawn(run) else own for silo, (own, delivered) in shares.items()
+    )
     assert away in RECORDS
     assert row(text, "### The model that each silo keeps", "pfedsim")[1] == f"{100 * kept / 60:.2f}"
     assert drawn(recorded("x", 7, FIRST, "pfedsim", participation=1.0)) == set(RECORDS)
@@ -161,11 +197,18 @@ def test_a_silo_in_no_cohort_keeps_what_was_delivered():
 def test_what_cannot_be_compared_is_refused():
     one, other = recorded("fedavg", 1, FIRST), recorded("fedavg", 2, FIRST)
     check_comparable(groups(one, other), POPULATION)
-    with pytest.raises(LocalError, match="out/fedavg/seed-1: its silos held other records than now"):
+    with pytest.raises(
+        LocalError, match="out/fedavg/seed-1: its silos held other records than now"
+    ):
         check_comparable(groups(one), make_population("6a" * 32))
     moved = replace(other, identity=other.identity.model_copy(update={"population": "6a" * 32}))
-    with pytest.raises(LocalError, match=r"out/fedavg/seed-2: its silos hold other records than those of out/fedavg/s"):
+    with pytest.raises(
+        LocalError,
+        match=r"out/fedavg/seed-2: its silos hold other records than those of out/fedavg/s",
+    ):
         check_comparable(groups(one, moved))
     changed = recorded("fedavg", 2, FIRST, training={"epochs": 2, "batch_size": 8, "lr": 0.1})
-    with pytest.raises(LocalError, match="though both are labelled 'fedavg'; remove the one that is out of date"):
+    with pytest.raises(
+        LocalError, match="though both are labelled 'fedavg'; remove the one that is out of date"
+    ):
         check_comparable(groups(one, changed))

@@ -71,7 +71,8 @@ class Job:
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch):
     monkeypatch.setattr(
-        "staddle.simulator.reproduce.comparison.Job", SimpleNamespace(from_document=lambda *_, **__: Job())
+        "staddle.simulator.reproduce.comparison.Job",
+        SimpleNamespace(from_document=lambda *_, **__: Job()),
     )
 
 
@@ -84,7 +85,9 @@ def run(label, rights):
         Measured(5, "all/trained", correct, SILOS),
     )
     identity = SimpleNamespace(job={})
-    return SimpleNamespace(label=label, history=history, silos=tuple(SILOS), identity=identity, folder="run")
+    return SimpleNamespace(
+        label=label, history=history, silos=tuple(SILOS), identity=identity, folder="run"
+    )
 
 
 @pytest.fixture
@@ -94,13 +97,16 @@ def table():
 
 @pytest.fixture
 def cells(table):
-    # clipart: 5 of 10 and 15 of 30 right, then 10 and 20: of 40 records 20, then 30, right; sketch: 45, then 30 of 60
+    # clipart: 5 of 10 and 15 of 30 right, then 10 and 20: of 40 records 20, then 30, right; sketch:
+    # 45, then 30 of 60
     return compared(table, {"easy": [run("fedavg", (5, 15, 45)), run("fedavg", (10, 20, 30))]})
 
 
 def test_a_column_has_its_silos_and_a_row_its_score(cells):
     assert [(cell.column.name, cell.row.title) for cell in cells] == [
-        (column, row) for column in ("clipart", "all") for row in ("Mean*", "By mean of silos", "Nobody's")
+        (column, row)
+        for column in ("clipart", "all")
+        for row in ("Mean*", "By mean of silos", "Nobody's")
     ]  # nothing of hard, of which no run is finished
     clipart, by_silo, nobody, everywhere, *_ = cells
     assert clipart.ours.score.mean == pytest.approx((20 / 40 + 30 / 40) / 2)  # 0.625
@@ -125,11 +131,14 @@ def test_it_is_told_in_percent_with_the_digits_of_the_paper(cells):
 
 def test_as_markdown_it_says_what_was_less_than_in_the_paper(table, cells):
     text = to_markdown(table, cells, ["10 instead of 100 clients"])
-    assert "**Reduced: 10 instead of 100 clients. These values do not compare with the published ones.**" in text
+    assert (
+        "**Reduced: 10 instead of 100 clients. These values do not compare with the published"
+        " ones.**" in text
+    )
     assert "## Clipart\n\n3 silos, 2 drawn for a round, 5 rounds.\n" in text
     assert (
-        "| Mean\\*           | 50.0 ± 2.0 | 62.50 ± 17.68 (8.33) |     2 |     +12.50 | all/trained micro last |"
-        in text
+        "| Mean\\*           | 50.0 ± 2.0 | 62.50 ± 17.68 (8.33) |     2 |     +12.50 | all/trained"
+        " micro last |" in text
     )
     assert "deviation over clients" in meaning(table)
     assert meaning(table) in text
@@ -144,17 +153,21 @@ def test_as_csv_it_has_every_digit(table, cells):
     assert len(rows) == 6
     assert float(rows[0]["ours"]) == cells[0].ours.score.mean
     assert (rows[0]["published"], rows[0]["published_deviation"]) == ("0.5", "0.02")
-    assert (rows[0]["label"], rows[0]["average"], rows[1]["average"]) == ("fedavg", "micro", "macro")
+    assert (rows[0]["label"], rows[0]["average"], rows[1]["average"]) == (
+        "fedavg",
+        "micro",
+        "macro",
+    )
     assert (rows[2]["label"], rows[2]["ours"], rows[2]["seeds"]) == ("", "", "")
     assert len(HEADINGS) == 6
 
 
 def test_of_one_seed_there_is_no_deviation(table):
-    (first, *_) = told(compared(table, {"easy": [run("fedavg", (5, 15, 45))]}), over_silos=False)
+    first, *_ = told(compared(table, {"easy": [run("fedavg", (5, 15, 45))]}), over_silos=False)
     assert first[3:5] == ["50.00", "1"]
 
 
 def test_a_measure_of_none_of_the_silos_is_left_out():
-    (history, measures) = (run("x", (5, 15, 45)).history, ["all/trained", "all/trained"])
+    history, measures = (run("x", (5, 15, 45)).history, ["all/trained", "all/trained"])
     assert [one.measure for one in within(history, "clipart-")] == measures
     assert within(history, "") == history

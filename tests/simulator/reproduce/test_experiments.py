@@ -85,7 +85,11 @@ def test_at_full_scale_it_is_what_the_paper_says(table):
     found = of(table, "file")
     assert (found.name, str(found.path)) == ("toy-file", "toy/file")
     assert found.file.data.file == Path("/data/digits.npz")
-    assert (found.file.rounds, found.file.participation, found.file.partition.keep) == (200, 0.1, None)
+    assert (found.file.rounds, found.file.participation, found.file.partition.keep) == (
+        200,
+        0.1,
+        None,
+    )
     assert found.file.all_seeds == (1, 2, 3, 4)  # as many as the paper's
     assert [(method.title, method.rounds) for method in found.file.all_methods] == [
         ("mean", 50),
@@ -100,7 +104,9 @@ def test_at_full_scale_it_is_what_the_paper_says(table):
 def test_fewer_clients_are_some_of_the_partition_s_and_enough_are_drawn(table):
     small = of(table, "file", Scale(clients=10)).file
     assert (small.partition.silos, small.partition.keep) == (100, 10)
-    job = job_of(of(table, "file", Scale(clients=10)), small.all_methods[0], 1, numbered(10), SecurityTable())
+    job = job_of(
+        of(table, "file", Scale(clients=10)), small.all_methods[0], 1, numbered(10), SecurityTable()
+    )
     assert job.cohort_size == 3  # a tenth of 10 is one
     large = of(table, "file", Scale(clients=50))
     job = job_of(large, large.file.all_methods[0], 1, numbered(50), SecurityTable())
@@ -122,7 +128,10 @@ def test_what_is_other_than_in_the_paper_is_said(table):
     every = table.settings
     assert reduced(every, Scale()) == ()
     assert reduced(every, Scale(clients=10)) == ("10 instead of 100 or 30 clients",)
-    assert reduced(every[:1], Scale(10, 20)) == ("10 instead of 100 clients", "20 instead of 200 rounds")
+    assert reduced(every[:1], Scale(10, 20)) == (
+        "10 instead of 100 clients",
+        "20 instead of 200 rounds",
+    )
     assert reduced(every[1:2], Scale(10, 200)) == ()
     published = next(own for own in find("ppfl/table1").settings if own.name == "synthetic")
     assert reduced([published], Scale(10)) == ("10 instead of 300 clients",)
@@ -133,15 +142,23 @@ def test_local_and_fedrep_run_with_whatever_is_asked_for(table):
     assert chosen_labels(table, []) == {"mean", "local", "fedrep"}
     methods = of(table, "file", Scale(), frozenset({"local", "fedrep"})).file.all_methods
     assert [method.title for method in methods] == ["local", "fedrep"]
-    assert [method.title for method in of(table, "synthetic").file.all_methods] == ["local", "fedrep"]
+    assert [method.title for method in of(table, "synthetic").file.all_methods] == [
+        "local",
+        "fedrep",
+    ]
 
 
 def test_settings_and_methods_are_known_ones(table):
     with pytest.raises(LocalError, match="toy/one: no setting 'flie'; did you mean 'file'"):
         chosen_settings(table, ["flie"])
-    with pytest.raises(LocalError, match="toy/one: no method that runs here 'zzz'; known: mean, local, fedrep"):
+    with pytest.raises(
+        LocalError, match="toy/one: no method that runs here 'zzz'; known: mean, local, fedrep"
+    ):
         chosen_labels(table, ["zzz"])
-    assert [setting.name for setting in chosen_settings(table, ["sources", "file", "sources"])] == ["sources", "file"]
+    assert [setting.name for setting in chosen_settings(table, ["sources", "file", "sources"])] == [
+        "sources",
+        "file",
+    ]
     with pytest.raises(LocalError, match="toy/none: none of its columns can be run here"):
         chosen_settings(parse("toy", TABLE.format(seeds="").encode())[1], [])
 
@@ -149,5 +166,7 @@ def test_settings_and_methods_are_known_ones(table):
 def test_records_are_looked_for_in_the_folder():
     first, *_ = find("pfedsim/table3").settings
     assert records_of(first, Path("/data")).data.folder == Path("/data")
-    tiny = next(setting for setting in find("pfedsim/table3").settings if setting.name.startswith("tiny"))
+    tiny = next(
+        setting for setting in find("pfedsim/table3").settings if setting.name.startswith("tiny")
+    )
     assert records_of(tiny, Path("/data")).data.folder == Path("/data/tiny-imagenet-200")

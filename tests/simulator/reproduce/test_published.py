@@ -86,14 +86,23 @@ def toy(*changes):
 
 def test_a_paper_s_settings_are_its_common_keys_and_their_own():
     first, second = toy()
-    assert [(setting.name, setting.title) for setting in first.settings] == [("easy", "Digits, easy"), ("hard", "hard")]
+    assert [(setting.name, setting.title) for setting in first.settings] == [
+        ("easy", "Digits, easy"),
+        ("hard", "hard"),
+    ]
     easy, hard = (setting.document for setting in first.settings)
     assert (easy["rounds"], hard["rounds"]) == (6, 6)
     assert easy["training"] == {"lr": 0.1, "batch_size": 8}
     assert hard["training"] == {"lr": 0.1, "batch_size": 4}
     assert (first.path, first.seeds, first.deviation) == ("toy/table1", None, "seeds")
-    assert (second.path, second.deviation, second.citation) == ("toy/table2", "silos", "A, B, 'Toys', 2026")
-    assert [(own.name, own.title, own.setting and own.setting.name, own.silos) for own in first.columns] == [
+    assert (second.path, second.deviation, second.citation) == (
+        "toy/table2",
+        "silos",
+        "A, B, 'Toys', 2026",
+    )
+    assert [
+        (own.name, own.title, own.setting and own.setting.name, own.silos) for own in first.columns
+    ] == [
         ("easy", "Digits, easy", "easy", ""),
         ("first", "The first", "hard", "silo-000"),
         ("elsewhere", "Elsewhere", None, ""),
@@ -108,7 +117,11 @@ def test_values_are_as_printed_and_shares():
         PaperValue("64 ± 1.2", 0.64, 0.012, 0),
         PaperValue("?"),
     )
-    assert average == (PaperValue("-"), PaperValue("12.30±4.5", 0.123, 0.045, 2), PaperValue("7", 0.07, None, 0))
+    assert average == (
+        PaperValue("-"),
+        PaperValue("12.30±4.5", 0.123, 0.045, 2),
+        PaperValue("7", 0.07, None, 0),
+    )
     assert second.rows[0].values == (PaperValue(".863(.001)", 0.863, 0.001, 1),)
 
 
@@ -116,7 +129,11 @@ def test_a_row_is_a_method_where_it_runs_and_as_it_differs_there():
     early, average, nobody = toy()[0].rows
     assert (early.methods["easy"].title, early.methods["easy"].options) == ("early", {"rho": 0.2})
     hard = early.methods["hard"]
-    assert (hard.options, hard.training, hard.rounds) == ({"rho": 0.2, "self_weight": 2.0}, {"lr": 0.2}, 3)
+    assert (hard.options, hard.training, hard.rounds) == (
+        {"rho": 0.2, "self_weight": 2.0},
+        {"lr": 0.2},
+        3,
+    )
     assert set(average.methods) == {"easy"}
     assert nobody.methods == {}
     assert early.score == ("all/trained", "micro", "last")
@@ -128,7 +145,10 @@ def test_local_and_fedrep_run_beside_as_the_paper_has_them_elsewhere():
     beside = {row.title: row for row in first.beside}
     assert set(beside) == {"local", "fedrep"}
     assert beside["local"].methods["easy"].training == {"lr": 0.3}  # table2's
-    assert (beside["local"].methods["easy"].title, beside["local"].methods["hard"].title) == ("alone", "local")
+    assert (beside["local"].methods["easy"].title, beside["local"].methods["hard"].title) == (
+        "alone",
+        "local",
+    )
     assert set(beside["fedrep"].methods) == {"easy"}
     assert {value.text for row in first.beside for value in row.values} == {""}
     assert [row.title for row in second.beside] == ["fedrep"]
@@ -143,19 +163,39 @@ def test_a_method_that_the_catalog_has_not_is_a_published_value_alone():
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
-        ('published = ["1", "2", "3"]', 'published = ["1", "2"]', 'row "Nobody\'s" has 2 values for 3 columns'),
+        (
+            'published = ["1", "2", "3"]',
+            'published = ["1", "2"]',
+            'row "Nobody\'s" has 2 values for 3 columns',
+        ),
         ('"64 ± 1.2"', '"64 + 1.2"', "'64 \\+ 1.2' is not a mean with or without deviation"),
         ("[R] made up", "made up", "begin the note 'made up' with one of"),
-        ('{ setting = "easy" },', '{ setting = "eazy" },', "setting 'eazy' is not in the file; known: easy, hard"),
-        ("own = { hard = false }", "own = { soft = false }", "own.soft is not a setting of the file"),
-        ('{ name = "elsewhere", title', "{ title", "a column without a setting needs a name and a title"),
+        (
+            '{ setting = "easy" },',
+            '{ setting = "eazy" },',
+            "setting 'eazy' is not in the file; known: easy, hard",
+        ),
+        (
+            "own = { hard = false }",
+            "own = { soft = false }",
+            "own.soft is not a setting of the file",
+        ),
+        (
+            '{ name = "elsewhere", title',
+            "{ title",
+            "a column without a setting needs a name and a title",
+        ),
         (
             'label = "alone"',
             'label = "early"',
             "'early' is two methods in setting 'easy'; give each",
         ),
         ("rounds = 6", "rounds = 6\n[common", ": not valid TOML"),
-        ("[common]", 'beside = [{ name = "fedavg" }]\n[common]', "beside has fedavg; beside every table run local and"),
+        (
+            "[common]",
+            'beside = [{ name = "fedavg" }]\n[common]',
+            "beside has fedavg; beside every table run local and",
+        ),
         ('unit = "percent"', 'unit = "promille"', "tables.0.unit = 'promille'"),
     ],
 )
@@ -166,7 +206,9 @@ def test_what_cannot_be_meant_is_refused(old, new, fault):
 
 def test_a_table_is_found_by_its_path():
     assert find("pfedsim/table6").title.startswith("Average model accuracy of pFedSim")
-    with pytest.raises(LocalError, match="pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"):
+    with pytest.raises(
+        LocalError, match="pfedsim/tabel3: no such table; did you mean 'pfedsim/table3'"
+    ):
         find("pfedsim/tabel3")
 
 
@@ -174,18 +216,25 @@ def test_a_table_is_found_by_its_path():
 def sketched_once(monkeypatch):
     """Networks are sketched once each: jobs look at a sketch, and change nothing of it."""
     for name, network in models.NETWORKS.items():
-        monkeypatch.setitem(models.NETWORKS, name, replace(network, build=functools.cache(network.build)))
+        monkeypatch.setitem(
+            models.NETWORKS, name, replace(network, build=functools.cache(network.build))
+        )
 
 
 @pytest.mark.usefixtures("sketched_once")
 def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_small_scale():
-    """All tables of a paper at once: a label is one method in a setting. Small scale: the first setting of a model."""
+    """All tables of a paper at once: a label is one method in a setting.
+
+    Small scale: the first setting of a model.
+    """
     papers = {}
     for table in published():
         papers.setdefault(table.paper, []).append(table)
     for tables in papers.values():
         settings = {setting.name: setting for table in tables for setting in table.settings}
-        everyone = replace(tables[0], rows=tuple(row for table in tables for row in table.all_rows), beside=())
+        everyone = replace(
+            tables[0], rows=tuple(row for table in tables for row in table.all_rows), beside=()
+        )
         seen = set()
         for setting in settings.values():
             model = setting.document["model"]["name"]
@@ -193,20 +242,32 @@ def test_every_method_of_every_published_setting_makes_a_job_at_full_and_at_smal
                 experiment = experiment_of(everyone, setting, Path("data"), scale)
                 silos = numbered(scale.clients or _clients(setting) or 300)
                 for method in experiment.file.all_methods:
-                    assert job_of(experiment, method, 1, silos, SecurityTable()).method().name == method.name
-                assert {method.name for method in experiment.file.all_methods} >= {"local", "fedrep"} - setting.without
+                    assert (
+                        job_of(experiment, method, 1, silos, SecurityTable()).method().name
+                        == method.name
+                    )
+                assert {method.name for method in experiment.file.all_methods} >= {
+                    "local",
+                    "fedrep",
+                } - setting.without
             seen.add(model)
 
 
 def test_pfedsim_s_tables_are_transcribed():
     """Counts, and values picked by hand from the paper's pages."""
     three, six, eight = (find(f"pfedsim/table{number}") for number in (3, 6, 8))
-    assert [(len(table.rows), len(table.columns)) for table in (three, six, eight)] == [(12, 8), (7, 8), (12, 7)]
+    assert [(len(table.rows), len(table.columns)) for table in (three, six, eight)] == [
+        (12, 8),
+        (7, 8),
+        (12, 7),
+    ]
     shown = {row.title: [value.text for value in row.values] for row in three.rows}
     assert shown["FedAvg [1]"][4] == "27.66 (6.35)"  # Tiny-ImageNet, Dir(0.1)
     assert shown["Per-FedAvg [21]"][1] == "44.96 (1.99)"
     assert shown["pFedSim (Ours)"][7] == "90.18 (0.11)"
     assert [value.mean for value in six.rows[5].values[:2]] == [0.7905, 0.6470]  # ρ = 0.9
     average = [column.name for column in eight.columns].index("average")
-    assert [row.values[average].text for row in eight.rows if row.title == "fedgen [17]"] == ["60.67 (0.62)"]
+    assert [row.values[average].text for row in eight.rows if row.title == "fedgen [17]"] == [
+        "60.67 (0.62)"
+    ]
     assert three.rows[-1].values == six.rows[3].values  # ρ = 0.5

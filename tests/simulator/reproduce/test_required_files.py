@@ -12,7 +12,10 @@ SETS = {
         {"kind": "torchvision", "name": "EMNIST", "split": "letters"},
         "EMNIST/raw/emnist-letters-train-images-idx3-ubyte",
     ),
-    "tiny-imagenet-200": ({"kind": "tiny-imagenet", "folder": "tiny-imagenet-200"}, "tiny-imagenet-200/wnids.txt"),
+    "tiny-imagenet-200": (
+        {"kind": "tiny-imagenet", "folder": "tiny-imagenet-200"},
+        "tiny-imagenet-200/wnids.txt",
+    ),
     "set": ({"kind": "images", "folder": "set", "domains": ["a", "b"]}, "set/b/class/1.png"),
     "flat": ({"kind": "images", "folder": "flat"}, "flat/class/1.png"),
     "har": ({"kind": "natural", "name": "har", "folder": "har"}, "har/har.npz"),
@@ -42,7 +45,9 @@ def test_what_is_missing_is_named_with_its_place(name, tmp_path):
 def test_another_split_of_emnist_is_missing(tmp_path):
     (tmp_path / "EMNIST/raw").mkdir(parents=True)
     (tmp_path / "EMNIST/raw/emnist-letters-train-images-idx3-ubyte").touch()
-    other = of({"kind": "torchvision", "name": "EMNIST", "split": "byclass"}, tmp_path, partition=DEALT)
+    other = of(
+        {"kind": "torchvision", "name": "EMNIST", "split": "byclass"}, tmp_path, partition=DEALT
+    )
     (what,) = missing(other.data, other.partition)
     assert "emnist-byclass-{train,test}" in what
 

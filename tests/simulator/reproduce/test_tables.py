@@ -1,4 +1,6 @@
-"""The tables' files say what the papers print: how many values there are, and some picked by hand from the pages."""
+"""The tables' files say what the papers print: how many values there are, and some picked by hand
+from the pages.
+"""
 
 import pytest
 
@@ -71,7 +73,8 @@ SAME = [  # rows that the papers print twice
     ("fedssa/table2", "FedSSA", "fedssa/table5", "C (FedSSA)"),
     ("fedssa/table2", "LG-FedAvg", "fedssa/table4", "A (LG-FedAvg)"),
 ]
-OURS = {  # a row's method where that is not its title in small letters; none: we have it not, or not so
+# a row's method where that is not its title in small letters; none: we have it not, or not so
+OURS = {
     "Standalone": "local",
     "Clustered FL": "cfl",
     "FedLG": "lg-fedavg",
@@ -122,7 +125,9 @@ def test_values_stand_where_the_paper_has_them(path, title, column, mean, deviat
     assert value.deviation == (None if deviation is None else pytest.approx(deviation, abs=1e-9))
 
 
-@pytest.mark.parametrize("path", [path for path in COUNTS if path not in ("ppfl/table3", "ppfl/table-o3")])
+@pytest.mark.parametrize(
+    "path", [path for path in COUNTS if path not in ("ppfl/table3", "ppfl/table-o3")]
+)
 def test_a_row_is_the_method_that_it_names(path):
     for own in find(path).rows:
         wanted = OURS.get(own.title, own.title.split(" (")[0].split(" [")[0].lower())

@@ -14,14 +14,20 @@ from staddle.simulator.run.export import model_file, rounds_csv, silos_csv, writ
 from staddle.simulator.run.history import Measured
 from staddle.simulator.run.manifest import SiloRecords
 
-SILOS = (SiloRecords(name="b", train=30, test=4, validation=2), SiloRecords(name="a", train=7, test=2, validation=None))
+SILOS = (
+    SiloRecords(name="b", train=30, test=4, validation=2),
+    SiloRecords(name="a", train=7, test=2, validation=None),
+)
 HISTORY = (
     Measured(1, "selected/after", {"a": 1}, {"a": 2}),
     Measured(1, "all/trained", {"b": 4, "a": 2}, {"b": 4, "a": 2}),
     Measured(2, "all/trained", {"b": 3, "a": 1}, {"b": 4, "a": 2}),
     Measured(2, "validation/trained", {"b": 1, "a": 1}, {"b": 1, "a": 3}),
 )
-MODELS = {"b": SiloState({"classifier": {"w": torch.ones(2)}}, {"n": torch.tensor(3)}), "a": SiloState({})}
+MODELS = {
+    "b": SiloState({"classifier": {"w": torch.ones(2)}}, {"n": torch.tensor(3)}),
+    "a": SiloState({}),
+}
 
 
 def test_rounds_as_a_table():
@@ -45,7 +51,9 @@ def test_silos_as_a_table_of_the_last_look():
 
 
 def test_numbers_lose_no_digit():
-    (row,) = csv.DictReader(io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})])))
+    (row,) = csv.DictReader(
+        io.StringIO(rounds_csv([Measured(1, "all/trained", {"a": 1}, {"a": 3})]))
+    )
     assert float(row["micro"]) == 1 / 3
 
 
@@ -71,11 +79,16 @@ def test_models_and_coordinator_are_files_that_others_read(tmp_path):
 
 
 def test_a_coordinator_that_knows_nothing_leaves_no_file(tmp_path):
-    assert not any("coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {}))
+    assert not any(
+        "coordinator" in path.name for path in write(tmp_path, SILOS, HISTORY, MODELS, {})
+    )
 
 
 def test_memberships_are_read_as_those_of_a_federation(tmp_path):
-    own = {silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}}) for silo, p in (("b", 0.25), ("a", 0.5))}
+    own = {
+        silo: SiloState({"membership": {"c": torch.tensor([p, 1 - p])}})
+        for silo, p in (("b", 0.25), ("a", 0.5))
+    }
     write(tmp_path, SILOS, HISTORY, own, {"memberships": torch.tensor([[1.0, 0], [0, 1]])})
     rows = membership.read_all([model_file(tmp_path, "b"), model_file(tmp_path, "a")])
     assert (rows.silos, rows.memberships.tolist()) == (("b", "a"), [[0.25, 0.75], [0.5, 0.5]])

@@ -1,4 +1,7 @@
-"""A run on disk: gone on with after any round, it ends in the same bytes; what is not its own is refused."""
+"""A run on disk: gone on with after any round, it ends in the same bytes.
+
+What is not its own is refused.
+"""
 
 import errno
 import re
@@ -88,7 +91,10 @@ def test_a_result_that_is_missing_is_made_again(tmp_path, whole, made, gone):
 def test_the_folder_of_another_run_is_refused_and_stays(tmp_path, made):
     before = {path: path.read_bytes() for path in made.rglob("*") if path.is_file()}
     other = Run(RUN.label, RUN.seed, make_run(rounds=9).job)
-    why = re.escape(f"{made}: holds another run: rounds is 4 there and 9 here; choose another --out, or remove it")
+    why = re.escape(
+        f"{made}: holds another run: rounds is 4 there and 9 here; choose another --out, or"
+        " remove it"
+    )
     with pytest.raises(LocalError, match=why), opened(tmp_path, other, POPULATION, SCHEDULE):
         pass
     with (
@@ -115,7 +121,10 @@ def test_another_release_does_not_go_on_and_still_shows_what_is_over(tmp_path, m
     conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
     conduct(tmp_path, anew, POPULATION, 1)
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    why = r"was begun on cpu with Staddle .*, here it would be on cpu with .* torch 9\.9\.9, which may"
+    why = (
+        r"was begun on cpu with Staddle .*, here it would be on cpu with .* torch 9\.9\.9,"
+        r" which may"
+    )
     with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE):
         pass
     with opened(tmp_path, RUN, POPULATION, SCHEDULE) as folder:
@@ -128,7 +137,10 @@ def test_a_run_that_a_cpu_began_is_not_gone_on_with_on_a_gpu(tmp_path):
     cut = make_run(seed=8)
     conduct(tmp_path, cut, POPULATION, 2, Schedule(2, 1))
     why = r"was begun on cpu with .*, here it would be on cuda \(NVIDIA H200\) with"
-    with pytest.raises(LocalError, match=why), opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda (NVIDIA H200)"):
+    with (
+        pytest.raises(LocalError, match=why),
+        opened(tmp_path, cut, POPULATION, SCHEDULE, "cuda (NVIDIA H200)"),
+    ):
         pass
 
 
@@ -137,7 +149,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     path.mkdir(parents=True)
     (path / "thesis.tex").write_text("mine")
     with (
-        pytest.raises(LocalError, match=r"has no run\.json, but 'thesis\.tex'; choose another --out, or move that"),
+        pytest.raises(
+            LocalError,
+            match=r"has no run\.json, but 'thesis\.tex'; choose another --out, or move that",
+        ),
         opened(tmp_path, RUN, POPULATION, SCHEDULE),
     ):
         pass
@@ -160,7 +175,10 @@ def test_a_label_that_is_no_folder_is_refused(tmp_path, label):
 
 
 def test_a_label_is_the_folder(tmp_path):
-    assert folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3")) == tmp_path / "pfedsim ρ=0.3" / "seed-7"
+    assert (
+        folder_of(tmp_path, replace(RUN, label="pfedsim ρ=0.3"))
+        == tmp_path / "pfedsim ρ=0.3" / "seed-7"
+    )
 
 
 def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):
@@ -171,7 +189,10 @@ def test_an_error_of_who_runs_it_comes_through_and_lets_the_folder_go(tmp_path):
 
 
 def test_what_a_dead_process_left_half_written_goes(tmp_path, made):
-    left = [made / name for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "checkpoint/.x.tmp")]
+    left = [
+        made / name
+        for name in (".rounds.csv.00.tmp", "models/.a.safetensors.00.tmp", "checkpoint/.x.tmp")
+    ]
     for path in left:
         path.write_bytes(b"half")
     (made / "notes.tmp").write_bytes(b"mine")
@@ -226,7 +247,9 @@ def test_a_kill_at_any_call_of_a_run_changes_no_result(tmp_path, quick, monkeypa
     assert nth > 60
 
 
-def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(tmp_path, quick, monkeypatch):
+def test_a_full_disk_at_any_call_of_a_run_is_told_and_changes_no_result(
+    tmp_path, quick, monkeypatch
+):
     live(tmp_path / "whole", lambda _: None)
     whole = results(folder_of(tmp_path / "whole", LIFE))
     monkeypatch.setattr(disk, "CALLS", (*disk.CALLS, "unlink"))

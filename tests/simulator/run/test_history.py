@@ -16,11 +16,15 @@ def test_each_average_counts_what_it_says():
     assert measured.accuracies.tolist() == [0.5, 0.9, 0.25]
     assert measured.macro == pytest.approx(1.65 / 3)
     assert measured.micro == 20 / 52
-    assert measured.spread == pytest.approx(sqrt((0.05**2 + 0.35**2 + 0.30**2) / 3))  # of a population
+    # of a population
+    assert measured.spread == pytest.approx(sqrt((0.05**2 + 0.35**2 + 0.30**2) / 3))
 
 
 def test_accuracies_stand_in_the_order_of_the_records():
-    assert Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist() == [0, 1]
+    assert Measured(1, "all/trained", {"a": 1, "b": 0}, {"b": 2, "a": 1}).accuracies.tolist() == [
+        0,
+        1,
+    ]
 
 
 def test_one_silo_has_no_spread():
@@ -50,5 +54,8 @@ def test_a_look_measures_all_silos_on_each_side():
 
 
 def test_validation_is_measured_where_every_silo_has_such_records():
-    looks = {"a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)), "b": Evaluation(STATE, Seen(20, 7, 8))}
+    looks = {
+        "a": Evaluation(STATE, Seen(10, 1, 2), Seen(5, 3, 4)),
+        "b": Evaluation(STATE, Seen(20, 7, 8)),
+    }
     assert [measured.measure for measured in of_look(2, looks)] == ["all/aggregated", "all/trained"]

@@ -29,7 +29,10 @@ def test_what_was_added_is_read_and_kept(path):
     file.append([TWO])
     file.close()
     data = path.read_bytes()
-    assert kept == Prefix(bytes=len(to_line(ONE) + to_line(TWO)), sha256=hashlib.sha256(data[: kept.bytes]).hexdigest())
+    assert kept == Prefix(
+        bytes=len(to_line(ONE) + to_line(TWO)),
+        sha256=hashlib.sha256(data[: kept.bytes]).hexdigest(),
+    )
     assert read(path) == (ONE, TWO, TWO)
     assert read(path, kept) == (ONE, TWO)
     assert list(read(path)[0].records) == ["b", "a"]  # job order
@@ -57,13 +60,17 @@ def test_a_line_that_is_being_written_is_not_read_yet(path):
     assert read(path) == ()
 
 
-@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d.replace(b"3,4", b"2,4"), lambda d: d[:0]])
+@pytest.mark.parametrize(
+    "change", [lambda d: d[:-1], lambda d: d.replace(b"3,4", b"2,4"), lambda d: d[:0]]
+)
 def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change):
     kept = Prefix(bytes=len(to_line(ONE)), sha256=hashlib.sha256(to_line(ONE)).hexdigest())
     altered = change(to_line(ONE))
     path.write_bytes(altered)
     for ask in (HistoryFile, read):
-        with pytest.raises(LocalError, match=r"history\.jsonl: its first \d+ bytes are not those .* restore it"):
+        with pytest.raises(
+            LocalError, match=r"history\.jsonl: its first \d+ bytes are not those .* restore it"
+        ):
             ask(path, kept)
     assert path.read_bytes() == altered
 
@@ -77,17 +84,25 @@ def test_other_bytes_than_the_checkpoint_says_are_refused_and_stay(path, change)
         (b'{"rounds":1,"measure":"all/trained","silos":{}}', "length >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[0,0]}}', "`int` >= 1"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[-1,2]}}', "`int` >= 0"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}', "silo 'a' are right than there are"),
+        (
+            b'{"rounds":1,"measure":"all/trained","silos":{"a":[3,2]}}',
+            "silo 'a' are right than there are",
+        ),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1.5,2]}}', "Expected `int`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1]}}', "length 2"),
-        (b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}', "unknown field `more`"),
+        (
+            b'{"rounds":1,"measure":"all/trained","silos":{"a":[1,2]},"more":1}',
+            "unknown field `more`",
+        ),
         (b'{"rounds":1,"measure":"all/trained"}', "required field `silos`"),
         (b'{"rounds":1,"measure":"all/trained","silos":{"\xff":[1,2]}}', "line 2"),
     ],
 )
 def test_a_line_that_is_no_measure_is_named(path, line, why):
     path.write_bytes(to_line(ONE) + line + b"\n")
-    with pytest.raises(LocalError, match=r"history\.jsonl, line 2: .*restore it from a backup, or remove") as caught:
+    with pytest.raises(
+        LocalError, match=r"history\.jsonl, line 2: .*restore it from a backup, or remove"
+    ) as caught:
         read(path)
     assert why in str(caught.value)
 
@@ -113,7 +128,10 @@ def test_what_was_torn_is_never_part_of_a_checkpoint(path, monkeypatch):
         with pytest.raises(UnwritableError):
             file.append([ONE])
     file.append([TWO])
-    with pytest.raises(UnwritableError, match=r"history\.jsonl: cannot write it: its length is not what was written"):
+    with pytest.raises(
+        UnwritableError,
+        match=r"history\.jsonl: cannot write it: its length is not what was written",
+    ):
         file.sync()
     file.close()
 

@@ -26,7 +26,9 @@ def test_it_says_what_run_this_is():
         ("d", 16, 9, 7),
         ("b", 20, 9, 7),
     ]
-    assert [one.validation for one in made(population=make_population(validation=False)).silos] == [None] * 4
+    assert [one.validation for one in made(population=make_population(validation=False)).silos] == [
+        None
+    ] * 4
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
@@ -41,17 +43,22 @@ def test_it_cannot_be_edited_unseen(tmp_path):
         manifest.read(tmp_path)
     path.write_bytes(b"{}")
     with pytest.raises(
-        LocalError, match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove"
+        LocalError,
+        match=r"run\.json: missing key 'label'; add it.*restore it from a backup, or remove",
     ):
         manifest.read(tmp_path)
     path.write_bytes(made().to_bytes()[:99])
-    with pytest.raises(LocalError, match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's"):
+    with pytest.raises(
+        LocalError,
+        match=r"run\.json: not valid JSON: .*restore it from a backup, or remove the run's",
+    ):
         manifest.read(tmp_path)
 
 
 def test_the_same_run_differs_in_nothing():
     assert told() == []
-    assert told(schedule=Schedule(2, 99)) == []  # how often a checkpoint is written changes no result
+    # how often a checkpoint is written changes no result
+    assert told(schedule=Schedule(2, 99)) == []
     other = made().model_copy(
         update={"made_with": manifest.MadeWith(device="cuda (NVIDIA H200)", staddle="9", torch="9")}
     )
@@ -69,7 +76,10 @@ def test_the_same_run_differs_in_nothing():
         ),
         ({"run": Run("other", 7, make_run().job)}, ["label is fedavg there and other here"]),
         ({"schedule": Schedule(3, 2)}, ["look_every is 2 there and 3 here"]),
-        ({"population": make_population("6a" * 32)}, ["the records, or who holds which, are others"]),
+        (
+            {"population": make_population("6a" * 32)},
+            ["the records, or who holds which, are others"],
+        ),
         (
             {"population": make_population("6a" * 32, validation=False)},
             ["the silos have other numbers of records"],
@@ -87,14 +97,21 @@ def test_a_table_that_one_of_them_lacks_is_named():
 
 
 def test_other_silos_are_counted_or_named():
-    four, three = made(), RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}})
+    four, three = (
+        made(),
+        RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "a"]}}),
+    )
     assert differences(four, three) == ["silos are 4 there and 3 here"]
-    renamed = RunManifest(**made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}})
+    renamed = RunManifest(
+        **made().model_dump() | {"job": made().job | {"silos": ["d", "b", "x", "c"]}}
+    )
     assert differences(four, renamed) == ["silos[2] is a there and x here"]
 
 
 def test_of_many_differences_some_are_named():
-    found = told(run=make_run("pfedsim", seed=8, rounds=9, min_cohort=3, quorum=0.9, round_timeout=5))
+    found = told(
+        run=make_run("pfedsim", seed=8, rounds=9, min_cohort=3, quorum=0.9, round_timeout=5)
+    )
     assert len(found) == 6
     assert found[-1].startswith("and ")
 

@@ -40,7 +40,9 @@ class Asks(Unwatched):
 def run_it(out, run, watch=None, stop=None, engine=Serial):
     """Its results, by file."""
     watch, stop = watch or Unwatched(), stop or StopSignal()
-    complete(out, run, POPULATION, SCHEDULE, lambda job: engine(job, POPULATION.records), watch, stop)
+    complete(
+        out, run, POPULATION, SCHEDULE, lambda job: engine(job, POPULATION.records), watch, stop
+    )
     return results(folder_of(out, run))
 
 
@@ -62,7 +64,9 @@ def test_rounds_looks_and_results_come_in_their_order(tmp_path):
         (4, looks),
     ]
     history = [(one.rounds, one.measure) for one in read(folder_of(tmp_path, run) / HISTORY)]
-    assert history == [(n, m) for n in range(1, 5) for m in selected + (looks if n % 2 == 0 else [])]
+    assert history == [
+        (n, m) for n in range(1, 5) for m in selected + (looks if n % 2 == 0 else [])
+    ]
     assert {"rounds.csv", "silos.csv", "models/a.safetensors"} <= set(files)
     again = Asks()
     assert run_it(tmp_path, run, again) == files
@@ -73,7 +77,15 @@ def test_a_census_is_a_round_that_measures_nothing(tmp_path):
     watch, run = Asks(), make_run("fedsimsup", rounds=2)
     assert run.job.length == 3
     run_it(tmp_path, run, watch)
-    assert [told[0] for told in watch.told] == ["begin", "training", "training", 1, "training", "looking", 2]
+    assert [told[0] for told in watch.told] == [
+        "begin",
+        "training",
+        "training",
+        1,
+        "training",
+        "looking",
+        2,
+    ]
     assert {one.rounds for one in read(folder_of(tmp_path, run) / HISTORY)} == {1, 2}
 
 
@@ -90,7 +102,15 @@ def test_what_tunes_after_the_last_round_is_seen_in_the_last_look(tmp_path, monk
     monkeypatch.setitem(catalog.METHODS, "fedavg", Tuning)
     watch, run = Asks(), make_run(rounds=2)
     whole = run_it(tmp_path / "whole", run, watch)
-    assert [told[0] for told in watch.told] == ["begin", "training", 1, "training", "training", "looking", 2]
+    assert [told[0] for told in watch.told] == [
+        "begin",
+        "training",
+        1,
+        "training",
+        "training",
+        "looking",
+        2,
+    ]
     history = read(folder_of(tmp_path / "whole", run) / HISTORY)
     assert [(one.rounds, one.measure) for one in history if one.measure == "selected/after"] == [
         (1, "selected/after"),
@@ -111,7 +131,10 @@ def test_stopped_anywhere_and_gone_on_with_it_ends_in_the_same_bytes(tmp_path, m
     whole = run_it(tmp_path / "whole", run)
     for at in (1, 4, 3, 5, 2, 6):  # silos until it is stopped, in training and in looks
         stop = StopSignal()
-        with pytest.raises(CancelledError, match=f"^{method}, seed 7: stopped; the same command goes on after round "):
+        with pytest.raises(
+            CancelledError,
+            match=f"^{method}, seed 7: stopped; the same command goes on after round ",
+        ):
             run_it(tmp_path / "stopped", run, Asks(stop, at), stop)
     assert run_it(tmp_path / "stopped", run) == whole
 

@@ -30,7 +30,9 @@ def test_last_and_best_are_each_named():
         ("micro", "best by test"): Score(6, 0.54),
         ("micro", "best by validation"): Score(6, 0.54),
     }
-    assert {key[1:]: score.rounds for key, score in found.items() if key[0] == "validation/trained"} == {
+    assert {
+        key[1:]: score.rounds for key, score in found.items() if key[0] == "validation/trained"
+    } == {
         ("macro", "last"): 6,
         ("macro", "best by validation"): 4,
         ("micro", "last"): 6,
@@ -86,5 +88,9 @@ def test_seeds_spread_as_a_sample_does():
 def test_over_seeds_only_what_all_have_is_compared():
     one, other = scores(HISTORY), scores([measured(6, "all/trained", 5, 20)])
     found = over_seeds([one, other])
-    assert set(found) == {("all/trained", a, c) for a in ("macro", "micro") for c in ("last", "best by test")}
-    assert found["all/trained", "macro", "last"] == Spread(2, pytest.approx(0.475), pytest.approx(0.05 / 2**0.5))
+    assert set(found) == {
+        ("all/trained", a, c) for a in ("macro", "micro") for c in ("last", "best by test")
+    }
+    assert found["all/trained", "macro", "last"] == Spread(
+        2, pytest.approx(0.475), pytest.approx(0.05 / 2**0.5)
+    )

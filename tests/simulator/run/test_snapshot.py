@@ -1,4 +1,6 @@
-"""Snapshots made by hand: what is written, what is read, and what a disk or a kill may do in between."""
+"""Snapshots made by hand: what is written, what is read, and what a disk or a kill may do in
+between.
+"""
 
 import errno
 
@@ -25,7 +27,8 @@ def loaded(folder):
 
 
 def files(folder):
-    return sorted(path for path in (folder / "checkpoint").iterdir() if path.suffix != ".tmp")  # run_folder.py tidies
+    # run_folder.py tidies
+    return sorted(path for path in (folder / "checkpoint").iterdir() if path.suffix != ".tmp")
 
 
 def test_a_new_folder_has_none(tmp_path):
@@ -34,9 +37,13 @@ def test_a_new_folder_has_none(tmp_path):
 
 
 def test_all_of_a_snapshot_comes_back(tmp_path):
-    private = SiloState({"extractor": {"w": torch.ones(2)}}, {}, {"part/extractor/w": PRIVATE, "extra/n": PUBLIC})
+    private = SiloState(
+        {"extractor": {"w": torch.ones(2)}}, {}, {"part/extractor/w": PRIVATE, "extra/n": PUBLIC}
+    )
     last = story()[-1]
-    snapshot = Snapshot(5, {**last.states, "p": private}, last.trained, last.coordinator, last.shelved)
+    snapshot = Snapshot(
+        5, {**last.states, "p": private}, last.trained, last.coordinator, last.shelved
+    )
     Snapshots(tmp_path, RUN).write(snapshot, KEPT)
     assert told(loaded(tmp_path)) == told(snapshot)
     index = read_index(tmp_path)
@@ -73,27 +80,35 @@ def test_who_begins_anew_beside_a_checkpoint_overwrites_nothing_that_it_names(tm
     assert told(loaded(tmp_path)) == told(begun())
 
 
-def test_the_files_hold_at_most_twice_what_they_must_and_a_checkpoint_costs_what_changed(tmp_path, quick):
-    """Ten silos train in every round, and of thirty others one: without care each file would stay for the one."""
+def test_the_files_hold_at_most_twice_what_they_must_and_a_checkpoint_costs_what_changed(
+    tmp_path, quick
+):
+    """Ten silos train in every round, and of thirty others one: without care each file would stay
+    for the one.
+    """
     checkpoint, snapshot = Snapshots(tmp_path, RUN), begun(40)
     checkpoint.write(snapshot, KEPT)
     one = files(tmp_path)[0].stat().st_size / 41  # a state's, or another's
     written = []
     for number in range(60):
         there = set(files(tmp_path))
-        snapshot = after(snapshot, [*(f"s{hot}" for hot in range(10)), f"s{10 + number % 30}"], number)
+        snapshot = after(
+            snapshot, [*(f"s{hot}" for hot in range(10)), f"s{10 + number % 30}"], number
+        )
         checkpoint.write(snapshot, KEPT)
         written.append(sum(path.stat().st_size for path in set(files(tmp_path)) - there) / one)
         live = sum(len(file.holds) for file in read_index(tmp_path).files)
         assert sum(path.stat().st_size for path in files(tmp_path)) < 2.1 * live * one
-    assert sum(written) / len(written) < 2 * (11 + 11 + 3)  # states, versions, and what there is one of
+    # states, versions, and what there is one of
+    assert sum(written) / len(written) < 2 * (11 + 11 + 3)
     assert told(loaded(tmp_path)) == told(snapshot)
 
 
 def test_a_large_checkpoint_is_several_files(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_module, "PACK_BYTES", 100)
     Snapshots(tmp_path, RUN).write(begun(20), KEPT)
-    assert [len(file.holds) for file in read_index(tmp_path).files] == [5, 5, 5, 5, 1]  # 20 bytes a state
+    # 20 bytes a state
+    assert [len(file.holds) for file in read_index(tmp_path).files] == [5, 5, 5, 5, 1]
     assert told(loaded(tmp_path)) == told(begun(20))
 
 
@@ -104,7 +119,10 @@ def test_a_run_is_over_once_and_only_after_a_checkpoint(tmp_path):
     checkpoint.write(begun(), NOTHING)
     checkpoint.finish(FinishedRun(history=KEPT, results=("rounds.csv",)))
     index = read_index(tmp_path)
-    assert (index.history, index.finished) == (NOTHING, FinishedRun(history=KEPT, results=("rounds.csv",)))
+    assert (index.history, index.finished) == (
+        NOTHING,
+        FinishedRun(history=KEPT, results=("rounds.csv",)),
+    )
     checkpoint.write(after(begun(), ["s0"], 1), KEPT)
     assert read_index(tmp_path).finished is None  # it goes on
 
@@ -147,7 +165,10 @@ def test_a_file_that_is_not_as_it_was_written_is_named(tmp_path, change):
     for path in [*files(tmp_path), tmp_path / "checkpoint.json"]:
         data = path.read_bytes()
         path.write_bytes(change(data))
-        with pytest.raises(LocalError, match=rf"{path.name}: .*restore it from a backup, or remove the run's folder"):
+        with pytest.raises(
+            LocalError,
+            match=rf"{path.name}: .*restore it from a backup, or remove the run's folder",
+        ):
             loaded(tmp_path)
         assert path.read_bytes() == change(data)  # for who can mend it
         path.write_bytes(data)
@@ -167,13 +188,18 @@ def test_every_byte_of_the_index_counts(tmp_path):
 def test_a_file_that_is_gone_is_named(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
     files(tmp_path)[0].unlink()
-    with pytest.raises(LocalError, match=r"00000000\.safetensors: cannot read it: No such file or directory; restore"):
+    with pytest.raises(
+        LocalError,
+        match=r"00000000\.safetensors: cannot read it: No such file or directory; restore",
+    ):
         loaded(tmp_path)
 
 
 def test_the_checkpoint_of_another_run_is_refused(tmp_path):
     Snapshots(tmp_path, RUN).write(begun(), KEPT)
-    with pytest.raises(LocalError, match=r"checkpoint\.json: is of another run than run\.json beside it"):
+    with pytest.raises(
+        LocalError, match=r"checkpoint\.json: is of another run than run\.json beside it"
+    ):
         Snapshots(tmp_path, "c" * 64)
     assert len(files(tmp_path)) == 1
 
@@ -196,7 +222,10 @@ def calls(monkeypatch, quick):
 
 
 def scenario(folder, promise):
-    """Write the story down, with every file rewritten sooner or later; ``promise`` is told the round that is kept."""
+    """Write the story down, with every file rewritten sooner or later.
+
+    ``promise`` is told the round that is kept.
+    """
     checkpoint = Snapshots(folder, RUN)
     for snapshot in story():
         checkpoint.write(snapshot, KEPT)
@@ -204,7 +233,10 @@ def scenario(folder, promise):
 
 
 def holds(folder, promised):
-    """The checkpoint is one of the story, none before the last promised; nothing else lies there; and it goes on."""
+    """The checkpoint is one of the story, none before the last promised; nothing else lies there.
+
+    And it goes on.
+    """
     checkpoint = Snapshots(folder, RUN)
     snapshot = checkpoint.load()
     if snapshot is None:
@@ -213,7 +245,9 @@ def holds(folder, promised):
     else:
         assert snapshot.round >= promised
         assert told(snapshot) == told(story()[snapshot.round - 1])
-        assert [path.name for path in files(folder)] == sorted(file.name for file in read_index(folder).files)
+        assert [path.name for path in files(folder)] == sorted(
+            file.name for file in read_index(folder).files
+        )
     following = after(snapshot, ["s0"], 99)
     checkpoint.write(following, KEPT)
     assert told(loaded(folder)) == told(following)

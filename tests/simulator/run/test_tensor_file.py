@@ -25,7 +25,11 @@ def tensors(draw):
 
 ENTRIES = st.dictionaries(
     st.tuples(ODD, ODD),
-    st.builds(TensorEntry, st.dictionaries(ODD, st.dictionaries(ODD, tensors(), max_size=2), max_size=2), ODD),
+    st.builds(
+        TensorEntry,
+        st.dictionaries(ODD, st.dictionaries(ODD, tensors(), max_size=2), max_size=2),
+        ODD,
+    ),
     max_size=2,
 )
 
@@ -33,7 +37,11 @@ ENTRIES = st.dictionaries(
 def bits(entries):
     """Everything of them, in its order; NaN has many bits."""
     return [
-        (key, one.note, [(room, [told(*item) for item in held.items()]) for room, held in one.rooms.items()])
+        (
+            key,
+            one.note,
+            [(room, [told(*item) for item in held.items()]) for room, held in one.rooms.items()],
+        )
         for key, one in entries.items()
     ]
 
@@ -50,18 +58,31 @@ def test_what_is_packed_comes_back_bit_for_bit(entries):
 
 def test_tensors_that_share_memory_or_lie_otherwise_come_back():
     whole = torch.arange(12.0).reshape(3, 4)
-    held = {"whole": whole, "row": whole[1], "turned": whole.T, "wide": whole[:1].expand(5, 4), "one": whole[0, 0]}
-    entry = unpack(pack({("a",): TensorEntry({"r": held}), ("b",): TensorEntry({"r": held})}), "x")["b",]
+    held = {
+        "whole": whole,
+        "row": whole[1],
+        "turned": whole.T,
+        "wide": whole[:1].expand(5, 4),
+        "one": whole[0, 0],
+    }
+    entry = unpack(pack({("a",): TensorEntry({"r": held}), ("b",): TensorEntry({"r": held})}), "x")[
+        "b",
+    ]
     assert all(torch.equal(entry.rooms["r"][name], tensor) for name, tensor in held.items())
     entry.rooms["r"]["whole"].zero_()
     assert entry.rooms["r"]["row"].tolist() == [4, 5, 6, 7]
     assert entry.nbytes == 4 * (12 + 4 + 12 + 20 + 1)
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in entry.rooms["r"].values())  # where torch itself puts them
+    # where torch itself puts them
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in entry.rooms["r"].values())
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\1" * 99, pack({})[:-1], save({"0": torch.ones(1)})], ids=["empty", "other", "cut", "no table"]
+    "data",
+    [b"", b"\1" * 99, pack({})[:-1], save({"0": torch.ones(1)})],
+    ids=["empty", "other", "cut", "no table"],
 )
 def test_what_is_no_pack_is_refused(data):
-    with pytest.raises(LocalError, match=r"here: not a file of a checkpoint: .*; remove the run's folder"):
+    with pytest.raises(
+        LocalError, match=r"here: not a file of a checkpoint: .*; remove the run's folder"
+    ):
         unpack(data, "here")

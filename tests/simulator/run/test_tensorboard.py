@@ -28,9 +28,14 @@ def test_a_run_that_goes_on_stands_there_once(tmp_path):
     second = Board(tmp_path, [measured(1, 2), measured(2, 4)])  # the first was killed
     second.add([measured(3, 6)])
     second.close()
-    events = reader.EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=False).Reload()
+    events = reader.EventAccumulator(
+        str(tmp_path / "tensorboard"), purge_orphaned_data=False
+    ).Reload()
     assert events.Tags()["scalars"] == ["all/trained/macro", "all/trained/micro"]
-    read = {tag: [(one.step, round(one.value, 4)) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    read = {
+        tag: [(one.step, round(one.value, 4)) for one in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
     assert read["all/trained/macro"] == [(1, 0.1), (2, 0.2), (3, 0.3)]
     assert read["all/trained/micro"] == [(1, 0.05), (2, 0.1), (3, 0.15)]
     first.close()

@@ -9,7 +9,9 @@ rng = np.random.default_rng(0)
 
 
 def recording(windows):
-    """Windows [n, 9, 128] of one unbroken recording, each the last half of the one before and a new half."""
+    """Windows [n, 9, 128] of one unbroken recording, each the last half of the one before and a new
+    half.
+    """
     signal = rng.normal(size=(9, 64 * (windows + 1))).astype(np.float32)
     return np.stack([signal[:, 64 * n : 64 * n + 128] for n in range(windows)])
 
@@ -50,7 +52,11 @@ def test_the_official_text_files_are_the_same_records(tmp_path):
     official(tmp_path)
     data = read_har(tmp_path)
     assert torch.equal(data.x, torch.from_numpy(X)[:, :, None])
-    assert (data.y.tolist(), data.groups, data.sources) == (Y.tolist(), GROUPS, tuple(map(str, SUBJECT)))
+    assert (data.y.tolist(), data.groups, data.sources) == (
+        Y.tolist(),
+        GROUPS,
+        tuple(map(str, SUBJECT)),
+    )
 
 
 def test_files_that_are_absent_torn_or_no_numbers_are_named(tmp_path):
@@ -71,7 +77,14 @@ def test_files_that_are_absent_torn_or_no_numbers_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"x": X[:, :, :64]}, {"x": X.astype(int)}, {"y": Y[:4]}, {"subject": SUBJECT[:4]}, {"x": X[:, :6]}]
+    "changed",
+    [
+        {"x": X[:, :, :64]},
+        {"x": X.astype(int)},
+        {"y": Y[:4]},
+        {"subject": SUBJECT[:4]},
+        {"x": X[:, :6]},
+    ],
 )
 def test_arrays_of_another_shape_are_refused(tmp_path, changed):
     np.savez(tmp_path / "har.npz", **{"x": X, "y": Y, "subject": SUBJECT, **changed})

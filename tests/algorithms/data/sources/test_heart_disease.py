@@ -32,7 +32,8 @@ def test_a_hospital_needs_its_own_file(tmp_path):
     put(tmp_path, "va", FULL)
     assert len(read_heart(tmp_path, ["va"])) == 1
     with pytest.raises(
-        LocalError, match=r"processed\.hungarian\.data: no such file; put processed\.hungarian\.data of"
+        LocalError,
+        match=r"processed\.hungarian\.data: no such file; put processed\.hungarian\.data of",
     ):
         read_heart(tmp_path, ["va", "hungarian"])
 

@@ -52,7 +52,9 @@ def test_folders_are_classes_and_paths_are_ids(tmp_path, read):
     data = read()
     assert data.ids == ("a/visit/1.png", "b/1.PNG", "b/2.png")
     assert (data.y.tolist(), data.class_names) == ([0, 1, 1], ("a", "b"))
-    assert torch.equal(data.x, torch.from_numpy(np.stack([deep, first, second])[:, None] / np.float32(255)))
+    assert torch.equal(
+        data.x, torch.from_numpy(np.stack([deep, first, second])[:, None] / np.float32(255))
+    )
 
 
 def test_declared_classes_have_their_order_and_may_be_absent(tmp_path, read):
@@ -83,7 +85,8 @@ def test_colours_are_what_the_model_takes(tmp_path, read):
     assert torch.equal(in_colour[1], torch.from_numpy(colour / np.float32(255)).permute(2, 0, 1))
     luma = colour @ np.array([0.299, 0.587, 0.114])
     assert np.abs(in_grey[1, 0].numpy() * 255 - luma).max() <= 1
-    assert torch.allclose(in_grey[2, 0], torch.from_numpy(deep / np.float32(65535)))  # not cut off at 255
+    # not cut off at 255
+    assert torch.allclose(in_grey[2, 0], torch.from_numpy(deep / np.float32(65535)))
     assert torch.equal(in_colour[2], in_grey[2].expand(3, 4, 5))
     assert (in_colour[3] - in_colour[1]).abs().max() < 0.1
     assert torch.equal(in_grey[4, 0], torch.from_numpy((grey > 127).astype(np.float32)))
@@ -101,7 +104,9 @@ def test_another_size_is_resized_only_if_asked(tmp_path, read, refused):
     write(tmp_path / "a" / "1.png", np.full((8, 9), 51, np.uint8))
     write(tmp_path / "a" / "2.png", np.full((8, 9), 13107, np.uint16))
     why = refused()
-    assert why.startswith(f"{tmp_path / 'a' / '1.png'}: 9 x 8 pixels, the job's model takes 5 x 4; resize it, or set")
+    assert why.startswith(
+        f"{tmp_path / 'a' / '1.png'}: 9 x 8 pixels, the job's model takes 5 x 4; resize it, or set"
+    )
     for shape in (GREY, COLOUR):
         assert torch.allclose(read(shape, resize=True).x, torch.full((2, *shape), 0.2))
 
@@ -138,7 +143,9 @@ def test_no_broken_image_raises_anything_else(tmp_path, read):
 
 
 @pytest.mark.parametrize("most", ["ours", "Pillow's"])
-def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(tmp_path, refused, monkeypatch, most):
+def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(
+    tmp_path, refused, monkeypatch, most
+):
     path = tmp_path / "a" / "bomb.png"
     write(path, np.zeros((40, 50), np.uint8))
     if most == "ours":
@@ -146,7 +153,9 @@ def test_an_image_that_claims_too_much_is_refused_before_it_is_decoded(tmp_path,
     else:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 999)
     monkeypatch.setattr(images.ImageOps, "exif_transpose", lambda _: pytest.fail("decoded"))
-    assert refused((1, 40, 50)).startswith(f"{path}, holds {path.stat().st_size:,} bytes: claims more than ")
+    assert refused((1, 40, 50)).startswith(
+        f"{path}, holds {path.stat().st_size:,} bytes: claims more than "
+    )
 
 
 def test_the_limit_lies_below_pillows_warning(tmp_path, read):
@@ -161,7 +170,9 @@ def test_transparency_and_printing_colours_are_refused(tmp_path, refused):
     path = tmp_path / "a" / "1.png"
     for array, mode in [(pixels(4, 5, 4), "RGBA"), (pixels(4, 5, 2), "LA")]:
         write(path, array)
-        assert refused().startswith(f"{path}: mode {mode}, with transparency or unusual colours; store it")
+        assert refused().startswith(
+            f"{path}: mode {mode}, with transparency or unusual colours; store it"
+        )
     write(path, pixels(4, 5), transparency=3)
     assert "mode L, with transparency" in refused()
     path.unlink()
@@ -172,7 +183,9 @@ def test_transparency_and_printing_colours_are_refused(tmp_path, refused):
 def test_what_lies_elsewhere_is_named_instead_of_left_out(tmp_path, read, refused):
     write(tmp_path / "a" / "1.png", pixels(4, 5))
     write(tmp_path / "b" / "1.png", pixels(4, 5))
-    assert f"{tmp_path / 'b'}: is not in data.classes (a, c); add it, or move it away" in refused(classes=["a", "c"])
+    assert f"{tmp_path / 'b'}: is not in data.classes (a, c); add it, or move it away" in refused(
+        classes=["a", "c"]
+    )
     (tmp_path / "a" / "notes.txt").write_text("x")
     assert f"{tmp_path / 'a' / 'notes.txt'}: is not a PNG or JPEG by its name" in refused()
     (tmp_path / "a" / "notes.txt").unlink()
@@ -200,8 +213,12 @@ def test_domains_hold_the_classes_folders_and_are_the_sources(tmp_path, read, re
     assert (data.sources, data.y.tolist()) == (("sketch", "photo", "photo"), [1, 0, 1])
     assert data.class_names == ("ant", "zebra")
     assert read(domains=["clipart"], classes=["ant", "bee"]).y.tolist() == [1]
-    assert "photo/ant: is not in data.classes (zebra, bee)" in refused(domains=["photo"], classes=["zebra", "bee"])
-    assert refused(domains=["real"]) == f"{tmp_path}/real: cannot read it: No such file or directory"
+    assert "photo/ant: is not in data.classes (zebra, bee)" in refused(
+        domains=["photo"], classes=["zebra", "bee"]
+    )
+    assert (
+        refused(domains=["real"]) == f"{tmp_path}/real: cannot read it: No such file or directory"
+    )
 
 
 def test_a_subset_of_the_classes(tmp_path, read):
@@ -213,7 +230,10 @@ def test_a_subset_of_the_classes(tmp_path, read):
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"subset": True}, "name the classes"), ({"domains": ["a", "a"]}, "domains: a folder is there twice")],
+    [
+        ({"subset": True}, "name the classes"),
+        ({"domains": ["a", "a"]}, "domains: a folder is there twice"),
+    ],
 )
 def test_domains_and_subsets_that_contradict_themselves(tmp_path, fields, said):
     with pytest.raises(pydantic.ValidationError, match=said):

@@ -38,7 +38,12 @@ def test_a_table_that_contradicts_itself_is_refused(tmp_path, fields, said):
 
 
 def test_sources_without_records_are_named(tmp_path):
-    np.savez(tmp_path / "har.npz", x=np.zeros((2, 9, 128), np.float32), y=np.zeros(2, int), subject=np.array([4, 5]))
+    np.savez(
+        tmp_path / "har.npz",
+        x=np.zeros((2, 9, 128), np.float32),
+        y=np.zeros(2, int),
+        subject=np.array([4, 5]),
+    )
     assert read(tmp_path, "har", sources=["5"]).ids == ("5/0",)
     with pytest.raises(LocalError, match="no record of 6, 7; name other sources"):
         read(tmp_path, "har", sources=["6", "7"])
@@ -48,14 +53,21 @@ def test_sources_without_records_are_named(tmp_path):
 def test_the_real_hospitals():
     data = read(Path(os.environ["STADDLE_DATA"]) / "heart_disease", "heart-disease")
     assert data.x.shape == (920, 1, 1, 22)
-    assert [data.sources.count(hospital) for hospital in SOURCES["heart-disease"]] == [303, 294, 123, 200]
+    assert [data.sources.count(hospital) for hospital in SOURCES["heart-disease"]] == [
+        303,
+        294,
+        123,
+        200,
+    ]
     assert torch.bincount(data.y).tolist() == [164 + 188 + 8 + 51, 509]
     assert len(set(data.ids)) == 920
-    cleveland = data.x[:303, 0, 0]  # its means and deviations are those that the constants stand for
+    # its means and deviations are those that the constants stand for
+    cleveland = data.x[:303, 0, 0]
     numbers = cleveland[:, [0, 6, 7, 12, 14]]  # age, trestbps, chol, thalach, oldpeak
     assert numbers.mean(0).abs().max() < 0.1
     assert (numbers.std(0) - 1).abs().max() < 0.1
-    assert data.x[data.ids.index("switzerland/0"), 0, 0, 7] == 0  # a cholesterol of 0 is a missing one
+    # a cholesterol of 0 is a missing one
+    assert data.x[data.ids.index("switzerland/0"), 0, 0, 7] == 0
 
 
 @REAL
@@ -75,7 +87,13 @@ def test_the_real_subjects():
 def test_the_real_regions():
     data = read(Path(os.environ["STADDLE_DATA"]) / "tcga_brca", "tcga-brca")
     assert data.x.shape == (505, 1, 1, 39)
-    known = {"Northeast": (171, 21), "South": (79, 14), "West": (69, 15), "Midwest": (94, 10), "Europe": (21, 7)}
+    known = {
+        "Northeast": (171, 21),
+        "South": (79, 14),
+        "West": (69, 15),
+        "Midwest": (94, 10),
+        "Europe": (21, 7),
+    }
     for region, (alive, dead) in {**known, "Canada": (2, 2)}.items():
         own = read(Path(os.environ["STADDLE_DATA"]) / "tcga_brca", "tcga-brca", sources=[region])
         assert torch.bincount(own.y).tolist() == [alive, dead]

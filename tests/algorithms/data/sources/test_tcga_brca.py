@@ -14,7 +14,8 @@ PATIENTS = [  # pid, age, E, T
     ("TCGA-CC-5", 58, 1.0, 10.0),  # of the rest of the world
 ]
 CENTERS = (
-    "TSS Code,Source Site,Country,State,Region\nAA,x,Italy,Other,Europe\nBB,y,USA,WA,West\nCC,z,Brazil,Other,Other\n"
+    "TSS Code,Source Site,Country,State,Region\n"
+    "AA,x,Italy,Other,Europe\nBB,y,USA,WA,West\nCC,z,Brazil,Other,Other\n"
 )
 
 
@@ -34,7 +35,9 @@ def test_who_died_in_time_who_lived_and_who_is_left_out(folder):
     assert data.ids == ("TCGA-AA-1", "TCGA-BB-3", "TCGA-BB-4")
     assert (data.y.tolist(), data.class_names) == ([1, 0, 0], ("alive", "dead"))
     assert data.sources == ("Europe", "West", "West")
-    assert torch.equal(data.x[:, 0, 0], torch.tensor([[age, *[0, 1] * 19] for age in (0, -1, 0)]).float())
+    assert torch.equal(
+        data.x[:, 0, 0], torch.tensor([[age, *[0, 1] * 19] for age in (0, -1, 0)]).float()
+    )
     assert read_brca(folder, 2).y.tolist() == [0, 0, 0, 0]
     later = read_brca(folder, 10)
     assert (later.ids, later.y.tolist()) == (("TCGA-AA-1", "TCGA-BB-4"), [1, 1])
@@ -42,10 +45,14 @@ def test_who_died_in_time_who_lived_and_who_is_left_out(folder):
 
 def test_what_is_absent_or_unknown_is_named(folder):
     (folder / "centers.csv").write_text(CENTERS.replace("BB,", "DD,"))
-    with pytest.raises(LocalError, match=r"brca\.csv, record 3: centers\.csv has no region for its pid"):
+    with pytest.raises(
+        LocalError, match=r"brca\.csv, record 3: centers\.csv has no region for its pid"
+    ):
         read_brca(folder, 3)
     (folder / "centers.csv").write_text("code,region\nAA,Europe\n")
-    with pytest.raises(LocalError, match=r"centers\.csv: no table with columns 'TSS Code' and 'Region'"):
+    with pytest.raises(
+        LocalError, match=r"centers\.csv: no table with columns 'TSS Code' and 'Region'"
+    ):
         read_brca(folder, 3)
     (folder / "centers.csv").unlink()
     with pytest.raises(LocalError, match=r"centers\.csv: no such file; put FLamby's"):

@@ -55,12 +55,17 @@ def test_shares_are_pieces_and_only_they_are_decoded(read, tmp_path):
 
 def test_what_is_absent_or_wrong_is_named(read, tmp_path):
     notes = tmp_path / "val" / "val_annotations.txt"
-    for text, said in (("val_n01.JPEG\n", "a line has no class"), ("val_n01.JPEG\tn03\n", "'n03' is not in wnids.txt")):
+    for text, said in (
+        ("val_n01.JPEG\n", "a line has no class"),
+        ("val_n01.JPEG\tn03\n", "'n03' is not in wnids.txt"),
+    ):
         notes.write_text(text)
         with pytest.raises(LocalError, match=said):
             read()
     notes.unlink()
-    with pytest.raises(LocalError, match=r"val_annotations\.txt: cannot read it: .*tiny-imagenet-200\.zip"):
+    with pytest.raises(
+        LocalError, match=r"val_annotations\.txt: cannot read it: .*tiny-imagenet-200\.zip"
+    ):
         read()
     (tmp_path / "train").rename(tmp_path / "trained")
     with pytest.raises(LocalError, match=r"no train/CLASS/images/\*\.JPEG; unpack"):

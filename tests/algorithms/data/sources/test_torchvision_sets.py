@@ -22,7 +22,9 @@ def read(folder, name, **fields):
 def idx(path, array):
     """The layout of MNIST's files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+    path.write_bytes(
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+    )
     return array
 
 
@@ -30,8 +32,14 @@ def family(folder, prefixes=("train", "t10k"), first=0):
     """Five records to train on and three to test on."""
     made = {}
     for prefix, n in zip(prefixes, (5, 3), strict=True):
-        x = idx(folder / "raw" / f"{prefix}-images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28), np.uint8))
-        y = idx(folder / "raw" / f"{prefix}-labels-idx1-ubyte", np.arange(first, first + n, dtype=np.uint8))
+        x = idx(
+            folder / "raw" / f"{prefix}-images-idx3-ubyte",
+            rng.integers(0, 256, (n, 28, 28), np.uint8),
+        )
+        y = idx(
+            folder / "raw" / f"{prefix}-labels-idx1-ubyte",
+            np.arange(first, first + n, dtype=np.uint8),
+        )
         made[prefix] = x, y
     return made
 
@@ -73,24 +81,35 @@ def test_letters_count_from_0_and_stay_as_they_are_stored(tmp_path):
     made = family(tmp_path / "EMNIST", ("emnist-letters-train", "emnist-letters-test"), first=1)
     data = read(tmp_path, "EMNIST", split="letters", part="train")
     assert data.y.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(data.x[:, 0], torch.from_numpy(made["emnist-letters-train"][0] / np.float32(255)))
+    assert torch.equal(
+        data.x[:, 0], torch.from_numpy(made["emnist-letters-train"][0] / np.float32(255))
+    )
     family(tmp_path / "EMNIST", ("emnist-balanced-train", "emnist-balanced-test"))
     assert read(tmp_path, "EMNIST", split="balanced", part="train").y.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_cifar_from_its_binary_layout_without_torchvision(tmp_path, monkeypatch):
-    monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_: pytest.fail("torchvision was asked for"))
-    rows = cifar(tmp_path / "cifar-10-batches-bin", [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"])
+    monkeypatch.setattr(
+        torchvision_sets, "torchvision", lambda *_: pytest.fail("torchvision was asked for")
+    )
+    rows = cifar(
+        tmp_path / "cifar-10-batches-bin",
+        [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"],
+    )
     data = read(tmp_path, "CIFAR10")
     stacked = np.concatenate(list(rows.values()))
     assert data.y.tolist() == stacked[:, 0].tolist()
-    assert torch.equal(data.x, torch.from_numpy(stacked[:, 1:].reshape(-1, 3, 32, 32) / np.float32(255)))
+    assert torch.equal(
+        data.x, torch.from_numpy(stacked[:, 1:].reshape(-1, 3, 32, 32) / np.float32(255))
+    )
     assert (data.ids[0], data.ids[9], data.ids[10]) == ("train/0", "train/9", "test/0")
     fine = cifar(tmp_path / "cifar-100-binary", ["train.bin", "test.bin"], 2)
     assert read(tmp_path, "CIFAR100", part="test").y.tolist() == fine["test.bin"][:, 1].tolist()
     for content in (b"", b"x" * 3072, b"x" * 6147):
         (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").write_bytes(content)
-        with pytest.raises(LocalError, match=r"data_batch_3\.bin: .* not a whole number of records; fetch"):
+        with pytest.raises(
+            LocalError, match=r"data_batch_3\.bin: .* not a whole number of records; fetch"
+        ):
             read(tmp_path, "CIFAR10")
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(LocalError, match=r"data_batch_3\.bin: cannot read it: No such file"):
@@ -98,7 +117,10 @@ def test_cifar_from_its_binary_layout_without_torchvision(tmp_path, monkeypatch)
 
 
 def test_usps_in_libsvms_layout(tmp_path):
-    lines = [f"{label} " + " ".join(f"{n}:{value}" for n in range(1, 257)) for label, value in ((10, -1), (1, 1))]
+    lines = [
+        f"{label} " + " ".join(f"{n}:{value}" for n in range(1, 257))
+        for label, value in ((10, -1), (1, 1))
+    ]
     (tmp_path / "usps.t.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
     data = read(tmp_path, "USPS", part="test")
     assert data.y.tolist() == [9, 0]
@@ -121,8 +143,14 @@ class Fake:
 
 def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
     x = rng.integers(0, 256, (2, 3, 32, 32), np.uint8)
-    svhn, pickled = Fake(data=x, labels=np.array([1, 0])), Fake(data=x.transpose(0, 2, 3, 1), targets=[1, 0])
-    for name, fake, asked in [("SVHN", svhn, {"split": "test"}), ("CIFAR100", pickled, {"train": False})]:
+    svhn, pickled = (
+        Fake(data=x, labels=np.array([1, 0])),
+        Fake(data=x.transpose(0, 2, 3, 1), targets=[1, 0]),
+    )
+    for name, fake, asked in [
+        ("SVHN", svhn, {"split": "test"}),
+        ("CIFAR100", pickled, {"train": False}),
+    ]:
         monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_, fake=fake: fake)
         data = read(tmp_path, name, part="test")
         assert torch.equal(data.x, torch.from_numpy(x / np.float32(255)))
@@ -140,17 +168,22 @@ def test_svhn_and_cifars_other_layout(tmp_path, monkeypatch):
 )
 def test_records_of_another_shape_are_refused(tmp_path, monkeypatch, found):
     monkeypatch.setattr(torchvision_sets, "torchvision", lambda *_: Fake(**found, targets=[1, 0]))
-    with pytest.raises(LocalError, match=r"MNIST, part 'train': 2 labels for .* not uint8 \[N, 1, 28, 28\]; fetch"):
+    with pytest.raises(
+        LocalError, match=r"MNIST, part 'train': 2 labels for .* not uint8 \[N, 1, 28, 28\]; fetch"
+    ):
         read(tmp_path, "MNIST")
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_set_that_is_not_there_is_said_where_to_put(tmp_path, name, monkeypatch):
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was asked"))
+    monkeypatch.setattr(
+        "urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was asked")
+    )
     with pytest.raises(LocalError) as caught:
         read(tmp_path, name, split="letters" if name == "EMNIST" else None)
-    assert f"{tmp_path}: no {name}, part 'train', that torchvision can read there; put the official" in str(
-        caught.value
+    assert (
+        f"{tmp_path}: no {name}, part 'train', that torchvision can read there; put the official"
+        in str(caught.value)
     )
     assert SETS[name].files in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -160,7 +193,13 @@ def test_torn_files_are_named_too(tmp_path):
     family(tmp_path / "MNIST")
     path = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     whole = path.read_bytes()
-    for content in (b"", whole[:-1], whole[:10], b"\0\0\7\3" + whole[4:], b"\0\0\x99\3" + whole[4:]):
+    for content in (
+        b"",
+        whole[:-1],
+        whole[:10],
+        b"\0\0\7\3" + whole[4:],
+        b"\0\0\x99\3" + whole[4:],
+    ):
         path.write_bytes(content)
         with pytest.raises(LocalError, match="no MNIST, part 'test', that torchvision can read"):
             read(tmp_path, "MNIST")
@@ -176,7 +215,10 @@ def test_a_split_is_emnists(tmp_path, fields):
 
 
 def usps(**changed):
-    x, y = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(3, 16, 16), np.array([9, 0, 4], np.uint8)
+    x, y = (
+        np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(3, 16, 16),
+        np.array([9, 0, 4], np.uint8),
+    )
     return {"x_train": x, "y_train": y, "x_test": x[:2], "y_test": y[1:], **changed}
 
 
@@ -185,7 +227,8 @@ def test_usps_from_one_file_has_the_pixels_that_torchvision_makes(tmp_path):
     data = read(tmp_path, "USPS")
     assert data.ids == ("train/0", "train/1", "train/2", "test/0", "test/1")
     assert data.y.tolist() == [9, 0, 4, 0, 4]
-    theirs = ((usps()["x_train"] + 1) / 2 * 255).astype(np.uint8)[:, None]  # as USPS.__init__ has it
+    # as USPS.__init__ has it
+    theirs = ((usps()["x_train"] + 1) / 2 * 255).astype(np.uint8)[:, None]
     assert torch.equal(data.x[:3], torch.from_numpy(theirs / np.float32(255)))
 
 
@@ -206,7 +249,9 @@ def test_usps_of_another_layout_is_refused(tmp_path, changed):
         read(tmp_path, "USPS", part="test")
 
 
-@pytest.mark.skipif("STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked")
+@pytest.mark.skipif(
+    "STADDLE_DATA" not in os.environ, reason="STADDLE_DATA names no folder with real sets, unpacked"
+)
 @pytest.mark.parametrize(
     ("name", "split", "records", "classes"),
     [

@@ -8,7 +8,10 @@ from staddle.errors import LocalError
 
 
 def test_eq_6_by_hand():
-    """(1 - a)² V_0 + a² (V_1 + D) is least at a = V_0 / (V_0 + V_1 + D); here D = ‖(1, 0) - (0, 1)‖² = 2."""
+    """(1 - a)² V_0 + a² (V_1 + D) is least at a = V_0 / (V_0 + V_1 + D).
+
+    Here D = ‖(1, 0) - (0, 1)‖² = 2.
+    """
     points, variances = np.eye(2), np.array([1.0, 3.0])
     assert best_weights(points, variances, 0) == pytest.approx([5 / 6, 1 / 6])
     assert best_weights(points, variances, 1) == pytest.approx([3 / 6, 3 / 6])
@@ -25,7 +28,9 @@ def test_one_silos_numbers_do_not_spoil_those_of_others(size):
     for variances in (np.array([1.0, 3.0, 1.0]), np.array([1.0, 3.0, size**2])):
         assert best_weights(points, variances, 0) == pytest.approx([5 / 6, 1 / 6, 0], abs=1e-5)
         gram = points @ points.T
-        assert best_weights(points_of(gram), variances, 0) == pytest.approx([5 / 6, 1 / 6, 0], abs=1e-5)
+        assert best_weights(points_of(gram), variances, 0) == pytest.approx(
+            [5 / 6, 1 / 6, 0], abs=1e-5
+        )
 
 
 def test_points_have_the_inner_products():
@@ -35,9 +40,17 @@ def test_points_have_the_inner_products():
 
 
 def slowly(gram, variances, own):
-    """Eq. 6 by trying every set of silos: on it the minimum with Σα = 1 is a linear system; the best that is ≥ 0."""
+    """Eq. 6 by trying every set of silos: on it the minimum with Σα = 1 is a linear system.
+
+    The best that is ≥ 0.
+    """
     m = len(gram)
-    p = np.array([[gram[own, own] - gram[own, j] - gram[own, k] + gram[j, k] for k in range(m)] for j in range(m)])
+    p = np.array(
+        [
+            [gram[own, own] - gram[own, j] - gram[own, k] + gram[j, k] for k in range(m)]
+            for j in range(m)
+        ]
+    )
     p += np.diag(variances)
     found = []
     for size in range(1, m + 1):
@@ -56,9 +69,14 @@ def test_eq_6_is_that_of_a_slow_search():
         for scale in (1e-3, 1.0, 30.0):
             h, variances = scale * rng.normal(size=(m, 7)), scale**2 * rng.uniform(0.05, 3, m)
             for own in range(m):
-                fast, slow = best_weights(points_of(h @ h.T), variances, own), slowly(h @ h.T, variances, own)
+                fast, slow = (
+                    best_weights(points_of(h @ h.T), variances, own),
+                    slowly(h @ h.T, variances, own),
+                )
                 assert fast == pytest.approx(slow, abs=2e-3)
-                assert fast == pytest.approx(best_weights(h + rng.normal(size=7), variances, own), abs=1e-6)
+                assert fast == pytest.approx(
+                    best_weights(h + rng.normal(size=7), variances, own), abs=1e-6
+                )
 
 
 def test_weights_that_are_not_found_are_an_error_of_ours(monkeypatch):

@@ -44,23 +44,34 @@ def test_eq_1_is_the_posterior_of_normal_classes():
     covariance, priors = root @ root.T + torch.eye(4), torch.tensor([0.2, 0.3, 0.5]).double()
     weight, bias = linear(means, covariance, priors)
     shrunk = (1 - 1e-4) * covariance + 1e-4 * covariance.trace() / 4 * torch.eye(4)
-    joint = torch.stack([MultivariateNormal(mean, shrunk).log_prob(z) for mean in means], dim=1) + priors.log()
+    joint = (
+        torch.stack([MultivariateNormal(mean, shrunk).log_prob(z) for mean in means], dim=1)
+        + priors.log()
+    )
     assert torch.allclose((z @ weight.T + bias).softmax(1), joint.softmax(1))
 
 
 def test_a_covariance_without_an_inverse_is_shrunk():
-    weight, _ = linear(torch.ones(2, 3).double(), torch.diag(torch.tensor([3.0, 0, 0]).double()), torch.full((2,), 0.5))
+    weight, _ = linear(
+        torch.ones(2, 3).double(),
+        torch.diag(torch.tensor([3.0, 0, 0]).double()),
+        torch.full((2,), 0.5),
+    )
     assert bool(weight.isfinite().all())
     assert weight[0, 1].item() == pytest.approx(1e4)
 
 
 def test_eq_3_by_hand():
-    """Means 1 and 5, and the common 9 of a class of none; scatter 1 + 1 + 0, over 2, and a ridge of 0.5."""
+    """Means 1 and 5, and the common 9 of a class of none.
+
+    Scatter 1 + 1 + 0, over 2, and a ridge of 0.5.
+    """
     z, y = torch.tensor([[0.0], [2.0], [5.0]]).double(), torch.tensor([0, 0, 1])
     means, covariance = estimates(z, y, torch.full((3, 1), 9.0).double(), 0.5)
     assert means.tolist() == [[1], [5], [9]]
     assert covariance.tolist() == [[1.5]]
-    assert estimates(z[:1], y[:1], means, 2.0)[1].tolist() == [[2]]  # of one record there is none but the ridge
+    # of one record there is none but the ridge
+    assert estimates(z[:1], y[:1], means, 2.0)[1].tolist() == [[2]]
 
 
 def test_halves_by_hand():
@@ -102,7 +113,8 @@ def test_a_silo_trusts_its_own_records_where_the_others_are_wrong():
     z, y, means = drawn(40)
     priors = priors_of(torch.bincount(y, minlength=3))
     assert best_beta(z, y, (-means, torch.eye(4).double()), priors, 0.1, one=False)[0] == 1
-    few = torch.cat([torch.nonzero(y == label)[:2, 0] for label in range(3)])  # of each class two, one in each half
+    # of each class two, one in each half
+    few = torch.cat([torch.nonzero(y == label)[:2, 0] for label in range(3)])
     assert best_beta(z[few], y[few], (means, torch.eye(4).double()), priors, 0.1, one=False)[0] < 1
 
 
@@ -110,7 +122,12 @@ def test_without_two_records_of_a_class_nothing_is_its_own():
     z, y, means = drawn(8)
     alone = torch.stack([torch.nonzero(y == label)[0, 0] for label in range(3)])
     found = best_beta(
-        z[alone], y[alone], (means, torch.eye(4).double()), torch.full((3,), 1 / 3).double(), 1.0, one=False
+        z[alone],
+        y[alone],
+        (means, torch.eye(4).double()),
+        torch.full((3,), 1 / 3).double(),
+        1.0,
+        one=False,
     )
     assert found.tolist() == [0, 0]
 
@@ -119,4 +136,6 @@ def test_of_equally_good_ones_the_smallest_is_taken():
     """One class alone: with a prior of almost one its cross-entropy is the same for all."""
     z, y = torch.zeros(4, 1).double(), torch.zeros(4, dtype=torch.int64)
     common = (torch.tensor([[0.0], [1e3]]).double(), torch.eye(1).double())
-    assert best_beta(z, y, common, torch.tensor([1.0, 1e-12]).double(), 1.0, one=False).tolist() == [0, 0]
+    assert best_beta(
+        z, y, common, torch.tensor([1.0, 1e-12]).double(), 1.0, one=False
+    ).tolist() == [0, 0]

@@ -32,13 +32,18 @@ def rows_of(point):
 def test_losses_gradient_and_curvature_by_hand(form):
     parts = line(5.0, 6.0)
     if form == "bound":
-        parts = {name: BoundModule(parts[name], values) for name, values in values_of(parts).items()}
+        parts = {
+            name: BoundModule(parts[name], values) for name, values in values_of(parts).items()
+        }
     assert losses_at(parts, at(HALF, -HALF), *ONE).tolist() == pytest.approx([log(4 / 3)])
     two = torch.ones(2, 1), torch.tensor([0, 1])
     assert losses_at(parts, at(HALF, -HALF), *two).tolist() == pytest.approx([log(4 / 3), log(4)])
     assert rows_of(gradient_at(parts, at(HALF, -HALF), *ONE)) == pytest.approx([-1 / 4, 1 / 4])
-    assert rows_of(gradient_at(parts, at(HALF, -HALF), *two)) == pytest.approx([1 / 4, -1 / 4])  # the mean of -1/4, 3/4
-    assert rows_of(curvature_at(parts, at(0.0, 0.0), at(3.0, 1.0), *ONE)) == pytest.approx([1 / 2, -1 / 2])
+    # the mean of -1/4, 3/4
+    assert rows_of(gradient_at(parts, at(HALF, -HALF), *two)) == pytest.approx([1 / 4, -1 / 4])
+    assert rows_of(curvature_at(parts, at(0.0, 0.0), at(3.0, 1.0), *ONE)) == pytest.approx(
+        [1 / 2, -1 / 2]
+    )
     assert rows_of(point_of(parts)) == [5, 6]
 
 
@@ -76,7 +81,9 @@ def test_curvature_through_batch_norm_is_that_of_differences_for_silos_at_once_t
     def flat(point):
         return torch.cat([value.flatten() for of in point.values() for value in of.values()])
 
-    ahead, back = (flat(gradient_at(parts, stepped(here, way, -sign * 1e-5), x, y)) for sign in (1, -1))
+    ahead, back = (
+        flat(gradient_at(parts, stepped(here, way, -sign * 1e-5), x, y)) for sign in (1, -1)
+    )
     one = flat(curvature_at(parts, here, way, x, y))
     assert torch.allclose(one, (ahead - back) / 2e-5, atol=1e-8)
 
@@ -85,6 +92,11 @@ def test_curvature_through_batch_norm_is_that_of_differences_for_silos_at_once_t
         at = {name: {key: values[name][key] for key in here[name]} for name in here}
         return curvature_at(bound, at, way, x, y)
 
-    stacked = {name: {k: torch.stack([v.detach()] * 2) for k, v in p.state_dict().items()} for name, p in parts.items()}
+    stacked = {
+        name: {k: torch.stack([v.detach()] * 2) for k, v in p.state_dict().items()}
+        for name, p in parts.items()
+    }
     both = vmap(of_silo)(stacked, torch.stack([x, 2 * x]))
-    assert torch.allclose(flat({p: {k: v[0] for k, v in of.items()} for p, of in both.items()}), one, atol=1e-12)
+    assert torch.allclose(
+        flat({p: {k: v[0] for k, v in of.items()} for p, of in both.items()}), one, atol=1e-12
+    )

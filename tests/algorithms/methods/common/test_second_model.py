@@ -3,7 +3,14 @@ from dataclasses import replace
 import torch
 
 from staddle.algorithms.course import SiloState
-from staddle.algorithms.methods.common.second_model import begun, beside, logits, names, not_begun, taken
+from staddle.algorithms.methods.common.second_model import (
+    begun,
+    beside,
+    logits,
+    names,
+    not_begun,
+    taken,
+)
 
 
 def test_a_second_model_begins_as_the_first_and_goes_its_own_way(make_job):
@@ -23,13 +30,20 @@ def test_taken_values_are_copies_with_buffers(make_job):
     parts["extractor"]["norm1.running_mean"] += 3
     copied = taken(parts, "own")
     assert list(copied) == ["own_extractor", "own_classifier"]
-    assert torch.equal(copied["own_extractor"]["norm1.running_mean"], parts["extractor"]["norm1.running_mean"])
-    assert copied["own_extractor"]["norm1.running_mean"] is not parts["extractor"]["norm1.running_mean"]
+    assert torch.equal(
+        copied["own_extractor"]["norm1.running_mean"], parts["extractor"]["norm1.running_mean"]
+    )
+    assert (
+        copied["own_extractor"]["norm1.running_mean"]
+        is not parts["extractor"]["norm1.running_mean"]
+    )
     assert copied["own_classifier"].keys() == parts["own_classifier"].keys()
 
 
 def test_a_second_model_begins_where_the_first_is_and_goes_on(make_job):
-    state = SiloState({name: module.state_dict() for name, module in beside(make_job().setting(), "own").items()})
+    state = SiloState(
+        {name: module.state_dict() for name, module in beside(make_job().setting(), "own").items()}
+    )
     state = replace(state, extra=not_begun())
     moved = replace(state, parts={**state.parts, "classifier": {"bias": torch.ones(3)}})
     first = begun(moved, "own")

@@ -42,7 +42,9 @@ MIB = 2**20
 @pytest.fixture
 def make(make_job):
     def made(options=None, norm="group", **fields):
-        return make_job("fedaims", options, model={"name": "convnet-digits", "norm": norm}, **fields)
+        return make_job(
+            "fedaims", options, model={"name": "convnet-digits", "norm": norm}, **fields
+        )
 
     return made
 
@@ -64,14 +66,18 @@ def count(*modules):
     ],
 )
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_sizes_are_those_of_the_papers_tables_6_and_8(name, shape, classes, parameters, adapters, printed, norm):
+def test_sizes_are_those_of_the_papers_tables_6_and_8(
+    name, shape, classes, parameters, adapters, printed, norm
+):
     options = ModelOptions(name=name, classes=classes, norm=norm, input=shape)
     with torch.device("meta"):
         parts = NETWORKS[name].build(shape, classes, norm)
     assert options.norm == norm
     assert count(*parts.values()) == parameters
     assert not list(parts["extractor"].buffers())  # no running statistics
-    megabytes = [f"{4 * n / MIB:.2f}" for n in (parameters, 2 * parameters, 2 * count(parts["extractor"]))]
+    megabytes = [
+        f"{4 * n / MIB:.2f}" for n in (parameters, 2 * parameters, 2 * count(parts["extractor"]))
+    ]
     assert tuple(megabytes) == printed
     widths = parts["extractor"].widths
     inner = ADAPTER_WIDTH
@@ -92,7 +98,9 @@ def test_table_8_counts_the_prototypes_of_the_middle_blocks():
 def test_block_features_are_channel_means(name, norm):
     if norm == "none" and name != "convnet-digits":
         pytest.skip("this network has a norm by definition")
-    options = ModelOptions(name=name, classes=4, norm=norm, input=(3, 16, 16) if name == "resnet18" else None)
+    options = ModelOptions(
+        name=name, classes=4, norm=norm, input=(3, 16, 16) if name == "resnet18" else None
+    )
     parts = build(options, 1)
     extractor = parts["extractor"]
     assert isinstance(extractor, Blocks)
@@ -113,7 +121,9 @@ def test_block_features_are_channel_means(name, norm):
 
 
 def test_the_resnet_stem_keeps_the_size_and_lies_in_block_one():
-    extractor = build(ModelOptions(name="resnet18", classes=4, norm="batch", input=(3, 16, 16)), 1)["extractor"]
+    extractor = build(ModelOptions(name="resnet18", classes=4, norm="batch", input=(3, 16, 16)), 1)[
+        "extractor"
+    ]
     sides, out = [], torch.randn(2, 3, 16, 16)
     for block in extractor.blocks:
         out = block(out)
@@ -133,22 +143,39 @@ def cosines(n, pairs):
 
 
 def test_algorithm_2_by_hand_for_five_silos_and_two_groups():
-    """0 → G1 (both empty, the earlier), 1 → G2 (the only smallest), 2: δ = .1 to G1, .9 to G2 → G1 = {0, 2};
-    3 → G2 = {1, 3} (the only smallest); 4: δ = (.8 + .4)/2 = .6 to G1, (.2 + .6)/2 = .4 to G2 → G2 = {1, 3, 4}.
-    Sorted by size, G1 supervises block 1 and G2 block 2."""
+    """0 → G1 (both empty, the earlier), 1 → G2 (the only smallest), 2: δ = .1 to G1, .9 to G2 → G1
+    = {0, 2}; 3 → G2 = {1, 3} (the only smallest); 4: δ = (.8 + .4)/2 = .6 to G1, (.2 + .6)/2 = .4
+    to G2 → G2 = {1, 3, 4}. Sorted by size, G1 supervises block 1 and G2 block 2.
+    """
     s = cosines(5, {(0, 2): 0.1, (1, 2): 0.9, (0, 4): 0.8, (2, 4): 0.4, (1, 4): 0.2, (3, 4): 0.6})
     assert supervision_sampling(s, 2) == [1, 2, 1, 2, 2]
 
 
 def test_algorithm_2_by_hand_for_five_silos_and_three_groups():
-    """0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}. 4: G1 and G3 are smallest, δ = .7 and .6 → G3.
-    Sizes 1, 2, 2: G1 → block 1, G2 → block 2, G3 → block 3; δ = -.9 to the full G2 does not count."""
-    s = cosines(5, {(0, 3): 0.3, (1, 3): -0.2, (2, 3): 0.5, (0, 4): 0.7, (2, 4): 0.6, (1, 4): -0.9, (3, 4): -0.9})
+    """0, 1, 2 open G1, G2, G3. 3: δ = .3, -.2, .5 → G2 = {1, 3}.
+
+    4: G1 and G3 are smallest, δ = .7 and .6 → G3.
+    Sizes 1, 2, 2: G1 → block 1, G2 → block 2, G3 → block 3; δ = -.9 to the full G2 does not count.
+    """
+    s = cosines(
+        5,
+        {
+            (0, 3): 0.3,
+            (1, 3): -0.2,
+            (2, 3): 0.5,
+            (0, 4): 0.7,
+            (2, 4): 0.6,
+            (1, 4): -0.9,
+            (3, 4): -0.9,
+        },
+    )
     assert supervision_sampling(s, 3) == [1, 2, 3, 2, 3]
 
 
 def test_larger_groups_supervise_deeper_blocks():
-    """Three silos, two groups: G1 = {0, 2} is opened first and larger, so it is sorted behind G2 = {1}."""
+    """Three silos, two groups: G1 = {0, 2} is opened first and larger, so it is sorted behind G2 =
+    {1}.
+    """
     assert supervision_sampling(cosines(3, {(1, 2): 0.5}), 2) == [2, 1, 2]
 
 
@@ -157,7 +184,10 @@ def test_larger_groups_supervise_deeper_blocks():
 def test_groups_differ_by_at_most_one_and_deeper_blocks_have_no_fewer(n, middle, seed):
     noise = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     names = [f"silo-{i}" for i in range(n)]
-    for blocks in (supervision_sampling(noise + noise.T, middle), list(balanced(names, middle, seed, 3).values())):
+    for blocks in (
+        supervision_sampling(noise + noise.T, middle),
+        list(balanced(names, middle, seed, 3).values()),
+    ):
         sizes = [blocks.count(j) for j in range(1, middle + 1)]
         assert sum(sizes) == n
         assert max(sizes) - min(sizes) <= 1
@@ -171,12 +201,17 @@ def test_the_balanced_deal_is_over_the_cohort_changes_by_round_and_needs_no_coor
     for round_ in range(30):
         cohort = job.cohort(round_)
         assert len(cohort) == 4
-        deal = {s: method.supervised(initial_state(method, s), replace(FACTS, silo=s, round=round_)) for s in cohort}
+        deal = {
+            s: method.supervised(initial_state(method, s), replace(FACTS, silo=s, round=round_))
+            for s in cohort
+        }
         assert sorted(deal.values()) == [(1,), (1,), (2,), (2,)]
         deals.append(deal)
         stranger = next(s for s in job.silos if s not in cohort)
         with pytest.raises(LocalError, match="was not drawn"):
-            method.supervised(initial_state(method, stranger), replace(FACTS, silo=stranger, round=round_))
+            method.supervised(
+                initial_state(method, stranger), replace(FACTS, silo=stranger, round=round_)
+            )
     assert {deal.get("a") for deal in deals} == {(1,), (2,), None}
     assert [type(part.exchange) for part in method.up(0)] == [Sum, Sum]
     assert method.deliveries(method.begin(), 3, "a") == (Latest("backbone"), Latest("prototypes"))
@@ -207,9 +242,13 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
             if label in known:
                 auxiliary = auxiliary + 0.5 * norm(adapter(prototypes[label]) - feature)
             if aux_ce == "head":
-                auxiliary = auxiliary + cross_entropy(modules[f"head{j}"](feature)[None], torch.tensor([label]))
+                auxiliary = auxiliary + cross_entropy(
+                    modules[f"head{j}"](feature)[None], torch.tensor([label])
+                )
             elif aux_ce == "prototype" and label in known:
-                logits = torch.stack([-((adapter(prototypes[k]) - feature) ** 2).sum() for k in known])
+                logits = torch.stack(
+                    [-((adapter(prototypes[k]) - feature) ** 2).sum() for k in known]
+                )
                 auxiliary = auxiliary - logits.log_softmax(0)[known.index(label)]
         losses.append(lam * main + (1 - lam if len(blocks) == 1 else 1 / m) * auxiliary)
     return torch.stack(losses)
@@ -218,8 +257,12 @@ def objective_by_hand(method, modules, x, y, prototypes, blocks, aux_ce, total=F
 @pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
 @pytest.mark.parametrize("sampling", ["balanced", "full"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_loss_and_gradients_are_those_of_the_equations(make, make_data, aux_ce, sampling, reduction):
-    method = make({"aux_ce": aux_ce, "sampling": sampling, "reduction": reduction, "mu": 0.5}).method()
+def test_loss_and_gradients_are_those_of_the_equations(
+    make, make_data, aux_ce, sampling, reduction
+):
+    method = make(
+        {"aux_ce": aux_ce, "sampling": sampling, "reduction": reduction, "mu": 0.5}
+    ).method()
     batch = make_data(6)
     assert set(batch.y.tolist()) == {0, 1, 2}
     prototypes = torch.rand(3, 32, generator=torch.Generator().manual_seed(1))
@@ -229,13 +272,16 @@ def test_loss_and_gradients_are_those_of_the_equations(make, make_data, aux_ce, 
     (stage,) = method.stages(state, FACTS)
     blocks = method.supervised(state, FACTS)
     given_ = stage.loss(modules, batch.x, batch.y, stage.context)
-    by_hand = objective_by_hand(method, modules, batch.x, batch.y, prototypes, blocks, aux_ce, reduction == "sum")
+    by_hand = objective_by_hand(
+        method, modules, batch.x, batch.y, prototypes, blocks, aux_ce, reduction == "sum"
+    )
     assert torch.allclose(given_, by_hand, rtol=1e-4)
     parameters = [p for name in stage.trains for p in modules[name].parameters()]
     one = torch.autograd.grad(given_.mean(), parameters)  # each trained parameter is in the loss
     other = torch.autograd.grad(by_hand.mean(), parameters)
     assert all(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5 * (1 + b.abs().max())) for a, b in zip(one, other, strict=True)
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5 * (1 + b.abs().max()))
+        for a, b in zip(one, other, strict=True)
     )
 
 
@@ -256,13 +302,14 @@ def test_stacked_silos_have_the_losses_and_gradients_of_one_by_one(make, make_da
     names, modules = list(silos[0]), silos[0]
     stacked = {
         n: {
-            k: torch.stack([s[n].get_parameter(k) for s in silos]).detach() for k in dict(modules[n].named_parameters())
+            k: torch.stack([s[n].get_parameter(k) for s in silos]).detach()
+            for k in dict(modules[n].named_parameters())
         }
         for n in names
     }
 
     def loss(values, x, y, prototypes):
-        parts = {n: (lambda *a, n=n: functional_call(modules[n], values[n], a)) for n in names}
+        parts = {n: lambda *a, n=n: functional_call(modules[n], values[n], a) for n in names}
         return method.objective((1, 2), parts, x, y, {"prototypes": prototypes}).mean()
 
     fast = vmap(grad_and_value(loss))(stacked, x, y, prototypes)
@@ -288,10 +335,15 @@ def test_without_prototypes_only_cross_entropies_are_left_and_gradients_are_fini
         wanted = {"extractor", "classifier"} | ({f"head{j}"} if "head" in trained else set())
         assert set(stage.trains) == wanted  # no adapter: weight decay would move it
         loss = stage.loss(modules, batch.x, batch.y, stage.context)
-        by_hand = objective_by_hand(method, modules, batch.x, batch.y, torch.zeros(3, 32), (j,), aux_ce)
+        by_hand = objective_by_hand(
+            method, modules, batch.x, batch.y, torch.zeros(3, 32), (j,), aux_ce
+        )
         assert torch.allclose(loss, by_hand, rtol=1e-4)
         everything = [p for m in modules.values() for p in m.parameters()]
-        assert all(g.isfinite().all() for g in torch.autograd.grad(loss.mean(), everything, materialize_grads=True))
+        assert all(
+            g.isfinite().all()
+            for g in torch.autograd.grad(loss.mean(), everything, materialize_grads=True)
+        )
 
 
 def test_lambda_scales_the_main_gradient(make, make_data):
@@ -306,7 +358,10 @@ def test_lambda_scales_the_main_gradient(make, make_data):
 
 
 def test_prototype_logits_by_hand():
-    """σ doubles; prototypes 1, 2 and none; φ = 3: logits -(2-3)² = -1 and -(4-3)² = -1, so log 2 each; class 2: 0."""
+    """σ doubles; prototypes 1, 2 and none.
+
+    Φ = 3: logits -(2-3)² = -1 and -(4-3)² = -1, so log 2 each; class 2: 0.
+    """
     prototypes, known = torch.tensor([[1.0], [2.0], [0.0]]), torch.tensor([True, True, False])
     feature, y = torch.full((3, 1), 3.0), torch.tensor([0, 1, 2])
     losses = prototype_cross_entropy(lambda c: 2 * c, prototypes, known, feature, y)
@@ -320,7 +375,9 @@ def test_the_unsupervised_blocks_stay_as_they_are(make, make_shards):
     (j,) = method.supervised(state, FACTS)
     after = local_round(method, job, state, 0, {}, train, test, "a").state
     moved = {
-        part for part in state.parts if any((state.parts[part][k] != v).any() for k, v in after.parts[part].items())
+        part
+        for part in state.parts
+        if any((state.parts[part][k] != v).any() for k, v in after.parts[part].items())
     }
     assert moved == {"extractor", "classifier", f"adapter{j}", f"head{j}"}
 
@@ -329,7 +386,9 @@ def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_sha
     job = make({"main_weight": 1, "mu": 0, "aux_ce": "none"}, participation=0.7)
     other = make_job("fedper", model={"name": "convnet-digits", "norm": "group"}, participation=0.7)
     one, two = simulate(job, make_shards(job)), simulate(other, make_shards(other))
-    strip = lambda h: {s: [(r.correct_delivered, r.correct_trained) for r in rs] for s, rs in h.items()}  # noqa: E731
+    strip = lambda h: {  # noqa: E731
+        s: [(r.correct_delivered, r.correct_trained) for r in rs] for s, rs in h.items()
+    }
     assert strip(one.history) == strip(two.history)
     for silo in job.silos:
         for part in ("extractor", "classifier"):
@@ -344,12 +403,16 @@ def test_fedper_is_what_is_left_without_auxiliary_terms(make, make_job, make_sha
 @pytest.mark.parametrize("aux_ce", ["head", "prototype", "none"])
 def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
     method = make({"sampling": sampling, "aux_ce": aux_ce}).method()
-    names = [s.name for r in range(5) for part in (*method.up(r), *method.down(r)) for s in part.tensors]
+    names = [
+        s.name for r in range(5) for part in (*method.up(r), *method.down(r)) for s in part.tensors
+    ]
     private = ("classifier", "adapter", "head", "running")
     assert not any(word in name for name in names for word in private)
     state = initial_state(method, "a")
     state = method.deliver(state, {}, FACTS)
-    facts = replace(FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5)))
+    facts = replace(
+        FACTS, measured=measure(method.measure, to_modules(method, "a", state), make_data(5))
+    )
     contributions = method.give(state, facts)
     assert list(contributions) == [part.name for part in method.up(0)]
     for part in method.up(0):
@@ -360,14 +423,27 @@ def test_heads_and_adapters_are_in_no_part(make, make_data, sampling, aux_ce):
 
 @pytest.mark.parametrize("weights", ["class_count", "paper_p"])
 def test_prototypes_by_hand_over_two_silos(make, weights):
-    """a: 3 of class 0 (mean 1), 1 of class 1 (mean 7). b: 1 of class 0 (mean 5). Nobody holds class 2.
-    class_count: (3·1 + 1·5)/4 = 2. paper_p: n = 4 and 1, (4·1 + 1·5)/5 = 1.8. Class 1: 7 both times."""
+    """a: 3 of class 0 (mean 1), 1 of class 1 (mean 7). b: 1 of class 0 (mean 5).
+
+    Nobody holds class 2. class_count: (3·1 + 1·5)/4 = 2. paper_p: n = 4 and 1, (4·1 + 1·5)/5 = 1.8.
+    Class 1: 7 both times.
+    """
     method = make({"prototype_weights": weights}).method()
-    state, part, wide = initial_state(method, "a"), method.up(0)[1], torch.ones(1, 32, dtype=torch.float64)
+    state, part, wide = (
+        initial_state(method, "a"),
+        method.up(0)[1],
+        torch.ones(1, 32, dtype=torch.float64),
+    )
     given_ = {}
-    for silo, sums, held in [("a", [3.0, 7.0, 0.0], [3.0, 1.0, 0.0]), ("b", [5.0, 0.0, 0.0], [1.0, 0.0, 0.0])]:
+    for silo, sums, held in [
+        ("a", [3.0, 7.0, 0.0], [3.0, 1.0, 0.0]),
+        ("b", [5.0, 0.0, 0.0], [1.0, 0.0, 0.0]),
+    ]:
         counts = torch.tensor(held, dtype=torch.float64)
-        measured = {"sums": torch.tensor(sums, dtype=torch.float64)[:, None] * wide, "counts": counts}
+        measured = {
+            "sums": torch.tensor(sums, dtype=torch.float64)[:, None] * wide,
+            "counts": counts,
+        }
         facts = Facts(silo, 1, int(counts.sum()), counts.long(), measured)
         given_[silo] = PLAIN.give(part, method.give(state, facts)["prototypes"])
     mean = PLAIN.collect(part, ("a", "b"), lambda silo, name: given_[silo][name])["mean"]
@@ -378,16 +454,26 @@ def test_prototypes_by_hand_over_two_silos(make, weights):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 3).filter(any), min_size=1, max_size=4))
 def test_the_weights_of_eq_4_sum_to_one_for_each_class_that_anyone_holds(method_by_weights, cohort):
-    """Where all silos have the same mean of a class, so has the prototype, whoever lacks the class."""
+    """Where all silos have the same mean of a class, so has the prototype, whoever lacks
+    the class.
+    """
     wide = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64)[:, None].expand(3, 32)
     for method in method_by_weights:
         state, part = initial_state(method, "a"), method.prototypes
         given_ = []
         for counts in torch.tensor(cohort, dtype=torch.float64):
-            facts = Facts("a", 1, int(counts.sum()), counts.long(), {"sums": counts[:, None] * wide, "counts": counts})
+            facts = Facts(
+                "a",
+                1,
+                int(counts.sum()),
+                counts.long(),
+                {"sums": counts[:, None] * wide, "counts": counts},
+            )
             given_.append(PLAIN.give(part, method.give(state, facts)["prototypes"]))
             assert not given_[-1]["mean"][counts == 0].any()
-        mean = PLAIN.collect(part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name])["mean"]
+        mean = PLAIN.collect(
+            part, range(len(cohort)), lambda i, name, given_=given_: given_[i][name]
+        )["mean"]
         held = torch.tensor(cohort).sum(0) > 0
         assert torch.allclose(mean, (wide * held[:, None]).float(), atol=1e-6)
 
@@ -398,7 +484,8 @@ def method_by_weights():
         options = {"prototype_weights": weights}
         return Job.from_file(JobFile.model_validate({
             "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": ["a", "b", "c"],
-            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits", "classes": 3},
+            "method": {"name": "fedaims", "options": options}, "model": {"name": "convnet-digits",
+            "classes": 3},
             "training": {"lr": 0.1},
         }), "job.toml").method()  # fmt: skip
 
@@ -423,20 +510,26 @@ def test_the_coordinators_cosines_are_new_values_and_bought_by_no_longer_vector(
     for part in (method.backbone, method.prototypes):
         direct[part.name] = {spec.name: torch.zeros(spec.shape) for spec in part.tensors}
     gram = torch.tensor([[[1.0, -50.0], [-50.0, 2500.0]]], dtype=torch.float64)
-    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state["similarity"]
+    after = method.combine(before, 1, ("a", "c"), {**direct, "direction": {"gram": gram}}).state[
+        "similarity"
+    ]
     assert after.tolist() == [[1, 0.25, -1], [0.25, 0.25, 0.25], [-1, 0.25, 1]]
     assert torch.equal(before["similarity"], torch.full((3, 3), 0.25, dtype=torch.float64))
 
 
 def run_rounds(job, shards, rounds):
-    """Yield (round, cohort, published before, states before, contributions) of a job played by hand."""
+    """Yield (round, cohort, published before, states before, contributions) of a job played by
+    hand.
+    """
     method, archive, state = job.method(), MemoryArchive(), job.method().begin()
     silos = {silo: initial_state(method, silo) for silo in job.silos}
     for round_ in range(rounds):
         cohort, before, outcomes, spool = job.cohort(round_), {}, {}, {}
         for silo in cohort:
             down = deliver(method, PLAIN, state, round_, silo, archive)
-            outcomes[silo] = local_round(method, job, silos[silo], round_, down, *shards[silo], silo)
+            outcomes[silo] = local_round(
+                method, job, silos[silo], round_, down, *shards[silo], silo
+            )
             before[silo], silos[silo] = down, outcomes[silo].state
             for part in job.up(round_):
                 spool[part.name, silo] = PLAIN.give(part, outcomes[silo].contributions[part.name])
@@ -446,7 +539,9 @@ def run_rounds(job, shards, rounds):
         yield round_, cohort, before, spool, archive, old, state
 
 
-def test_prototypes_are_class_means_of_the_received_backbone_under_partial_participation(make, make_shards):
+def test_prototypes_are_class_means_of_the_received_backbone_under_partial_participation(
+    make, make_shards
+):
     job = make(silos=list("abcd"), participation=0.5, rounds=3)
     shards, method = make_shards(job), job.method()
     for round_, cohort, before, _, archive, _, _ in run_rounds(job, shards, 3):
@@ -454,7 +549,9 @@ def test_prototypes_are_class_means_of_the_received_backbone_under_partial_parti
         rows = {k: [] for k in range(3)}
         for silo in cohort:
             received = method.deliver(
-                initial_state(method, silo), before[silo], facts_of(job, silo, round_, shards[silo][0])
+                initial_state(method, silo),
+                before[silo],
+                facts_of(job, silo, round_, shards[silo][0]),
             )
             extractor = to_modules(method, silo, received)["extractor"].eval()
             for x, y in zip(shards[silo][0].x, shards[silo][0].y.tolist(), strict=True):
@@ -467,30 +564,47 @@ def test_backbone_weights_sum_to_one_over_the_cohort(make, make_shards):
     job = make(silos=list("abcd"), participation=0.5, rounds=2)
     shards = make_shards(job)
     for _, cohort, _, spool, archive, _, _ in run_rounds(job, shards, 2):
-        shares = torch.tensor([float(spool["backbone", silo][WEIGHT]) for silo in cohort], dtype=torch.float64)
+        shares = torch.tensor(
+            [float(spool["backbone", silo][WEIGHT]) for silo in cohort], dtype=torch.float64
+        )
         assert shares.tolist() == [len(shards[silo][0]) for silo in cohort]
         shares = shares / shares.sum()
         for name, mean in archive.latest("backbone").items():
-            oracle = sum(p * spool["backbone", silo][name].double() for p, silo in zip(shares, cohort, strict=True))
+            oracle = sum(
+                p * spool["backbone", silo][name].double()
+                for p, silo in zip(shares, cohort, strict=True)
+            )
             assert torch.allclose(mean.double(), oracle, atol=1e-6)
             ones = {silo: torch.ones_like(mean) for silo in cohort}
-            part = replace(job.up(0)[0], tensors=tuple(s for s in job.up(0)[0].tensors if s.name == name))
-            read = lambda s, n, ones=ones, spool=spool: spool["backbone", s][n] if n == WEIGHT else ones[s]  # noqa: E731
+            part = replace(
+                job.up(0)[0], tensors=tuple(s for s in job.up(0)[0].tensors if s.name == name)
+            )
+            read = lambda s, n, ones=ones, spool=spool: (  # noqa: E731
+                spool["backbone", s][n] if n == WEIGHT else ones[s]
+            )
             folded = PLAIN.collect(part, cohort, read)
             assert torch.equal(folded[name], torch.ones_like(mean))
 
 
 @pytest.mark.parametrize("similarity", ["update", "raw"])
 def test_algorithm_2_never_compares_statistics(make, similarity):
-    """No network of the table has both blocks and running statistics; one that a job may name later could."""
+    """No network of the table has both blocks and running statistics.
+
+    One that a job may name later could.
+    """
 
     def build():
         torch.manual_seed(0)
-        norms = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), nn.Sequential(nn.Conv2d(4, 6, 3))]
+        norms = [
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)),
+            nn.Sequential(nn.Conv2d(4, 6, 3)),
+        ]
         return {"extractor": Blocks(norms, (4, 6)), "classifier": nn.Linear(6, 3)}
 
     setting = replace(make().setting(), build=build, sketch=build, buffers="global")
-    method = FedAIMS(setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0))
+    method = FedAIMS(
+        setting, FedAIMSOptions(sampling="algorithm2", similarity=similarity, sketch=0)
+    )
     names = [spec.name for spec in method.backbone.tensors]
     assert [name for name in names if "running" in name] == [
         f"extractor.blocks.0.1.running_{n}" for n in ("mean", "var")
@@ -500,36 +614,50 @@ def test_algorithm_2_never_compares_statistics(make, similarity):
     facts = replace(FACTS, measured={"sums": torch.ones(3, 6), "counts": torch.ones(3)})
     state, given = method.deliver(start, delivered, facts), []
     for shift in (0.0, 100.0):
-        parts = {k: v + 1 if "running" not in k else v + shift for k, v in state.parts["extractor"].items()}
-        contributions = method.give(SiloState({**state.parts, "extractor": parts}, state.extra), facts)
+        parts = {
+            k: v + 1 if "running" not in k else v + shift
+            for k, v in state.parts["extractor"].items()
+        }
+        contributions = method.give(
+            SiloState({**state.parts, "extractor": parts}, state.extra), facts
+        )
         given.append(PLAIN.give(method.direction, contributions["direction"])["unit"])
         assert torch.equal(
-            contributions["backbone"].tensors["extractor.blocks.0.1.running_mean"], torch.full((4,), shift)
+            contributions["backbone"].tensors["extractor.blocks.0.1.running_mean"],
+            torch.full((4,), shift),
         )
     assert torch.equal(given[0], given[1])
     assert given[0].shape == (1, count(build()["extractor"]))
 
 
 @pytest.mark.parametrize(
-    ("similarity", "sketch", "error"), [("update", 0, 1e-4), ("raw", 0, 1e-4), ("update", 256, 0.25)]
+    ("similarity", "sketch", "error"),
+    [("update", 0, 1e-4), ("raw", 0, 1e-4), ("update", 256, 0.25)],
 )
-def test_algorithm_2_compares_unit_vectors_of_the_backbone(make, make_shards, similarity, sketch, error):
+def test_algorithm_2_compares_unit_vectors_of_the_backbone(
+    make, make_shards, similarity, sketch, error
+):
     options = {"sampling": "algorithm2", "similarity": similarity, "sketch": sketch}
     job = make(options, silos=list("abcd"), participation=0.5, rounds=3)
     shards, method, backbone = make_shards(job), job.method(), None
-    flat = lambda tensors: torch.cat([tensors[s.name].flatten() for s in method.backbone.tensors]).double()  # noqa: E731
+    flat = lambda tensors: torch.cat(  # noqa: E731
+        [tensors[s.name].flatten() for s in method.backbone.tensors]
+    ).double()
     start = flat(method.flat(initial_state(method, "a"), "extractor"))
     assert [type(part.exchange) for part in method.up(0)] == [Sum, Sum, Gram]
     for round_, cohort, before, spool, archive, old, new in run_rounds(job, shards, 3):
         base = start if backbone is None else backbone
-        vectors = [flat(spool["backbone", s]) - (base if similarity == "update" else 0) for s in cohort]
+        vectors = [
+            flat(spool["backbone", s]) - (base if similarity == "update" else 0) for s in cohort
+        ]
         cosine = float(torch.cosine_similarity(vectors[0], vectors[1], dim=0))
         i, j = (job.silos.index(s) for s in cohort)
         assert new["similarity"][i, j].item() == pytest.approx(cosine, abs=error)
         assert new["similarity"][i, j] == new["similarity"][j, i]
         untouched = torch.ones(4, 4, dtype=torch.bool)
         untouched[torch.tensor([[i], [j]]), torch.tensor([i, j])] = False
-        assert torch.equal(new["similarity"][untouched], old["similarity"][untouched])  # pairs not seen stay
+        # pairs not seen stay
+        assert torch.equal(new["similarity"][untouched], old["similarity"][untouched])
         assert sorted(int(before[s]["block"]["block"]) for s in cohort) == [1, 2]
         assert not any("received" in name for name in spool)
         backbone = flat(archive.latest("backbone"))
@@ -552,7 +680,9 @@ def test_the_direction_is_sketched_where_that_is_shorter(make):
 @pytest.mark.parametrize(("kinds", "blocks"), [("xyxy", [1, 2, 2, 1]), ("xyyx", [1, 2, 1, 2])])
 @pytest.mark.parametrize("seed", [7, 8, 9])
 def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, kinds, blocks, seed):
-    """Updates of two kinds, cosine .8 within a kind: 0 → G1, 1 → G2, 2 → the group without its kind, 3 → the other."""
+    """Updates of two kinds, cosine .8 within a kind: 0 → G1, 1 → G2, 2 → the group without its
+    kind, 3 → the other.
+    """
     rng = torch.Generator().manual_seed(seed)
     silos, spec = list("abcd"), make().method().backbone.tensors
     drawn = {kind: [torch.randn(s.shape, generator=rng) for s in spec] for kind in (*"xy", *silos)}
@@ -563,29 +693,42 @@ def test_a_sketch_groups_as_the_whole_vector_where_silos_differ_clearly(make, ki
         for silo, kind in zip(silos, kinds, strict=True):
             state = method.deliver(initial_state(method, silo), {}, FACTS)
             moved = {
-                s.name.removeprefix("extractor."): method.flat(state, "extractor")[s.name] + common + 0.5 * own
+                s.name.removeprefix("extractor."): (
+                    method.flat(state, "extractor")[s.name] + common + 0.5 * own
+                )
                 for s, common, own in zip(spec, drawn[kind], drawn[silo], strict=True)
             }
-            after = SiloState({**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra)
+            after = SiloState(
+                {**state.parts, "extractor": {**state.parts["extractor"], **moved}}, state.extra
+            )
             facts = replace(FACTS, measured={"sums": torch.zeros(3, 32), "counts": torch.zeros(3)})
             gave[silo] = PLAIN.give(method.direction, method.give(after, facts)["direction"])
-        results = {"direction": PLAIN.collect(method.direction, silos, lambda silo, name, gave=gave: gave[silo][name])}
+        results = {
+            "direction": PLAIN.collect(
+                method.direction, silos, lambda silo, name, gave=gave: gave[silo][name]
+            )
+        }
         results |= {"backbone": dict.fromkeys((s.name for s in spec), 0), "prototypes": {"mean": 0}}
         state = method.combine(method.begin(), 0, tuple(silos), results).state
         i = kinds.rindex(kinds[0])
-        assert state["similarity"][0, i].item() == pytest.approx(0.8, abs=0.01 if sketch == 0 else 0.2)
+        assert state["similarity"][0, i].item() == pytest.approx(
+            0.8, abs=0.01 if sketch == 0 else 0.2
+        )
         sent = [method.deliveries(state, 1, silo)[2].tensors["block"] for silo in silos]
         found.append([int(block) for block in sent])
     assert found == [blocks, blocks]
 
 
 @pytest.mark.parametrize("sampling", ["balanced", "algorithm2"])
-def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(make, make_shards, sampling):
+def test_of_fewer_silos_than_middle_blocks_the_shallow_blocks_are_nobodys(
+    make, make_shards, sampling
+):
     job = make({"sampling": sampling}, participation=0.1, min_cohort=1)
     states = simulate(job, make_shards(job)).states
     fresh = initial_state(job.method(), "a").parts
     moved = lambda silo, part: any(  # noqa: E731
-        not torch.equal(states[silo].parts[part][name], value) for name, value in fresh[part].items()
+        not torch.equal(states[silo].parts[part][name], value)
+        for name, value in fresh[part].items()
     )
     trained = {silo for round_ in range(job.rounds) for silo in job.cohort(round_)}
     assert {silo for silo in job.silos if moved(silo, "head2")} == trained
@@ -599,18 +742,26 @@ def test_the_coordinator_delivers_the_blocks_of_algorithm_2_to_the_drawn(make):
     sent = [method.deliveries({"similarity": s}, 1, silo)[2] for silo in job.silos]
     assert all(isinstance(value, Value) for value in sent)
     assert [int(value.tensors["block"]) for value in sent] == [1, 2, 1, 2, 2]
-    assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2  # the final delivery trains nothing
+    # the final delivery trains nothing
+    assert len(method.deliveries({"similarity": s}, job.rounds, "a")) == 2
 
 
 def test_algorithm_2_takes_the_cosines_of_the_drawn_silos(make):
-    """Of three drawn, the third joins the second, to which it is less similar; a, b and c would be dealt otherwise."""
+    """Of three drawn, the third joins the second, to which it is less similar.
+
+    A, b and c would be dealt otherwise.
+    """
     job = make({"sampling": "algorithm2"}, silos=list("abcde"), participation=0.6, rounds=9)
     round_ = next(r for r in range(9) if job.cohort(r) != ("a", "b", "c"))
     first, second, third = (job.silos.index(silo) for silo in job.cohort(round_))
     s = cosines(5, {(0, 2): 0.1, (1, 2): 0.5, (first, third): 0.9, (second, third): 0.1})
     assert supervision_sampling(s[:3, :3], 2) == [2, 1, 2]
     sent = [job.method().deliveries({"similarity": s}, round_, silo) for silo in job.silos]
-    blocks = {silo: int(d[2].tensors["block"]) for silo, d in zip(job.silos, sent, strict=True) if len(d) > 2}
+    blocks = {
+        silo: int(d[2].tensors["block"])
+        for silo, d in zip(job.silos, sent, strict=True)
+        if len(d) > 2
+    }
     assert blocks == dict(zip(job.cohort(round_), [1, 2, 2], strict=True))
 
 
@@ -630,13 +781,18 @@ def test_the_adapter_trains_where_the_loss_has_it(make, options, known, trained)
         state = with_prototypes(state, torch.eye(3, 32))
     (stage,) = method.stages(state, FACTS)
     (j,) = method.supervised(state, FACTS)
-    assert {part for part in stage.trains if "adapter" in part} == ({f"adapter{j}"} if trained else set())
+    assert {part for part in stage.trains if "adapter" in part} == (
+        {f"adapter{j}"} if trained else set()
+    )
 
 
 @pytest.mark.parametrize("block", [None, 0, 3, -1])
 def test_a_block_that_the_model_lacks_is_refused(make, block):
     method = make({"sampling": "algorithm2"}).method()
-    stale = SiloState(initial_state(method, "a").parts, {**initial_state(method, "a").extra, "block": torch.tensor(1)})
+    stale = SiloState(
+        initial_state(method, "a").parts,
+        {**initial_state(method, "a").extra, "block": torch.tensor(1)},
+    )
     delivered = {} if block is None else {"block": {"block": torch.tensor(block)}}
     with pytest.raises(PeerError, match="the model has 1 to 2"):
         method.stages(method.deliver(stale, delivered, FACTS), FACTS)
@@ -666,7 +822,11 @@ def test_a_model_without_blocks_is_refused(make_job):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sampling": "algorithm2"}, {"sampling": "full", "aux_ce": "prototype", "reduction": "sum", "mu": 1e-4}],
+    [
+        {},
+        {"sampling": "algorithm2"},
+        {"sampling": "full", "aux_ce": "prototype", "reduction": "sum", "mu": 1e-4},
+    ],
 )
 def test_reruns_are_bit_identical_and_documents_come_back(make, make_shards, options):
     job = make(options, norm="batch", silos=list("abcd"), participation=0.7)
@@ -683,18 +843,21 @@ def test_reruns_are_bit_identical_and_documents_come_back(make, make_shards, opt
 def test_on_very_uneven_digits_it_beats_training_alone_and_a_light_alignment_beats_more(make_job):
     """600 digits, Dirichlet 0.1 over six silos, 8 rounds of 2 epochs.
 
-    Seen as mean accuracy over the silos and the draws 7, 1 and 2 (the test runs draw 1): local .732, FedAvg's one
-    model .451 and .795 as trained on at each silo, FedPer .838; FedAIMS .788 with the paper's μ = 1, .876 with μ = 0.1
-    and .858 with μ = 0. So the heads at middle blocks help, and μ = 1 costs more than it gives in so short a job: the
-    first prototypes are those of an untrained backbone, in which classes hardly differ, and R pulls towards them.
-    Leaving R out in rounds 1 to 4 gave .829 with μ = 1. The paper's jobs have 300 rounds.
+    Seen as mean accuracy over the silos and the draws 7, 1 and 2 (the test runs draw 1): local
+    .732, FedAvg's one model .451 and .795 as trained on at each silo, FedPer .838; FedAIMS .788
+    with the paper's μ = 1, .876 with μ = 0.1 and .858 with μ = 0. So the heads at middle blocks
+    help, and μ = 1 costs more than it gives in so short a job: the first prototypes are those of an
+    untrained backbone, in which classes hardly differ, and R pulls towards them. Leaving R out in
+    rounds 1 to 4 gave .829 with μ = 1. The paper's jobs have 300 rounds.
     """
     digits, silos, mean = dataset.digits(), [f"silo-{i}" for i in range(6)], {}
     digits = dataset.Dataset(digits.x[:600], digits.y[:600])
     training = {"epochs": 2, "batch_size": 16, "lr": 0.1, "momentum": 0.9}
     model = {"name": "convnet-digits", "classes": 10, "norm": "group"}
     parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.1, 1)
-    shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+    shards = {
+        s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)
+    }
     for label, name, options in [
         ("local", "local", {}),
         ("fedavg", "fedavg", {}),

@@ -21,7 +21,11 @@ from staddle.algorithms.job.job import Job, JobFile
 from staddle.algorithms.method import initial_state
 from staddle.algorithms.methods.fedsimsup.method import beta, participation_fault, scaled_c
 from staddle.algorithms.methods.fedsimsup.method import share_of_others as share
-from staddle.algorithms.methods.fedsimsup.supervisors import SUPERVISORS, Attention, build_supervisor
+from staddle.algorithms.methods.fedsimsup.supervisors import (
+    SUPERVISORS,
+    Attention,
+    build_supervisor,
+)
 from staddle.algorithms.models.build import ModelOptions, build
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.partition import draw as partition
@@ -51,21 +55,32 @@ class Coordinator:
     def close(self, round_, given):
         read = lambda _, silo, name: given[silo][name]  # noqa: E731
         up = self.method.up(round_)
-        self.state, _ = close_round(self.method, PLAIN, self.state, round_, tuple(given), up, read, self.archive)
+        self.state, _ = close_round(
+            self.method, PLAIN, self.state, round_, tuple(given), up, read, self.archive
+        )
 
     def train(self, round_, **values):
         specs = self.method.theta.tensors
-        self.close(round_, {silo: {s.name: torch.full(s.shape, v) for s in specs} for silo, v in values.items()})
+        self.close(
+            round_,
+            {silo: {s.name: torch.full(s.shape, v) for s in specs} for silo, v in values.items()},
+        )
 
     def model(self, round_, silo, value):
         """θ of a silo that last held ``value`` everywhere, after what was put aside for it."""
         method = self.method
         state = initial_state(method, silo)
-        parts = {p: {k: torch.full_like(v, value) for k, v in t.items()} for p, t in state.parts.items()}
+        parts = {
+            p: {k: torch.full_like(v, value) for k, v in t.items()} for p, t in state.parts.items()
+        }
         down = deliver(method, PLAIN, self.state, round_, silo, self.archive)
-        after = method.deliver(replace(state, parts=parts), down, Facts(silo, round_, 1, torch.ones(3)))
+        after = method.deliver(
+            replace(state, parts=parts), down, Facts(silo, round_, 1, torch.ones(3))
+        )
         assert all((v == value).all() for v in after.parts["supervisor"].values())
-        values = torch.cat([v.flatten() for v in method.flat(after, "extractor", "classifier").values()])
+        values = torch.cat(
+            [v.flatten() for v in method.flat(after, "extractor", "classifier").values()]
+        )
         assert values.min() == values.max()
         return values[0].item()
 
@@ -101,11 +116,17 @@ def test_the_ablation_averages_as_fedavg_and_no_proportions_leave(make):
 
 @settings(max_examples=8, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from(FIVE[:4]), min_size=3, max_size=4, unique=True), min_size=4, max_size=4),
+    st.lists(
+        st.lists(st.sampled_from(FIVE[:4]), min_size=3, max_size=4, unique=True),
+        min_size=4,
+        max_size=4,
+    ),
     st.integers(0, 2**31),
 )
 def test_what_is_put_aside_equals_eq_7_round_by_round(method_and_counts, cohorts, seed):
-    """The same numbers as a server that holds every θ_i and applies Eq. 7 to all of them in each round."""
+    """The same numbers as a server that holds every θ_i and applies Eq. 7 to all of them in each
+    round.
+    """
     method, counts = method_and_counts
     coordinator = Coordinator(method, counts)
     numbers = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -126,7 +147,11 @@ def test_what_is_put_aside_equals_eq_7_round_by_round(method_and_counts, cohorts
             if silo in trained:
                 oracle[silo] = held[silo] = trained[silo]
             elif s.sum() > 0:
-                a = m[rows].sum() / (m[rows].sum() + len(rows) * m[i]) * beta(t, 4, scaled_c(4), 3 / 7)
+                a = (
+                    m[rows].sum()
+                    / (m[rows].sum() + len(rows) * m[i])
+                    * beta(t, 4, scaled_c(4), 3 / 7)
+                )
                 other = (s * torch.tensor([trained[p] for p in present]).double()).sum() / s.sum()
                 oracle[silo] = float((1 - a) * oracle[silo] + a * other)
     for silo in FIVE:  # the final delivery
@@ -136,8 +161,10 @@ def test_what_is_put_aside_equals_eq_7_round_by_round(method_and_counts, cohorts
 @pytest.fixture(scope="module")
 def method_and_counts():
     file = {
-        "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": list(FIVE), "participation": 0.6,
-        "method": {"name": "fedsimsup", "options": {}}, "model": {"name": "cnn-digits", "classes": 3},
+        "version": 1, "name": "test", "seed": 7, "rounds": 4, "silos": list(FIVE),
+        "participation": 0.6,
+        "method": {"name": "fedsimsup", "options": {}}, "model": {"name": "cnn-digits",
+        "classes": 3},
         "training": {"lr": 0.1},
     }  # fmt: skip
     counts = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
@@ -147,7 +174,8 @@ def method_and_counts():
 @pytest.mark.parametrize(
     ("rounds", "c", "gamma", "threshold", "last"),
     [
-        (100, 40, 3 / 7, 288, 1), (200, 40, 3 / 7, 387, 1), (500, 40, 3 / 7, 574, 1), (636, 40, 3 / 7, None, 1),
+        (100, 40, 3 / 7, 288, 1), (200, 40, 3 / 7, 387, 1), (500, 40, 3 / 7, 574, 1), (636, 40,
+        3 / 7, None, 1),
         (1000, 40, 3 / 7, 772, 0.596), (1000, 10, 1 / 3, 100, 0.01),
     ],
 )  # fmt: skip
@@ -177,7 +205,8 @@ def test_the_scaled_schedule_decays_in_every_job_and_is_the_papers_at_1000_round
 def test_lambda_by_hand():
     assert share(total=30, contributors=3, own=10) == 0.5  # equal sizes
     assert share(total=60, contributors=3, own=40) == pytest.approx(1 / 3)
-    assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)  # who has more learns less from others
+    # who has more learns less from others
+    assert share(60, 3, 10) > share(60, 3, 20) > share(60, 3, 1000)
 
 
 def test_a_silo_like_nobody_keeps_its_model_and_is_counted(make):
@@ -211,19 +240,28 @@ def test_who_missed_the_census_or_lied_in_it_neither_learns_nor_teaches(make):
 
 def test_in_the_ablation_who_missed_the_census_learns_from_nobody_either(make):
     """Without its m_i, λ_i = M / M: the silo would lose its own model."""
-    coordinator = Coordinator(make(similarity="samples").method(), {s: c for s, c in COUNTS.items() if s != "e"})
+    coordinator = Coordinator(
+        make(similarity="samples").method(), {s: c for s, c in COUNTS.items() if s != "e"}
+    )
     coordinator.train(1, a=1.0, b=2.0, c=3.0)
     assert coordinator.model(2, "e", 7.0) == 7.0
     assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
 
 
 def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
-    """A round is closed again after a crash: what it counts must not have been counted into the state before."""
+    """A round is closed again after a crash: what it counts must not have been counted into the
+    state before.
+    """
     coordinator = Coordinator(make().method(), {**COUNTS, "e": [0, 0, 40]})
     states = [coordinator.method.begin(), coordinator.state]
     copies = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
     samples = torch.tensor([1, 2, 3])
-    census = {"census": {"samples": samples, "proportions": torch.full((3, 3), 1 / 3, dtype=torch.float64)}}
+    census = {
+        "census": {
+            "samples": samples,
+            "proportions": torch.full((3, 3), 1 / 3, dtype=torch.float64),
+        }
+    }
     coordinator.method.combine(states[0], 0, ("a", "b", "c"), census)
     coordinator.train(1, a=1.0, b=2.0, c=3.0)
     assert coordinator.state["unmatched"].tolist() == [0, 0, 0, 0, 1]
@@ -231,16 +269,27 @@ def test_a_round_leaves_the_coordinators_earlier_state_as_it_was(make):
         assert all(torch.equal(state[name], value) for name, value in copy.items())
 
 
-@given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data())
+@given(
+    st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 3000), st.integers(3, 20), st.data()
+)
 def test_alpha_is_a_share_that_only_falls(rounds, total, own, contributors, draw):
-    """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1; so Eq. 7 is a convex combination."""
+    """0 < β ≤ 1 and never rises, without a jump where decay sets in; 0 < λ < 1.
+
+    So Eq. 7 is a convex combination.
+    """
     schedule = scaled_c(rounds), 3 / 7
     t = draw.draw(st.integers(1, rounds - 1))
     assert 0 < beta(t + 1, rounds, *schedule) <= beta(t, rounds, *schedule) <= 1
     onset = schedule[0] * rounds ** schedule[1]
-    assert beta(onset, rounds, *schedule) == 1 >= beta(onset * (1 + 1e-9), rounds, *schedule) > 1 - 1e-8
+    assert (
+        beta(onset, rounds, *schedule)
+        == 1
+        >= beta(onset * (1 + 1e-9), rounds, *schedule)
+        > 1 - 1e-8
+    )
     assert 0 < share(total, contributors, own) < 1
-    assert share(contributors * own, contributors, own) == 0.5  # as many records as the mean of those who trained
+    # as many records as the mean of those who trained
+    assert share(contributors * own, contributors, own) == 0.5
 
 
 def test_the_census_by_hand(make, make_data):
@@ -265,14 +314,20 @@ def test_the_wire_and_its_document(make):
         assert (part.kind, part.exchange) == (Kind.INTER_LEARNING_MODEL, Mix())
         assert not any(s.name.startswith("supervisor") for s in part.tensors)
     assert method.down(0) == method.down(1) == ()
-    assert method.down(2)[0].tensors == method.down(5)[0].tensors == (*method.theta.tensors, method.mail.tensors[-1])
+    assert (
+        method.down(2)[0].tensors
+        == method.down(5)[0].tensors
+        == (*method.theta.tensors, method.mail.tensors[-1])
+    )
     assert [phase["from_round"] for phase in job.document()["schema"]] == [0, 1, 2, 5]
     assert Job.from_document(job.document(), "job").digest == job.digest
     assert make(supervisor="cnn").digest != job.digest
 
 
 def test_one_round_of_a_silo_by_hand(make, make_data):
-    """One batch: s moves on the loss of the summed logits, then θ on the same loss with the new s."""
+    """One batch: s moves on the loss of the summed logits, then θ on the same loss with the
+    new s.
+    """
     job, train = make(tau_s=1, tau_theta=1), make_data(6)
     method = job.method()
     state = initial_state(method, "b")
@@ -292,23 +347,36 @@ def test_one_round_of_a_silo_by_hand(make, make_data):
 
 
 def test_three_points_by_hand(make):
-    """Records x = 1, 2, 3 with labels 0, 1, 1, weights s and θ of two classes, all 0 at first, lr 0.3, one batch.
+    """Records x = 1, 2, 3 with labels 0, 1, 1, weights s and θ of two classes, all 0 at first, lr
+    0.3, one batch.
 
-    ∇_k = mean (p_k − [y = k]) x. For s every p is ½: (−1 + 2 + 3)/6 = 2/3 for class 0, so s = (−.2, .2). For θ, which
-    is still 0, the logits differ by .4 x, so p_1 = σ(.4), σ(.8), σ(1.2): what s knows is not learned again.
+    ∇_k = mean (p_k − [y = k]) x. For s every p is ½: (−1 + 2 + 3)/6 = 2/3 for class 0, so s = (−.2,
+    .2). For θ, which is still 0, the logits differ by .4 x, so p_1 = σ(.4), σ(.8), σ(1.2): what s
+    knows is not learned again.
     """
     method = make(tau_s=1, tau_theta=1).method()
-    parts = {"extractor": nn.Flatten(), **{name: nn.Linear(1, 2, bias=False) for name in ("classifier", "supervisor")}}
+    parts = {
+        "extractor": nn.Flatten(),
+        **{name: nn.Linear(1, 2, bias=False) for name in ("classifier", "supervisor")},
+    }
     for part in ("classifier", "supervisor"):
         nn.init.zeros_(parts[part].weight)
     records = dataset.Dataset(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1]))
     stages = method.stages(None, Facts("a", 1, 3, torch.tensor([1, 2, 0])))
     for number, stage in enumerate(stages):
-        train(parts, replace(stage, optimiser=Optimiser(0.3)), records, 3, stream(0, "a", 1, f"train/{number}"))
+        train(
+            parts,
+            replace(stage, optimiser=Optimiser(0.3)),
+            records,
+            3,
+            stream(0, "a", 1, f"train/{number}"),
+        )
     assert parts["supervisor"].weight.flatten().tolist() == pytest.approx([-0.2, 0.2])
     sigma = lambda z: 1 / (1 + math.exp(-z))  # noqa: E731
     gradient = (sigma(0.4) + 2 * (sigma(0.8) - 1) + 3 * (sigma(1.2) - 1)) / 3
-    assert parts["classifier"].weight.flatten().tolist() == pytest.approx([0.3 * gradient, -0.3 * gradient])
+    assert parts["classifier"].weight.flatten().tolist() == pytest.approx(
+        [0.3 * gradient, -0.3 * gradient]
+    )
 
 
 def test_the_supervisor_trains_tau_s_epochs_and_then_theta_tau_theta(make):
@@ -324,24 +392,34 @@ def test_theta_starts_equal_and_supervisors_apart_and_of_their_own_architecture(
     assert [method.supervisor(s) for s in FIVE] == ["lenet", "cnn", "transformer", "lenet", "cnn"]
     states = {s: initial_state(method, s).parts for s in FIVE}
     assert all(
-        torch.equal(p["extractor"]["fc1.weight"], states["a"]["extractor"]["fc1.weight"]) for p in states.values()
+        torch.equal(p["extractor"]["fc1.weight"], states["a"]["extractor"]["fc1.weight"])
+        for p in states.values()
     )
-    assert states["a"]["supervisor"].keys() == states["d"]["supervisor"].keys() != states["b"]["supervisor"].keys()
+    assert (
+        states["a"]["supervisor"].keys()
+        == states["d"]["supervisor"].keys()
+        != states["b"]["supervisor"].keys()
+    )
     assert not torch.equal(
-        states["a"]["supervisor"]["extractor.conv1.weight"], states["d"]["supervisor"]["extractor.conv1.weight"]
+        states["a"]["supervisor"]["extractor.conv1.weight"],
+        states["d"]["supervisor"]["extractor.conv1.weight"],
     )
     again = make(supervisor="transformer").method()
     assert {again.supervisor(s) for s in FIVE} == {"transformer"}
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("fedsimsup-lenet", 52_202), ("fedsimsup-lenet-wide", 878_538)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("fedsimsup-lenet", 52_202), ("fedsimsup-lenet-wide", 878_538)]
+)
 def test_theta_has_the_parameters_of_the_two_readings(name, parameters):
     parts = build(ModelOptions(name=name, classes=10), 0)
     assert sum(p.numel() for m in parts.values() for p in m.parameters()) == parameters
     assert parts["classifier"](parts["extractor"](torch.rand(2, 3, 32, 32))).shape == (2, 10)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("lenet", 8_422), ("cnn", 7_898), ("transformer", 9_350)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("lenet", 8_422), ("cnn", 7_898), ("transformer", 9_350)]
+)
 def test_supervisors_are_about_a_sixth_of_theta(name, parameters):
     module = build_supervisor(name, (3, 32, 32), 10, 0, "a")
     assert sum(p.numel() for p in module.parameters()) == parameters
@@ -360,7 +438,9 @@ def test_supervisors_train_on_their_inputs_one_record_at_a_time(name, shape):
     assert logits.std(0).min() > 0
     torch.manual_seed(5)
     twin = build_supervisor(name, shape, 5, 1, "a")
-    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(module.parameters(), twin.parameters(), strict=True)
+    )
 
 
 def test_attention_is_torchs_own():
@@ -417,7 +497,9 @@ def test_a_census_whose_counts_disagree_is_left_out(make, samples, proportions, 
         (FIVE[:3], 0.5, "2 of 3"),
     ],
 )
-def test_participation_that_cannot_work_is_refused_at_admission(make, silos, participation, complaint):
+def test_participation_that_cannot_work_is_refused_at_admission(
+    make, silos, participation, complaint
+):
     job = make(silos, participation)
     with pytest.raises(LocalError, match=complaint):
         job.document()
@@ -481,23 +563,35 @@ def test_reruns_are_bit_identical_and_all_silos_are_evaluated(make, make_shards)
 
 
 def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_job):
-    """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local epochs; three draws.
+    """600 digits, Dirichlet 0.3 over eight silos, half of them in each of 8 rounds, six local
+    epochs; three draws.
 
-    Seen, mean over silos and draws: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814 (0.745 with the exchange
-    turned off by C = 1e-6, 0.832 with supervisors of three architectures). Not asserted, because it does not hold: what
-    FedAvg's silos have right after local training is better (0.872). They start each round from the mean of a whole
-    cohort, while a silo here moves only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is
-    the gain robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637 to 0.674.
+    Seen, mean over silos and draws: local 0.731, FedAvg's global model 0.772, FedSimSup 0.814
+    (0.745 with the exchange turned off by C = 1e-6, 0.832 with supervisors of three architectures).
+    Not asserted, because it does not hold: what FedAvg's silos have right after local training is
+    better (0.872). They start each round from the mean of a whole cohort, while a silo here moves
+    only when it is away, by α ≤ λ, about one half, towards those that were not. Nor is the gain
+    robust: with 500 records and five epochs FedSimSup stayed behind local on the same draws, 0.637
+    to 0.674.
     """
     digits, silos, means = dataset.digits(), [f"s{i}" for i in range(8)], {}
     digits = dataset.Dataset(digits.x[:600], digits.y[:600])
     training = {"epochs": 6, "batch_size": 16, "lr": 0.05, "momentum": 0.9}
     for seed in (7, 1, 2):
         parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-        shards = {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+        shards = {
+            s: dataset.split(digits.take(p), s.encode(), 0.3)
+            for s, p in zip(silos, parts, strict=True)
+        }
         for name in ("local", "fedavg", "fedsimsup"):
             job = make_job(
-                name, silos=silos, rounds=8, seed=seed, participation=0.5, model={"classes": 10}, training=training
+                name,
+                silos=silos,
+                rounds=8,
+                seed=seed,
+                participation=0.5,
+                model={"classes": 10},
+                training=training,
             )
             accuracy = simulate(job, shards).accuracy("delivered")
             means.setdefault(name, []).append(statistics.mean(accuracy.values()))
@@ -508,13 +602,17 @@ def test_on_uneven_digits_it_beats_training_alone_and_the_model_of_fedavg(make_j
 
 @pytest.fixture
 def declared(make_job, make_shards):
-    """A job in the clear, the same one that declares what its census would say, and records that fit both."""
+    """A job in the clear, the same one that declares what its census would say, and records that
+    fit both.
+    """
 
     def make(similarity):
         fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3}
         clear = make_job("fedsimsup", {"similarity": similarity}, **fields)
         shards = make_shards(clear)
-        by_class = {s: torch.bincount(train.y, minlength=3).tolist() for s, (train, _) in shards.items()}
+        by_class = {
+            s: torch.bincount(train.y, minlength=3).tolist() for s, (train, _) in shards.items()
+        }
         security = {
             "secure_aggregation": "required",
             "weights": "public",
@@ -522,7 +620,11 @@ def declared(make_job, make_shards):
             "counts": {silo: sum(own) for silo, own in by_class.items()},
             **({"class_counts": by_class} if similarity == "labels" else {}),
         }
-        return clear, make_job("fedsimsup", {"similarity": similarity}, security=security, **fields), shards
+        return (
+            clear,
+            make_job("fedsimsup", {"similarity": similarity}, security=security, **fields),
+            shards,
+        )
 
     return make
 
@@ -531,41 +633,64 @@ def declared(make_job, make_shards):
 def test_what_a_blind_job_declares_is_what_its_census_would_say(declared, similarity):
     clear, blind, shards = declared(similarity)
     assert [part.name for part in blind.up(0)] == ["metrics"]
-    assert torch.equal(blind.method().begin()["samples"], torch.tensor([len(shards[s][0]) for s in FIVE]))
+    assert torch.equal(
+        blind.method().begin()["samples"], torch.tensor([len(shards[s][0]) for s in FIVE])
+    )
     expected, found = simulate(clear, shards), simulate(blind, shards)
     assert found.coordinator.keys() == expected.coordinator.keys()
-    assert all(torch.equal(found.coordinator[name], value) for name, value in expected.coordinator.items())
+    assert all(
+        torch.equal(found.coordinator[name], value) for name, value in expected.coordinator.items()
+    )
     assert all(state_to_bytes(found.states[s]) == state_to_bytes(expected.states[s]) for s in FIVE)
 
 
 @pytest.mark.parametrize("similarity", ["labels", "samples"])
 def test_a_silo_knows_what_is_posted_to_it_by_what_the_job_declares(make_job, similarity):
-    """Over all cohorts; where silos may have taken part that are like nobody here, keep is known within a range."""
+    """Over all cohorts; where silos may have taken part that are like nobody here, keep is known
+    within a range.
+    """
     by_class = {"a": [5, 1, 0], "b": [0, 9, 0], "c": [0, 2, 8], "d": [1, 1, 1], "e": [0, 0, 4]}
     security = {"secure_aggregation": "required", "weights": "public", "dropouts": "any"}
     security["counts"] = {silo: sum(own) for silo, own in by_class.items()}
     if similarity == "labels":
         security["class_counts"] = by_class
-    fields = {"silos": list(FIVE), "participation": 0.8, "min_cohort": 3, "rounds": 10, "security": security}
+    fields = {
+        "silos": list(FIVE),
+        "participation": 0.8,
+        "min_cohort": 3,
+        "rounds": 10,
+        "security": security,
+    }
     method, ranges = make_job("fedsimsup", {"similarity": similarity}, **fields).method(), set()
     for cohort in itertools.chain(itertools.combinations(FIVE, 3), itertools.combinations(FIVE, 4)):
         for round_ in (1, 9):
             for post in method.combine(method.begin(), round_, cohort, {}).posts:
-                shares = {silo: weight / sum(post.weights.values()) for silo, weight in post.weights.items()}
+                shares = {
+                    silo: weight / sum(post.weights.values())
+                    for silo, weight in post.weights.items()
+                }
                 assert method.mail_fault(round_, post.silo, shares, post.keep) == ""
                 least, most = re.search(
                     r"it is (\S+) to (\S+)$", method.mail_fault(round_, post.silo, shares, 1)
                 ).groups()
                 assert float(least) - 1e-6 <= post.keep <= float(most) + 1e-6
-                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(least) - 1e-5)
-                assert "says keep" in method.mail_fault(round_, post.silo, shares, float(most) + 1e-5)
+                assert "says keep" in method.mail_fault(
+                    round_, post.silo, shares, float(least) - 1e-5
+                )
+                assert "says keep" in method.mail_fault(
+                    round_, post.silo, shares, float(most) + 1e-5
+                )
                 ranges.add(least != most)
                 for first, second in itertools.pairwise(shares):
                     moved = {**shares, first: shares[first] + 1e-5, second: shares[second] - 1e-5}
-                    assert f"gives {first!r} a share" in method.mail_fault(round_, post.silo, moved, post.keep)
+                    assert f"gives {first!r} a share" in method.mail_fault(
+                        round_, post.silo, moved, post.keep
+                    )
     assert ranges == ({True, False} if similarity == "labels" else {False})
     if similarity == "labels":
-        assert "mixes b, which have nothing in common" in method.mail_fault(1, "e", {"b": 0.5, "c": 0.5}, 0.5)
+        assert "mixes b, which have nothing in common" in method.mail_fault(
+            1, "e", {"b": 0.5, "c": 0.5}, 0.5
+        )
 
 
 def test_a_silo_for_which_no_row_is_made_is_as_one_like_nobody(declared):
@@ -589,7 +714,8 @@ def test_weights_of_rows_are_those_that_are_posted_and_known_to_all(declared, si
             assert method.row_weights(round_, post.silo) == post.weights
             near = method.similarities(state, post.silo, list(cohort))
             assert post.weights == pytest.approx(near, abs=1e-12)
-            # Of whole numbers and one root, so that no machine rounds otherwise: the same whatever the order.
+            # Of whole numbers and one root, so that no machine rounds otherwise: the same whatever
+            # the order.
             other = method.declared_similarities(post.silo, cohort[::-1])
             assert other == post.weights
     assert method.row_weights(0, job.silos[0]) == {}

@@ -27,7 +27,9 @@ from staddle.errors import LocalError
 DIGITS = ("digits-cnn-a", "digits-cnn-b", "digits-cnn-c")
 
 
-def new_job(options=None, *, model="digits-cnn-a", method="fedssa", training=None, classes=3, **fields):
+def new_job(
+    options=None, *, model="digits-cnn-a", method="fedssa", training=None, classes=3, **fields
+):
     return Job.from_file(
         JobFile.model_validate({
             "version": 1,
@@ -77,7 +79,9 @@ def header(values, status=(2, 2, 2)):
 
 
 class Bench:
-    """A method with its coordinator half and the silos' states, without training: header rows are set by hand."""
+    """A method with its coordinator half and the silos' states, without training: header rows are
+    set by hand.
+    """
 
     def __init__(self, method):
         self.method, self.archive, self.coordinator = method, MemoryArchive(), method.begin()
@@ -128,7 +132,8 @@ def test_eq_4_adds_for_seen_classes_and_leaves_the_others():
     method = new_method(mu_0=0.5, t_stable=2)
     before = with_rows(initial_state(method, "a"), [1, 2, 3])
     for round_, expected in [(0, [10.5, 2, 31.5]), (1, [10.353553, 2, 31.06066]), (2, [10, 2, 30])]:
-        after = method.deliver(before, header([10, 20, 30]), facts(round_))  # classes 0 and 2 are seen
+        # classes 0 and 2 are seen
+        after = method.deliver(before, header([10, 20, 30]), facts(round_))
         assert row_values(after) == pytest.approx(expected, abs=1e-5)
     assert row_values(before) == [1, 2, 3]  # states are values
     assert after.parts["extractor"] is before.parts["extractor"]
@@ -143,7 +148,10 @@ def test_before_the_first_average_the_global_header_is_the_initial_one():
 
 
 def test_without_training_seen_rows_grow_by_one_plus_mu_a_round(make_shards):
-    """METHODS.md 1.2: ‖h‖(1 + μ)^t; a learning rate of 1e-30 moves nothing, so T rounds of μ = 1 double it T times."""
+    """METHODS.md 1.2: ‖h‖(1 + μ)^t.
+
+    A learning rate of 1e-30 moves nothing, so T rounds of μ = 1 double it T times.
+    """
     job = new_job({"mu_0": 1.0, "t_stable": 1_000_000}, training={"lr": 1e-30}, rounds=6)
     result, start = simulate(job, make_shards(job)), initial_state(job.method(), "a")
     for state in result.states.values():
@@ -162,23 +170,39 @@ def test_the_schedule_starts_at_mu_0_and_only_falls():
 
 
 def test_the_first_holder_of_a_class_starts_from_the_initial_row():
-    """Nobody has given class 1 (status 0): its global row is the initial one, and Eq. 4 holds for who has records."""
+    """Nobody has given class 1 (status 0): its global row is the initial one, and Eq. 4 holds for
+    who has records.
+    """
     before = with_rows(initial_state(new_method(), "a"), [1, 2, 3])
-    after = new_method(mu_0=0.5, t_stable=9).deliver(before, header([10, 20, 30], (2, 0, 1)), facts(0, (1, 1, 1)))
+    after = new_method(mu_0=0.5, t_stable=9).deliver(
+        before, header([10, 20, 30], (2, 0, 1)), facts(0, (1, 1, 1))
+    )
     assert row_values(after) == [10.5, 21, 3]  # class 2 is withheld
 
 
 def test_three_points_by_hand():
-    """One round of one batch on a linear model: Eq. 4, then softmax regression on both weights and bias, all C rows.
+    """One round of one batch on a linear model: Eq. 4, then softmax regression on both weights and
+    bias, all C rows.
 
-    The silo has no class 2: Eq. 4 leaves that row, training does not, and the row that it gives is zero.
+    The silo has no class 2: Eq. 4 leaves that row, training does not, and the row that it gives is
+    zero.
     """
     x, y = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], [0, 1, 1]
-    job = new_job({"mu_0": 0.5, "t_stable": 4}, model={"name": "glm", "input": [1, 1, 2]}, training={"lr": 0.3})
+    job = new_job(
+        {"mu_0": 0.5, "t_stable": 4},
+        model={"name": "glm", "input": [1, 1, 2]},
+        training={"lr": 0.3},
+    )
     method, records = job.method(), dataset.Dataset(torch.tensor(x)[:, None, None], torch.tensor(y))
-    local, common = np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]]), np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]])
+    local, common = (
+        np.array([[1.0, -1, 2], [0, 1, 0], [3, 2, 1]]),
+        np.array([[2.0, 0, 1], [1, 1, -1], [0, 5, 5]]),
+    )
     start = initial_state(method, "a")
-    classifier = {"weight": torch.tensor(local[:, :2]).float(), "bias": torch.tensor(local[:, 2]).float()}
+    classifier = {
+        "weight": torch.tensor(local[:, :2]).float(),
+        "bias": torch.tensor(local[:, 2]).float(),
+    }
     start = SiloState({**start.parts, "classifier": classifier}, start.extra)
     down = {"header": {"rows": torch.tensor(common).float(), "status": torch.tensor([2, 2, 2])}}
     outcome = local_round(method, job, start, 2, down, records, records, "a")
@@ -188,7 +212,9 @@ def test_three_points_by_hand():
     slope = (odds / odds.sum(1, keepdims=True) - np.eye(3)[y]).T @ inputs / 3
     rows = fused - 0.3 * slope
     assert np.allclose(rows_of(outcome.state.parts["classifier"]), rows, atol=1e-6)
-    assert np.allclose(outcome.contributions["rows"].tensors["rows"], rows * [[1], [1], [0]], atol=1e-6)
+    assert np.allclose(
+        outcome.contributions["rows"].tensors["rows"], rows * [[1], [1], [0]], atol=1e-6
+    )
     assert outcome.contributions["rows"].weight.tolist() == [1, 1, 0]
 
 
@@ -196,10 +222,20 @@ NUMBERS = st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=3)
 
 
 @settings(max_examples=40, deadline=None)
-@given(NUMBERS, NUMBERS, st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 2)] * 3), st.integers(0, 30))
-def test_rows_of_unseen_and_of_withheld_classes_do_not_change_by_a_bit(method, own, common, counts, status, round_):
+@given(
+    NUMBERS,
+    NUMBERS,
+    st.tuples(*[st.integers(0, 3)] * 3),
+    st.tuples(*[st.integers(0, 2)] * 3),
+    st.integers(0, 30),
+)
+def test_rows_of_unseen_and_of_withheld_classes_do_not_change_by_a_bit(
+    method, own, common, counts, status, round_
+):
     before = with_rows(initial_state(method, "a"), own)
-    after = method.deliver(before, header(common, status), facts(round_, counts)).parts["classifier"]
+    after = method.deliver(before, header(common, status), facts(round_, counts)).parts[
+        "classifier"
+    ]
     for s in range(3):
         same = torch.equal(after["weight"][s], before.parts["classifier"]["weight"][s])
         expected = torch.tensor(common[s]) + method.mu(round_) * torch.tensor(own[s])
@@ -222,19 +258,26 @@ def method():
 def test_eq_3_by_hand_counts_each_holder_once():
     bench = Bench(new_method(mu_0=0, t_stable=0))
     initial = bench.coordinator["rows"][1].clone()
-    bench.play(0, {"a": ([1, 9, 9], (50, 0, 0)), "b": ([3, 9, 5], (1, 0, 2)), "c": ([8, 9, 7], (0, 0, 9))})
+    bench.play(
+        0, {"a": ([1, 9, 9], (50, 0, 0)), "b": ([3, 9, 5], (1, 0, 2)), "c": ([8, 9, 7], (0, 0, 9))}
+    )
     rows = bench.coordinator["rows"]
-    assert torch.equal(rows[[0, 2]], filled([2, 6]))  # class 0: (1 + 3)/2, whatever the records; class 2: (5 + 7)/2
+    # class 0: (1 + 3)/2, whatever the records; class 2: (5 + 7)/2
+    assert torch.equal(rows[[0, 2]], filled([2, 6]))
     assert torch.equal(rows[1], initial)  # nobody holds class 1
     assert bench.coordinator["status"].tolist() == [2, 0, 2]
-    assert bench.play(1, {"b": ([4, 6, 5], (1, 3, 0)), "c": ([8, 2, 7], (0, 1, 0))}) == [4, 4, 6]  # class 2 stays
+    # class 2 stays
+    assert bench.play(1, {"b": ([4, 6, 5], (1, 3, 0)), "c": ([8, 2, 7], (0, 1, 0))}) == [4, 4, 6]
     down = deliver(bench.method, PLAIN, bench.coordinator, 2, "a", bench.archive)
     assert down.keys() == {"header"}
     assert row_values(bench.method.deliver(bench.silos["a"], down, facts(2))) == [4, 9, 6]
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(NUMBERS, st.tuples(*[st.integers(0, 3)] * 3)), min_size=1, max_size=3), st.integers(1, 3))
+@given(
+    st.lists(st.tuples(NUMBERS, st.tuples(*[st.integers(0, 3)] * 3)), min_size=1, max_size=3),
+    st.integers(1, 3),
+)
 def test_the_header_from_zero_filled_rows_is_the_mean_over_the_holders(silos, fewest):
     """For any class sets, and without a row that fewer than ``min_holders`` gave."""
     bench = Bench(new_method(min_holders=fewest))
@@ -244,13 +287,17 @@ def test_the_header_from_zero_filled_rows_is_the_mean_over_the_holders(silos, fe
     for s in range(3):
         held = [rows[s] for rows, counts in gave.values() if counts[s]]
         enough, row = len(held) >= fewest, bench.coordinator["rows"][s]
-        assert torch.allclose(row, torch.tensor(statistics.mean(held)) if enough else initial[s], atol=1e-5)
+        assert torch.allclose(
+            row, torch.tensor(statistics.mean(held)) if enough else initial[s], atol=1e-5
+        )
         assert bench.coordinator["status"][s] == (2 if enough else bool(held))
 
 
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_round_leaves_the_states_before_it_as_they_were(stale):
-    """Both halves' states are values: a round is closed again after a crash, and a silo may have to repeat its own."""
+    """Both halves' states are values: a round is closed again after a crash, and a silo may have to
+    repeat its own.
+    """
     bench = Bench(new_method(stale_inclusive=stale))
     everyone = {"a": ([1, 4, 0], (1, 1, 0)), "b": ([3, 0, 5], (1, 0, 1))}
     bench.play(0, everyone)
@@ -283,36 +330,58 @@ def test_what_crosses_does_not_depend_on_the_classes_held():
 def test_the_extractor_is_in_no_part():
     for options in ({"extractors": list(DIGITS)}, {"stale_inclusive": True}):
         job = new_job(options)
-        shapes = {s.shape for r in (0, job.length) for part in (*job.up(r), *job.down(r)) for s in part.wire}
+        shapes = {
+            s.shape
+            for r in (0, job.length)
+            for part in (*job.up(r), *job.down(r))
+            for s in part.wire
+        }
         assert shapes <= {(3, 65), (3,), ()}
 
 
 def test_presence_is_at_most_one_and_the_signed_schema_says_so():
     (rows,) = [part for part in new_job({}).document()["schema"][0]["up"] if part["name"] == "rows"]
-    assert rows["tensors"][-1] == {"name": WEIGHT, "dtype": "float64", "shape": [3], "least": "0.0", "most": "1.0"}
-    (deltas,) = [p for p in new_job({"stale_inclusive": True}).document()["schema"][0]["up"] if p["name"] == "deltas"]
+    assert rows["tensors"][-1] == {
+        "name": WEIGHT,
+        "dtype": "float64",
+        "shape": [3],
+        "least": "0.0",
+        "most": "1.0",
+    }
+    (deltas,) = [
+        p
+        for p in new_job({"stale_inclusive": True}).document()["schema"][0]["up"]
+        if p["name"] == "deltas"
+    ]
     bounds = {"least": "-1.0", "most": "1.0"}
     assert deltas["tensors"][-1] == {"name": "presence", "dtype": "int64", "shape": [3], **bounds}
     (part,) = new_method().up(0)
     with pytest.raises(LocalError, match="part 'rows': its weight holds a value above 1"):
-        PLAIN.give(part, Contribution({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double()))
+        PLAIN.give(
+            part, Contribution({"rows": torch.ones(3, 65)}, torch.tensor([0.0, 2.0, 1.0]).double())
+        )
 
 
 def test_a_schema_with_another_largest_weight_is_not_ours():
-    """An operator's release without the bound, or with another one: both sides would not refuse the same."""
+    """An operator's release without the bound, or with another one: both sides would not refuse the
+    same.
+    """
     document = new_job({}).document()
     for most in ("2.0", None):
         changed = copy.deepcopy(document)
         weight = changed["schema"][0]["up"][0]["tensors"][-1]
         weight.pop("most") if most is None else weight.update(most=most)
-        with pytest.raises(LocalError, match=r"fedssa version differs \(schema\[0\].up\[0\].tensors\[1\].most\)"):
+        with pytest.raises(
+            LocalError, match=r"fedssa version differs \(schema\[0\].up\[0\].tensors\[1\].most\)"
+        ):
             Job.from_document(changed, "f")
 
 
 def test_bytes_of_the_paper_s_header():
     method = new_job({}, model="fedssa-cnn-5", classes=10).method()
     (part,) = method.up(0)
-    assert [(s.name, s.elements) for s in part.wire] == [("rows", 5010), (WEIGHT, 10)]  # 5,020 words
+    # 5,020 words
+    assert [(s.name, s.elements) for s in part.wire] == [("rows", 5010), (WEIGHT, 10)]
 
 
 def test_a_class_of_too_few_holders_is_withheld_and_its_silo_keeps_its_row():
@@ -321,7 +390,11 @@ def test_a_class_of_too_few_holders_is_withheld_and_its_silo_keeps_its_row():
     assert bench.coordinator["status"].tolist() == [2, 1, 0]
     assert not bool((bench.coordinator["rows"] == 5).any())  # the lone row is nowhere
     down = deliver(bench.method, PLAIN, bench.coordinator, 1, "a", bench.archive)
-    assert row_values(bench.method.deliver(bench.silos["a"], down, facts(1, (1, 1, 0)))) == [2, 5, 9]
+    assert row_values(bench.method.deliver(bench.silos["a"], down, facts(1, (1, 1, 0)))) == [
+        2,
+        5,
+        9,
+    ]
     assert bench.play(1, {"a": ([7, 5, 9], (1, 1, 0)), "b": ([3, 7, 9], (0, 1, 0))})[:2] == [2, 6]
     assert bench.coordinator["status"].tolist() == [2, 2, 0]  # class 0 keeps its older average
 
@@ -333,25 +406,31 @@ def test_the_stale_inclusive_average_by_hand():
     bench = Bench(new_method(stale_inclusive=True))
     one = bench.play(0, {"a": ([1, 4, 0], (1, 1, 0)), "b": ([3, 0, 5], (1, 0, 1))})
     assert one == [2, 4, 5]
-    assert bench.play(1, {"b": ([9, 0, 7], (1, 0, 1))}) == [5, 4, 7]  # class 0: (1 + 9)/2 with a away
+    # class 0: (1 + 9)/2 with a away
+    assert bench.play(1, {"b": ([9, 0, 7], (1, 0, 1))}) == [5, 4, 7]
     assert bench.play(2, {"c": ([2, 2, 2], (1, 1, 1))}) == [4, 3, 4.5]
     assert bench.coordinator["holders"].tolist() == [3, 2, 2]
-    assert bench.play(3, {"b": ([9, 6, 7], (1, 1, 0))}) == [4, 4, 2]  # b has no class 2 any more, but class 1
+    # b has no class 2 any more, but class 1
+    assert bench.play(3, {"b": ([9, 6, 7], (1, 1, 0))}) == [4, 4, 2]
     plain = Bench(new_method())
     plain.play(0, {"a": ([1, 4, 0], (1, 1, 0)), "b": ([3, 0, 5], (1, 0, 1))})
-    assert plain.play(1, {"b": ([9, 0, 7], (1, 0, 1))}) == [9, 4, 7]  # the paper's average is over the round
+    # the paper's average is over the round
+    assert plain.play(1, {"b": ([9, 0, 7], (1, 0, 1))}) == [9, 4, 7]
 
 
 def test_a_lost_upload_is_not_taken_off_again():
     bench = Bench(new_method(stale_inclusive=True))
     bench.play(0, {"a": ([2, 2, 2], (1, 1, 1)), "b": ([4, 4, 4], (1, 1, 1))})
-    assert bench.play(1, {"a": ([90, 90, 90], (1, 0, 1)), "b": ([4, 4, 4], (1, 1, 1))}, lost=["a"]) == [3, 3, 3]
+    assert bench.play(
+        1, {"a": ([90, 90, 90], (1, 0, 1)), "b": ([4, 4, 4], (1, 1, 1))}, lost=["a"]
+    ) == [3, 3, 3]
     assert bench.play(2, {"a": ([6, 6, 6], (1, 1, 1)), "c": ([5, 5, 5], (0, 0, 1))}) == [5, 5, 5]
     assert bench.coordinator["holders"].tolist() == [2, 2, 3]
 
 
 COUNTS = st.lists(st.integers(0, 2), min_size=3, max_size=3)
-DRAW = st.lists(st.tuples(st.booleans(), st.booleans(), COUNTS), min_size=3, max_size=3)  # comes, is lost, records
+# comes, is lost, records
+DRAW = st.lists(st.tuples(st.booleans(), st.booleans(), COUNTS), min_size=3, max_size=3)
 
 
 @settings(max_examples=15, deadline=None)
@@ -421,7 +500,9 @@ def test_extractors_are_dealt_in_job_order_below_one_header():
     layers = [sum(name.endswith("weight") for name in s.parts["extractor"]) for s in states]
     assert layers == [3, 4, 2, 3]
     assert all(torch.equal(s.parts["classifier"]["weight"], method.initial[:, :-1]) for s in states)
-    assert torch.equal(states[0].parts["extractor"]["fc1.weight"], states[3].parts["extractor"]["fc1.weight"])
+    assert torch.equal(
+        states[0].parts["extractor"]["fc1.weight"], states[3].parts["extractor"]["fc1.weight"]
+    )
 
 
 def test_the_job_s_own_model_as_the_only_extractor_changes_nothing(make_shards):
@@ -444,7 +525,10 @@ def test_the_job_s_own_model_as_the_only_extractor_changes_nothing(make_shards):
         ({"min_holders": 4}, "min_holders = 4, but there are 3 silos; lower it"),
         ({"mu0": 1.0}, "did you mean 'mu_0'"),
         ({"extractors": ["digits-cnn-z"]}, "no such model: digits-cnn-z; known: lenet5"),
-        ({"extractors": ["digits-cnn-a", "lenet5"]}, "extractor 'lenet5' needs at least 16 x 16 pixels"),
+        (
+            {"extractors": ["digits-cnn-a", "lenet5"]},
+            "extractor 'lenet5' needs at least 16 x 16 pixels",
+        ),
     ],
 )
 def test_bad_options_are_refused_at_admission(options, complaint):
@@ -456,7 +540,9 @@ def test_more_holders_than_a_round_draws_are_refused_unless_silos_that_are_away_
     drawn = {"silos": list("abcd"), "participation": 0.5}  # two of four
     assert new_job({"min_holders": 2}, **drawn).document()
     assert new_job({"min_holders": 4, "stale_inclusive": True}, **drawn).document()
-    with pytest.raises(LocalError, match=r"min_holders = 3, but a round draws 2 of 4 silos.*stale_inclusive = true"):
+    with pytest.raises(
+        LocalError, match=r"min_holders = 3, but a round draws 2 of 4 silos.*stale_inclusive = true"
+    ):
         new_job({"min_holders": 3}, **drawn).document()
     with pytest.raises(LocalError, match="min_holders = 5, but there are 4 silos"):
         new_job({"min_holders": 5, "stale_inclusive": True}, **drawn).document()
@@ -464,9 +550,13 @@ def test_more_holders_than_a_round_draws_are_refused_unless_silos_that_are_away_
 
 def test_extractors_of_another_width_are_refused():
     job = new_job({"extractors": ["fedssa-cnn-5", "lenet5"]}, model="fedssa-cnn-1")
-    with pytest.raises(LocalError, match="extractor 'lenet5' ends in 84 units, the job's model in 500"):
+    with pytest.raises(
+        LocalError, match="extractor 'lenet5' ends in 84 units, the job's model in 500"
+    ):
         job.document()
-    new_job({"extractors": [f"fedssa-cnn-{i}" for i in range(1, 6)]}, model="fedssa-cnn-5").document()
+    new_job(
+        {"extractors": [f"fedssa-cnn-{i}" for i in range(1, 6)]}, model="fedssa-cnn-5"
+    ).document()
 
 
 # Whole jobs.
@@ -489,7 +579,9 @@ def test_the_document_comes_back_as_the_same_job():
     assert Job.from_document(job.document(), "job").document() == job.document()
 
 
-@pytest.mark.parametrize("options", [{}, {"stale_inclusive": True, "clip": 1.0}, {"extractors": list(DIGITS)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"stale_inclusive": True, "clip": 1.0}, {"extractors": list(DIGITS)}]
+)
 def test_reruns_are_bit_identical(make_shards, options):
     job = new_job(options, silos=["a", "b", "c", "d"], participation=0.5)
     torch.manual_seed(1)
@@ -506,7 +598,9 @@ def uneven_digits(records, silos, seed):
     digits = dataset.digits()
     digits = dataset.Dataset(digits.x[:records], digits.y[:records])
     parts = partition.dirichlet(digits.y.numpy(), len(silos), 0.3, seed)
-    return {s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)}
+    return {
+        s: dataset.split(digits.take(p), s.encode(), 0.3) for s, p in zip(silos, parts, strict=True)
+    }
 
 
 def mean_accuracy(method, options, silos, shards, **fields):
@@ -516,12 +610,15 @@ def mean_accuracy(method, options, silos, shards, **fields):
 
 
 def test_on_uneven_digits_it_beats_training_alone():
-    """800 digits over four silos, 10 rounds of 2 epochs, T_stable = 5; mean over silos and draws 7 and 1.
+    """800 digits over four silos, 10 rounds of 2 epochs, T_stable = 5.
 
-    Seen over draws 7, 1 and 2: local 0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three architectures, where local
-    has 0.887). This lead is not the exchange: a control whose rows grow by the same 1 + μ_t and are not exchanged
-    reaches 0.920 (0.923). Eq. 4 works here as a larger learning rate below the header. So does its harm: T_stable = 20,
-    beyond the end of the job, gives 0.470, and 0.910 with clip = 1.
+    Mean over silos and draws 7 and 1.
+
+    Seen over draws 7, 1 and 2: local 0.886, FedAvg 0.854, FedSSA 0.921 (0.912 with three
+    architectures, where local has 0.887). This lead is not the exchange: a control whose rows grow
+    by the same 1 + μ_t and are not exchanged reaches 0.920 (0.923). Eq. 4 works here as a larger
+    learning rate below the header. So does its harm: T_stable = 20, beyond the end of the job,
+    gives 0.470, and 0.910 with clip = 1.
     """
     silos, means = ["s-0", "s-1", "s-2", "s-3"], {}
     for seed in (7, 1):
@@ -535,16 +632,20 @@ def test_on_uneven_digits_it_beats_training_alone():
 
 
 def test_where_silos_are_small_and_often_away_the_exchange_itself_helps(monkeypatch):
-    """600 digits over ten silos of three architectures, half of them a round, 16 rounds, draws 7, 1 and 2.
+    """600 digits over ten silos of three architectures, half of them a round, 16 rounds, draws 7, 1
+    and 2.
 
-    Seen: local 0.513, growing rows without exchange 0.572, FedSSA 0.641, with ``stale_inclusive`` 0.594.
+    Seen: local 0.513, growing rows without exchange 0.572, FedSSA 0.641, with ``stale_inclusive``
+    0.594.
     """
     silos = [f"s-{i}" for i in range(10)]
     options = {"t_stable": 5, "extractors": list(DIGITS)}
     shards = {seed: uneven_digits(600, silos, seed) for seed in (7, 1, 2)}
 
     def mean():
-        run = lambda s: mean_accuracy("fedssa", options, silos, shards[s], rounds=16, participation=0.5, seed=s)  # noqa: E731
+        run = lambda s: mean_accuracy(  # noqa: E731
+            "fedssa", options, silos, shards[s], rounds=16, participation=0.5, seed=s
+        )
         return statistics.mean(map(run, shards))
 
     fedssa, fuse = mean(), FedSSA.deliver

@@ -28,7 +28,12 @@ from staddle.algorithms.methods.ppfl.method import coupling_term, proportions
 from staddle.algorithms.numerics.streams import stream
 from staddle.algorithms.partition import draw as partition
 from staddle.algorithms.training.loop import mirror_step, train
-from staddle.algorithms.training.silo_round import local_round, state_from_bytes, state_to_bytes, to_modules
+from staddle.algorithms.training.silo_round import (
+    local_round,
+    state_from_bytes,
+    state_to_bytes,
+    to_modules,
+)
 from staddle.errors import LocalError
 from staddle.security.blind.sum import Bounds, group
 
@@ -41,7 +46,9 @@ seeds = settings(max_examples=25, deadline=None)
 def make(make_job):
     def make(model=None, training=None, **options):
         rounds, silos = options.pop("rounds", 4), options.pop("silos", ["a", "b", "c"])
-        return make_job("ppfl", options, GLM if model is None else model, training, rounds=rounds, silos=silos)
+        return make_job(
+            "ppfl", options, GLM if model is None else model, training, rounds=rounds, silos=silos
+        )
 
     return make
 
@@ -51,12 +58,18 @@ def with_membership(state, c):
 
 
 def population_of(seed, n=6, classes=4, models=3):
-    """Random label counts (none for some classes) and memberships: h [n, C], C [n, K], both float64."""
+    """Random label counts (none for some classes) and memberships: h [n, C], C [n, K], both
+    float64.
+    """
     rng = np.random.default_rng(seed)
     counts = torch.from_numpy(rng.integers(0, 9, (n, classes)) * (rng.random((n, classes)) < 0.7))
     counts[:, 0] += 1
     h = torch.stack([proportions(row) for row in counts])
-    return h, torch.from_numpy(rng.dirichlet(np.ones(models), n)), torch.from_numpy(rng.dirichlet(np.ones(models), n))
+    return (
+        h,
+        torch.from_numpy(rng.dirichlet(np.ones(models), n)),
+        torch.from_numpy(rng.dirichlet(np.ones(models), n)),
+    )
 
 
 def class_sums(h, c):
@@ -100,7 +113,9 @@ def test_the_surrogate_bounds_the_objective_and_touches_it_at_its_own_point(seed
     b, m = class_sums(h, before)
 
     def surrogate(c):
-        return sum(coupling_term(c[i], h[i] @ b, h[i] @ m) for i in range(len(h))) + torch.trace(before.T @ W @ before)
+        return sum(coupling_term(c[i], h[i] @ b, h[i] @ m) for i in range(len(h))) + torch.trace(
+            before.T @ W @ before
+        )
 
     def objective(c):  # (1/2) Σ_ij w_ij ‖c_i − c_j‖²: Eq. 4 with λ = 1
         return 0.5 * (W * (c[:, None] - c[None]).square().sum(-1)).sum()
@@ -110,27 +125,41 @@ def test_the_surrogate_bounds_the_objective_and_touches_it_at_its_own_point(seed
 
 
 def test_two_silos_by_hand(make):
-    """Labels 3:4 and 1:0, so h = (.6, .8) and (1, 0) and w = .6; c = (.2, .8) and (.7, .3); b = (1.6, .8)."""
+    """Labels 3:4 and 1:0, so h = (.6, .8) and (1, 0) and w = .6; c = (.2, .8) and (.7, .3).
+
+    B = (1.6, .8).
+    """
     method = make(models=2, lam=0.5, lam_scale="literal").method()
     one, other = with_membership(initial_state(method, "a"), [0.2, 0.8]), initial_state(method, "b")
     other = with_membership(other, [0.7, 0.3])
-    contributions = [method.give(one, FACTS), method.give(other, replace(FACTS, class_counts=torch.tensor([7, 0])))]
-    given_ = [PLAIN.give(method.coupling, contribution["coupling"]) for contribution in contributions]
+    contributions = [
+        method.give(one, FACTS),
+        method.give(other, replace(FACTS, class_counts=torch.tensor([7, 0]))),
+    ]
+    given_ = [
+        PLAIN.give(method.coupling, contribution["coupling"]) for contribution in contributions
+    ]
     sums = PLAIN.collect(method.coupling, (0, 1), lambda i, name: given_[i][name])
     assert sums["b"].tolist() == pytest.approx([1.6, 0.8])
-    assert sums["m"].flatten().tolist() == pytest.approx([0.6 * 0.2 + 0.7, 0.6 * 0.8 + 0.3, 0.8 * 0.2, 0.8 * 0.8])
+    assert sums["m"].flatten().tolist() == pytest.approx(
+        [0.6 * 0.2 + 0.7, 0.6 * 0.8 + 0.3, 0.8 * 0.2, 0.8 * 0.8]
+    )
     assert sums["silos"] == 2
     one = method.deliver(one, {"coupling": sums}, FACTS)
     c = torch.tensor([0.2, 0.8], requires_grad=True)
 
     def gradient(method):
         stage = method.membership_stage(one, FACTS)
-        return torch.autograd.grad(stage.penalty({"membership": {"c": c}}, stage.context), c)[0].tolist()
+        return torch.autograd.grad(stage.penalty({"membership": {"c": c}}, stage.context), c)[
+            0
+        ].tolist()
 
     # [L C]_a = w (c_a − c_b) = .6 · (−.5, .5); gradient 2 λ [L C]_a with λ = .5
     assert gradient(method) == pytest.approx([-0.3, 0.3], abs=1e-6)
     # normalised: mean degree ‖b‖²/N = (2.56 + .64)/2 = 1.6
-    assert gradient(make(models=2, lam=0.5).method()) == pytest.approx([-0.3 / 1.6, 0.3 / 1.6], abs=1e-6)
+    assert gradient(make(models=2, lam=0.5).method()) == pytest.approx(
+        [-0.3 / 1.6, 0.3 / 1.6], abs=1e-6
+    )
     # the code's quirk: λ d_a c_a with d_a = h_a·b = 1.6
     quirk = make(models=2, lam=0.5, lam_scale="literal", no_affinity=True).method()
     assert gradient(quirk) == pytest.approx([0.5 * 1.6 * 0.2, 0.5 * 1.6 * 0.8], abs=1e-6)
@@ -150,9 +179,15 @@ def test_before_the_first_sums_nothing_pulls(make):
 # The mirror step: Eq. 14.
 
 
-@given(st.integers(0, 10**6), st.sampled_from(["mirror", "mirror-double-exponential"]), st.sampled_from([0.0, 0.01]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(["mirror", "mirror-double-exponential"]),
+    st.sampled_from([0.0, 0.01]),
+)
 @seeds
-def test_the_mirror_step_stays_on_the_simplex_and_a_constant_gradient_is_a_fixed_point(seed, rule, floor):
+def test_the_mirror_step_stays_on_the_simplex_and_a_constant_gradient_is_a_fixed_point(
+    seed, rule, floor
+):
     rng = np.random.default_rng(seed)
     start = torch.from_numpy(0.05 + 0.8 * rng.dirichlet(np.ones(4)))
     optimiser = Optimiser(float(rng.uniform(0.1, 3)), rule=rule, floor=floor)
@@ -167,7 +202,10 @@ def test_the_mirror_step_stays_on_the_simplex_and_a_constant_gradient_is_a_fixed
 
 def test_both_rules_by_hand():
     gradient = torch.tensor([math.log(2), 0.0])
-    for rule, factors in (("mirror", (0.5, 1.0)), ("mirror-double-exponential", (math.exp(0.5), math.exp(1)))):
+    for rule, factors in (
+        ("mirror", (0.5, 1.0)),
+        ("mirror-double-exponential", (math.exp(0.5), math.exp(1))),
+    ):
         point = torch.tensor([0.4, 0.6], dtype=torch.float64)
         mirror_step([point], [gradient], Optimiser(1.0, rule=rule))
         moved = [0.4 * factors[0], 0.6 * factors[1]]
@@ -182,30 +220,44 @@ def test_a_silo_takes_one_step_on_all_its_records_by_hand(make):
     odds = {"0.weight": torch.zeros(2, 3), "0.bias": torch.tensor([math.log(3), 0.0])}  # (3/4, 1/4)
     odds |= {"1.weight": torch.zeros(2, 3), "1.bias": torch.tensor([0.0, 0.0])}  # (1/2, 1/2)
     state = SiloState({**state.parts, "canonical": odds}, state.extra)
-    records = Dataset(torch.zeros(50, 1, 1, 3), torch.tensor([0] * 40 + [1] * 10))  # more than one batch of 8
+    # more than one batch of 8
+    records = Dataset(torch.zeros(50, 1, 1, 3), torch.tensor([0] * 40 + [1] * 10))
     modules = to_modules(method, "a", state)
     (stage, _) = method.stages(state, FACTS)
     train(modules, stage, records, job.training.batch_size, stream(0, "a", 0, "train/0"))
     likelihood = {0: (0.75, 0.5), 1: (0.25, 0.5)}
     mixed = {y: 0.25 * p[0] + 0.75 * p[1] for y, p in likelihood.items()}
-    gradient = [-(0.8 * likelihood[0][k] / mixed[0] + 0.2 * likelihood[1][k] / mixed[1]) for k in (0, 1)]
+    gradient = [
+        -(0.8 * likelihood[0][k] / mixed[0] + 0.2 * likelihood[1][k] / mixed[1]) for k in (0, 1)
+    ]
     moved = [0.25 * math.exp(-0.7 * gradient[0]), 0.75 * math.exp(-0.7 * gradient[1])]
-    assert modules["membership"].c.tolist() == pytest.approx([v / sum(moved) for v in moved], abs=1e-6)
+    assert modules["membership"].c.tolist() == pytest.approx(
+        [v / sum(moved) for v in moved], abs=1e-6
+    )
     assert torch.equal(modules["canonical"][0].bias, odds["0.bias"])  # θ stood still
 
 
 def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
-    """PPFL2 under Algorithm O1 with both weights of Eq. 12: Eq. 14 with the dense Laplacian, Eq. 11 with the new c.
+    """PPFL2 under Algorithm O1 with both weights of Eq. 12: Eq. 14 with the dense Laplacian, Eq. 11
+    with the new c.
 
-    u = Σ_k c_k u_k, G = mean (softmax(u z) − y) zᵀ is the gradient in u, so ⟨G, u_k⟩ that in c_k and c_k G that in u_k.
+    u = Σ_k c_k u_k, G = mean (softmax(u z) − y) zᵀ is the gradient in u, so ⟨G, u_k⟩ that in c_k
+    and c_k G that in u_k.
     """
     x = {"a": [[1.0, 0.0], [0.0, 1.0], [1.0, 2.0]], "b": [[2.0, 1.0], [-1.0, 1.0], [0.0, -1.0]]}
     y, c = {"a": [0, 1, 1], "b": [1, 1, 1]}, {"a": np.array([0.2, 0.8]), "b": np.array([0.7, 0.3])}
-    u = np.array([[[1.0, -1, 0.5], [0, 1, 0]], [[0.3, 0.2, -1], [1, 1, 1]]])  # [K, C, weights and bias]
+    # [K, C, weights and bias]
+    u = np.array([[[1.0, -1, 0.5], [0, 1, 0]], [[0.3, 0.2, -1], [1, 1, 1]]])
     h = np.array([[1, 2] / np.sqrt(5), [0, 1]])
     W, C = h @ h.T, np.stack([c["a"], c["b"]])
     pull = dict(zip("ab", 2 * 0.05 * (np.diag(W.sum(1)) - W) @ C, strict=True))  # 2 λ [L C]_i
-    options = {"models": 2, "variant": "ppfl2", "lam": 0.05, "lam_scale": "literal", "membership_lr": 0.7}
+    options = {
+        "models": 2,
+        "variant": "ppfl2",
+        "lam": 0.05,
+        "lam_scale": "literal",
+        "membership_lr": 0.7,
+    }
     model = {"name": "glm", "classes": 2, "input": [1, 1, 2]}
     moved = {}
     for weights in ("equal", "samples"):
@@ -213,7 +265,8 @@ def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
         method, archive, gave = job.method(), MemoryArchive(), {}
         sums = {"b": h.sum(0), "m": h.T @ C, "silos": np.array(2.0)}
         down = {"coupling": {name: torch.tensor(value) for name, value in sums.items()}}
-        for silo, number in (("a", 3), ("b", 6)):  # b holds its records twice: the same means, another weight
+        # b holds its records twice: the same means, another weight
+        for silo, number in (("a", 3), ("b", 6)):
             theta = {f"{k}.weight": torch.tensor(u[k, :, :2]).float() for k in (0, 1)}
             theta |= {f"{k}.bias": torch.tensor(u[k, :, 2]).float() for k in (0, 1)}
             start = with_membership(initial_state(method, silo), c[silo].tolist())
@@ -230,12 +283,21 @@ def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
             steps = [(gradient(c[silo]) * u[k]).sum() + pull[silo][k] for k in (0, 1)]
             fresh = c[silo] * np.exp(-0.7 * np.array(steps))
             fresh /= fresh.sum()
-            assert outcome.state.parts["membership"]["c"].tolist() == pytest.approx(fresh.tolist(), abs=1e-6)
+            assert outcome.state.parts["membership"]["c"].tolist() == pytest.approx(
+                fresh.tolist(), abs=1e-6
+            )
             moved[silo] = np.stack([u[k] - 0.4 * fresh[k] * gradient(fresh) for k in (0, 1)])
             got = outcome.state.parts["canonical"]
-            assert np.allclose(np.stack([got["0.weight"], got["1.weight"]]), moved[silo][..., :2], atol=1e-6)
-            assert np.allclose(np.stack([got["0.bias"], got["1.bias"]]), moved[silo][..., 2], atol=1e-6)
-            gave |= {(part.name, silo): PLAIN.give(part, outcome.contributions[part.name]) for part in job.up(1)}
+            assert np.allclose(
+                np.stack([got["0.weight"], got["1.weight"]]), moved[silo][..., :2], atol=1e-6
+            )
+            assert np.allclose(
+                np.stack([got["0.bias"], got["1.bias"]]), moved[silo][..., 2], atol=1e-6
+            )
+            gave |= {
+                (part.name, silo): PLAIN.give(part, outcome.contributions[part.name])
+                for part in job.up(1)
+            }
         read = lambda part, silo, name, gave=gave: gave[part, silo][name]  # noqa: E731
         close_round(method, PLAIN, {}, 1, ("a", "b"), job.up(1), read, archive)
         share = 1 / 2 if weights == "equal" else 1 / 3
@@ -247,7 +309,11 @@ def test_one_round_of_two_silos_with_three_points_each_by_hand(make):
 def test_one_step_on_all_records_whatever_the_epochs_and_the_codes_way_to_step(make):
     def membership(**options):
         method = make(training={"epochs": 3}, floor=0.02, **options).method()
-        (stage,) = (s for s in method.stages(initial_state(method, "a"), FACTS) if s.trains == ("membership",))
+        (stage,) = (
+            s
+            for s in method.stages(initial_state(method, "a"), FACTS)
+            if s.trains == ("membership",)
+        )
         return stage.epochs, stage.full_batch, stage.optimiser.rule, stage.optimiser.floor
 
     assert membership() == (1, True, "mirror", 0.02)
@@ -257,9 +323,15 @@ def test_one_step_on_all_records_whatever_the_epochs_and_the_codes_way_to_step(m
 
 def test_the_theta_step_moves_the_extractor_and_all_canonical_models(make):
     method = make({"classes": 2}, {"epochs": 3}).method()
-    (stage,) = (s for s in method.stages(initial_state(method, "a"), FACTS) if "membership" not in s.trains)
+    (stage,) = (
+        s for s in method.stages(initial_state(method, "a"), FACTS) if "membership" not in s.trains
+    )
     assert (stage.trains, stage.epochs, stage.full_batch) == (("extractor", "canonical"), 3, False)
-    (alone,) = (s for s in make().method().stages(initial_state(method, "a"), FACTS) if "membership" not in s.trains)
+    (alone,) = (
+        s
+        for s in make().method().stages(initial_state(method, "a"), FACTS)
+        if "membership" not in s.trains
+    )
     assert alone.trains == ("canonical",)  # a GLM has no v
 
 
@@ -281,7 +353,9 @@ def test_linear_models_mixed_before_the_softmax_are_the_interpolated_model_and_m
 
 
 def test_eqs_7_and_8_by_hand():
-    """u_1 = (ln 3, 0) and u_2 = (0, 0): Eq. 7 mixes 3/4 and 1/2, Eq. 8 takes the softmax of (c_1 ln 3, 0)."""
+    """u_1 = (ln 3, 0) and u_2 = (0, 0): Eq. 7 mixes 3/4 and 1/2, Eq. 8 takes the softmax of (c_1 ln
+    3, 0).
+    """
     first, second = nn.Linear(1, 2), nn.Linear(1, 2)
     for model, bias in ((first, [math.log(3), 0.0]), (second, [0.0, 0.0])):
         nn.init.zeros_(model.weight)
@@ -295,7 +369,9 @@ def test_eqs_7_and_8_by_hand():
 
 
 def test_the_loss_of_ppfl1_is_the_likelihood_as_it_stands(make):
-    """Off the simplex too: a second log-softmax would hide a gradient that the mirror step does not see either."""
+    """Off the simplex too: a second log-softmax would hide a gradient that the mirror step does not
+    see either.
+    """
     method = make(models=2).method()
     modules = method.modules("a")
     modules["membership"].c.data = torch.tensor([0.5, 0.25])
@@ -305,20 +381,29 @@ def test_the_loss_of_ppfl1_is_the_likelihood_as_it_stands(make):
     assert torch.allclose(method.loss(modules, x, y, {}), by_hand, atol=1e-6)
     interpolation = make(models=2, variant="ppfl2").method()
     modules["canonical"].mixture = "parameters"
-    scores = sum(c * u(x.flatten(1)) for c, u in zip((0.5, 0.25), modules["canonical"], strict=True))
+    scores = sum(
+        c * u(x.flatten(1)) for c, u in zip((0.5, 0.25), modules["canonical"], strict=True)
+    )
     expected = nn.functional.cross_entropy(scores, y, reduction="none")
     assert torch.allclose(interpolation.loss(modules, x, y, {}), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"variant": "ppfl2", "canonical": "mlp"}, {"mixture": "logits"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"variant": "ppfl2", "canonical": "mlp"}, {"mixture": "logits"}]
+)
 def test_the_parts_are_callables_that_vmap_takes(make, options):
     method = make(models=2, **options).method()
     modules = method.modules("a")
-    stacked = {part: {k: torch.stack([v, 2 * v]) for k, v in m.named_parameters()} for part, m in modules.items()}
+    stacked = {
+        part: {k: torch.stack([v, 2 * v]) for k, v in m.named_parameters()}
+        for part, m in modules.items()
+    }
     x = torch.randn(5, 1, 1, 3)
 
     def predict(parameters):
-        call = lambda part: lambda *a: torch.func.functional_call(modules[part], parameters[part], a)  # noqa: E731
+        call = lambda part: (  # noqa: E731
+            lambda *a: torch.func.functional_call(modules[part], parameters[part], a)
+        )
         return method.predict({part: call(part) for part in modules}, x)
 
     both = torch.vmap(predict)(stacked)
@@ -333,7 +418,12 @@ def test_the_parts_are_callables_that_vmap_takes(make, options):
 
 def test_the_size_of_the_mnist_model(make):
     """Four MLPs 784-128-10, no v: 4 · (100,480 + 1,290) numbers."""
-    job = make({"name": "glm", "classes": 10, "input": [1, 28, 28]}, models=4, canonical="mlp", silos=["a", "b"])
+    job = make(
+        {"name": "glm", "classes": 10, "input": [1, 28, 28]},
+        models=4,
+        canonical="mlp",
+        silos=["a", "b"],
+    )
     model, coupling = job.method().up(0)
     assert sum(spec.elements for spec in model.tensors) == 4 * (100_480 + 1_290) == 407_080
     assert model.kind is Kind.CANONICAL_MODELS
@@ -345,15 +435,24 @@ def test_the_wire_list(make):
     plain = make({"norm": "batch"}, rounds=3)
     model, coupling = plain.method().up(0)
     assert plain.method().up(2) == (model, coupling)
-    assert (model.kind, model.exchange, coupling.exchange) == (Kind.WHOLE_MODEL, Sum("mean", most=1.0), Sum("total"))
+    assert (model.kind, model.exchange, coupling.exchange) == (
+        Kind.WHOLE_MODEL,
+        Sum("mean", most=1.0),
+        Sum("total"),
+    )
     names = [spec.name for spec in model.tensors]
     assert "extractor.conv1.weight" in names
     assert "canonical.2.bias" in names
-    assert not any("membership" in name or "running" in name or "classifier" in name for name in names)
+    assert not any(
+        "membership" in name or "running" in name or "classifier" in name for name in names
+    )
     assert [part.name for part in plain.method().down(0)] == ["model", "coupling"]
     assert [part.name for part in make(lam=0.0).method().up(0)] == ["model"]
     released = {
-        when: [[part.name for part in make(rounds=3, release_membership=when).method().up(r)][2:] for r in range(3)]
+        when: [
+            [part.name for part in make(rounds=3, release_membership=when).method().up(r)][2:]
+            for r in range(3)
+        ]
         for when in ("never", "last", "always")
     }
     assert released == {
@@ -366,7 +465,9 @@ def test_the_wire_list(make):
 
 
 def test_equal_weights_need_no_bounds_of_a_blind_job(make):
-    """A job whose other methods weigh by records, as the demo's, may say that weights are 191 to 561."""
+    """A job whose other methods weigh by records, as the demo's, may say that weights are 191 to
+    561.
+    """
     declared = Bounds(least=191, most=561)
     for weights, bounds, ring in (("equal", (1, 1), 32), ("samples", (191, 561), 32)):
         (model, *_) = make(weights=weights).method().up(0)
@@ -402,18 +503,30 @@ def test_combinations_that_cannot_work_are_refused_at_construction(make, options
     ],
 )
 def test_class_sums_over_changing_cohorts_are_refused(make_job, fields, refused):
-    """Label proportions are static: two sums over sets that differ by one silo are that silo's proportions."""
+    """Label proportions are static: two sums over sets that differ by one silo are that silo's
+    proportions.
+    """
     job = lambda lam: make_job("ppfl", {"lam": lam}, GLM, silos=list("abcd"), **fields)  # noqa: E731
     assert "coupling" not in [part.name for part in job(0.0).method().up(0)]
     if not refused:
         assert "coupling" in [part.name for part in job(1e-9).method().up(0)]
         return
-    with pytest.raises(LocalError, match=r"of 4 silos are drawn.*lam = 0.*participation = 1\.0.*min_cohort = 4"):
+    with pytest.raises(
+        LocalError, match=r"of 4 silos are drawn.*lam = 0.*participation = 1\.0.*min_cohort = 4"
+    ):
         job(1e-9).document()
 
 
 @pytest.mark.parametrize(
-    "options", [{"models": 0}, {"floor": 0.0}, {"lam": -1.0}, {"lam": math.inf}, {"p_theta": 1.0}, {"variant": "x"}]
+    "options",
+    [
+        {"models": 0},
+        {"floor": 0.0},
+        {"lam": -1.0},
+        {"lam": math.inf},
+        {"p_theta": 1.0},
+        {"variant": "x"},
+    ],
 )
 def test_options_out_of_range_are_refused(make, options):
     with pytest.raises(LocalError, match=next(iter(options))):
@@ -423,14 +536,21 @@ def test_options_out_of_range_are_refused(make, options):
 def test_a_network_without_a_linear_classifier_is_refused(make):
     setting = make().setting()
     with pytest.raises(LocalError, match="not Identity"):
-        METHODS["ppfl"](replace(setting, sketch=lambda: {"extractor": nn.Flatten(), "classifier": nn.Identity()}))
+        METHODS["ppfl"](
+            replace(
+                setting, sketch=lambda: {"extractor": nn.Flatten(), "classifier": nn.Identity()}
+            )
+        )
 
 
 # Schedules.
 
 
 def trained(method, round_):
-    return [stage.trains[0] for stage in method.stages(initial_state(method, "a"), replace(FACTS, round=round_))]
+    return [
+        stage.trains[0]
+        for stage in method.stages(initial_state(method, "a"), replace(FACTS, round=round_))
+    ]
 
 
 def test_the_order_of_the_blocks(make):
@@ -442,12 +562,16 @@ def test_the_order_of_the_blocks(make):
 def test_rbcd_draws_one_public_block_a_round(make):
     method = make(schedule="rbcd", p_theta=0.7, rounds=150, release_membership="last").method()
     blocks = [method.blocks(r) for r in range(150)]
-    assert blocks == [make(schedule="rbcd", p_theta=0.7, rounds=150).method().blocks(r) for r in range(150)]
+    assert blocks == [
+        make(schedule="rbcd", p_theta=0.7, rounds=150).method().blocks(r) for r in range(150)
+    ]
     assert set(blocks) == {("theta",), ("c",)}
     assert blocks.count(("theta",)) / 150 == pytest.approx(0.7, abs=0.1)
     for round_, (block,) in enumerate(blocks[:12]):
         assert trained(method, round_) == ["canonical" if block == "theta" else "membership"]
-        assert [part.name for part in method.up(round_)] == ["model" if block == "theta" else "coupling"]
+        assert [part.name for part in method.up(round_)] == [
+            "model" if block == "theta" else "coupling"
+        ]
     assert method.up(149)[-1].name == "membership"
 
 
@@ -455,9 +579,9 @@ def test_a_c_round_leaves_the_published_model_as_it_is(make, make_data):
     job = make(schedule="rbcd", rounds=30, silos=["a", "b"])
     method, archive = job.method(), MemoryArchive()
     round_ = next(r for r in range(30) if method.blocks(r) == ("c",))
-    assert method.combine({}, round_, ("a", "b"), {"coupling": {"b": 1, "m": 2, "silos": 3}}).published.keys() == {
-        "coupling"
-    }
+    assert method.combine(
+        {}, round_, ("a", "b"), {"coupling": {"b": 1, "m": 2, "silos": 3}}
+    ).published.keys() == {"coupling"}
     archive.publish("model", {spec.name: torch.ones(spec.shape) for spec in method.model.tensors})
     down = deliver(method, PLAIN, {}, round_, "a", archive)
     state = initial_state(method, "a")
@@ -465,7 +589,8 @@ def test_a_c_round_leaves_the_published_model_as_it_is(make, make_data):
     outcome = local_round(method, job, state, round_, down, records, records, "a")
     assert torch.equal(outcome.state.parts["canonical"]["0.weight"], torch.ones(2, 3))
     assert outcome.contributions.keys() == {"coupling", "metrics"}
-    assert torch.equal(state.parts["membership"]["c"], torch.full((3,), 1 / 3))  # values: the earlier state stands
+    # values: the earlier state stands
+    assert torch.equal(state.parts["membership"]["c"], torch.full((3,), 1 / 3))
 
 
 def test_the_rate_of_the_memberships_falls_with_that_of_the_models(make):
@@ -480,7 +605,9 @@ def test_the_rate_of_the_memberships_falls_with_that_of_the_models(make):
 
 
 def same(one, other):
-    states = all(state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in one.states)
+    states = all(
+        state_to_bytes(one.states[s]) == state_to_bytes(other.states[s]) for s in one.states
+    )
     released = all(torch.equal(one.coordinator[k], other.coordinator[k]) for k in one.coordinator)
     return states and released and one.history == other.history
 
@@ -490,13 +617,24 @@ def same(one, other):
     [
         ({"release_membership": "always", "lam": 0.0}, 0.7),
         ({"variant": "ppfl2", "canonical": "mlp", "hidden": 8, "schedule": "rbcd"}, 1.0),
-        ({"schedule": "theta_then_c", "membership_batches": True, "no_affinity": True, "double_exponential": True}, 1),
+        (
+            {
+                "schedule": "theta_then_c",
+                "membership_batches": True,
+                "no_affinity": True,
+                "double_exponential": True,
+            },
+            1,
+        ),
         ({"schedule": "rbcd", "lam": 0.0}, 0.7),
     ],
 )
 def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options, participation):
-    job = make_job("ppfl", options, {"norm": "batch"}, participation=participation, silos=["a", "b", "c", "d"])
-    job = Job.from_document(job.document(), "document", federated=False)  # options and schema survive their document
+    job = make_job(
+        "ppfl", options, {"norm": "batch"}, participation=participation, silos=["a", "b", "c", "d"]
+    )
+    # options and schema survive their document
+    job = Job.from_document(job.document(), "document", federated=False)
     torch.manual_seed(1)
     one = simulate(job, make_shards(job))
     torch.manual_seed(2)
@@ -505,7 +643,8 @@ def test_a_whole_job_twice_gives_the_same_bits(make_job, make_shards, options, p
     assert torch.allclose(memberships.sum(1), torch.ones(4), atol=1e-6)
     assert not torch.allclose(memberships, torch.full((4, 3), 1 / 3), atol=1e-4)
     thetas = [one.states[silo].parts["canonical"] for silo in job.silos]
-    assert all(torch.equal(theta[name], thetas[0][name]) for theta in thetas for name in theta)  # U is common
+    # U is common
+    assert all(torch.equal(theta[name], thetas[0][name]) for theta in thetas for name in theta)
     if options.get("release_membership"):
         given_ = {s for r in range(job.rounds) for s in job.cohort(r)}
         rows = heatmap.released(one.coordinator)
@@ -524,16 +663,21 @@ def test_the_coupling_draws_silos_of_like_labels_together(make_job, make_shards)
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "ppfl"])
-def test_a_network_without_extractor_parameters_runs_and_its_state_survives_a_file(make_job, make_data, method):
+def test_a_network_without_extractor_parameters_runs_and_its_state_survives_a_file(
+    make_job, make_data, method
+):
     job = make_job(method, model=GLM, rounds=2)
-    shards = {s: (make_data(20, i, 2, (1, 1, 3)), make_data(9, 9 + i, 2, (1, 1, 3))) for i, s in enumerate(job.silos)}
+    shards = {
+        s: (make_data(20, i, 2, (1, 1, 3)), make_data(9, 9 + i, 2, (1, 1, 3)))
+        for i, s in enumerate(job.silos)
+    }
     state = simulate(job, shards).states["a"]
     again = state_from_bytes(state_to_bytes(state))
     modules = to_modules(job.method(), "a", again)
     assert modules.keys() == job.method().modules("a").keys()
-    assert state_to_bytes(local_round(job.method(), job, again, 1, {}, *shards["a"], "a").state) == state_to_bytes(
-        local_round(job.method(), job, state, 1, {}, *shards["a"], "a").state
-    )
+    assert state_to_bytes(
+        local_round(job.method(), job, again, 1, {}, *shards["a"], "a").state
+    ) == state_to_bytes(local_round(job.method(), job, state, 1, {}, *shards["a"], "a").state)
     assert all(part.tensors for round_ in range(2) for part in (*job.up(round_), *job.down(round_)))
 
 
@@ -549,11 +693,24 @@ def test_a_round_through_the_coordinator_averages_theta(make):
         start = initial_state(method, silo)
         theta = {name: torch.full_like(t, value) for name, t in start.parts["canonical"].items()}
         states[silo] = SiloState({**start.parts, "canonical": theta}, start.extra)
-    gave = {s: PLAIN.give(method.model, method.give(state, FACTS)["model"]) for s, state in states.items()}
-    close_round(method, PLAIN, {}, 1, ("a", "b"), method.up(1), lambda _, silo, name: gave[silo][name], archive)
+    gave = {
+        s: PLAIN.give(method.model, method.give(state, FACTS)["model"])
+        for s, state in states.items()
+    }
+    close_round(
+        method,
+        PLAIN,
+        {},
+        1,
+        ("a", "b"),
+        method.up(1),
+        lambda _, silo, name: gave[silo][name],
+        archive,
+    )
     down = deliver(method, PLAIN, {}, 2, "a", archive)
     fresh = method.deliver(states["a"], down, FACTS)
-    assert all(torch.equal(t, torch.full_like(t, 2.5)) for t in fresh.parts["canonical"].values())  # Eq. 12
+    # Eq. 12
+    assert all(torch.equal(t, torch.full_like(t, 2.5)) for t in fresh.parts["canonical"].values())
     assert torch.equal(fresh.parts["membership"]["c"], states["a"].parts["membership"]["c"])
 
 
@@ -591,42 +748,63 @@ def compare(make_job, silos, shards, model, training, rounds, options, seed=7):
 def test_the_glm_learns_the_synthetic_population_and_its_mixtures(make_job):
     """Seen: PPFL .762, local .720, FedAvg .653, all at one learning rate.
 
-    Twenty coefficients are many for the 50 to 60 records of a silo, and the silos disagree on them: local models lack
-    records, one model fits nobody. With ten coefficients and up to 120 records local models were better (.82 and .80,
-    PPFL .79 and .77, the mean of three populations): then a silo alone has records enough.
+    Twenty coefficients are many for the 50 to 60 records of a silo, and the silos disagree on them:
+    local models lack records, one model fits nobody. With ten coefficients and up to 120 records
+    local models were better (.82 and .80, PPFL .79 and .77, the mean of three populations): then a
+    silo alone has records enough.
     """
     silos = [f"silo-{i}" for i in range(12)]
     truth = population(silos, dimension=20, alpha=0.2, tests=100, largest=60, seed=12353)
-    model, training = {"name": "glm", "classes": 2, "input": [1, 1, 20]}, {"batch_size": 64, "lr": 2.0}
-    reached, ppfl = compare(make_job, silos, truth.shards, model, training, 30, {"membership_lr": 3.0})
+    model, training = (
+        {"name": "glm", "classes": 2, "input": [1, 1, 20]},
+        {"batch_size": 64, "lr": 2.0},
+    )
+    reached, ppfl = compare(
+        make_job, silos, truth.shards, model, training, 30, {"membership_lr": 3.0}
+    )
     assert reached["ppfl"] > reached["local"] + 0.025
     assert reached["ppfl"] > reached["fedavg"] + 0.08
     learned = heatmap.simulated(ppfl.states).double()
-    gaps = [(learned[:, list(order)] - truth.mixtures).abs().mean().item() for order in permutations(range(3))]
-    assert min(gaps) < 0.5 * (1 / 3 - truth.mixtures).abs().mean().item()  # half of what 1/K is away from the truth
+    gaps = [
+        (learned[:, list(order)] - truth.mixtures).abs().mean().item()
+        for order in permutations(range(3))
+    ]
+    # half of what 1/K is away from the truth
+    assert min(gaps) < 0.5 * (1 / 3 - truth.mixtures).abs().mean().item()
 
 
 def digits_of(silos, cuts, train, relabel=lambda _, y: y):
-    """The first ``train`` records of each silo's share to train on, the rest to test on, one at least."""
+    """The first ``train`` records of each silo's share to train on, the rest to test on, one at
+    least.
+    """
     whole = dataset.digits()
     cuts = [(cut[: min(train, len(cut) - 1)], cut[min(train, len(cut) - 1) :]) for cut in cuts]
     take = lambda i, index: Dataset(whole.x[index], relabel(i, whole.y[index]))  # noqa: E731
-    return {s: (take(i, own), take(i, test)) for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))}
+    return {
+        s: (take(i, own), take(i, test))
+        for i, (s, (own, test)) in enumerate(zip(silos, cuts, strict=True))
+    }
 
 
 DIGITS = {"name": "glm", "classes": 10, "input": [1, 8, 8]}
 
 
 def test_digits_under_two_concepts(make_job):
-    """Digits y at four silos and 9 − y at four, 30 training records each; the canonical models part the silos.
+    """Digits y at four silos and 9 − y at four, 30 training records each.
+
+    The canonical models part the silos.
 
     Seen: PPFL .827, local .710, FedAvg .423 (after 25 rounds .872, .719 and .421).
     """
     silos = [f"silo-{i}" for i in range(8)]
     order = np.random.default_rng(0).permutation(1797)
-    shards = digits_of(silos, [order[i::8] for i in range(8)], 30, lambda i, y: 9 - y if i % 2 else y)
+    shards = digits_of(
+        silos, [order[i::8] for i in range(8)], 30, lambda i, y: 9 - y if i % 2 else y
+    )
     training = {"batch_size": 16, "lr": 1.0}
-    reached, ppfl = compare(make_job, silos, shards, DIGITS, training, 15, {"models": 2, "membership_lr": 1.0})
+    reached, ppfl = compare(
+        make_job, silos, shards, DIGITS, training, 15, {"models": 2, "membership_lr": 1.0}
+    )
     assert reached["ppfl"] > reached["local"] + 0.03
     assert reached["ppfl"] > reached["fedavg"] + 0.3
     choice = heatmap.simulated(ppfl.states).argmax(1)
@@ -637,26 +815,35 @@ def test_digits_under_two_concepts(make_job):
 def test_digits_under_label_skew(make_job):
     """Dirichlet(0.1) labels, 40 training records a silo. Seen: local .892, FedAvg .885, PPFL .867.
 
-    PPFL does not win here: the silos differ in p(y) and agree on p(y | x), so that one model fits all of them and K = 1
-    loses nothing, while with K = 4 each canonical model learns from the silos that chose it alone, and the mean over
-    all silos (Eq. 12) shortens its steps about K times: at a quarter of this learning rate PPFL reached .77 only.
+    PPFL does not win here: the silos differ in p(y) and agree on p(y | x), so that one model fits
+    all of them and K = 1 loses nothing, while with K = 4 each canonical model learns from the silos
+    that chose it alone, and the mean over all silos (Eq. 12) shortens its steps about K times: at a
+    quarter of this learning rate PPFL reached .77 only.
     """
     silos = [f"silo-{i}" for i in range(8)]
     cuts = [
-        np.concatenate([cut[::2][:40], cut[1::2]]) for cut in partition.dirichlet(dataset.digits().y.numpy(), 8, 0.1, 0)
+        np.concatenate([cut[::2][:40], cut[1::2]])
+        for cut in partition.dirichlet(dataset.digits().y.numpy(), 8, 0.1, 0)
     ]
     shards = digits_of(silos, cuts, 40)
     training = {"epochs": 2, "batch_size": 16, "lr": 1.2}
-    reached, _ = compare(make_job, silos, shards, DIGITS, training, 12, {"models": 4, "membership_lr": 0.5})
+    reached, _ = compare(
+        make_job, silos, shards, DIGITS, training, 12, {"models": 4, "membership_lr": 0.5}
+    )
     assert reached["local"] > 0.8
-    assert max(reached["local"], reached["fedavg"]) - 0.08 < reached["ppfl"] < max(reached["local"], reached["fedavg"])
+    assert (
+        max(reached["local"], reached["fedavg"]) - 0.08
+        < reached["ppfl"]
+        < max(reached["local"], reached["fedavg"])
+    )
 
 
 def test_population_follows_its_definition():
     silos = [f"silo-{i}" for i in range(40)]
     drawn = population(silos, components=2, dimension=4, noise=0.0, tests=30)
     again = population(silos[:3], components=2, dimension=4, noise=0.0, tests=30)
-    assert all(torch.equal(drawn.shards[s][0].x, again.shards[s][0].x) for s in silos[:3])  # a silo's own stream
+    # a silo's own stream
+    assert all(torch.equal(drawn.shards[s][0].x, again.shards[s][0].x) for s in silos[:3])
     sizes = [len(trained) for trained, _ in drawn.shards.values()]
     assert min(sizes) >= 50
     assert max(sizes) == 1000
@@ -667,7 +854,13 @@ def test_population_follows_its_definition():
     assert records.x.abs().max() <= 1
     labels = (records.x[:, 0, 0].double() @ drawn.coefficients.T > 0).long()  # [n, 2]
     assert bool((labels == records.y[:, None]).any(1).all())  # every label is one component's
-    for wrong in ({"components": 0}, {"alpha": 0.0}, {"alpha": math.nan}, {"noise": -1.0}, {"tests": 0}):
+    for wrong in (
+        {"components": 0},
+        {"alpha": 0.0},
+        {"alpha": math.nan},
+        {"noise": -1.0},
+        {"tests": 0},
+    ):
         with pytest.raises(LocalError, match="give positive values"):
             population(silos, **wrong)
 
@@ -696,6 +889,10 @@ def test_the_heat_map_is_drawn_from_what_was_released_only(make):
         heatmap.released(make(release_membership="last").method().begin())
     with pytest.raises(LocalError, match="simulate a ppfl job"):
         heatmap.simulated({"a": SiloState({})})
-    for wrong, labels in ((torch.zeros(3), ()), (torch.full((1, 2), math.nan), ()), (torch.eye(2), ("a",))):
+    for wrong, labels in (
+        (torch.zeros(3), ()),
+        (torch.full((1, 2), math.nan), ()),
+        (torch.eye(2), ("a",)),
+    ):
         with pytest.raises(LocalError):
             heatmap.picture(wrong, labels)
