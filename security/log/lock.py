@@ -25,7 +25,7 @@ def locked(folder: Path) -> Iterator[None]:
         raise UnwritableError(f"{folder / 'LOCK'}: cannot write it: {unwritable(error)}") from error
     try:
         for _ in range(TRIES):
-            if _taken(descriptor, fcntl.LOCK_EX):
+            if _taken(descriptor, folder / "LOCK", fcntl.LOCK_EX):
                 break
             time.sleep(WAIT)
         else:
@@ -42,9 +42,9 @@ def hold(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if _taken(descriptor, fcntl.LOCK_EX):
+        if _taken(descriptor, path, fcntl.LOCK_EX):
             return descriptor
-    except OSError:
+    except LocalError:
         os.close(descriptor)
         raise
     os.close(descriptor)
@@ -67,14 +67,21 @@ def held(folder: Path) -> bool:
             f"{folder / 'LOCK'}: cannot read it: {error.strerror or error}; ask its owner"
         ) from error
     try:
-        return not _taken(descriptor, fcntl.LOCK_SH)
+        return not _taken(descriptor, folder / "LOCK", fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int, how: int) -> bool:
+def _taken(descriptor: int, path: Path, how: int) -> bool:
+    """Whether this process has the lock now; LocalError where the file system has no locks."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        # Without a lock two processes could write one ledger, so nothing starts.
+        raise LocalError(
+            f"{path}: cannot lock it: {error.strerror or error}; move its folder to a disk that"
+            " has file locks"
+        ) from error
     return True

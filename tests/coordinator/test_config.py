@@ -73,6 +73,7 @@ def test_the_limit_of_a_job_is_a_size(load):
         (TEXT.replace("version = 1", "version = 2"), "version = 2"),
         (TEXT.replace(":7443", ""), "listen = '127.0.0.1'"),
         (TEXT.replace(":7443", ":"), "listen"),
+        (TEXT.replace(":7443", ":65536"), "listen = '127.0.0.1:65536'"),
         (TEXT.replace("127.0.0.1", "a b"), "listen"),
         (TEXT + "[timing]\nbeat_seconds = 0\n", "timing.beat_seconds = 0"),
         (TEXT + "[timing]\nhold_seconds = 301\n", "timing.hold_seconds = 301"),

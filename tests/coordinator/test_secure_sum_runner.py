@@ -1,5 +1,6 @@
 """The terms that a coordinator opens a job's sums by, against those of its silos."""
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from support.secure_sums import attempt
 
 from staddle.algorithms.job.job import Job, JobFile
 from staddle.commands.federation import local_federation
+from staddle.coordinator.rounds.events import Gather
 from staddle.coordinator.rounds.machine import JobState
 from staddle.coordinator.secure_sum_runner import SecureSumRunner, SumResources
 from staddle.coordinator.storage.database import Database
@@ -61,7 +63,7 @@ def gathering(tmp_path, name, round_=0, proofs=()):
     run = SimpleNamespace(job=job, plan=JobPlan(job), state=SimpleNamespace(round=round_))
     found = SecureSumRunner(None, means, run)
     database.close()
-    return job, found.summing
+    return job, found
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -69,8 +71,8 @@ def test_a_coordinator_has_the_terms_of_its_silos(tmp_path, name):
     """Else it would wait for signatures that they do not give, or let a sum be that they would
     repeat.
     """
-    job, summing = gathering(tmp_path, name)
-    setting = summing._setting
+    job, runner = gathering(tmp_path, name)
+    setting = runner.summing._setting
     terms = Terms(min_cohort=job.min_cohort, colluders=job.security.colluders, batches=job.batches)
     assert setting.terms == terms
     assert {silo for batch in setting.together for silo in batch} == (
@@ -83,6 +85,19 @@ def test_a_round_has_the_evidence_of_those_before_and_finds_its_own_anew(tmp_pat
     proofs = [
         replace(longest_evidence(4, at), document=attempt(4, round=at).payload()) for at in range(3)
     ]
-    _, summing = gathering(tmp_path, "batches", 2, proofs)
+    _, runner = gathering(tmp_path, "batches", 2, proofs)
+    summing = runner.summing
     assert summing._setting.proofs == tuple(proofs[:2])
     assert summing._terms.excused == {proof.dealer for proof in proofs[:2]}
+
+
+@pytest.mark.parametrize(("fruitless", "pause"), [(0, 0.0), (7, 60.0), (8, 60.0), (100, 60.0)])
+def test_fruitless_attempts_wait_longer_and_at_most_a_minute(
+    tmp_path, monkeypatch, fruitless, pause
+):
+    _, runner = gathering(tmp_path, "batches")
+    waited = []
+    loop = SimpleNamespace(call_later=lambda seconds, *_: waited.append(seconds))
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    runner.gather(Gather(round=0, cohort=SILOS, attempt=0, fruitless=fruitless))
+    assert waited == [pause]

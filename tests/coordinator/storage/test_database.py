@@ -257,6 +257,11 @@ def test_a_submission_of_another_attempt_takes_the_place_of_the_one_before(datab
     assert database.submission("j", 1, "a").sha256 == "00" * 32
 
 
+def test_a_transaction_that_ended_survives_a_power_cut(database):
+    """SQLite waits for the disk at each commit: 2 is FULL."""
+    assert database._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
 def test_contributions_are_kept_by_job_and_silo_each_once(database, path):
     for name in ("j", "k"):
         add(database, job(name))

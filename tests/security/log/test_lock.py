@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import os
 import subprocess
@@ -7,7 +8,7 @@ import threading
 import pytest
 
 from staddle.errors import LocalError
-from staddle.security.log.lock import held, locked
+from staddle.security.log.lock import held, hold, locked
 
 ASK = (
     "import sys, pathlib; from staddle.security.log.lock import held;"
@@ -42,3 +43,19 @@ def test_whoever_asks_keeps_nobody_from_the_lock(tmp_path):
     threading.Timer(0.1, os.close, [asking]).start()
     with locked(tmp_path):
         assert held(tmp_path)
+
+
+def lock(folder):
+    with locked(folder):
+        pass
+
+
+@pytest.mark.parametrize("take", [lock, held, lambda folder: hold(folder / "LOCK")])
+def test_a_disk_without_locks_is_not_taken_for_another_process(tmp_path, monkeypatch, take):
+    def refuses(_descriptor, _how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "LOCK").touch()
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with pytest.raises(LocalError, match=r"LOCK: cannot lock it: No locks available; move"):
+        take(tmp_path)

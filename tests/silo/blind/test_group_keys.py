@@ -137,6 +137,23 @@ def test_what_it_gave_is_0600_before_it_leaves_and_gone_once_the_key_is_there(si
         assert silos.path(silo, KEY).read_bytes()[32:64] == key
 
 
+def test_a_crash_while_the_key_is_made_leaves_the_key_or_the_secret(silos, monkeypatch):
+    """The secret is the one other way to the key, so it goes only once the key is there."""
+    there = []
+    erase = GroupKeys._erase
+
+    def watched(own, path):
+        if path.name == SECRET:
+            there.append((path.parent / KEY).exists())
+        erase(own, path)
+
+    monkeypatch.setattr(GroupKeys, "_erase", watched)
+    silos.contribute()
+    for silo in SILOS:
+        silos.key(silo)
+    assert there == [True] * len(SILOS)
+
+
 def test_a_process_that_starts_anew_gives_the_very_same_and_has_the_same_key(silos, made):
     silos.contribute()
     silos.at = {silo: silos.begun(silo, made.roster) for silo in SILOS}

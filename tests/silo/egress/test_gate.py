@@ -16,10 +16,12 @@ from staddle.proto import federation_pb2 as pb
 from staddle.proto import stream
 from staddle.proto import tensor_pb2 as tensor
 from staddle.proto.channel import CHUNK_BYTES
+from staddle.proto.convert.secagg_sent import Attempt, Over
 from staddle.proto.frames import decode
 from staddle.proto.stream import Digester, Inbound
 from staddle.proto.wire import check_manifest, to_wire
 from staddle.security.blind.plan import JobPlan
+from staddle.security.faults import Code
 from staddle.security.identity import roster as rosters
 from staddle.security.ledger import audit as ledger_audit
 from staddle.security.ledger import messages as ledger_view
@@ -54,6 +56,22 @@ def failing(monkeypatch, kind):
         return real(self, record, durable=durable)
 
     monkeypatch.setattr(AppendLog, "_append", append)
+
+
+# A message of a secure sum.
+
+
+def test_a_message_of_a_secure_sum_is_in_the_ledger_before_it_leaves(world):
+    """Killed between the two, the ledger says too much, never too little."""
+    left = []
+
+    async def secure(request):
+        left.append((request.WhichOneof("body"), kinds(records(world.path))[-1]))
+
+    world.client.secure = secure
+    attempt = Attempt(world.job.name, bytes.fromhex(world.job.digest), 0, 0, bytes(32))
+    asyncio.run(world.gate.secure(attempt, Over(Code.SUM)))
+    assert left == [("end", "egress.protocol")]
 
 
 # The whole way.
