@@ -4,7 +4,7 @@ never moves.
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from .arrays import FIXES, read_arrays
 SPLIT_DOMAIN = b"staddle/split/1"  # then the index of a record without id, in 8 bytes
 SPLIT_ID_DOMAIN = b"staddle/split-id/1"  # then the id
 FEWEST_RECORDS = 2  # one to train on, one to test on
+BY_RECORD = ("ids", "sources", "groups")  # texts of a data set, one per record
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,10 +50,11 @@ class Dataset:
                 f"data set: x is {list(self.x.shape)} and y {list(self.y.shape)}; give one label a"
                 " record"
             )
-        for name, given in (("id", self.ids), ("source", self.sources), ("group", self.groups)):
-            if given is not None and len(given) != len(self.y):
+        for column in BY_RECORD:
+            texts, name = getattr(self, column), column.removesuffix("s")
+            if texts is not None and len(texts) != len(self.y):
                 raise LocalError(
-                    f"data set: {len(given)} {name}s for {len(self.y)} records; give one {name} a"
+                    f"data set: {len(texts)} {name}s for {len(self.y)} records; give one {name} a"
                     " record"
                 )
 
@@ -67,11 +69,19 @@ class Dataset:
     def take(self, indices: NDArray[np.int64]) -> "Dataset":
         """The records at the given indices, in their order."""
         index = torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64))
-        ids, sources, groups = (
-            None if names is None else tuple(names[i] for i in index.tolist())
-            for names in (self.ids, self.sources, self.groups)
+        places = index.tolist()
+
+        def taken(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
+            return None if texts is None else tuple(texts[place] for place in places)
+
+        return Dataset(
+            self.x[index],
+            self.y[index],
+            self.class_names,
+            taken(self.ids),
+            taken(self.sources),
+            taken(self.groups),
         )
-        return Dataset(self.x[index], self.y[index], self.class_names, ids, sources, groups)
 
 
 def batch_of(data: Dataset, where: Tensor | slice, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -106,6 +116,20 @@ def load_npz(path: Path) -> Dataset:
     """
     arrays = read_arrays(path, ("x", "y"))
     x, y, names = arrays["x"], arrays["y"], arrays.get("class_names")
+    _check_records(path, x, y)
+    _check_texts(path, arrays, y)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
+        x = x.astype(np.float32)
+    by_record = {name: arrays[name] for name in BY_RECORD if name in arrays}
+    return Dataset(
+        torch.from_numpy(np.ascontiguousarray(x)),
+        torch.from_numpy(y.astype(np.int64)),
+        None if names is None else tuple(names.tolist()),
+        **{name: tuple(map(str, texts.tolist())) for name, texts in by_record.items()},
+    )
+
+
+def _check_records(path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         raise LocalError(f"{path}: x is {x.dtype}; store float32 (for images, divide by 255)")
     if not np.issubdtype(y.dtype, np.integer):
@@ -119,25 +143,23 @@ def load_npz(path: Path) -> Dataset:
             f"{path}: holds {len(x)} records; at least {FEWEST_RECORDS} are needed, to train and to"
             " test"
         )
+
+
+def _check_texts(path: Path, arrays: Mapping[str, NDArray[Any]], y: NDArray[Any]) -> None:
+    names = arrays.get("class_names")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1):
         raise LocalError(
             f"{path}: class_names is {names.dtype} {list(names.shape)}; {FIXES['class_names']}"
         )
-    by_record = {name: arrays[name] for name in ("ids", "sources", "groups") if name in arrays}
-    for name, given in by_record.items():
-        if given.dtype.kind not in "Uiu" or given.shape != y.shape:
+    for name in BY_RECORD:
+        texts = arrays.get(name)
+        if texts is None:
+            continue
+        if texts.dtype.kind not in "Uiu" or texts.shape != y.shape:
             raise LocalError(
-                f"{path}: {name} is {given.dtype} {list(given.shape)} for {len(y)} records;"
+                f"{path}: {name} is {texts.dtype} {list(texts.shape)} for {len(y)} records;"
                 f" {FIXES[name]}"
             )
-    with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
-        x = x.astype(np.float32)
-    return Dataset(
-        torch.from_numpy(np.ascontiguousarray(x)),
-        torch.from_numpy(y.astype(np.int64)),
-        None if names is None else tuple(names.tolist()),
-        **{name: tuple(map(str, given.tolist())) for name, given in by_record.items()},
-    )
 
 
 def save_npz(path: Path, data: Dataset) -> None:
@@ -145,9 +167,9 @@ def save_npz(path: Path, data: Dataset) -> None:
     arrays: dict[str, Any] = {"x": data.x.numpy(), "y": data.y.numpy()}
     if data.class_names is not None:
         arrays["class_names"] = np.array(data.class_names, dtype=np.str_)
-    for name, given in (("ids", data.ids), ("sources", data.sources), ("groups", data.groups)):
-        if given is not None:
-            arrays[name] = np.array(given, dtype=np.str_)
+    for name in BY_RECORD:
+        if (texts := getattr(data, name)) is not None:
+            arrays[name] = np.array(texts, dtype=np.str_)
     try:
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)
@@ -187,12 +209,12 @@ def split(data: Dataset, key: bytes, test_fraction: float) -> tuple[Dataset, Dat
     threshold = int(test_fraction * 2**64)
     drawn = data.groups or data.ids or range(len(data))
     tested = np.array([_draw(key, record) < threshold for record in drawn], dtype=bool)
-    if tested.all() or not tested.any():
-        side = "training" if tested.all() else "test"
-        raise LocalError(
-            f"test_fraction = {test_fraction} leaves no {side} record of {len(data)}; "
-            f"{'lower' if tested.all() else 'raise'} it or add records"
-        )
+    for empty, side, fix in ((tested.all(), "training", "lower"), (~tested.any(), "test", "raise")):
+        if empty:
+            raise LocalError(
+                f"test_fraction = {test_fraction} leaves no {side} record of {len(data)}; "
+                f"{fix} it or add records"
+            )
     return data.take(np.flatnonzero(~tested)), data.take(np.flatnonzero(tested))
 
 

@@ -27,6 +27,12 @@ def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = 
             f"kind = {kind!r}: no such kind; {f'did you mean {near[0]!r}? ' if near else ''}known:"
             f" {', '.join(kinds)}"
         )
+    _check_keys(table, kind, kinds)
+    return kinds[kind].model_validate(value)
+
+
+def _check_keys(table: Mapping[str, Any], kind: str, kinds: Mapping[str, type[KindT]]) -> None:
+    """ValueError for a key of other kinds; one that no kind has is for pydantic to name."""
     for key in table:
         owners = [name for name, other in kinds.items() if key in other.model_fields]
         if owners and kind not in owners:
@@ -35,4 +41,3 @@ def of_kind(value: Any, kinds: Mapping[str, type[KindT]], default: str | None = 
                 f"{key!r} is a key of kind {' or '.join(owners)}, this is kind {kind!r} with keys"
                 f" {known}"
             )
-    return kinds[kind].model_validate(value)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import LocalError
-from ..delivery import KEEP, CoordinatorState, Latest, Mail, Post, Row, Value
+from ..delivery import KEEP, CoordinatorState, Delivery, Latest, Mail, Post, Row, Value
 from ..exchange.parts import DTYPES, Exchanges, Mix, Part, Read, Tensors, all_finite
 from ..method import METRICS, Method
 from ..numerics.devices import CPU
@@ -162,12 +162,7 @@ def close_round(
         results[part.name] = exchanges.collect(part, ordered, _reader(read, part.name))
     metrics = results.pop(METRICS.name, {})
     combined = method.combine(state, round_, ordered, results)
-    for name, tensors in combined.published.items():
-        if not all(all_finite(tensor) for tensor in tensors.values()):
-            raise LocalError(
-                f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not"
-                " published"
-            )
+    _check_published(round_, combined.published)
     posted = [
         (
             post,
@@ -175,19 +170,27 @@ def close_round(
         )
         for post in combined.posts
     ]
-    for part in up_parts:
-        if part.exchange == Mix():  # of a directed one no version stays
-            for silo in ordered:
-                archive.store(part, silo, _reader(read, part.name))
+
+    # Nothing above changed the archive: a fault up to here leaves it as the last round did.
+    versioned = [part for part in up_parts if part.exchange == Mix()]  # a directed one keeps none
+    for part in versioned:
+        for silo in ordered:
+            archive.store(part, silo, _reader(read, part.name))
     for name, tensors in combined.published.items():
         archive.publish(name, tensors)
     for silo in ordered:
-        archive.clear_mail(silo)  # it was delivered at the start of the round that it has given now
-    unposted = []
-    for post, mailed in posted:
-        if not archive.put_mail(post, mailed):
-            unposted.append(post.silo)
-    return method.unposted(combined.state, tuple(unposted)), metrics
+        archive.clear_mail(silo)  # it was delivered at the start of the round that now closes
+    unposted = tuple(post.silo for post, mailed in posted if not archive.put_mail(post, mailed))
+    return method.unposted(combined.state, unposted), metrics
+
+
+def _check_published(round_: int, published: Mapping[str, Tensors]) -> None:
+    for name, tensors in published.items():
+        if not all(all_finite(tensor) for tensor in tensors.values()):
+            raise LocalError(
+                f"round {round_}: the result of part {name!r} holds NaN or infinity; it is not"
+                " published"
+            )
 
 
 def deliver(
@@ -216,18 +219,24 @@ def deliver(
                 f"method {method.name!r} delivers part {part.name!r} to each silo in a value of its"
                 " own, and does not say so in addressed"
             )
-        match delivery:
-            case Latest():
-                tensors: Tensors | None = archive.latest(part.name)
-            case Row():
-                tensors = _row(exchanges, part, silo, delivery.weights, archive)
-            case Mail():
-                tensors = archive.mail(part.name, silo)
-            case Value():
-                tensors = delivery.tensors
+        tensors = _delivered(exchanges, delivery, part, silo, archive)
         if tensors is not None:
             delivered[part.name] = {spec.name: tensors[spec.name] for spec in part.tensors}
     return delivered
+
+
+def _delivered(
+    exchanges: Exchanges, delivery: Delivery, part: Part, silo: str, archive: Shelf
+) -> Tensors | None:
+    match delivery:
+        case Latest():
+            return archive.latest(part.name)
+        case Row(weights=weights):
+            return _row(exchanges, part, silo, weights, archive)
+        case Mail():
+            return archive.mail(part.name, silo)
+        case Value(tensors=tensors):
+            return tensors
 
 
 def in_job_order(method: Method, members: Sequence[str]) -> tuple[str, ...]:
@@ -271,10 +280,8 @@ def _posted(
 
     ``cleared``: the silo has given in this round, and so m is nothing any more.
     """
-    part = next(
-        (part for part in up_parts if part.name == post.part and isinstance(part.exchange, Mix)),
-        None,
-    )
+    mixed = {part.name: part for part in up_parts if isinstance(part.exchange, Mix)}
+    part = mixed.get(post.part)
     if part is None or post.silo not in method.setting.silos or not 0 <= post.keep <= 1:
         raise LocalError(
             f"method {method.name!r} posts {post.part!r} to {post.silo!r} with keep = {post.keep}"

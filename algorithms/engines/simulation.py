@@ -218,15 +218,11 @@ def simulate(
     ``weights`` and ``exchanges`` are as a ``Simulation`` takes them. ``private`` makes what a silo
     of a private job pays with; no other job takes it.
     """
-    if (job.privacy is None) != (private is None):
-        fix = (
-            "give simulate() the accounts of its silos"
-            if private is None
-            else "give it no accounts"
-        )
-        raise LocalError(
-            f"job {job.name!r} has {'no' if job.privacy is None else 'a'} [privacy] table; {fix}"
-        )
+    if job.privacy is None and private is not None:
+        raise LocalError(f"job {job.name!r} has no [privacy] table; give it no accounts")
+    if job.privacy is not None and private is None:
+        fix = "give simulate() the accounts of its silos"
+        raise LocalError(f"job {job.name!r} has a [privacy] table; {fix}")
     records = {silo: Records(*sides) for silo, sides in shards.items()}
     check_population(job, records)
     paying = None if private is None else {silo: private(silo) for silo in job.silos}

@@ -304,14 +304,11 @@ class Stacked:
         if silo not in self._templates:
             with torch.device("meta"):  # without values
                 modules = self._method.modules(silo)
-            kept = [
-                t for module in modules.values() for t in module.state_dict(keep_vars=True).values()
-            ]
-            held = {
-                id(t)
-                for module in modules.values()
-                for t in (*module.parameters(), *module.buffers())
-            }
+            kept: list[Tensor] = []
+            held: set[int] = set()
+            for module in modules.values():
+                kept += module.state_dict(keep_vars=True).values()
+                held.update(map(id, (*module.parameters(), *module.buffers())))
             if len(kept) != len(held) or {id(t) for t in kept} != held:
                 raise LocalError(
                     f"the model of silo {silo!r} shares tensors between layers, or keeps some out"

@@ -2,7 +2,7 @@
 memory they take.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,6 +44,15 @@ def evaluate(method: Method, silos: Silos, places: Sequence[range]) -> list[int]
     return counts
 
 
+def _lay(
+    laid: Sequence[dict[str, list[Tensor]]], found: Mapping[str, Tensor], silos: Sequence[int]
+) -> None:
+    """Put the rows of one call behind those that each silo has."""
+    for name, tensor in found.items():
+        for silo, own in zip(silos, tensor.cpu(), strict=True):
+            laid[silo].setdefault(name, []).append(own)
+
+
 @torch.no_grad()
 def measure(
     measurement: Measurement, silos: Silos, places: Sequence[range], rows: bool = False
@@ -69,14 +78,14 @@ def measure(
         found = vmap(measured)(
             rows_of(silos.values, batch.rows), silos.x[batch.places], silos.y[batch.places]
         )
+        if rows:
+            _lay(laid, found, _silos(batch, silos.count))
+            continue
         for name, tensor in found.items():
-            if rows:
-                for silo, own in zip(_silos(batch, silos.count), tensor.cpu(), strict=True):
-                    laid[silo].setdefault(name, []).append(own)
-                continue
             if name not in sums:
                 sums[name] = tensor.new_zeros(silos.count, *tensor.shape[1:])
             sums[name][batch.rows] += tensor
+
     if rows:
         return [{name: torch.cat(pieces) for name, pieces in own.items()} for own in laid]
     host = {name: tensor.cpu() for name, tensor in sums.items()}

@@ -176,19 +176,15 @@ class _Step:
         self, silos: Silos, stage: Stage, context: Tensors, recorder: Recorder, precision: Precision
     ) -> None:
         self._modules, self._x, self._y, self._stage = silos.modules, silos.x, silos.y, stage
-        self._values = {
-            part: {name: t.clone() for name, t in named.items()}
-            for part, named in silos.values.items()
-        }
-        self._context = {name: tensor.clone() for name, tensor in context.items()}
+        self._values = {part: _copies(named) for part, named in silos.values.items()}
+        self._context = _copies(context)
         self._rate = torch.empty((), dtype=torch.float64, device=silos.x.device)
-        parts = stage.trains
-        self._moved = [
-            (part, name) for part in parts for name, _ in self._modules[part].named_parameters()
-        ]
-        self._buffers = [
-            (part, name) for part in parts for name, _ in self._modules[part].named_buffers()
-        ]
+        self._moved: list[tuple[str, str]] = []  # (part, name) of what a step moves
+        self._buffers: list[tuple[str, str]] = []
+        for part in stage.trains:
+            module = self._modules[part]
+            self._moved += ((part, name) for name, _ in module.named_parameters())
+            self._buffers += ((part, name) for name, _ in module.named_buffers())
         momentum = _of(self._values, self._moved) if stage.optimiser.momentum else []
         self._velocity = [torch.zeros_like(tensor) for tensor in momentum]
         self.room, self._recorder, self._precision = silos.count, recorder, precision
@@ -327,6 +323,10 @@ def _means(losses: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return losses.mean(1)
     return torch.where(counting(lengths, losses.shape[1]), losses, 0).sum(1) / lengths
+
+
+def _copies(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _of(values: Values, names: Names) -> list[Tensor]:

@@ -126,6 +126,13 @@ def _empty(sketched: Tensor) -> Tensor:
     return torch.empty(sketched.shape, dtype=sketched.dtype)
 
 
+def _initialise_leaf(leaf: nn.Linear | nn.Conv2d | nn.Embedding, seed: Seed, name: str) -> None:
+    bound = leaf.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
+    for leaf_name, tensor in leaf.named_parameters():
+        draws = stream(seed, "", 0, f"init/{name}.{leaf_name}" if name else f"init/{leaf_name}")
+        tensor.copy_(torch.from_numpy(uniform(draws, tensor.shape, -bound, bound)))
+
+
 @torch.no_grad()
 def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
     """Fill a module's parameters and buffers from the streams ``init/<prefix>.<name>``.
@@ -139,13 +146,7 @@ def initialise(module: nn.Module, seed: Seed, prefix: str) -> None:
                     f"model: {type(leaf).__name__} {name!r} holds tensors beside its submodules"
                 )
         elif isinstance(leaf, nn.Linear | nn.Conv2d | nn.Embedding):
-            bound = leaf.weight[0].numel() ** -0.5  # fan_in = inputs of one unit
-            for leaf_name, tensor in leaf.named_parameters():
-                full_name = ".".join(filter(None, (prefix, name, leaf_name)))
-                values = uniform(
-                    stream(seed, "", 0, f"init/{full_name}"), tensor.shape, -bound, bound
-                )
-                tensor.copy_(torch.from_numpy(values))
+            _initialise_leaf(leaf, seed, ".".join(filter(None, (prefix, name))))
         elif isinstance(leaf, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             # weight 1, bias 0, running mean 0, running variance 1: nothing random
             leaf.reset_parameters()

@@ -15,7 +15,7 @@ rules 21 and 22: the divisor of a step is q times their sum, and a class of whic
 too few to tell counts as absent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 
@@ -197,15 +197,7 @@ class PrivateRound:
 
         They are made without parts in which records show.
         """
-        hidden = {
-            name.split("/")[1]
-            for name, taint in self._taints.items()
-            if name.startswith("part/") and taint.private
-        }
-        shown = _Shown(
-            {part: tensors for part, tensors in state.parts.items() if part not in hidden}
-        )
-        course = self._method.stages(SiloState(shown, state.extra), self.facts)
+        course = self._method.stages(SiloState(self._shown(state), state.extra), self.facts)
         stages = tuple(stage for stage in course if isinstance(stage, Stage))
         if len(stages) < len(course):
             raise LocalError(
@@ -219,7 +211,20 @@ class PrivateRound:
                 " the gradients of others, which no clip bounds; its private_fault should say so:"
                 " this is a bug in the method"
             )
-        noisy = [stage for stage in stages if not stage.noiseless]
+        self._check_effort([stage for stage in stages if not stage.noiseless])
+        return stages
+
+    def _shown(self, state: SiloState) -> "_Shown":
+        """The parts of a state in which no records show."""
+        hidden = {
+            name.split("/")[1]
+            for name, taint in self._taints.items()
+            if taint.private and name.startswith("part/")
+        }
+        return _Shown({part: held for part, held in state.parts.items() if part not in hidden})
+
+    def _check_effort(self, noisy: Sequence[Stage]) -> None:
+        """The budget pays for the effort that the method has declared, and for no more."""
         epochs = sum(stage.epochs for stage in noisy if not stage.full_batch)
         whole = sum(stage.epochs for stage in noisy if stage.full_batch)
         if epochs > self._effort.epochs or whole > self._effort.whole:
@@ -228,7 +233,6 @@ class PrivateRound:
                 f" all records, effort() of method {self._method.name!r} says {self._effort.epochs}"
                 f" and {self._effort.whole}; this is a bug in the method"
             )
-        return stages
 
     def way(self, stage: Stage) -> Stepper:
         """With noise, or without."""

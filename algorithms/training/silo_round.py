@@ -129,11 +129,7 @@ def local_round(
                 continue
         rng = stage_stream(method, job, client, round_, number)
         given = handed(modules, stage)
-        before = {
-            f"{part}.{name}": b.clone()
-            for part, m in given.items()
-            for name, b in m.named_buffers()
-        }
+        before = _buffers(given)
         try:
             loss = train(given, stage, train_data, size, rng, side.way(stage), cancelled, counter)
         except (CancelledError, ExhaustedError):
@@ -402,40 +398,51 @@ def to_modules(
     return modules
 
 
+def _buffers(modules: Modules) -> dict[str, Tensor]:
+    """Copies of all running statistics, by part and name: what a stage began from."""
+    copies: dict[str, Tensor] = {}
+    for part, module in modules.items():
+        for name, buffer in module.named_buffers():
+            copies[f"{part}.{name}"] = buffer.clone()
+    return copies
+
+
 def load_values(modules: Modules, state: SiloState, device: torch.device = CPU) -> None:
     """Let modules have copies of the state's values in place of their own.
 
     LocalError where they do not fit.
     """
-    if {part for part, m in modules.items() if m.state_dict()} != {
-        part for part, held in state.parts.items() if held
-    }:
+    wanted = {part for part, module in modules.items() if module.state_dict()}
+    saved = {part for part, held in state.parts.items() if held}
+    if wanted != saved:
         raise LocalError(
             f"the saved state has parts {sorted(state.parts)}, the job's model has"
             f" {sorted(modules)}"
         )
     for part, module in modules.items():
         values = state.parts.get(part, {})  # a part may hold no tensors
-        other = [
-            name
-            for name, own in module.state_dict().items()
-            if name in values and values[name].dtype != own.dtype
-        ]
-        if other:
-            raise LocalError(
-                f"the saved state of part {part!r} has {other} in another dtype than the job's"
-                " model"
-            )
-        copies = {
-            name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
-            for name, value in values.items()
-        }
-        try:
-            module.load_state_dict(copies, strict=True, assign=True)
-        except RuntimeError as error:
-            raise LocalError(
-                f"the saved state of part {part!r} does not fit the job's model: {error}"
-            ) from error
+        _load_part(part, module, values, device)
+
+
+def _load_part(
+    part: str, module: nn.Module, values: Mapping[str, Tensor], device: torch.device
+) -> None:
+    dtypes = {name: own.dtype for name, own in module.state_dict().items()}
+    other = [name for name, own in dtypes.items() if name in values and values[name].dtype != own]
+    if other:
+        raise LocalError(
+            f"the saved state of part {part!r} has {other} in another dtype than the job's model"
+        )
+    copies = {
+        name: value.detach().to(device, copy=True, memory_format=torch.contiguous_format)
+        for name, value in values.items()
+    }
+    try:
+        module.load_state_dict(copies, strict=True, assign=True)
+    except RuntimeError as error:
+        raise LocalError(
+            f"the saved state of part {part!r} does not fit the job's model: {error}"
+        ) from error
 
 
 def to_state(modules: Mapping[str, nn.Module], before: SiloState) -> SiloState:

@@ -71,32 +71,37 @@ class Csv(DataTable):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Csv":
-        used = [
-            *self.features,
-            *(name for name in (self.label, self.id, self.source) if name is not None),
-        ]
+        optional = [name for name in (self.id, self.source) if name is not None]
+        used = [*self.features, self.label, *optional]
         for name, values in (
             ("features, label, id and source", used),
-            ("columns", self.columns),
-            ("classes", self.classes),
+            ("columns", self.columns or ()),
+            ("classes", self.classes or ()),
         ):
-            if fault := _twice(values or ()):
+            if fault := _twice(values):
                 raise ValueError(f"{name}: {fault!r} is there twice; name each once")
         for key, table in self._by_column().items():
             if unknown := [name for name in table if name not in self.features]:
                 raise ValueError(
                     f"{key}: {unknown[0]!r} is not in features; known: {', '.join(self.features)}"
                 )
+        self._check_categories()
+        self._check_missing()
+        return self
+
+    def _check_categories(self) -> None:
         for name, values in self.categories.items():
             if fault := _twice(values):
                 raise ValueError(
                     f"categories: {fault!r} is there twice for {name!r}; name each once"
                 )
-            if name in self.center or name in self.scale:
+            if name in {*self.center, *self.scale}:
                 raise ValueError(
                     f"{name!r} has categories, which are not centred or scaled; leave one of"
                     " them out"
                 )
+
+    def _check_missing(self) -> None:
         for name, value in self.missing.items():
             known = self.categories.get(name)
             if known is None and isinstance(value, str):
@@ -108,7 +113,6 @@ class Csv(DataTable):
                 raise ValueError(
                     f"missing: {name} = {value!r}; give one of its categories: {', '.join(known)}"
                 )
-        return self
 
     def _by_column(self) -> dict[str, Sequence[str]]:
         return {
@@ -121,43 +125,37 @@ class Csv(DataTable):
         An id is that of its column, if declared.
         """
         x, y, asked = array("d"), array("q"), 0
-        told: dict[str, list[str]] = {
-            name: [] for name in (self.id, self.source) if name is not None
-        }
+        texts: dict[str, list[str]] = {}  # by column: the records' ids and sources
+        for column in (self.id, self.source):
+            if column is not None:
+                texts[column] = []
+
         with _reading(self) as rows:
             header = [name.strip() for name in self.columns or next(rows)[1]]
-            places = {
-                name: _place(self, header, name) for name in (*self.features, self.label, *told)
-            }
+            read = (*self.features, self.label, *texts)
+            places = {name: _place(self, header, name) for name in read}
             for line, row in rows:
-                if len(row) != len(header):
-                    raise LocalError(
-                        f"{self.file}, line {line}: {len(row)} columns, not {len(header)};"
-                        " correct it"
-                    )
+                _check_length(self, line, row, header)
                 cells = {name: row[place].strip() for name, place in places.items()}
                 for name in self.features:
                     x.extend(_value(self, line, name, cells[name]))
                 y.append(_class(self, line, cells[self.label]))
-                for name, cells_there in told.items():
-                    if not cells[name]:
-                        what = "an id" if name == self.id else "a source"
-                        raise _fault(self, line, name, f"is empty; give the record {what}")
-                    cells_there.append(cells[name])
-                # how many values its text holds is not known before
+                for name, column_texts in texts.items():
+                    column_texts.append(_text(self, line, name, cells[name]))
+
+                # How many values the text holds is not known before, so memory is checked again.
                 if len(x) >= asked + ASKED_EVERY:
                     asked = len(x)
-                    check_fits(
-                        self.file, asked * VALUE_BYTES, f"the values of its first {line:,} lines"
-                    )
+                    what = f"the values of its first {line:,} lines"
+                    check_fits(self.file, asked * VALUE_BYTES, what)
+
         width = sum(len(self.categories.get(name, "1")) for name in self.features)
         with np.errstate(over="ignore"):  # what float32 cannot hold is found later, as infinity
             values = np.array(x, dtype=np.float64).astype(np.float32).reshape(len(y), 1, 1, width)
         names = self.class_names or self.classes
         labels = torch.from_numpy(np.array(y, dtype=np.int64))
-        ids, sources = (
-            None if name is None else tuple(told[name]) for name in (self.id, self.source)
-        )
+        ids = None if self.id is None else tuple(texts[self.id])
+        sources = None if self.source is None else tuple(texts[self.source])
         return Dataset(torch.from_numpy(values), labels, names, ids, sources)
 
 
@@ -187,6 +185,21 @@ def _reading(table: Csv) -> Iterator[Iterator[tuple[int, list[str]]]]:
         raise LocalError(f"{table.file}: cannot read it: {error.strerror or error}") from error
 
 
+def _check_length(table: Csv, line: int, row: list[str], header: list[str]) -> None:
+    if len(row) != len(header):
+        raise LocalError(
+            f"{table.file}, line {line}: {len(row)} columns, not {len(header)}; correct it"
+        )
+
+
+def _text(table: Csv, line: int, name: str, text: str) -> str:
+    """The id or the source of one record."""
+    if not text:
+        what = "an id" if name == table.id else "a source"
+        raise _fault(table, line, name, f"is empty; give the record {what}")
+    return text
+
+
 def _place(table: Csv, header: list[str], name: str) -> int:
     if header.count(name) == 1:
         return header.index(name)
@@ -198,23 +211,24 @@ def _place(table: Csv, header: list[str], name: str) -> int:
         raise LocalError(
             f"{table.file}: data.columns has no {name!r}; add it where it stands in the file"
         )
+    raise LocalError(f"{table.file}: has no column {name!r}; {_fix(table, header, name)}")
+
+
+def _fix(table: Csv, header: list[str], name: str) -> str:
+    """What to do about a column that the file's first line does not name."""
     if len(header) == 1:
-        fix = f"its first line has no {table.delimiter!r}: is data.delimiter another?"
-    elif not {*table.features, table.label, table.id, table.source}.intersection(
-        header
-    ):  # it may be a record: nothing of it is told
-        fix = (
+        return f"its first line has no {table.delimiter!r}: is data.delimiter another?"
+    declared = {*table.features, table.label, table.id, table.source}
+    # The first line may be a record, so no error quotes it.
+    if declared.isdisjoint(header):
+        return (
             "nor any other that is declared; where a file has no line with the columns' names, give"
             " data.columns"
         )
-    elif near := difflib.get_close_matches(name, header, n=1):
-        fix = f"did you mean {near[0]!r}?"
-    else:
-        fix = (
-            "its columns:"
-            f" {', '.join(header[:MOST_LISTED])}{' …' if len(header) > MOST_LISTED else ''}"
-        )
-    raise LocalError(f"{table.file}: has no column {name!r}; {fix}")
+    if near := difflib.get_close_matches(name, header, n=1):
+        return f"did you mean {near[0]!r}?"
+    more = " …" if len(header) > MOST_LISTED else ""
+    return f"its columns: {', '.join(header[:MOST_LISTED])}{more}"
 
 
 def _value(table: Csv, line: int, name: str, text: str) -> Cell:

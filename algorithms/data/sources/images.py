@@ -21,7 +21,7 @@ import struct
 import warnings
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -68,10 +68,9 @@ class Images(ImageFiles):
 
     @pydantic.model_validator(mode="after")
     def _distinct(self) -> "Images":
-        if self.classes is not None and len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes: a folder is there twice; name each once")
-        if self.domains is not None and len(set(self.domains)) < len(self.domains):
-            raise ValueError("domains: a folder is there twice; name each once")
+        for name, folders in (("classes", self.classes or ()), ("domains", self.domains or ())):
+            if len(set(folders)) < len(folders):
+                raise ValueError(f"{name}: a folder is there twice; name each once")
         if self.subset and self.classes is None:
             raise ValueError(
                 "subset leaves out what is not in classes; name the classes, or leave subset out"
@@ -80,10 +79,8 @@ class Images(ImageFiles):
 
     def lacking(self) -> str | None:
         """The folders of the classes, or those of the declared domains."""
-        if (
-            all((self.folder / domain).is_dir() for domain in self.domains or ())
-            and self.folder.exists()
-        ):
+        folders = [self.folder / domain for domain in self.domains or ()]
+        if self.folder.exists() and all(folder.is_dir() for folder in folders):
             return None
         domains = f"/{{{','.join(self.domains)}}}" if self.domains else ""
         return f"{self.folder}{domains}/CLASS/*.png"
@@ -98,43 +95,56 @@ class Images(ImageFiles):
                 f"{self.folder}: images have 1 or 3 channels, the job's model takes {shape[0]}"
             )
         try:
-            roots = [self.folder / domain for domain in self.domains or ("",)]
-            there = {name for root in roots for name in _classes(self, root)}
-            classes = self.classes or tuple(sorted(there))
-            found = [
-                (path, label, root.name)
-                for root in roots
-                for label, name in enumerate(classes)
-                for path in _images(root / name)
-            ]
+            classes, found = self._listed()
         except OSError as error:
             raise LocalError(
                 f"{error.filename or self.folder}: cannot read it: {error.strerror or error}"
             ) from error
         x = blank(self.folder, len(found), shape)
-        for record, (path, _, _) in enumerate(found):
-            x[record] = read_pixels(path, shape, self.resize)
+        for record, image in enumerate(found):
+            x[record] = read_pixels(image.path, shape, self.resize)
+        labels = [image.label for image in found]
+        domains = tuple(image.domain for image in found)
         return Dataset(
             self.normalised(torch.from_numpy(x), str(self.folder)),
-            torch.tensor([label for _, label, _ in found], dtype=torch.int64),
+            torch.tensor(labels, dtype=torch.int64),
             self.class_names or classes,
-            tuple(path.relative_to(self.folder).as_posix() for path, _, _ in found),
-            None if self.domains is None else tuple(domain for _, _, domain in found),
+            tuple(image.path.relative_to(self.folder).as_posix() for image in found),
+            None if self.domains is None else domains,
         )
+
+    def _listed(self) -> tuple[tuple[str, ...], list["_ImageFile"]]:
+        """The classes and the files of their images, domain by domain."""
+        roots = [self.folder / domain for domain in self.domains or ("",)]
+        there: set[str] = set()
+        for root in roots:
+            there.update(_classes(self, root))
+        classes = self.classes or tuple(sorted(there))
+        found: list[_ImageFile] = []
+        for root in roots:
+            for label, name in enumerate(classes):
+                found += (_ImageFile(path, label, root.name) for path in _images(root / name))
+        return classes, found
+
+
+class _ImageFile(NamedTuple):
+    path: Path
+    label: int
+    domain: str
 
 
 def _classes(table: Images, root: Path) -> list[str]:
     """The classes' folders there."""
     entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    declared = () if table.subset else table.classes or ()  # a subset leaves the others out
     for path in entries:
         if not path.is_dir():
             raise LocalError(
                 f"{path}: lies beside the classes' folders; move it into one of them, or away"
             )
-        if table.classes is not None and path.name not in table.classes and not table.subset:
+        if declared and path.name not in declared:
             raise LocalError(
-                f"{path}: is not in data.classes ({', '.join(table.classes)}); add it, or move it"
-                " away"
+                f"{path}: is not in data.classes ({', '.join(declared)}); add it, or move it away"
             )
     return [path.name for path in entries]
 

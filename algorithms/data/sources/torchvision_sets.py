@@ -14,6 +14,7 @@ there, from 0 here.
 """
 
 import bz2
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -206,23 +207,27 @@ def _usps(file: Path, part: Part) -> Arrays:
 def _check_files(table: Torchvision) -> None:
     """LocalError where torchvision would open what is no file, or what does not fit the memory."""
     for first in {sign.split("/")[0] for sign in SETS[table.name].signs}:
-        there, suffix = table.folder / first, Path(first).suffix
-        files = (
-            there.rglob("*")
-            if there.is_dir()
-            else table.folder.glob(f"*{suffix}")
-            if suffix
-            else ()
-        )
-        for file in (file for file in files if not file.is_dir()):
+        for file in _files(table.folder, first):
             try:
                 with open_regular(file) as opened:
-                    size = _unpacked(file, opened) if suffix == ".bz2" else file.stat().st_size
+                    packed = Path(first).suffix == ".bz2"
+                    size = _unpacked(file, opened) if packed else file.stat().st_size
             except OSError as error:
                 raise LocalError(
                     f"{file}: cannot read it: {error.strerror or error}; fetch it again"
                 ) from error
             check_fits(file, _memory(table, size), "its records")
+
+
+def _files(folder: Path, first: str) -> list[Path]:
+    """All files of the folder ``first``, or those with its suffix where it names a file."""
+    there, suffix = folder / first, Path(first).suffix
+    found: Iterable[Path] = ()
+    if there.is_dir():
+        found = there.rglob("*")
+    elif suffix:
+        found = folder.glob(f"*{suffix}")
+    return [path for path in found if not path.is_dir()]
 
 
 def _unpacked(file: Path, opened: BinaryIO) -> int:

@@ -387,14 +387,8 @@ class FedSimSup(Method):
         )
         if strange := sorted(shares.keys() - alike.keys()):
             return f"mixes {', '.join(strange)}, which have nothing in common with {silo!r}"
-        whole = sum(alike[contributor] for contributor in shares)
-        for contributor, share in shares.items():
-            if abs(share - alike[contributor] / whole) > SHARE_TOLERANCE:
-                expected = alike[contributor] / whole
-                return (
-                    f"gives {contributor!r} a share of {share:.6f}, by the declared counts it has"
-                    f" {expected:.6f}"
-                )
+        if fault := _share_fault(shares, alike):
+            return fault
         counts = self.setting.counts
         unlike = [count for other, count in counts.items() if other != silo and other not in alike]
         means = mean_range([counts[contributor] for contributor in shares], unlike)
@@ -468,3 +462,16 @@ def mean_range(counts: list[int], others: list[int]) -> tuple[float, float]:
             total += count
             means.append(total / number)
     return min(means), max(means)
+
+
+def _share_fault(shares: Mapping[str, float], alike: Mapping[str, float]) -> str:
+    """What is wrong with the shares of a row by Eq. 10, or ""."""
+    whole = sum(alike[contributor] for contributor in shares)
+    for contributor, share in shares.items():
+        expected = alike[contributor] / whole
+        if abs(share - expected) > SHARE_TOLERANCE:
+            return (
+                f"gives {contributor!r} a share of {share:.6f}, by the declared counts it has"
+                f" {expected:.6f}"
+            )
+    return ""
