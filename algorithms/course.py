@@ -156,4 +156,5 @@ class Change:
     change: Callable[[SiloState, Facts], SiloState]
 
 
-Course: TypeAlias = tuple[Stage | Survey | Change, ...]
+CourseStep: TypeAlias = Stage | Survey | Change
+Course: TypeAlias = tuple[CourseStep, ...]

@@ -117,6 +117,11 @@ class Sum:
     form: Literal["mean", "ratio", "total"] = "mean"
     most: float = LARGEST_WEIGHT
 
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return f"sum.{self.form}"
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -127,6 +132,11 @@ class Mix:
     """
 
     directed: bool = False
+
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "mix.directed" if self.directed else "mix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +154,20 @@ class Gram:
     seed: Seed = 0
     shared: bool = False
 
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "gram.shared" if self.shared else "gram"
+
 
 @dataclass(frozen=True, slots=True)
 class Each:
     """The value of each silo, visible to the coordinator."""
+
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "each"
 
 
 Exchange = Sum | Mix | Gram | Each
