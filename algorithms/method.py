@@ -253,11 +253,11 @@ class Method(ABC):
         By default the sums are published, but for those that silos alone read, whose results are
         empty.
         """
-        published = {
-            part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
-            for part in self.up(round_)
-            if isinstance(part.exchange, Sum) and results[part.name]
-        }
+        published = {}
+        for part in self.up(round_):
+            if isinstance(part.exchange, Sum) and results[part.name]:
+                result = results[part.name]
+                published[part.name] = {spec.name: result[spec.name] for spec in part.tensors}
         return Combined(state, published)
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
@@ -360,24 +360,22 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
-    """Specs of a module's floating-point buffers, in definition order: not batch norm's count of
-    batches.
+    """Specs of a module's floating-point buffers, in definition order.
+
+    Batch norm's count of batches is none of them.
     """
-    return _specs(
-        (name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()
-    )
+    buffers = module.named_buffers()
+    return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
 
 
 def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name,
-            str(t.dtype).removeprefix("torch."),
-            tuple(t.shape),
-            least=0.0 if name.rpartition(".")[2] == VARIANCE else None,
-        )
-        for name, t in tensors
-    )
+    return tuple(_spec(name, tensor) for name, tensor in tensors)
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    least = 0.0 if name.rpartition(".")[2] == VARIANCE else None
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name, dtype, tuple(tensor.shape), least=least)
 
 
 def initial_state(
@@ -394,14 +392,17 @@ def initial_state(
     """
     own = dict(weights or {})
     with torch.no_grad():
-        modules = method.modules(silo)
-        parts = {
-            part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()
-        }
+        parts = {part: _values(module) for part, module in method.modules(silo).items()}
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state
+
+    # weights that were trained on this silo's records show them, unless somebody vouches for them
+    taints = dict.fromkeys(state.flat, PUBLIC)
     hidden = tuple(f"part/{part}/" for part in own.keys() - set(public))
-    return replace(
-        state, taints={name: PRIVATE if name.startswith(hidden) else PUBLIC for name in state.flat}
-    )
+    taints.update((name, PRIVATE) for name in state.flat if name.startswith(hidden))
+    return replace(state, taints=taints)
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
