@@ -1,5 +1,4 @@
-"""The methods that a job may name: those of this table, and those of packages installed on this
-machine.
+"""The methods that a job may name: those of this table, and those of installed packages.
 
 A package of another project names its methods as entry points, in its own pyproject.toml::
 

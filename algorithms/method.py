@@ -154,14 +154,16 @@ class Method(ABC):
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no
-        record of it.
+        """Parts of ``up``, besides ratios, of which a row is a class.
+
+        A row is zeros where a silo has no record of its class.
         """
         return ()
 
     def stream_round(self, round_: int) -> int:
-        """The number by which a round's batches are drawn: its own, unless rounds were put before
-        those of a method.
+        """The number by which a round's batches are drawn.
+
+        It is the round's own, unless rounds were put before those of a method.
         """
         return round_
 
@@ -175,9 +177,7 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """Whether the coordinator half needs to know how many training records of each class a silo
-        has.
-        """
+        """Whether the coordinator half needs the number of training records per class and silo."""
         return False
 
     # The silo half.
@@ -210,8 +210,7 @@ class Method(ABC):
         return SiloState(parts, state.extra)
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Statistics of a batch of training records that add up over batches, with the model as
-        delivered.
+        """Statistics of a batch of training records, by the model as delivered; they add up.
 
         The runner adds them up in float64 before training; they are in ``facts.measured`` for
         ``stages`` and ``give``. In a private job it cuts what each record adds, all tensors
@@ -261,9 +260,7 @@ class Method(ABC):
         return Combined(state, published)
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """The state of ``combine`` where these of its posts were not made: such rows would show too
-        much.
-        """
+        """The state of ``combine`` without these of its posts: their rows would show too much."""
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
@@ -274,16 +271,18 @@ class Method(ABC):
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo drawn for this round, of a Mix that ``combine`` posts to one that
-        was not.
+        """The weights of a Mix that ``combine`` posts to a silo that was not drawn for this round.
+
+        They are by silo drawn for it.
 
         Of what the job declares alone: the same on every machine, whoever asks.
         """
         return {}
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo and with the recipient's own, of a Mix that ``combine`` posts to a
-        member of a round.
+        """The weights of a Mix that ``combine`` posts to a member of a round.
+
+        They are by silo, the recipient's own among them.
 
         ``state`` is that before the round. Silos of no weight may be missing.
         """
@@ -303,9 +302,7 @@ class Method(ABC):
     # is "global".
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
-        """Specs by part of what may cross: the parameters, then under the policy "global" the
-        buffers.
-        """
+        """Specs by part of what may cross: parameters, then buffers if they are "global"."""
         buffers = self.setting.buffers == "global"
         return {
             name: specs_of_parameters(module) + (specs_of_buffers(module) if buffers else ())

@@ -1,6 +1,4 @@
-"""The agent: runs the effects of ``session.advance`` one at a time, with a heartbeat beside each
-piece of work.
-"""
+"""The agent: runs the effects of ``session.advance`` one at a time, with heartbeats."""
 
 import asyncio
 import contextlib

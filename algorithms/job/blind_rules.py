@@ -121,7 +121,7 @@ Subject = TypeVar("Subject")
 Rule = Callable[[Subject], str]  # says why it is broken, and what to do; nothing if it is kept
 
 
-class Rules(Generic[Subject]):
+class JobRules(Generic[Subject]):
     """Rules about one subject, in the order in which they are written."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Rules(Generic[Subject]):
         return next(filter(None, faults), "")
 
 
-COHORT, CROSSING = Rules[Draw](), Rules[Crossing]()
+COHORT, CROSSING = JobRules[Draw](), JobRules[Crossing]()
 
 
 def cohort_fault(job: Draw) -> str:

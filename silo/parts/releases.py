@@ -6,7 +6,7 @@ Policy and ledger read these.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from ...algorithms.exchange.parts import (
     Item,
@@ -110,9 +110,7 @@ def upload_releases(plan: RoundPlan) -> tuple[Release, ...]:
 
 
 def _blind_releases(plan: RoundPlan) -> Iterator[Release]:
-    for part in plan.uploads:
-        form = padded_releases if isinstance(part.exchange, Mix) else rotated_releases
-        yield from form(part)
+    yield from chain.from_iterable(map(_upload_release, plan.uploads))
 
     # a release of rows names their readers; those of this round are not known yet
     for release in masked_releases(*plan.groups):
@@ -121,6 +119,12 @@ def _blind_releases(plan: RoundPlan) -> Iterator[Release]:
     cohort = len(plan.job.cohort(plan.round))
     for part in plan.shared:
         yield from shared_releases(part, cohort)
+
+
+def _upload_release(part: Part) -> tuple[Release, ...]:
+    if isinstance(part.exchange, Mix):
+        return padded_releases(part)
+    return rotated_releases(part)
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:

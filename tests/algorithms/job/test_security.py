@@ -4,7 +4,7 @@ import pytest
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import DISCLOSED, Gram, Mix
-from staddle.algorithms.job.blind_rules import LARGEST_MIX_CLIP, Crossing, Rules, no_blind_form
+from staddle.algorithms.job.blind_rules import LARGEST_MIX_CLIP, Crossing, JobRules, no_blind_form
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.security import LONGEST_COMPARED, MOST_SILOS, SecurityTable
 from staddle.errors import LocalError
@@ -39,7 +39,7 @@ def blind(make_job):
 
 
 def test_the_first_rule_speaks_whose_conditions_all_hold():
-    rules = Rules()
+    rules = JobRules()
     rules.broken_where(lambda n: n > 0, lambda n: n > 10)(lambda n: f"{n} is large")
     rules.broken_where()(lambda n: "odd" if n % 2 else "")
     rules.broken_where(lambda n: n > 4)(lambda _: "over 4")
