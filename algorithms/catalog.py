@@ -1,5 +1,4 @@
-"""The methods that a job may name: those of this table, and those of packages installed on this
-machine.
+"""The methods that a job may name: those of this table, and those of installed packages.
 
 A package of another project names its methods as entry points, in its own pyproject.toml::
 
@@ -97,16 +96,9 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
     """The class of a method; LocalError suggests the nearest name."""
     if name in METHODS:
         return METHODS[name]
-    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    found = _entries(name)
     if not found:
-        known = names()
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"install the package that has it, or name one of {', '.join(known)}"
-        )
-        raise LocalError(f"{origin}: unknown method {name!r}; {hint}")
+        raise LocalError(f"{origin}: unknown method {name!r}; {_hint(name)}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
         raise LocalError(
@@ -118,12 +110,21 @@ def method_class(name: str, origin: str = "method") -> type[Method]:
 
 def package_of(name: str) -> str:
     """The package, with its version, that a method comes from; empty where it is Staddle's own."""
-    found = (
-        []
-        if name in METHODS
-        else [entry for entry in entry_points(group=GROUP) if entry.name == name]
-    )
-    return _package(found[0]) if found else ""
+    if name in METHODS:
+        return ""
+    return next(map(_package, _entries(name)), "")
+
+
+def _entries(name: str) -> list[EntryPoint]:
+    return [entry for entry in entry_points(group=GROUP) if entry.name == name]
+
+
+def _hint(name: str) -> str:
+    known = names()
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"install the package that has it, or name one of {', '.join(known)}"
 
 
 def _installed(entry: EntryPoint, origin: str) -> type[Method]:
@@ -141,13 +142,15 @@ def _installed(entry: EntryPoint, origin: str) -> type[Method]:
             f"{where}, is not a subclass of staddle.algorithms.method.Method; correct the entry"
             " point"
         )
-    if (name := getattr(found, "name", None)) != entry.name:
+    name = getattr(found, "name", None)
+    if name != entry.name:
         raise LocalError(f"{where}, calls itself {name!r}; give class and entry point one name")
     if not isinstance(getattr(found, "version", None), int):
         raise LocalError(
             f"{where}, has no whole number as its version; give it one, such as version = 1"
         )
-    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+    lacking = sorted(getattr(found, "__abstractmethods__", ()))
+    if lacking:
         raise LocalError(f"{where}, lacks {', '.join(lacking)}; write what the contract asks for")
     return found
 

@@ -1,6 +1,4 @@
-"""What a method does at one silo in one round: stages of training, surveys of records, changes of
-state.
-"""
+"""A method's work at one silo in one round: stages of training, surveys, changes of state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,9 +51,7 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class SiloState:
-    """What a silo keeps between rounds: parameters and buffers by part, and other tensors of the
-    method.
-    """
+    """State of a silo between rounds: parameters and buffers by part, and other tensors."""
 
     parts: Mapping[str, Tensors]
     extra: Tensors = field(default_factory=dict)
@@ -96,8 +92,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a round takes of a silo's records at most, in a private job: known before it, the same
-    at every silo.
+    """Upper bound on a private round's use of a silo's records.
+
+    It is known before the round, and the same at every silo.
     """
 
     epochs: int = 0  # over drawn batches, of all stages together
@@ -156,4 +153,5 @@ class Change:
     change: Callable[[SiloState, Facts], SiloState]
 
 
-Course: TypeAlias = tuple[Stage | Survey | Change, ...]
+CourseStep: TypeAlias = Stage | Survey | Change
+Course: TypeAlias = tuple[CourseStep, ...]

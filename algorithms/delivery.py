@@ -24,8 +24,9 @@ class Latest:
 
 @dataclass(frozen=True)
 class Row:
-    """Deliver a Mix row: sum over silos of weight · last given version, weights normalised by the
-    runtime.
+    """Deliver a Mix row: sum over silos of weight · last uploaded version.
+
+    The runtime normalises the weights.
     """
 
     part: str

@@ -154,14 +154,16 @@ class Method(ABC):
         """
 
     def by_class(self, round_: int) -> tuple[str, ...]:
-        """Parts of ``up``, beside ratios, of which a row is a class, and zeros where a silo has no
-        record of it.
+        """Parts of ``up``, besides ratios, of which a row is a class.
+
+        A row is zeros where a silo has no record of its class.
         """
         return ()
 
     def stream_round(self, round_: int) -> int:
-        """The number by which a round's batches are drawn: its own, unless rounds were put before
-        those of a method.
+        """The number by which a round's batches are drawn.
+
+        It is the round's own, unless rounds were put before those of a method.
         """
         return round_
 
@@ -175,9 +177,7 @@ class Method(ABC):
 
     @property
     def compares_labels(self) -> bool:
-        """Whether the coordinator half needs to know how many training records of each class a silo
-        has.
-        """
+        """Whether the coordinator half needs the number of training records per class and silo."""
         return False
 
     # The silo half.
@@ -210,8 +210,7 @@ class Method(ABC):
         return SiloState(parts, state.extra)
 
     def measure(self, parts: Parts, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Statistics of a batch of training records that add up over batches, with the model as
-        delivered.
+        """Statistics of a batch of training records, by the model as delivered; they add up.
 
         The runner adds them up in float64 before training; they are in ``facts.measured`` for
         ``stages`` and ``give``. In a private job it cuts what each record adds, all tensors
@@ -253,17 +252,15 @@ class Method(ABC):
         By default the sums are published, but for those that silos alone read, whose results are
         empty.
         """
-        published = {
-            part.name: {spec.name: results[part.name][spec.name] for spec in part.tensors}
-            for part in self.up(round_)
-            if isinstance(part.exchange, Sum) and results[part.name]
-        }
+        published = {}
+        for part in self.up(round_):
+            if isinstance(part.exchange, Sum) and results[part.name]:
+                result = results[part.name]
+                published[part.name] = {spec.name: result[spec.name] for spec in part.tensors}
         return Combined(state, published)
 
     def unposted(self, state: CoordinatorState, silos: tuple[str, ...]) -> CoordinatorState:
-        """The state of ``combine`` where these of its posts were not made: such rows would show too
-        much.
-        """
+        """The state of ``combine`` without these of its posts: their rows would show too much."""
         return state
 
     def deliveries(self, state: CoordinatorState, round_: int, silo: str) -> tuple[Delivery, ...]:
@@ -274,16 +271,18 @@ class Method(ABC):
         return tuple(Latest(part.name) for part in self.down(round_))
 
     def row_weights(self, round_: int, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo drawn for this round, of a Mix that ``combine`` posts to one that
-        was not.
+        """The weights of a Mix that ``combine`` posts to a silo that was not drawn for this round.
+
+        They are by silo drawn for it.
 
         Of what the job declares alone: the same on every machine, whoever asks.
         """
         return {}
 
     def member_weights(self, state: CoordinatorState, recipient: str) -> Mapping[str, float]:
-        """The weights, by silo and with the recipient's own, of a Mix that ``combine`` posts to a
-        member of a round.
+        """The weights of a Mix that ``combine`` posts to a member of a round.
+
+        They are by silo, the recipient's own among them.
 
         ``state`` is that before the round. Silos of no weight may be missing.
         """
@@ -303,9 +302,7 @@ class Method(ABC):
     # is "global".
 
     def crossing(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[TensorSpec, ...]]:
-        """Specs by part of what may cross: the parameters, then under the policy "global" the
-        buffers.
-        """
+        """Specs by part of what may cross: parameters, then buffers if they are "global"."""
         buffers = self.setting.buffers == "global"
         return {
             name: specs_of_parameters(module) + (specs_of_buffers(module) if buffers else ())
@@ -360,24 +357,22 @@ def specs_of_parameters(module: nn.Module) -> tuple[TensorSpec, ...]:
 
 
 def specs_of_buffers(module: nn.Module) -> tuple[TensorSpec, ...]:
-    """Specs of a module's floating-point buffers, in definition order: not batch norm's count of
-    batches.
+    """Specs of a module's floating-point buffers, in definition order.
+
+    Batch norm's count of batches is none of them.
     """
-    return _specs(
-        (name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()
-    )
+    buffers = module.named_buffers()
+    return _specs((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
 
 
 def _specs(tensors: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name,
-            str(t.dtype).removeprefix("torch."),
-            tuple(t.shape),
-            least=0.0 if name.rpartition(".")[2] == VARIANCE else None,
-        )
-        for name, t in tensors
-    )
+    return tuple(_spec(name, tensor) for name, tensor in tensors)
+
+
+def _spec(name: str, tensor: Tensor) -> TensorSpec:
+    least = 0.0 if name.rpartition(".")[2] == VARIANCE else None
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name, dtype, tuple(tensor.shape), least=least)
 
 
 def initial_state(
@@ -394,14 +389,17 @@ def initial_state(
     """
     own = dict(weights or {})
     with torch.no_grad():
-        modules = method.modules(silo)
-        parts = {
-            part: {k: v.clone() for k, v in m.state_dict().items()} for part, m in modules.items()
-        }
+        parts = {part: _values(module) for part, module in method.modules(silo).items()}
         state = SiloState(parts | own, method.initial_extra(silo))
     if public is None:
         return state
+
+    # weights that were trained on this silo's records show them, unless somebody vouches for them
+    taints = dict.fromkeys(state.flat, PUBLIC)
     hidden = tuple(f"part/{part}/" for part in own.keys() - set(public))
-    return replace(
-        state, taints={name: PRIVATE if name.startswith(hidden) else PUBLIC for name in state.flat}
-    )
+    taints.update((name, PRIVATE) for name in state.flat if name.startswith(hidden))
+    return replace(state, taints=taints)
+
+
+def _values(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}

@@ -1,6 +1,4 @@
-"""The agent: runs the effects of ``session.advance`` one at a time, with a heartbeat beside each
-piece of work.
-"""
+"""The agent: runs the effects of ``session.advance`` one at a time, with heartbeats."""
 
 import asyncio
 import contextlib
@@ -151,30 +149,37 @@ class Agent:
     async def _perform(self, effect: Effect) -> Event:
         """Run one effect; what came of it."""
         try:
-            match effect:
-                case Connect(attempt):
-                    return await self._connect(attempt)
-                case Poll():
-                    return await self._poll()
-                case Decide(offer):
-                    return await self._decide(offer)
-                case TakePart(asked):
-                    return await self._take_part(asked)
-                case Conclude(finished):
-                    return await self._conclude(finished)
-                case Exit():
-                    return StopAsked()
+            return await self._run_effect(effect)
         except TurnedAwayError as error:
-            if error.code in BARRING:
-                return Barred(str(error))
-            log.problem("turned.away", code=error.code, why=str(error))
-            if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
-                return ConnectionLost(str(error))
-            await asyncio.sleep(PAUSE_SECONDS)
-            return Worked()
+            return await self._turned_away(effect, error)
         except PeerError as error:
             log.problem("coordinator.lost", why=str(error))
             return ConnectionLost(str(error))
+
+    async def _run_effect(self, effect: Effect) -> Event:
+        match effect:
+            case Connect(attempt):
+                return await self._connect(attempt)
+            case Poll():
+                return await self._poll()
+            case Decide(offer):
+                return await self._decide(offer)
+            case TakePart(asked):
+                return await self._take_part(asked)
+            case Conclude(finished):
+                return await self._conclude(finished)
+            case Exit():
+                return StopAsked()
+
+    async def _turned_away(self, effect: Effect, error: TurnedAwayError) -> Event:
+        """Leave, greet again or go on: by what the coordinator turned away, and why."""
+        if error.code in BARRING:
+            return Barred(str(error))
+        log.problem("turned.away", code=error.code, why=str(error))
+        if error.code in WAITING or not isinstance(effect, Decide | TakePart | Conclude):
+            return ConnectionLost(str(error))
+        await asyncio.sleep(PAUSE_SECONDS)
+        return Worked()
 
     async def _poll(self) -> Event:
         loop = asyncio.get_running_loop()
@@ -211,9 +216,11 @@ class Agent:
         except RefusedError as error:
             return await self._decline(offer, error)
         job = admitted.job
-        if job.name in self._admitted:  # told again
+        if job.name in self._admitted:  # offered again: a coordinator does not set our pace
             await asyncio.sleep(PAUSE_SECONDS)
         self._admitted[job.name] = admitted
+
+        # ledger and folder come before any answer: after a crash this silo knows what it accepted
         await self._gate.record_decision(job.name, job.digest, admitted.signer, None)
         await asyncio.to_thread(self._folder(job.name).accept, offer.signed)
         if job.keyed:
@@ -225,20 +232,19 @@ class Agent:
                     raise
                 return await self._decline(offer, error)
         await self._gate.answer(job.name, job.digest, 0, "ACCEPT")
+        self._log_accepted(admitted)
+        return Worked()
+
+    def _log_accepted(self, admitted: Admitted) -> None:
+        job = admitted.job
         log.event("job.accepted", job=job.name, method=job.method_name, signer=admitted.signer)
         for part in job.method().loadable:
-            log.event(
-                "weights",
-                job=job.name,
-                part=part,
-                sha256=admitted.digests.get(part, "none: from scratch"),
-            )
-        log.event(
-            "job.records", job=job.name, **counts_by_class(job, admitted.train, admitted.test)
-        )
-        for said in advice(job, len(admitted.train)):
-            log.problem("privacy.advice", job=job.name, why=said)
-        return Worked()
+            digest = admitted.digests.get(part, "none: from scratch")
+            log.event("weights", job=job.name, part=part, sha256=digest)
+        counts = counts_by_class(job, admitted.train, admitted.test)
+        log.event("job.records", job=job.name, **counts)
+        for text in advice(job, len(admitted.train)):
+            log.problem("privacy.advice", job=job.name, why=text)
 
     async def _decline(self, offer: JobOffered, error: RefusedError) -> Event:
         log.problem("job.declined", job=offer.job, code=error.code, why=error.why)
@@ -249,7 +255,8 @@ class Agent:
 
     def _admit(self, signed: bytes) -> Admitted:
         admitted = self._checked(signed)
-        if why := self._gate.signed_sets.objection_to(admitted.job):
+        why = self._gate.signed_sets.objection_to(admitted.job)
+        if why:
             raise RefusedError(self._roster.coordinator.id, "POLICY", why)
         try:
             check_room(admitted.job, self._budget)
@@ -272,7 +279,8 @@ class Agent:
     def _known(self, job: str, digest: str) -> Admitted:
         """A job that we accepted, read again from disk after a restart."""
         known = self._admitted.get(job)
-        if known is None and (signed := self._folder(job).signed()) is not None:
+        signed = self._folder(job).signed() if known is None else None
+        if signed is not None:
             known = self._admitted[job] = self._checked(signed)
         if known is None or known.job.digest != digest:
             raise RefusedError(
@@ -289,10 +297,10 @@ class Agent:
     # A round.
 
     async def _take_part(self, asked: RoundOpened) -> Event:
-        """Fetch, train, give; what goes wrong on our side is answered with a code, and the
-        federation goes on.
+        """Fetch, train, upload; a failure on our side is answered with a code.
 
-        Except for a full disk: the agent ends, so that the round is as it was once there is room.
+        The federation goes on without this silo. A full disk is no such failure: the agent ends, so
+        that the round is as it was once there is room.
         """
         async with self._beating(asked.job, asked.round):
             try:
@@ -336,14 +344,10 @@ class Agent:
         rounds = self._rounds(admitted)
         goes_on = rounds.goes_on(job.digest, round_)
         bundle = None if goes_on else await self._outbox(job, folder, round_)
-        if bundle is not None and bundle.start not in (UNSAID, asked.counted):
-            raise RefusedError(
-                self._roster.coordinator.id,
-                "DELIVERY",
-                f"asks for round {round_} of job {job.name!r} from the state after round"
-                f" {asked.counted - 1}; what it gives was trained from the state after round"
-                f" {bundle.start - 1}, as the coordinator had said before",
-            )
+        if bundle is not None:
+            self._check_start(job, asked, bundle)
+
+        # whoever could repeat rounds would ask this silo about models of its own choice
         over = bundle is None and not goes_on and round_ < folder.rounds_done
         if folder.finished or round_ >= job.length or over:
             raise RefusedError(
@@ -358,6 +362,16 @@ class Agent:
         await rounds.take_part(admitted.declared, plan, cohort, own, bundle, train, WAITING)
         log.event("round.given", job=job.name, round=round_)
 
+    def _check_start(self, job: Job, asked: RoundOpened, bundle: Contributions) -> None:
+        if bundle.start not in (UNSAID, asked.counted):
+            raise RefusedError(
+                self._roster.coordinator.id,
+                "DELIVERY",
+                f"asks for round {asked.round} of job {job.name!r} from the state after round"
+                f" {asked.counted - 1}; what it gives was trained from the state after round"
+                f" {bundle.start - 1}, as the coordinator had said before",
+            )
+
     def _rounds(self, admitted: Admitted) -> BlindRounds | PlainRounds:
         return self._plain if admitted.declared.bounds is None else self._blind
 
@@ -366,12 +380,11 @@ class Agent:
         return OwnValues(self._folder(admitted.job.name).path, counted, own)
 
     async def _outbox(self, job: Job, folder: JobFolder, round_: int) -> Contributions | None:
-        """What a round gives that was trained before.
+        """Contributions of a round that was trained before; None where it has to be trained.
 
-        If the disk changed it and nothing left, it is trained again.
-
-        LocalError names a damaged one of which something left, and one of a private job: training
-        it again would cost privacy a second time.
+        If the disk changed them and nothing left, the round is trained again. LocalError names a
+        damaged file of which something left, and one of a private job: training again would cost
+        privacy a second time.
         """
         try:
             return await asyncio.to_thread(folder.outbox, round_)
@@ -387,14 +400,16 @@ class Agent:
 
         Then the round is told again.
         """
-        if not (witnesses := sorted(self._gate.witnesses)):
+        witnesses = sorted(self._gate.witnesses)
+        if not witnesses:
             raise LocalError(
                 "private rounds wait for another silo's signed word of what it holds of this silo's"
                 " ledger, in which stands what its data set has cost; the roster has no other silo"
                 " but such as the coordinator's organisation runs: have one added that another"
                 " organisation runs"
             )
-        if (waits := (asked.digest, asked.round)) != self._waits_told:
+        waits = (asked.digest, asked.round)
+        if waits != self._waits_told:
             self._waits_told = waits
             log.problem(
                 "round.waits",
@@ -477,21 +492,18 @@ class Agent:
     async def _conclude(self, finished: JobFinished) -> Event:
         """Take the last results; confirm in any case, so that nobody waits for us."""
         folder, code = self._folder(finished.job), "UNSPECIFIED"
-        # told again: its keys are gone, and what we can take we have
+        # asked again: its keys are gone, and what we can take we have
         ended = self._group_keys.ended(finished.job)
-        if ended and finished.completed and not folder.finished:
+        awaited = finished.completed and not folder.finished
+        if ended and awaited:
             code = "DELIVERY"
-        if ended or not finished.completed or folder.finished:
+        if ended or not awaited:
             await asyncio.sleep(PAUSE_SECONDS)
         try:
-            if finished.completed and not ended:
-                admitted = self._known(finished.job, finished.digest)
-                delivered = await self._final(admitted, finished)
-                await self._trainer.run(
-                    self._work(admitted).finish, finished.counted, delivered.tensors
-                )
             if not finished.completed:
                 await asyncio.to_thread(folder.fail)
+            elif not ended:
+                await self._take_final(finished)
             log.event("job.finished", job=finished.job, completed=finished.completed)
         except (UnreachableError, TurnedAwayError, UnwritableError):
             raise
@@ -503,33 +515,38 @@ class Agent:
         await self._gate.answer(finished.job, finished.digest, finished.round, "DONE", code)
         return Worked()
 
-    async def _final(self, admitted: Admitted, finished: JobFinished) -> ReceivedDelivery:
+    async def _take_final(self, finished: JobFinished) -> None:
+        admitted = self._known(finished.job, finished.digest)
         plan, own = admitted.plan.round(finished.round), self._own(admitted, finished.counted)
-        return await self._rounds(admitted).fetch(plan, own)
+        delivered = await self._rounds(admitted).fetch(plan, own)
+        finish = self._work(admitted).finish
+        await self._trainer.run(finish, finished.counted, delivered.tensors)
 
 
 def _code(error: StaddleError) -> str:
-    """What to tell of work that we refused: the job, since our files changed, by its code.
+    """The code for work that we refused: an admission check's, since our files changed.
 
-    Or what came down.
+    Or that of a delivery.
     """
-    return error.code if isinstance(error, RefusedError) and error.code in ADMISSION else "DELIVERY"
+    if isinstance(error, RefusedError) and error.code in ADMISSION:
+        return error.code
+    return "DELIVERY"
 
 
 def _task(coordinator: str, task: pb.Task) -> Task | None:
-    """A task as the session reads it; PeerError for a job name or digest that is none."""
+    """A task as the session reads it; PeerError for an invalid job name or digest."""
     match task.WhichOneof("body"):
         case "offer":
             job, digest = task.offer.job, task.offer.job_digest
-            told: Task = JobOffered(job, digest.hex(), task.offer.signed_job)
+            found: Task = JobOffered(job, digest.hex(), task.offer.signed_job)
         case "round":
             job, digest = task.round.job, task.round.job_digest
-            told = RoundOpened(
+            found = RoundOpened(
                 job, digest.hex(), task.round.round, task.round.counted, tuple(task.round.cohort)
             )
         case "finish":
             job, digest = task.finish.job, task.finish.job_digest
-            told = JobFinished(
+            found = JobFinished(
                 job, digest.hex(), task.finish.round, task.finish.completed, task.finish.counted
             )
         case _:
@@ -538,4 +555,4 @@ def _task(coordinator: str, task: pb.Task) -> Task | None:
         raise PeerError(
             coordinator, f"told a task of job {job[:64]!r} with a digest of {len(digest)} bytes"
         )
-    return told
+    return found

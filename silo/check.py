@@ -6,7 +6,10 @@ Nothing is changed, nothing trained.
 import secrets
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+
+from torch import nn
 
 from ..algorithms.data.dataset import Dataset
 from ..algorithms.exchange.parts import contribution_items, upload_items
@@ -53,13 +56,16 @@ def check(path: Path, jobs: Sequence[Path] = ()) -> PreflightReport:
     )
     if policy is not None and policy.budget is not None:
         report.look("privacy", partial(_privacy, policy.dataset, policy.budget, config))
+
+    # without keys, roster and policy nothing can be said of a job
     largest = 0
     for job in jobs:
         if keys is None or roster is None or policy is None:
             report.skip("job", "keys, roster and policy")
             continue
         found = report.look("job", partial(_job, job, keys, roster, policy, config))
-        largest = max(largest, footprint(found, keys.entry.id) if found else 0)
+        if found:
+            largest = max(largest, footprint(found, keys.entry.id))
     report.look(
         "disk", partial(preflight.disk, config.directory, largest, "the largest of the jobs")
     )
@@ -101,14 +107,16 @@ def _policy(config: SiloConfig) -> tuple[Policy, str]:
 
 
 def _privacy(dataset: str, asked: DatasetTable, config: SiloConfig) -> tuple[bool, str]:
-    """What was spent of the data set's budget."""
+    """How much of the data set's budget is spent."""
     from ..security.dp.rdp import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
         shown,
     )
     from .admission import budget as spent  # noqa: PLC0415 likewise
 
-    budget = next((found.budget for found in spent.read(config) if found.dataset == dataset), None)
-    cost, jobs = (shown(budget.spent), len(budget.jobs)) if budget else ("0", 0)
+    cost, jobs = "0", 0
+    for found in spent.read(config):
+        if found.dataset == dataset and found.budget:
+            cost, jobs = shown(found.budget.spent), len(found.budget.jobs)
     most = f"{asked.epsilon:f} at delta = {asked.delta:f}"
     return (
         True,
@@ -165,7 +173,8 @@ def _job(
             check_room(job, policy, config)
         except ExhaustedError as error:
             raise LocalError(f"{path}: this silo would decline the job, POLICY: {error}") from error
-    if why := objection_to(job, keys.entry.id, _signed(config), roster, policy):
+    why = objection_to(job, keys.entry.id, _signed(config), roster, policy)
+    if why:
         raise LocalError(f"{path}: this silo would decline the job, POLICY: {why}")
     folder = JobFolder(config.directory / "jobs" / job.name)
     if folder.signed() == signed:
@@ -184,18 +193,21 @@ def _job(
 def _signed(config: SiloConfig) -> list[SumSigned]:
     """The sets of silos with whose sums this silo agreed, by its ledger."""
     ledger = config.directory / LEDGER
-    found = messages.records(ledger) if ledger.is_dir() else ()
-    return [record for _, record in found if isinstance(record, SumSigned)]
+    if not ledger.is_dir():
+        return []
+    return [record for _, record in messages.records(ledger) if isinstance(record, SumSigned)]
 
 
 def footprint(job: Job, silo: str) -> int:
-    """Bytes that a job takes on this silo's disk at most: its states, and what a round gives."""
-    modules = job.method().modules(silo).values()
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    state = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    """Bytes that a job takes on this silo's disk at most: its states, and a round's uploads."""
+    state = sum(map(_module_bytes, job.method().modules(silo).values()))
     items = contribution_items if job.security.required else upload_items
-    given = max(
-        sum(item.spec.nbytes for item in items(job.up(start))) for start in job.phase_starts
-    )
+    uploads = (items(job.up(start)) for start in job.phase_starts)
+    largest = max(sum(item.spec.nbytes for item in upload) for upload in uploads)
     # the outbox is written before the one of the round before it goes
-    return STATES * state + 2 * given
+    return STATES * state + 2 * largest
+
+
+def _module_bytes(module: nn.Module) -> int:
+    tensors = chain(module.parameters(), module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,5 +1,4 @@
-"""Can this silo reach its coordinator? Three steps, which tell apart what a failed call alone does
-not.
+"""Can this silo reach its coordinator? Three steps tell apart why a call fails.
 
 Nothing of ours goes out but TLS and one call of the standard health service with an empty message,
 which is no control message and leaves the session of a running agent as it is; the serialiser below

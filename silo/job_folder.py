@@ -34,6 +34,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ class JobFolder:
     path: Path
 
     def check_new(self, signed: bytes) -> None:
-        """LocalError if another job of this name was taken part in, or if this one has been trained
-        in already.
+        """LocalError if this silo took part in another job of this name, or trained in this one.
 
         One signature is good for one run: whoever repeats rounds asks a silo about models of the
         asker's choice.
@@ -99,7 +99,7 @@ class JobFolder:
     def rounds_done(self) -> int:
         """The number of the next round: all before it are over for this silo."""
         numbers = (path.stem.partition("-")[2] for path in self.path.glob("state-*.safetensors"))
-        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+        return max(map(int, filter(str.isdecimal, numbers)), default=0)
 
     @property
     def finished(self) -> bool:
@@ -108,11 +108,11 @@ class JobFolder:
 
     @property
     def failed(self) -> bool:
-        """Whether the job has ended without its result, as the coordinator told."""
+        """Whether the job has ended without its result, as the coordinator said."""
         return (self.path / "failed").exists()
 
     def fail(self) -> None:
-        """Note that it has; nothing of a job that was not accepted here."""
+        """Note that it has ended so; nothing for a job that was not accepted here."""
         if self.signed() is not None:
             write_atomic(self.path / "failed", b"")
 
@@ -122,7 +122,7 @@ class JobFolder:
         return read_bytes(kept) if kept.exists() else None
 
     def save_round(self, round_: int, counted: int, state: SiloState, given: Contributions) -> None:
-        """Keep what a round trained and gives, and the state that it began from.
+        """Keep what a round trained and uploads, and the state that it began from.
 
         All other states go.
         """
@@ -131,10 +131,10 @@ class JobFolder:
             checked_file.write_json(self.path / "counted", LastCountedRound(counted=counted))
         write_atomic(outbox, contributions.to_bytes(replace(given, start=counted)))
         write_atomic(kept, state_to_bytes(state))
-        for path in (
-            *self.path.glob("outbox-*.safetensors"),
-            *self.path.glob("state-*.safetensors"),
-        ):
+        written = chain(
+            self.path.glob("outbox-*.safetensors"), self.path.glob("state-*.safetensors")
+        )
+        for path in written:
             if path not in (outbox, kept, self._state(counted)):
                 remove(path)
 
@@ -148,14 +148,16 @@ class JobFolder:
         LocalError for a round before one that counted already: the coordinator cannot take a round
         back.
         """
-        path, done = self._state(counted), self.rounds_done
-        if counted < (confirmed := self._confirmed()):
+        path, done, confirmed = self._state(counted), self.rounds_done, self._confirmed()
+        if counted < confirmed:
             raise LocalError(
                 f"{self.path}: the coordinator counts our rounds up to {counted - 1}, and did up to"
                 f" {confirmed - 1} before; a round that counted is not taken back: ask its operator"
             )
         if not counted:
             return None
+
+        # somebody may have put back an older copy of the folder
         if counted > done:
             raise LocalError(
                 f"{self.path}: the coordinator counts our round {counted - 1}, the last that was"
@@ -176,7 +178,7 @@ class JobFolder:
             ) from error
 
     def outbox(self, round_: int) -> Contributions | None:
-        """What this round gives, if it is the one that was trained last."""
+        """A round's contributions, if it is the one that was trained last."""
         path = self._outbox(round_ + 1)
         if not (path.exists() and self._state(round_ + 1).exists()):
             return None
@@ -205,19 +207,13 @@ class JobFolder:
         path = self.path / "report.json"
         if not path.exists():
             return {"rounds": [], "final": None}
-        document = parse_json(read_bytes(path), str(path))
-        said = document.pop(checked_file.DIGEST, "") if isinstance(document, dict) else ""
-        if said and said != _digest(document):
-            raise LocalError(
-                f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it"
-                " away"
-            )
-        rounds = document.get("rounds") if isinstance(document, dict) else None
-        if not isinstance(rounds, list) or not all(
-            isinstance(entry, dict) and "round" in entry for entry in rounds
-        ):
-            raise LocalError(f"{path}: not a report as the silo writes it; move it away")
-        return {**document}
+        match parse_json(read_bytes(path), str(path)):
+            case {"rounds": [*rounds]} as document if all(map(_is_round, rounds)):
+                _check_digest(path, document)
+                return {**document}
+            case dict() as document:
+                _check_digest(path, document)
+        raise LocalError(f"{path}: not a report as the silo writes it; move it away")
 
     def add_round(self, report: RoundReport, facts: Mapping[str, object]) -> None:
         """Append a round; repeating one replaces it."""
@@ -232,6 +228,19 @@ class JobFolder:
     def _write(self, document: Mapping[str, Any]) -> None:
         sealed = {**document, checked_file.DIGEST: _digest(document)}
         write_atomic(self.path / "report.json", (json.dumps(sealed, indent=1) + "\n").encode())
+
+
+def _is_round(entry: object) -> bool:
+    return isinstance(entry, dict) and "round" in entry
+
+
+def _check_digest(path: Path, document: dict[str, Any]) -> None:
+    """Take the digest out; LocalError where it is that of another report."""
+    found = document.pop(checked_file.DIGEST, "")
+    if found and found != _digest(document):
+        raise LocalError(
+            f"{path}: is not as the silo wrote it: the disk changed it; restore it, or move it away"
+        )
 
 
 def _digest(report: Mapping[str, Any]) -> str:

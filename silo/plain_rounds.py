@@ -36,9 +36,7 @@ class PlainRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the coordinator has what the round gives: what was ``kept`` of it, or what is
-        trained now.
-        """
+        """Until the coordinator has the contributions: those ``kept``, or newly trained ones."""
         if kept is None:
             kept = await train(await self.fetch(plan, local))
         else:

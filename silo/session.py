@@ -1,5 +1,6 @@
-"""A silo's conversation with its coordinator as a pure state machine: ``advance(state, event) ->
-(state, effect)``.
+"""A silo's conversation with its coordinator as a pure state machine.
+
+``advance(state, event) -> (state, effect)``.
 
 No socket, clock or file here; the agent runs one effect at a time and brings back what came of it.
 
@@ -42,8 +43,9 @@ class JobOffered:
 
 @dataclass(frozen=True)
 class RoundOpened:
-    """A round to take part in; ``counted`` is one more than our last round that counted, 0 before
-    the first.
+    """A round to take part in.
+
+    ``counted`` is one more than our last round that counted, 0 before the first.
 
     ``cohort`` are the silos of the round as the coordinator says it, not checked yet.
     """

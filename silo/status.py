@@ -82,9 +82,8 @@ def _job(folder: JobFolder) -> SiloJobStatus:
     name, path = folder.path.name, folder.path / "job.json"
     try:
         signed = parse_json(read_bytes(path), str(path))
-        job = Job.from_document(
-            signed.get("document") if isinstance(signed, dict) else None, str(path)
-        )
+        document = signed.get("document") if isinstance(signed, dict) else None
+        job = Job.from_document(document, str(path))
         done = job.length if folder.finished else folder.rounds_done
         counts = _accuracy(folder.report(), job)
     except LocalError as error:
@@ -100,7 +99,8 @@ def _accuracy(report: Mapping[str, Any], job: Job) -> tuple[int | None, int | No
     Before it, of the last round after local training.
     """
     final, rounds = report["final"], report["rounds"]
-    if not final and not rounds:
-        return None, None
-    entry, model = (final, job.method().product) if final else (rounds[-1], "trained")
-    return entry["tested"], entry[f"correct_{model}"]
+    if final:
+        return final["tested"], final[f"correct_{job.method().product}"]
+    if rounds:
+        return rounds[-1]["tested"], rounds[-1]["correct_trained"]
+    return None, None

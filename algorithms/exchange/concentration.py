@@ -1,5 +1,6 @@
-"""Whether a weighted sum shows one silo too much of another: SECURITY.md rules 4 and 5, in whole
-numbers.
+"""Whether a weighted sum shows one silo too much of another: SECURITY.md rules 4 and 5.
+
+All in whole numbers.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,17 @@ def concentration_fault(counts: Sequence[int], min_cohort: int) -> str:
     total, squares = sum(counts), sum(count * count for count in counts)
     second, first = sorted((0, 0, *counts))[-2:]
     for own in counts:
-        if fault := _seen(
-            total - own, squares - own * own, second if own == first else first, min_cohort
-        ):
+        largest_other = second if own == first else first
+        fault = _seen(total - own, squares - own * own, largest_other, min_cohort)
+        if fault:
             return fault
     return ""
 
 
 def row_fault(weights: Sequence[int], min_cohort: int) -> str:
-    """Why a row of these weights shows its reader, which is none of those mixed, too much (rules 4
-    and 5).
+    """Why a row of these weights shows its reader too much (rules 4 and 5).
+
+    The reader is none of the silos mixed.
     """
     mixed = sum(weight > 0 for weight in weights)
     if mixed < min_cohort:
@@ -33,7 +35,7 @@ def row_fault(weights: Sequence[int], min_cohort: int) -> str:
 
 
 def seen_fault(others: Sequence[int], min_cohort: int, *, rounded: bool = False) -> str:
-    """The same for one silo that sees the sum, by what the others weigh.
+    """``concentration_fault`` for one silo that sees the sum, by what the others weigh.
 
     With their shares s, max s <= 1/2 and 1 / Σ s² >= min_cohort - 1. Exact, in whole numbers;
     ``rounded`` weights, which were made whole in 2^32 steps, may exceed either by a part of 2^-20,

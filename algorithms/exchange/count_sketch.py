@@ -29,8 +29,9 @@ def count_sketch(vector: Tensor, size: int, seed: Seed) -> Tensor:
 
 @lru_cache(maxsize=1)  # a job has one; 5 bytes a coordinate
 def _projection(length: int, size: int, seed: Seed) -> tuple[Tensor, Tensor]:
-    """Buckets and signs [length] from the words of a public stream: the lowest bit is the sign, the
-    rest the bucket.
+    """Buckets and signs [length] from the words of a public stream.
+
+    The lowest bit is the sign, the rest the bucket.
     """
     words = raw(stream(seed, "", 0, "sketch"), length)
     bucket = ((words >> np.uint64(1)) % np.uint64(size)).astype(np.int32)

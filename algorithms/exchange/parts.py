@@ -4,7 +4,7 @@ Everything that a method sends upward is a part, and each part crosses by one of
 (DESIGN.md section 1):
 
 ========  ============================  ===================================================
-exchange  silo i gives                  the coordinator needs only
+exchange  silo i uploads                the coordinator needs only
 ========  ============================  ===================================================
 ``Sum``   tensors x_i and a weight w_i  sum_i w_i x_i and sum_i w_i, over all or row by row
 ``Mix``   tensors x_i                   for each recipient r: sum_j A_rj x_j
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
-from math import fsum, prod
+from math import fsum, inf, prod
 from typing import Literal, Protocol
 
 import torch
@@ -30,7 +30,7 @@ from ...errors import LocalError
 from ..numerics.streams import Seed
 
 Tensors = Mapping[str, Tensor]
-Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo gave
+Read = Callable[[str, str], Tensor]  # (silo, tensor name) -> what that silo uploaded
 
 # the name under which a Sum's weight crosses; "@" cannot start a tensor's own name
 WEIGHT = "@weight"
@@ -38,6 +38,7 @@ WEIGHT = "@weight"
 REGION = 1 << 19
 LARGEST_WEIGHT = 2.0**53  # counts of records are exact up to here
 MOST_TENSORS = 16_384  # of one transfer: a manifest has a header of each
+UNBOUNDED = (-inf, inf)
 MIX_BITS = 32  # SECURITY.md rule 19: the integer weights of a Mix row add up to 2^32 exactly
 
 DTYPES: dict[str, torch.dtype] = {
@@ -96,6 +97,13 @@ class TensorSpec:
         """Bytes on the wire."""
         return self.elements * DTYPES[self.dtype].itemsize
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and largest value; infinite where there is no bound."""
+        least = -inf if self.least is None else self.least
+        most = inf if self.most is None else self.most
+        return least, most
+
 
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
     """Specs of the given tensors, in their order."""
@@ -117,16 +125,26 @@ class Sum:
     form: Literal["mean", "ratio", "total"] = "mean"
     most: float = LARGEST_WEIGHT
 
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return f"sum.{self.form}"
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A weighted sum per recipient, over the last version that each silo gave.
+    """A weighted sum per recipient, over the last version that each silo uploaded.
 
-    ``directed``: over what was given in one round alone, by weights that are known before it: for
-    who was away then, or for the round's own members (``Method.directed_for``).
+    ``directed``: over the uploads of one round alone, by weights that are known before it: for the
+    silos that were away then, or for the round's own members (``Method.directed_for``).
     """
 
     directed: bool = False
+
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "mix.directed" if self.directed else "mix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +162,20 @@ class Gram:
     seed: Seed = 0
     shared: bool = False
 
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "gram.shared" if self.shared else "gram"
+
 
 @dataclass(frozen=True, slots=True)
 class Each:
     """The value of each silo, visible to the coordinator."""
+
+    @property
+    def schema_name(self) -> str:
+        """The exchange in a schema's words."""
+        return "each"
 
 
 Exchange = Sum | Mix | Gram | Each
@@ -164,7 +192,7 @@ class Part:
 
     @property
     def given(self) -> tuple[TensorSpec, ...]:
-        """Specs of everything that a method gives for this part, the weight of a Sum included."""
+        """Specs of all that a method makes for this part, the weight of a Sum included."""
         match self.exchange:
             case Sum("mean", most):
                 return (*self.tensors, TensorSpec(WEIGHT, "float64", (), 0.0, most))
@@ -178,9 +206,7 @@ class Part:
 
     @property
     def wire(self) -> tuple[TensorSpec, ...]:
-        """Specs of everything that a silo sends for this part: what is given, or the sketches of
-        it.
-        """
+        """Specs of all that a silo sends for this part: what is given, or sketches of it."""
         if not self.sketch:
             return self.given
         (spec,) = self.tensors
@@ -197,9 +223,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a silo gives for one part: its tensors and, for a Sum of form mean or ratio, the
-    weight.
-    """
+    """A silo's upload for one part: tensors, and the weight of a Sum of form mean or ratio."""
 
     tensors: Tensors
     weight: float | Tensor | None = None
@@ -222,11 +246,10 @@ class Exchanges(Protocol):
     def mix(
         self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
     ) -> dict[str, Tensor] | None:
-        """One recipient's row over the last version of each silo in ``weights``, which may name the
-        recipient too.
+        """One recipient's row over the last version of each silo in ``weights``.
 
-        None where it gets no row: a blind one that would show it too much (SECURITY.md rules 4 to
-        6).
+        ``weights`` may name the recipient too. None where it gets no row: a blind one that would
+        show it too much (SECURITY.md rules 4 to 6).
         """
         ...
 
@@ -236,21 +259,27 @@ def laid_out(part: Part, contribution: Contribution) -> dict[str, Tensor]:
 
     Else LocalError.
     """
-    given = dict(contribution.tensors)
-    if part.given != part.tensors:
-        if contribution.weight is None:
+    tensors = {**contribution.tensors, **_checked_weight(part, contribution.weight)}
+    names = [spec.name for spec in part.given]
+    if tensors.keys() != set(names):
+        raise LocalError(f"part {part.name!r}: gave {sorted(tensors)}, its schema has {names}")
+    return {spec.name: checked(part, spec, tensors[spec.name]) for spec in part.given}
+
+
+def _checked_weight(part: Part, weight: float | Tensor | None) -> dict[str, Tensor]:
+    """The weight under its name on the wire; nothing for a part without one."""
+    needed = part.given != part.tensors
+    if weight is None:
+        if needed:
             raise LocalError(f"part {part.name!r}: a Sum of form {part.exchange!r} needs a weight")
-        given[WEIGHT] = torch.as_tensor(contribution.weight, dtype=torch.float64)
-        if fault := value_fault(part.given[-1], given[WEIGHT]):
-            raise LocalError(f"part {part.name!r}: its weight {fault}")
-    elif contribution.weight is not None:
+        return {}
+    if not needed:
         raise LocalError(f"part {part.name!r}: {part.exchange!r} takes no weight")
-    if set(given) != {spec.name for spec in part.given}:
-        raise LocalError(
-            f"part {part.name!r}: gave {sorted(given)}, its schema has"
-            f" {[s.name for s in part.given]}"
-        )
-    return {spec.name: checked(part, spec, given[spec.name]) for spec in part.given}
+    tensor = torch.as_tensor(weight, dtype=torch.float64)
+    fault = value_fault(part.given[-1], tensor)
+    if fault:
+        raise LocalError(f"part {part.name!r}: its weight {fault}")
+    return {WEIGHT: tensor}
 
 
 def checked(part: Part, spec: TensorSpec, tensor: Tensor) -> Tensor:
@@ -285,13 +314,14 @@ def value_fault(spec: TensorSpec, tensor: Tensor) -> str:
 
 def bounds_fault(spec: TensorSpec, tensor: Tensor) -> str:
     """What is wrong with finite values beside the bounds of their spec; empty if nothing is."""
-    if tensor.numel() == 0 or (spec.least is None and spec.most is None):
+    least, most = spec.bounds
+    if tensor.numel() == 0 or spec.bounds == UNBOUNDED:
         return ""
     low, high = torch.aminmax(tensor)
-    if spec.least is not None and low.item() < spec.least:
-        return f"holds a value below {spec.least:g}"
-    if spec.most is not None and high.item() > spec.most:
-        return f"holds a value above {spec.most:g}"
+    if low.item() < least:
+        return f"holds a value below {least:g}"
+    if high.item() > most:
+        return f"holds a value above {most:g}"
     return ""
 
 
@@ -299,25 +329,25 @@ def all_finite(tensor: Tensor) -> bool:
     """Whether no element is NaN or infinite; without a temporary of the tensor's size."""
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
-    low, high = torch.aminmax(tensor)  # NaN comes through
-    return bool(torch.isfinite(low) and torch.isfinite(high))
+    extremes = torch.stack(torch.aminmax(tensor))  # NaN comes through
+    return bool(torch.isfinite(extremes).all())
 
 
 def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly, by
-    largest remainder.
+    """Non-negative integers in the proportion of ``weights`` that add up to 2^32 exactly.
 
-    Ties go to the earlier silo. Raises LocalError for weights that are negative, not finite or all
-    zero.
+    By largest remainder; ties go to the earlier silo. Raises LocalError for weights that are
+    negative, not finite or all zero.
     """
-    if not weights or any(not 0 <= w < float("inf") for w in weights) or sum(weights) <= 0:
+    finite = all(0 <= weight < inf for weight in weights)
+    if not finite or sum(weights) <= 0:
         raise LocalError(
             f"mixing weights {list(weights)} are not non-negative finite numbers with a"
             " positive sum"
         )
     whole = fsum(weights)  # the same whatever adds up
-    exact = [w / whole * 2**MIX_BITS for w in weights]
-    floors = [int(e) for e in exact]
+    exact = [weight / whole * 2**MIX_BITS for weight in weights]
+    floors = list(map(int, exact))
     missing = 2**MIX_BITS - sum(floors)
     by_remainder = sorted(range(len(weights)), key=lambda i: (floors[i] - exact[i], i))
     for i in by_remainder[:missing]:
@@ -326,8 +356,7 @@ def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def own_weight(own: float, others: Iterable[float]) -> int:
-    """The part that a recipient's own values have beside those of others, in steps of 2^-32: 0 to
-    2^32.
+    """The share of a recipient's own values next to those of others, in steps of 2^-32: 0 to 2^32.
 
     ``own`` and ``others`` are non-negative weights, with a positive one in ``others``; their order
     does not matter.
@@ -337,11 +366,10 @@ def own_weight(own: float, others: Iterable[float]) -> int:
 
 
 def kept_share(own: int, mixed: int) -> float:
-    """The part of 1 that a recipient keeps of its own, where those left of a row weigh ``mixed`` of
-    its 2^32.
+    """The part of 1 that a recipient keeps of its own values.
 
-    ``own`` is as ``own_weight`` gives it: over all of the row it is own / 2^32. Made of integers,
-    so the same anywhere.
+    The silos left of a row weigh ``mixed`` of its 2^32. ``own`` is as ``own_weight`` gives it: over
+    all of the row the part is own / 2^32. Made of integers, so the same anywhere.
     """
     whole = 1 << MIX_BITS
     return own * whole / (own * whole + (whole - own) * mixed)
@@ -365,17 +393,23 @@ class Item:
 
 def upload_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All that a silo sends for these parts, in wire order, weights included."""
-    return tuple(Item(part.name, part.kind, spec) for part, spec in walk_tensors(parts))
+    return _items(parts, lambda part: part.wire)
 
 
 def contribution_items(parts: Sequence[Part]) -> tuple[Item, ...]:
-    """All that a method gives for these parts, in wire order, weights included.
+    """All that a method makes for these parts, in wire order, weights included.
 
     Vectors are whole.
     """
-    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.given)
+    return _items(parts, lambda part: part.given)
 
 
 def delivered_items(parts: Sequence[Part]) -> tuple[Item, ...]:
     """All that is delivered for these parts, in wire order."""
-    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in part.tensors)
+    return _items(parts, lambda part: part.tensors)
+
+
+def _items(
+    parts: Sequence[Part], specs: Callable[[Part], tuple[TensorSpec, ...]]
+) -> tuple[Item, ...]:
+    return tuple(Item(part.name, part.kind, spec) for part in parts for spec in specs(part))

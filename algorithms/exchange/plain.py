@@ -5,7 +5,7 @@ simulator and the coordinator give the same bits (Gram uses a matrix product: th
 thread).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -39,7 +39,7 @@ GPU_BLOCK = 1 << 24  # elements that are folded side by side on a GPU
 
 
 class PlainExchange:
-    """The exchanges in the clear: what each silo gives is visible to the coordinator.
+    """The exchanges in the clear: what each silo uploads is visible to the coordinator.
 
     ``device`` is where a Mix is folded, a simulation's GPU, say. The bits are the same on each.
     """
@@ -49,17 +49,17 @@ class PlainExchange:
 
     def give(self, part: Part, contribution: Contribution) -> dict[str, Tensor]:
         """What leaves of a contribution; LocalError names what does not fit."""
-        given = laid_out(part, contribution)
+        tensors = laid_out(part, contribution)
         match part.exchange:
             case Gram(sketch, seed) if sketch:
-                (spec,), (vectors,) = part.wire, given.values()
+                (spec,), (vectors,) = part.wire, tensors.values()
                 short = torch.stack([count_sketch(vector, sketch, seed) for vector in vectors])
                 return {spec.name: checked(part, spec, short.to(DTYPES[spec.dtype]))}
             case _:
-                return given
+                return tensors
 
     def collect(self, part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-        """Fold what the members gave; ``members`` must not be empty.
+        """Fold what the members uploaded; ``members`` must not be empty.
 
         Sum: the tensors of the part and ``@weight`` (the total; absent for form total). Gram:
         ``gram`` [groups, n, n] float64. Each: every tensor with a leading axis [n]. Mix: nothing,
@@ -78,25 +78,20 @@ class PlainExchange:
                 vectors = torch.stack([read(silo, spec.name).double() for silo in members], dim=1)
                 return {"gram": vectors @ vectors.transpose(1, 2)}
             case Each():
-                return {
-                    s.name: torch.stack([read(silo, s.name) for silo in members])
-                    for s in part.tensors
-                }
+                return {spec.name: _stacked(spec, members, read) for spec in part.tensors}
             case Mix():
                 return {}
 
     def mix(
         self, part: Part, recipient: str, weights: Mapping[str, float], read: Read
     ) -> dict[str, Tensor]:
-        """Row sum_j a_j x_j / 2^32 with a_j the integer weights of SECURITY.md rule 19, folded in
-        float64.
+        """Row sum_j a_j x_j / 2^32, folded in float64.
+
+        The a_j are the integer weights of SECURITY.md rule 19.
         """
-        integers = integer_weights(list(weights.values()))
-        shares = {
-            s: integer / 2**MIX_BITS
-            for s, integer in zip(weights, integers, strict=True)
-            if integer
-        }
+        integers = dict(zip(weights, integer_weights(list(weights.values())), strict=True))
+        mixed = filter(integers.get, integers)  # those of weight 0 may have uploaded nothing
+        shares = {silo: integers[silo] / 2**MIX_BITS for silo in mixed}
         row = _weighted(part.tensors, shares, read, 1.0, self._device)
         return {name: tensor.cpu() for name, tensor in row.items()}
 
@@ -111,22 +106,31 @@ def _total(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
     return total
 
 
+def _stacked(spec: TensorSpec, members: Sequence[str], read: Read) -> Tensor:
+    return torch.stack([read(silo, spec.name) for silo in members])
+
+
 def _ratio(part: Part, members: Sequence[str], read: Read) -> dict[str, Tensor]:
-    """Weighted mean, over all or by leading row, a silo after another."""
+    """Weighted mean, over all or by leading row, one silo after another."""
     weights = [read(silo, WEIGHT) for silo in members]
     total = torch.stack(weights).sum(0)  # [] or [rows]
     divisor = torch.where(total > 0, total, 1.0)
     if not total.ndim:
-        shares = {silo: float(weight) for silo, weight in zip(members, weights, strict=True)}
+        shares = dict(zip(members, map(float, weights), strict=True))
         return {**_weighted(part.tensors, shares, read, float(divisor), CPU), WEIGHT: total}
-    folded: dict[str, Tensor] = {}
-    for spec in part.tensors:  # row by row; header rows and prototypes are small
-        column = (-1,) + (1,) * (len(spec.shape) - 1)
-        fold = torch.zeros(spec.shape, dtype=torch.float64)
-        for silo, weight in zip(members, weights, strict=True):
-            fold += read(silo, spec.name).double() * weight.reshape(column)
-        folded[spec.name] = (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
+
+    # row by row; header rows and prototypes are small
+    by_row = dict(zip(members, weights, strict=True))
+    folded = {spec.name: _by_row(spec, by_row, read, divisor) for spec in part.tensors}
     return {**folded, WEIGHT: total}
+
+
+def _by_row(spec: TensorSpec, weights: Mapping[str, Tensor], read: Read, divisor: Tensor) -> Tensor:
+    column = (-1,) + (1,) * (len(spec.shape) - 1)
+    fold = torch.zeros(spec.shape, dtype=torch.float64)
+    for silo, weight in weights.items():
+        fold += read(silo, spec.name).double() * weight.reshape(column)
+    return (fold / divisor.reshape(column)).to(DTYPES[spec.dtype])
 
 
 def _weighted(
@@ -136,32 +140,36 @@ def _weighted(
     divisor: float,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """sum_i share_i x_i / divisor in float64 of each tensor, element by element in the order of the
-    silos.
+    """sum_i share_i x_i / divisor in float64 of each tensor.
 
-    On the ``device``, where each product is rounded before it is added, as here.
+    Element by element in the order of the silos. On the ``device``, where each product is rounded
+    before it is added, as here.
     """
     found: dict[str, Tensor] = {}
-    most = BLOCK if device == CPU else GPU_BLOCK
-    for dtype in sorted({spec.dtype for spec in specs}):
-        for pack in _packs([spec for spec in specs if spec.dtype == dtype], most):
-            if pack[0].elements > most and device == CPU:
-                found[pack[0].name] = _weighted_large(pack[0], shares, read, divisor)
-            else:
-                found |= _weighted_together(pack, shares, read, divisor, device)
+    on_cpu = device == CPU
+    for pack in _packs(specs, BLOCK if on_cpu else GPU_BLOCK):
+        first = pack[0]
+        if on_cpu and first.elements > BLOCK:
+            found[first.name] = _weighted_large(first, shares, read, divisor)
+        else:
+            found |= _weighted_together(pack, shares, read, divisor, device)
     return {spec.name: found[spec.name] for spec in specs}
 
 
-def _packs(specs: Sequence[TensorSpec], most: int) -> Iterator[list[TensorSpec]]:
-    """Tensors of so many elements together at most; one with more is alone."""
-    pack: list[TensorSpec] = []
-    for spec in specs:
-        if pack and sum(own.elements for own in pack) + spec.elements > most:
-            yield pack
-            pack = []
-        pack.append(spec)
-    if pack:
-        yield pack
+def _packs(specs: Sequence[TensorSpec], most: int) -> list[list[TensorSpec]]:
+    """Tensors of one dtype and ``most`` elements together at most; a larger one is alone."""
+    packs: list[list[TensorSpec]] = []
+    for spec in sorted(specs, key=lambda spec: spec.dtype):
+        if packs and _fits(packs[-1], spec, most):
+            packs[-1].append(spec)
+        else:
+            packs.append([spec])
+    return packs
+
+
+def _fits(pack: Sequence[TensorSpec], spec: TensorSpec, most: int) -> bool:
+    elements = spec.elements + sum(own.elements for own in pack)
+    return pack[0].dtype == spec.dtype and elements <= most
 
 
 def _weighted_together(
@@ -171,14 +179,15 @@ def _weighted_together(
     divisor: float,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Of tensors of one dtype, side by side: one by one, calls would take most of the time."""
+    """Tensors of one dtype, side by side: one by one, calls would take most of the time."""
     dtype, sizes = DTYPES[specs[0].dtype], [spec.elements for spec in specs]
-    given = torch.empty(sum(sizes), dtype=dtype, device=device)
+    contribution = torch.empty(sum(sizes), dtype=dtype, device=device)
     values = torch.empty(sum(sizes), dtype=torch.float64, device=device)
     total = torch.zeros_like(values)
     for silo, share in shares.items():
-        torch.cat([read(silo, spec.name).to(device).reshape(-1) for spec in specs], out=given)
-        total += values.copy_(given).mul_(share)
+        flat = [read(silo, spec.name).to(device).reshape(-1) for spec in specs]
+        torch.cat(flat, out=contribution)
+        total += values.copy_(contribution).mul_(share)
     folded = torch.split((total / divisor).to(dtype), sizes)
     return {
         spec.name: own.reshape(spec.shape).clone() for spec, own in zip(specs, folded, strict=True)
@@ -190,26 +199,26 @@ def _weighted_large(
 ) -> Tensor:
     """Region by region, block by block: no large temporary, and in cache.
 
-    A region is read anew from each silo, so that of mapped files no more than a region is in memory
-    for each worker.
+    Each worker reads a region anew from each silo, so that no more than a region of mapped files is
+    in memory for it.
     """
     result = torch.empty(spec.elements, dtype=DTYPES[spec.dtype])
 
     def fold(start: int) -> None:
-        here = slice(start, start + REGION)
+        region = slice(start, start + REGION)
         total = torch.zeros(min(REGION, spec.elements - start), dtype=torch.float64)
         for silo, share in shares.items():
-            values = read(silo, spec.name).reshape(-1)[here]
+            values = read(silo, spec.name).reshape(-1)[region]
             for at in range(0, len(total), BLOCK):
                 block = slice(at, at + BLOCK)
                 total[block] += values[block].double() * share
-        target = result[here]
+        target = result[region]
         for at in range(0, len(total), BLOCK):
             block = slice(at, at + BLOCK)
             target[block] = total[block] / divisor
 
     starts = range(0, spec.elements, REGION)
-    if len(starts) > 1:  # regions do not overlap: who folds which does not matter to the bits
+    if len(starts) > 1:  # regions do not overlap: which worker folds one does not change the bits
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(fold, starts))
     else:

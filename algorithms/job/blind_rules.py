@@ -1,31 +1,37 @@
-"""The rules that a blind job keeps, one function per rule: it says why a job breaks it, or nothing.
+"""The rules that a blind job keeps, one function per rule.
 
-``cohort_fault`` asks the rules about silos and cohorts, ``crossing_fault`` those about what its
-rounds send. The first broken rule speaks.
+``COHORT`` holds the rules about silos and cohorts, ``CROSSING`` those about what the job's rounds
+send. The first broken rule says why the job is rejected, so the order of this file matters: what
+a rule takes for granted, an earlier one has checked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Generic, TypeVar
 
-from ..method import METRICS, Method
+from ..method import Method
 from .class_census import ClassCensus
 from .security import (
     COMPARED,
     FEWEST,
-    KEYED,
     LARGEST,
     LONGEST_COMPARED,
     MIXED,
     MOST_PRODUCTS,
     MOST_SHARES,
     MOST_SILOS,
+    Schema,
+    SchemaPart,
     SecurityTable,
+    by_method,
     changed,
+    is_summed,
     keyed_exchanges,
     summed_down,
     unblind,
+    uploaded,
 )
 
 # a Mix has 2^32 steps of weight beside its values, in 64 bits; a directed one, 32 bits
@@ -40,8 +46,6 @@ READERS = {"coordinator", "silos", "sum"}  # of a sum, as specifications and pol
 DIRECTED = 'security.mix = "directed"'
 SHARED = 'security.compare = "shared"'
 OUT = "take it out"
-
-SchemaPart = Mapping[str, Any]  # as schema.py writes it
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,11 @@ class Draw:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What crosses in the rounds of a blind job: its configured method, the schema of its
-    document.
-    """
+    """What crosses in the rounds of a blind job: its configured method, its document's schema."""
 
     job: Draw
     method: Method
-    schema: Sequence[Mapping[str, Any]]
+    schema: Schema
     blind_methods: Callable[[], Sequence[str]]  # names of methods whose parts all have a blind form
 
     @property
@@ -81,18 +83,75 @@ class Crossing:
     @cached_property
     def up(self) -> list[SchemaPart]:
         """Every part of every phase that silos upload."""
-        return [part for phase in self.schema for part in phase["up"]]
+        return list(uploaded(self.schema))
 
     @cached_property
     def summed(self) -> list[SchemaPart]:
         """Those of the method that are summed."""
-        others = (*KEYED, *COMPARED)
-        return [p for p in self.up if p["name"] != METRICS.name and p["exchange"] not in others]
+        return list(filter(is_summed, by_method(self.schema)))
+
+    def summed_by(self, exchange: str) -> list[SchemaPart]:
+        """Those summed by one exchange, such as ``sum.mean``."""
+        return [part for part in self.summed if part["exchange"] == exchange]
 
     @cached_property
     def mixed(self) -> str:
         """The name of the first part that is mixed; empty if none is."""
-        return next((part["name"] for part in self.up if part["exchange"] in MIXED), "")
+        names = (part["name"] for part in self.up if part["exchange"] in MIXED)
+        return next(names, "")
+
+    @cached_property
+    def compared(self) -> list[list[SchemaPart]]:
+        """The parts that are compared, phase by phase."""
+        return [list(filter(_is_compared, phase["up"])) for phase in self.schema]
+
+    @property
+    def for_members(self) -> bool:
+        """Whether rows are mixed for the members of a round, not for those who are away."""
+        return self.method.directed_for == "members"
+
+    @property
+    def row_readers(self) -> int:
+        """Silos that get a directed row in each round."""
+        size = self.job.cohort_size
+        return size if self.for_members else len(self.job.silos) - size
+
+
+Subject = TypeVar("Subject")
+Rule = Callable[[Subject], str]  # says why it is broken, and what to do; nothing if it is kept
+
+
+class JobRules(Generic[Subject]):
+    """Rules about one subject, in the order in which they are written."""
+
+    def __init__(self) -> None:
+        self._rules: list[Rule[Subject]] = []
+
+    def broken_where(
+        self, *conditions: Callable[[Subject], bool]
+    ) -> Callable[[Rule[Subject]], Rule[Subject]]:
+        """Add a rule that speaks only where all conditions hold.
+
+        Under conditions that are only necessary, the function itself looks further.
+        """
+
+        def add(says: Rule[Subject]) -> Rule[Subject]:
+            def rule(subject: Subject) -> str:
+                applies = all(condition(subject) for condition in conditions)
+                return says(subject) if applies else ""
+
+            self._rules.append(rule)
+            return rule
+
+        return add
+
+    def fault(self, subject: Subject) -> str:
+        """What the first broken rule says; empty if all are kept."""
+        faults = (rule(subject) for rule in self._rules)
+        return next(filter(None, faults), "")
+
+
+COHORT, CROSSING = JobRules[Draw](), JobRules[Crossing]()
 
 
 def cohort_fault(job: Draw) -> str:
@@ -100,137 +159,162 @@ def cohort_fault(job: Draw) -> str:
 
     Empty if they do, or need not.
     """
-    if not job.security.required:
-        return ""
-    return next(filter(None, (rule(job) for rule in COHORT_RULES)), "")
+    return COHORT.fault(job) if job.security.required else ""
 
 
 def crossing_fault(crossing: Crossing) -> str:
     """Why what a job's rounds send cannot cross blind; empty if it can, or need not."""
-    if not crossing.security.required:
-        return ""
-    return next(filter(None, (rule(crossing) for rule in CROSSING_RULES)), "")
+    return CROSSING.fault(crossing) if crossing.security.required else ""
+
+
+# Conditions that several rules share.
+
+
+def _public_weights(subject: Draw | Crossing) -> bool:
+    return subject.security.weights == "public"
+
+
+def _sums_without_anyone(subject: Draw | Crossing) -> bool:
+    return subject.security.dropouts == "any"
+
+
+def _compares_labels(crossing: Crossing) -> bool:
+    return crossing.method.compares_labels
+
+
+def _mixes(crossing: Crossing) -> bool:
+    return bool(crossing.mixed)
+
+
+def _mixes_directed(crossing: Crossing) -> bool:
+    return crossing.security.mix == "directed"
+
+
+def _for_members(crossing: Crossing) -> bool:
+    return crossing.for_members
+
+
+def _compares_by_shares(crossing: Crossing) -> bool:
+    return crossing.security.compare == "shared"
+
+
+def _is_compared(part: SchemaPart) -> bool:
+    return bool(part["exchange"] in COMPARED)
 
 
 # Silos and cohorts.
 
 
+@COHORT.broken_where(lambda job: len(job.silos) > MOST_SILOS)
 def _too_many_silos(job: Draw) -> str:
-    if len(job.silos) <= MOST_SILOS:
-        return ""
     return (
         f"silos names {len(job.silos)}, a blind sum takes {MOST_SILOS} at most; sign a job for"
         " fewer"
     )
 
 
+@COHORT.broken_where(lambda job: job.min_cohort < FEWEST)
 def _min_cohort_too_small(job: Draw) -> str:
-    if job.min_cohort >= FEWEST:
-        return ""
     blind = 'security.secure_aggregation = "required"'
     return f"min_cohort = {job.min_cohort}, {blind} takes {FEWEST} or more; raise it"
 
 
+def _needed_for(colluders: int) -> int:
+    return 3 * colluders + 1
+
+
+@COHORT.broken_where(lambda job: job.cohort_size < _needed_for(job.security.colluders))
 def _too_few_for_colluders(job: Draw) -> str:
     colluders, size = job.security.colluders, job.cohort_size
-    needed = 3 * colluders + 1
-    if size >= needed:
-        return ""
     fix = "name more silos" if size == len(job.silos) else "raise participation"
     return (
-        f"security.colluders = {colluders} takes {needed} silos or more in a round, this job has "
-        f"{size}; {fix}, or lower colluders"
+        f"security.colluders = {colluders} takes {_needed_for(colluders)} silos or more in a round,"
+        f" this job has {size}; {fix}, or lower colluders"
     )
 
 
-def _weights_over_changing_silos(job: Draw) -> str:
-    if job.security.dropouts == "batches" or job.security.weights == "public":
-        return ""
+@COHORT.broken_where(_sums_without_anyone, lambda job: not _public_weights(job))
+def _weights_over_changing_silos(_: Draw) -> str:
     return (
-        'security.dropouts = "any" with private weights: sums over changing silos tell the '
-        "weight of one; take it "
-        'out, or write security.weights = "public" with counts'
+        'security.dropouts = "any" with private weights: sums over changing silos tell the weight'
+        ' of one; take it out, or write security.weights = "public" with counts'
     )
 
 
+@COHORT.broken_where(
+    lambda job: job.participation != 1,
+    lambda job: not _sums_without_anyone(job),
+    lambda job: not job.batched,
+)
 def _too_few_for_batches(job: Draw) -> str:
-    if job.participation == 1 or job.security.dropouts == "any" or job.batched:
-        return ""
     return (
-        f"participation = {job.participation:g}: {len(job.silos)} silos are too few for two "
-        "batches that are summed in "
-        "turn, and sums over changing silos tell single ones over many rounds; write "
-        "participation = 1.0, or name "
-        'more silos (or accept that: security.dropouts = "any", with public weights)'
+        f"participation = {job.participation:g}: {len(job.silos)} silos are too few for two batches"
+        " that are summed in turn, and sums over changing silos tell single ones over many rounds;"
+        " write participation = 1.0, or name more silos (or accept that:"
+        ' security.dropouts = "any", with public weights)'
     )
 
 
+@COHORT.broken_where(lambda job: job.quorum != 1)
 def _idle_quorum(job: Draw) -> str:
-    if job.quorum == 1:
-        return ""
     return (
         f"quorum = {job.quorum:g} does nothing in a blind job, which waits for all that are there;"
         f" {OUT}"
     )
 
 
+@COHORT.broken_where(_public_weights)
 def _counts_of_other_silos(job: Draw) -> str:
     counts = job.security.counts
-    if job.security.weights == "private":
-        return ""
-    if missing := [silo for silo in job.silos if silo not in counts]:
+    missing = _names_without(counts, job.silos)
+    if missing:
         return (
-            f"security.counts lacks {', '.join(missing)}; public weights need the training records"
-            " of each silo"
+            f"security.counts lacks {missing}; public weights need the training records of each"
+            " silo"
         )
-    if strange := sorted(set(counts) - set(job.silos)):
-        return f"security.counts has {', '.join(strange)}, no silo of the job; {OUT}"
-    return ""
+    return _declared_for_others("counts", counts, job.silos)
 
 
-COHORT_RULES: tuple[Callable[[Draw], str], ...] = (
-    _too_many_silos,
-    _min_cohort_too_small,
-    _too_few_for_colluders,
-    _weights_over_changing_silos,
-    _too_few_for_batches,
-    _idle_quorum,
-    _counts_of_other_silos,
-)
+def _names_without(declared: Collection[str], silos: Sequence[str]) -> str:
+    return ", ".join(silo for silo in silos if silo not in declared)
+
+
+def _declared_for_others(key: str, declared: Collection[str], silos: Sequence[str]) -> str:
+    others = ", ".join(sorted(set(declared).difference(silos)))
+    return f"security.{key} has {others}, no silo of the job; {OUT}" if others else ""
 
 
 # Class counts.
 
 
-def _idle_class_counts(crossing: Crossing) -> str:
-    if crossing.method.compares_labels or not crossing.security.class_counts:
-        return ""
+@CROSSING.broken_where(
+    lambda crossing: not _compares_labels(crossing),
+    lambda crossing: bool(crossing.security.class_counts),
+)
+def _idle_class_counts(_: Crossing) -> str:
     return f"security.class_counts does nothing: no labels are compared; {OUT}"
 
 
+@CROSSING.broken_where(_compares_labels)
 def _class_counts_of_other_silos(crossing: Crossing) -> str:
-    if not crossing.method.compares_labels:
-        return ""
     declared, silos = crossing.security.class_counts, crossing.job.silos
-    if missing := [silo for silo in silos if silo not in declared]:
+    missing = _names_without(declared, silos)
+    if missing:
         return (
-            "compares the labels of the silos, which do not cross blind: declare them, "
-            "security.class_counts = { silo "
-            f"= [training records of each class] }}; it lacks {', '.join(missing)}"
+            "compares the labels of the silos, which do not cross blind: declare them,"
+            " security.class_counts = { silo = [training records of each class] };"
+            f" it lacks {missing}"
         )
-    if strange := sorted(set(declared) - set(silos)):
-        return f"security.class_counts has {', '.join(strange)}, no silo of the job; {OUT}"
-    return ""
+    return _declared_for_others("class_counts", declared, silos)
 
 
+@CROSSING.broken_where(_compares_labels)
 def _class_counts_that_disagree(crossing: Crossing) -> str:
-    declared, classes = crossing.security.class_counts, crossing.method.setting.classes
-    for silo in filter(declared.__contains__, crossing.job.silos):
-        key, numbers, total = (
-            f"security.class_counts.{silo}",
-            declared[silo],
-            crossing.security.counts[silo],
-        )
+    classes = crossing.method.setting.classes
+    for silo in crossing.job.silos:
+        key = f"security.class_counts.{silo}"
+        numbers = crossing.security.class_counts[silo]
+        total = crossing.security.counts[silo]
         if len(numbers) != classes:
             return f"{key} has {len(numbers)} numbers, model.classes = {classes}; give one for each"
         if sum(numbers) != total:
@@ -244,98 +328,95 @@ def _class_counts_that_disagree(crossing: Crossing) -> str:
 # Exchanges.
 
 
+@CROSSING.broken_where(lambda crossing: any(unblind(crossing.schema)))
 def no_blind_form(crossing: Crossing) -> str:
     """All is summed, mixed or compared; nothing is compared that its inner products disclose."""
-    first, part = next(unblind(crossing.schema), (0, None))
-    if part is None:
-        return ""
-    kind, methods = part["kind"].lower(), ", ".join(crossing.blind_methods())
-    choose = (
-        f"choose a method that needs no such part ({methods}), or write" if methods else "write"
-    )
+    first, part = next(unblind(crossing.schema))
+    methods = ", ".join(crossing.blind_methods())
+    write = 'write security.secure_aggregation = "off"'
+    if methods:
+        write = f"choose a method that needs no such part ({methods}), or {write}"
     return (
-        f"part {part['name']!r} ({kind}) crosses by {part['exchange']!r} from round {first} "
-        "on, which has no blind "
-        f'form: {choose} security.secure_aggregation = "off"'
+        f"part {part['name']!r} ({part['kind'].lower()}) crosses by {part['exchange']!r} from round"
+        f" {first} on, which has no blind form: {write}"
     )
 
 
+def _draws_change(crossing: Crossing) -> bool:
+    return crossing.job.participation != 1 or _sums_without_anyone(crossing)
+
+
+@CROSSING.broken_where(_draws_change)
 def _what_hardly_changes(crossing: Crossing) -> str:
     """Over changing silos, only means by weights that are declared."""
-    if crossing.job.participation == 1 and crossing.security.dropouts == "batches":
-        return ""
-    part = next((part for part in crossing.summed if part["exchange"] != "sum.mean"), None)
-    if part is None:
-        return ""
-    return (
-        f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between "
-        "rounds, such as the "
-        "classes of a silo: sums over changing silos tell it of one; write participation = "
-        "1.0, and leave out "
-        "security.dropouts"
-    )
-
-
-def _mixed_from_too_few(crossing: Crossing) -> str:
-    """Whoever is mixed for can have a row at all (SECURITY.md rule 4)."""
-    others, fewest = len(crossing.job.silos) - 1, crossing.job.min_cohort
-    if not crossing.mixed or others >= fewest:
-        return ""
-    return (
-        f"part {crossing.mixed!r} is mixed for each silo from at least min_cohort = {fewest} "
-        "others, and there are "
-        f"{others}: nobody would get anything; lower min_cohort, or name more silos"
-    )
-
-
-def _mixed_beyond_words(crossing: Crossing) -> str:
-    """The words of a mix can hold its values."""
-    exponent = crossing.security.clip_exponent
-    if not crossing.mixed or exponent <= LARGEST_MIX_CLIP:
-        return ""
-    return (
-        f"part {crossing.mixed!r} is mixed, in which values are 2^{LARGEST_MIX_CLIP} at most, "
-        "security.clip_exponent = "
-        f"{exponent}; lower it"
-    )
-
-
-def _too_long_to_rotate(crossing: Crossing) -> str:
-    for part in crossing.up:
-        width = part["tensors"][0]["shape"][-1] if part["exchange"] == "gram" else 0
-        if width > LONGEST_COMPARED:
+    for part in crossing.summed:
+        if part["exchange"] != "sum.mean":
             return (
-                f"part {part['name']!r} compares vectors of {width} numbers, too long to be "
-                "rotated; choose a "
-                f"smaller model, or options by which it compares {LONGEST_COMPARED} or fewer"
+                f"part {part['name']!r} ({part['exchange']}) may hold what hardly changes between"
+                " rounds, such as the classes of a silo: sums over changing silos tell it of one;"
+                " write participation = 1.0, and leave out security.dropouts"
             )
     return ""
 
 
+@CROSSING.broken_where(
+    _mixes, lambda crossing: len(crossing.job.silos) - 1 < crossing.job.min_cohort
+)
+def _mixed_from_too_few(crossing: Crossing) -> str:
+    """Whoever is mixed for can have a row at all (SECURITY.md rule 4)."""
+    return (
+        f"part {crossing.mixed!r} is mixed for each silo from at least min_cohort ="
+        f" {crossing.job.min_cohort} others, and there are {len(crossing.job.silos) - 1}: nobody"
+        " would get anything; lower min_cohort, or name more silos"
+    )
+
+
+@CROSSING.broken_where(_mixes, lambda crossing: crossing.security.clip_exponent > LARGEST_MIX_CLIP)
+def _mixed_beyond_words(crossing: Crossing) -> str:
+    """The words of a mix can hold its values."""
+    return (
+        f"part {crossing.mixed!r} is mixed, in which values are 2^{LARGEST_MIX_CLIP} at most,"
+        f" security.clip_exponent = {crossing.security.clip_exponent}; lower it"
+    )
+
+
+@CROSSING.broken_where()
+def _too_long_to_rotate(crossing: Crossing) -> str:
+    for part in filter(_is_rotated, crossing.up):
+        width = part["tensors"][0]["shape"][-1]
+        if width > LONGEST_COMPARED:
+            return (
+                f"part {part['name']!r} compares vectors of {width} numbers, too long to be"
+                " rotated; choose a smaller model, or options by which it compares"
+                f" {LONGEST_COMPARED} or fewer"
+            )
+    return ""
+
+
+def _is_rotated(part: SchemaPart) -> bool:
+    return bool(part["exchange"] == "gram")
+
+
+@CROSSING.broken_where(_public_weights)
 def _idle_weight_bounds(crossing: Crossing) -> str:
     """The bounds of private weights bound something: rows are never weighted by public weights."""
     idle = changed(crossing.security, "weight_least", "weight_most")
-    if not idle or crossing.security.weights == "private":
-        return ""
-    ratios = [part for part in crossing.summed if part["exchange"] == "sum.ratio"]
-    if any(_largest_weight(part) > 1 for part in ratios):
+    bounded = any(_largest_weight(part) > 1 for part in crossing.summed_by("sum.ratio"))
+    if bounded or not idle:
         return ""
     return f"security.{idle} does nothing: this job's weights stand in counts; {OUT}"
 
 
+@CROSSING.broken_where(_public_weights)
 def _counts_each_silo_once(crossing: Crossing) -> str:
     """Public weights are counts of records, not 1 of each silo."""
-    if crossing.security.weights == "private":
-        return ""
-    means = [part for part in crossing.summed if part["exchange"] == "sum.mean"]
-    part = next((part for part in means if _largest_weight(part) <= 1), None)
-    if part is None:
-        return ""
-    return (
-        f"part {part['name']!r} counts each silo once, so declared counts of records cannot "
-        "stand for its "
-        'weights; write security.weights = "private"'
-    )
+    for part in crossing.summed_by("sum.mean"):
+        if _largest_weight(part) <= 1:
+            return (
+                f"part {part['name']!r} counts each silo once, so declared counts of records"
+                ' cannot stand for its weights; write security.weights = "private"'
+            )
+    return ""
 
 
 def _largest_weight(part: SchemaPart) -> float:
@@ -346,156 +427,144 @@ def _largest_weight(part: SchemaPart) -> float:
 # Tags, audience and holders.
 
 
-def _idle_audience(crossing: Crossing) -> str:
-    if crossing.security.audience == "coordinator" or summed_down(crossing.schema):
-        return ""
+@CROSSING.broken_where(
+    lambda crossing: crossing.security.audience == "silos",
+    lambda crossing: not summed_down(crossing.schema),
+)
+def _idle_audience(_: Crossing) -> str:
     return f"security.audience does nothing: no sum comes down to silos as it was opened; {OUT}"
 
 
+@CROSSING.broken_where(lambda crossing: not crossing.security.tags)
 def _idle_lack_of_tags(crossing: Crossing) -> str:
-    security = crossing.security
-    if security.tags:
-        return ""
-    said = "security.tags = false does nothing"
-    if security.audience == "silos" or crossing.counted or keyed_exchanges(crossing.schema):
+    hides = crossing.security.audience == "silos" or keyed_exchanges(crossing.schema)
+    if hides or crossing.counted:
         return (
-            f"{said}: its silos share a key for what they hide or count, and tag by it in any case;"
-            f" {OUT}"
+            "security.tags = false does nothing: its silos share a key for what they hide or count,"
+            f" and tag by it in any case; {OUT}"
         )
     if not summed_down(crossing.schema):
-        return f"{said}: no sum comes down to silos as it was opened, so that none is tagged; {OUT}"
+        return (
+            "security.tags = false does nothing: no sum comes down to silos as it was opened, so"
+            f" that none is tagged; {OUT}"
+        )
     return ""
 
 
+@CROSSING.broken_where(
+    lambda crossing: not crossing.counted, lambda crossing: crossing.security.min_holders > 0
+)
 def _idle_min_holders(crossing: Crossing) -> str:
-    if crossing.counted or not crossing.security.min_holders:
-        return ""
     return (
         f"security.min_holders = {crossing.security.min_holders} does nothing: no class is summed;"
         f" {OUT}"
     )
 
 
+@CROSSING.broken_where(lambda crossing: crossing.counted)
 def _never_enough_holders(crossing: Crossing) -> str:
     """Some class can be summed at all (SECURITY.md rule 7)."""
-    job, own = crossing.job, crossing.security.min_holders
-    fewest = (own or job.min_cohort) + job.security.colluders
-    if not crossing.counted or fewest <= len(job.silos):
+    job, colluders = crossing.job, crossing.security.colluders
+    holders, key = job.min_cohort, "min_cohort"
+    if crossing.security.min_holders:
+        holders, key = crossing.security.min_holders, "security.min_holders"
+    if holders + colluders <= len(job.silos):
         return ""
-    said = f"security.min_holders = {own}" if own else f"min_cohort = {job.min_cohort}"
     return (
-        f"a class is summed where as many silos hold it as {said} says and colluders = "
-        f"{job.security.colluders} more, "
-        f"and there are {len(job.silos)}, so none would be; lower one of them, or name more silos"
+        f"a class is summed where as many silos hold it as {key} = {holders} says and colluders ="
+        f" {colluders} more, and there are {len(job.silos)}, so none would be; lower one of them,"
+        " or name more silos"
     )
 
 
 # Directed sums.
 
 
-def _directed(rule: Callable[[Crossing], str]) -> Callable[[Crossing], str]:
-    """A rule for jobs that mix by directed sums alone."""
-    return lambda crossing: rule(crossing) if crossing.security.mix == "directed" else ""
+@CROSSING.broken_where(_mixes_directed, lambda crossing: not _mixes(crossing))
+def _idle_mix(_: Crossing) -> str:
+    return f"{DIRECTED} does nothing: no part is mixed; {OUT}"
 
 
-def _idle_mix(crossing: Crossing) -> str:
-    return "" if crossing.mixed else f"{DIRECTED} does nothing: no part is mixed; {OUT}"
-
-
+@CROSSING.broken_where(_mixes_directed, lambda crossing: not crossing.method.directed_for)
 def _weights_known_too_late(crossing: Crossing) -> str:
-    if crossing.method.directed_for:
-        return ""
     return (
-        f"{DIRECTED}: the weights by which part {crossing.mixed!r} is mixed follow from the "
-        "very round "
-        "in which it is given, and a directed sum takes them before; take it out, or choose "
-        "fedsimsup or pfedsim"
+        f"{DIRECTED}: the weights by which part {crossing.mixed!r} is mixed follow from the very"
+        " round in which it is given, and a directed sum takes them before; take it out, or choose"
+        " fedsimsup or pfedsim"
     )
 
 
+@CROSSING.broken_where(_mixes_directed, lambda crossing: not READERS.isdisjoint(crossing.job.silos))
 def _named_as_other_readers(crossing: Crossing) -> str:
-    taken = sorted(READERS & set(crossing.job.silos))
-    if not taken:
-        return ""
+    first = min(READERS.intersection(crossing.job.silos))
     return (
-        f"{DIRECTED}: a silo named {taken[0]!r} could not be told from other readers of its sums;"
+        f"{DIRECTED}: a silo named {first!r} could not be told from other readers of its sums;"
         f" {OUT}"
     )
 
 
+@CROSSING.broken_where(
+    _mixes_directed, _for_members, lambda crossing: crossing.security.colluders > MOST_READERS
+)
 def _members_in_league(crossing: Crossing) -> str:
     """The coordinator weighs the rows of members, and could combine those of two colluders."""
     colluders = crossing.security.colluders
-    if crossing.method.directed_for != "members" or colluders <= MOST_READERS:
-        return ""
     return (
-        f"{DIRECTED} with security.colluders = {colluders}: the coordinator weighs "
-        f"the rows of part {crossing.mixed!r}, and by rows for {colluders} silos of a round it "
-        "could solve for a "
-        f"single other; lower colluders to {MOST_READERS}, or take mix out"
+        f"{DIRECTED} with security.colluders = {colluders}: the coordinator weighs the rows of part"
+        f" {crossing.mixed!r}, and by rows for {colluders} silos of a round it could solve for a"
+        f" single other; lower colluders to {MOST_READERS}, or take mix out"
     )
 
 
+@CROSSING.broken_where(
+    _mixes_directed,
+    _for_members,
+    lambda crossing: crossing.job.cohort_size - 1 < crossing.job.min_cohort,
+)
 def _members_from_too_few(crossing: Crossing) -> str:
-    others, fewest = crossing.job.cohort_size - 1, crossing.job.min_cohort
-    if crossing.method.directed_for != "members" or others >= fewest:
-        return ""
     return (
-        f"part {crossing.mixed!r} is mixed for each silo of a round from at least min_cohort = "
-        f"{fewest} others of it, "
-        f"and there are {others}: nobody would get anything; lower min_cohort, or raise "
-        "participation"
+        f"part {crossing.mixed!r} is mixed for each silo of a round from at least min_cohort ="
+        f" {crossing.job.min_cohort} others of it, and there are {crossing.job.cohort_size - 1}:"
+        " nobody would get anything; lower min_cohort, or raise participation"
     )
 
 
+def _weights_of_rows(crossing: Crossing) -> int:
+    return crossing.row_readers * (crossing.job.cohort_size + SPEC_OF_ROW)
+
+
+@CROSSING.broken_where(_mixes_directed, lambda crossing: _weights_of_rows(crossing) > MOST_DIRECTED)
 def _too_many_weights(crossing: Crossing) -> str:
-    size = crossing.job.cohort_size
-    members = crossing.method.directed_for == "members"
-    rows = size if members else len(crossing.job.silos) - size
-    if rows * (size + SPEC_OF_ROW) <= MOST_DIRECTED:
-        return ""
+    which = "in" if crossing.for_members else "away in"
     return (
-        f"{DIRECTED}: {rows} silos are {'in' if members else 'away in'} a round, each with its "
-        "own weights of "
-        f"{size}, more than one specification holds; sign a job for fewer silos, or take it out"
+        f"{DIRECTED}: {crossing.row_readers} silos are {which} a round, each with its own weights"
+        f" of {crossing.job.cohort_size}, more than one specification holds; sign a job for fewer"
+        " silos, or take it out"
     )
 
 
 # Comparisons by shares.
 
 
-def _shared(rule: Callable[[Sequence[SchemaPart], Crossing], str]) -> Callable[[Crossing], str]:
-    """A rule for what a phase compares by shares, asked phase by phase."""
-
-    def ask(crossing: Crossing) -> str:
-        if crossing.security.compare != "shared":
-            return ""
-        phases = [
-            [p for p in phase["up"] if p["exchange"] in COMPARED] for phase in crossing.schema
-        ]
-        return next(filter(None, (rule(compared, crossing) for compared in phases)), "")
-
-    return ask
-
-
-def _idle_compare(crossing: Crossing) -> str:
-    if crossing.security.compare != "shared" or any(
-        part["exchange"] in COMPARED for part in crossing.up
-    ):
-        return ""
+@CROSSING.broken_where(_compares_by_shares, lambda crossing: not any(crossing.compared))
+def _idle_compare(_: Crossing) -> str:
     return f"{SHARED} does nothing: no part is compared; {OUT}"
 
 
-def _several_compared(compared: Sequence[SchemaPart], _: Crossing) -> str:
-    if len(compared) <= 1:
+@CROSSING.broken_where(_compares_by_shares)
+def _several_compared(crossing: Crossing) -> str:
+    several = next((parts for parts in crossing.compared if len(parts) > 1), None)
+    if several is None:
         return ""
-    names = ", ".join(part["name"] for part in compared)
+    names = ", ".join(part["name"] for part in several)
     return f"{SHARED}: {names} are compared in one round, by shares one part can be; {OUT}"
 
 
-def _not_by_shares(compared: Sequence[SchemaPart], crossing: Crossing) -> str:
-    for part in compared:
-        if fault := _sketched(part) or _too_many_shares(part, crossing):
+@CROSSING.broken_where(_compares_by_shares)
+def _not_by_shares(crossing: Crossing) -> str:
+    for part in chain.from_iterable(crossing.compared):
+        fault = _sketched(part) or _too_many_shares(part, crossing)
+        if fault:
             return fault
     return ""
 
@@ -504,46 +573,24 @@ def _sketched(part: SchemaPart) -> str:
     if "sketch_of" not in part:
         return ""
     return (
-        f"{SHARED}: part {part['name']!r} crosses as sketches, whose map has to be a secret of "
-        "the silos; have "
-        "whole vectors compared by the method's options, or take it out"
+        f"{SHARED}: part {part['name']!r} crosses as sketches, whose map has to be a secret of the"
+        " silos; have whole vectors compared by the method's options, or take it out"
     )
 
 
 def _too_many_shares(part: SchemaPart, crossing: Crossing) -> str:
     groups, width = part["tensors"][0]["shape"]
     drawn = crossing.method.setting.drawn
-    # of the largest round
-    silos = max(len(drawn(phase["from_round"])) for phase in crossing.schema)
+    silos = max(len(drawn(phase["from_round"])) for phase in crossing.schema)  # of the largest
+
+    # each silo deals each other one a share of 8 bytes per number, and reveals its shares of the
+    # products of all pairs
     shares, products = 8 * silos * groups * (width + silos), 4 * groups * silos * (silos + 1)
     if shares <= MOST_SHARES and products <= MOST_PRODUCTS and width <= LONGEST_COMPARED:
         return ""
     return (
-        f"{SHARED}: part {part['name']!r} has {groups} vectors of {width} numbers, of which "
-        f"{silos} silos deal "
-        f"{shares:,} bytes to each silo ({MOST_SHARES:,} at most) and reveal {products:,} "
-        "bytes of products "
-        f"({MOST_PRODUCTS:,} at most); name fewer silos, choose a smaller model, or take it out"
+        f"{SHARED}: part {part['name']!r} has {groups} vectors of {width} numbers, of which {silos}"
+        f" silos deal {shares:,} bytes to each silo ({MOST_SHARES:,} at most) and reveal"
+        f" {products:,} bytes of products ({MOST_PRODUCTS:,} at most); name fewer silos, choose a"
+        " smaller model, or take it out"
     )
-
-
-CROSSING_RULES: tuple[Callable[[Crossing], str], ...] = (
-    _idle_class_counts,
-    _class_counts_of_other_silos,
-    _class_counts_that_disagree,
-    no_blind_form,
-    _what_hardly_changes,
-    _mixed_from_too_few,
-    _mixed_beyond_words,
-    _too_long_to_rotate,
-    _idle_weight_bounds,
-    _counts_each_silo_once,
-    _idle_audience,
-    _idle_lack_of_tags,
-    _idle_min_holders,
-    _never_enough_holders,
-    *map(_directed, (_idle_mix, _weights_known_too_late, _named_as_other_readers)),
-    *map(_directed, (_members_in_league, _members_from_too_few, _too_many_weights)),
-    _idle_compare,
-    *map(_shared, (_several_compared, _not_by_shares)),
-)

@@ -1,38 +1,33 @@
-"""A method whose sums class by class are counted first: of a class that few silos hold, a sum would
-show the few.
+"""A method whose sums class by class are counted first, so that no sum shows the few of a class.
 
 A blind job of a method that sums rows by class (``by_class``) runs as this method around it
 (job.py), and the method itself knows nothing of it. Round 0 asks every silo which classes it has
 records of, 0 or 1 each; nothing trains. Their sum, the holders of each class, comes down in every
-later round, of which round r is the method's r - 1. A row is given only where, as SECURITY.md rule
-7 has it::
+later round, and round r is the method's round r - 1. Silos upload a row only where, as SECURITY.md
+rule 7 has it::
 
     holders ≥ min_holders + lost + c
 
 with c colluders and min_holders of the job. ``lost`` is how many silos may drop out of a sum behind
-those who still open it: 0, since whatever is summed here is summed over all of the job's silos or
-not at all (``JobPlan.terms`` of security/blind/plan.py), but for silos that are proven to have
-broken the rules, which are among the c. Presence hardly changes in a job, and so it is summed once,
-over the same silos as all else.
+those who still open it. It is 0: everything here is summed over all of the job's silos or not at
+all (``JobPlan.terms`` of security/blind/plan.py), but for silos that are proven to have broken the
+rules, which are among the c. Presence hardly changes in a job, and so it is summed once, over the
+same silos as all else.
 
 Once a sum is open it is too late to leave a row out, so each silo does that before its values are
 masked: zeros, of weight 0. All must leave out the same rows, or the one that does not is alone in
 its row. So the holders come down as the words of their sum, under the silos' tags
-(security/blind/plan.py), and who did not get them gives nothing at all.
+(security/blind/plan.py), and a silo that did not get them uploads nothing at all.
 
-Of a class that is not shown the method is told, where it takes what came down (``deliver``), as if
-this silo had no record of it: so it keeps rows of its own as they are. It trains on all.
+Where the method takes what came down (``deliver``), it sees a class that is not shown as if this
+silo had no record of it: so it keeps rows of its own as they are. It trains on all.
 
-============  ====  ======================================================================
-                    ==========================
-round         way   part                                                                    exchange
-============  ====  ======================================================================
-                    ==========================
-0             up    ``holders``: [C], 0 or 1                                                Sum,
-                    total
-r ≥ 1         down  ``holders``: [C]; then what the method has                              -
-============  ====  ======================================================================
-                    ==========================
+=====  ====  ==============================================  ==========
+round  way   part                                            exchange
+=====  ====  ==============================================  ==========
+0      up    ``holders``: [C], 0 or 1                        Sum, total
+r ≥ 1  down  ``holders``: [C]; then what the method has      -
+=====  ====  ==============================================  ==========
 """
 
 from collections.abc import Mapping
@@ -42,14 +37,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import LocalError, PeerError
-from ..course import Change, Course, Effort, Facts, Parts, SiloState, Stage, Survey
+from ..course import Change, Course, CourseStep, Effort, Facts, Parts, SiloState
 from ..delivery import Combined, CoordinatorState, Delivery, Latest, Results
 from ..exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
 from ..method import Method, Setting
 
 HOLDERS = "holders"
-# in a silo's state: what it said in round 0, and what came of it
-SAID, TOLD = "counted.said", "counted.holders"
+# in a silo's state: its own classes as it said in round 0, and the sum over all silos
+SAID, COUNTED = "counted.said", "counted.holders"
 
 
 class ClassCensus(Method):
@@ -58,10 +53,7 @@ class ClassCensus(Method):
     census = True
 
     def __init__(self, inner: Method, setting: Setting, fewest: int) -> None:
-        """``inner`` has rounds of its own, from 0 on.
-
-        ``fewest`` holders make a row that is shown.
-        """
+        """``inner`` has rounds of its own, from 0 on; a row with ``fewest`` holders is shown."""
         if inner.census:
             raise LocalError(
                 f"method {inner.name!r} has a census and sums class by class: its classes are not"
@@ -77,20 +69,18 @@ class ClassCensus(Method):
         self.loadable, self.addressed, self.tunes = inner.loadable, inner.addressed, inner.tunes
         self.setting, self.options, self.template = setting, inner.options, inner.template
         self._inner, self._fewest = inner, fewest
-        shape = (setting.classes,)
-        counts = Part(
-            HOLDERS, Kind.COUNTS, Sum("total"), (TensorSpec("holders", "int64", shape, 0.0, 1.0),)
-        )
-        every = TensorSpec("holders", "int64", shape, 0.0, float(len(setting.silos)))
-        self._given, self._told = counts, replace(counts, tensors=(every,))
+        one = TensorSpec("holders", "int64", (setting.classes,), 0.0, 1.0)
+        every = replace(one, most=float(len(setting.silos)))
+        self._uploaded = Part(HOLDERS, Kind.COUNTS, Sum("total"), (one,))
+        self._delivered = replace(self._uploaded, tensors=(every,))
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Who holds which class; then what the method gives."""
-        return self._inner.up(round_ - 1) if round_ else (self._given,)
+        """Who holds which class; then what the method uploads."""
+        return self._inner.up(round_ - 1) if round_ else (self._uploaded,)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """The holders, and what the method delivers."""
-        return (self._told, *self._inner.down(round_ - 1)) if round_ else ()
+        return (self._delivered, *self._inner.down(round_ - 1)) if round_ else ()
 
     def stream_round(self, round_: int) -> int:
         """The method's own, so that it draws the batches that it draws without a count."""
@@ -131,12 +121,14 @@ class ClassCensus(Method):
     def deliver(self, state: SiloState, delivered: Results, facts: Facts) -> SiloState:
         """Keep what is said in round 0, and the holders; the method takes the rest.
 
-        PeerError where there are none, or fewer than this silo alone; LocalError where its classes
-        are others now.
+        PeerError where no holders came, or fewer than this silo alone; LocalError where this silo's
+        classes are others now.
         """
         held = facts.class_counts > 0
         if facts.round == 0:
             return replace(state, extra={**state.extra, SAID: held.long()})
+
+        # without the holders this silo cannot know which rows the others leave out
         if HOLDERS not in delivered:
             raise PeerError(
                 "coordinator",
@@ -144,29 +136,27 @@ class ClassCensus(Method):
             )
         holders = delivered[HOLDERS]["holders"]
         self._check_said(state, held)
-        if missing := torch.nonzero(held & (holders < 1))[:, 0].tolist():
+        missing = torch.nonzero(held & (holders < 1))[:, 0].tolist()
+        if missing:
             raise PeerError(
                 "coordinator", f"delivered 0 holders of class {missing[0]}, and this silo is one"
             )
+
         rest = {name: tensors for name, tensors in delivered.items() if name != HOLDERS}
         taken = self._inner.deliver(_own(state), rest, self._shown_facts(facts, holders))
-        return SiloState(taken.parts, {**taken.extra, SAID: held.long(), TOLD: holders})
+        return SiloState(taken.parts, {**taken.extra, SAID: held.long(), COUNTED: holders})
 
     def stages(self, state: SiloState, facts: Facts) -> Course:
         """None in round 0."""
-        return (
-            tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
-            if facts.round
-            else ()
-        )
+        if facts.round == 0:
+            return ()
+        return tuple(map(_inside, self._inner.stages(_own(state), _earlier(facts))))
 
     def give(self, state: SiloState, facts: Facts) -> dict[str, Contribution]:
-        """Who holds which class; then what the method gives, without the rows that are not
-        shown.
-        """
+        """Who holds which class; then the method's uploads, without the rows that are not shown."""
         if facts.round == 0:
             return {HOLDERS: Contribution({"holders": state.extra[SAID]})}
-        holders, held = state.extra[TOLD], facts.class_counts > 0
+        holders, held = state.extra[COUNTED], facts.class_counts > 0
         contributions = self._inner.give(_own(state), _earlier(facts))
         shown = shown_rows(holders, self._fewest)
         return contributions | {
@@ -224,13 +214,13 @@ class ClassCensus(Method):
 
 
 def by_class(method: Method, round_: int) -> tuple[str, ...]:
-    """Parts that a method gives class by class: ratios, and those that it names."""
-    ratios = [
-        part.name
-        for part in method.up(round_)
-        if isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
-    ]
-    return (*ratios, *method.by_class(round_))
+    """Parts that a method uploads class by class: ratios, and those that it names."""
+    ratios = filter(_is_ratio, method.up(round_))
+    return (*(part.name for part in ratios), *method.by_class(round_))
+
+
+def _is_ratio(part: Part) -> bool:
+    return isinstance(part.exchange, Sum) and part.exchange.form == "ratio"
 
 
 def shown_rows(holders: Tensor, fewest: int) -> Tensor:
@@ -241,20 +231,25 @@ def shown_rows(holders: Tensor, fewest: int) -> Tensor:
 def hide_rows(name: str, contribution: Contribution, held: Tensor, shown: Tensor) -> Contribution:
     """A contribution with zeros, in values and weight, for the rows that are not shown.
 
-    Tensors without rows stay.
-
-    LocalError where it has a row of a class that this silo does not hold: it was not counted among
-    the holders.
+    Tensors without rows stay. LocalError where the contribution has a row of a class that this silo
+    does not hold: the silo was not counted among its holders.
     """
-    weight = contribution.weight
-    rows = list(contribution.tensors.values()) if weight is None else [torch.as_tensor(weight)]
-    if any(each.shape[:1] == held.shape and bool(each[~held].any()) for each in rows):
+    weight, shown_weight = contribution.weight, None
+    rows = list(contribution.tensors.values())
+    if weight is not None:
+        rows = [torch.as_tensor(weight)]
+        shown_weight = _only(shown, rows[0])
+    if any(_has_others(each, held) for each in rows):
         raise LocalError(
             f"part {name!r} has rows of other classes than this silo has records of; this is a bug"
             " in the method"
         )
     tensors = {key: _only(shown, value) for key, value in contribution.tensors.items()}
-    return Contribution(tensors, None if weight is None else _only(shown, torch.as_tensor(weight)))
+    return Contribution(tensors, shown_weight)
+
+
+def _has_others(rows: Tensor, held: Tensor) -> bool:
+    return rows.shape[:1] == held.shape and bool(rows[~held].any())
 
 
 def _only(shown: Tensor, rows: Tensor) -> Tensor:
@@ -263,7 +258,7 @@ def _only(shown: Tensor, rows: Tensor) -> Tensor:
     return torch.where(shown.reshape(-1, *(1,) * (rows.ndim - 1)), rows, torch.zeros_like(rows))
 
 
-def _inside(step: Stage | Survey | Change) -> Stage | Survey | Change:
+def _inside(step: CourseStep) -> CourseStep:
     """A step of the method as one of this method."""
     if not isinstance(step, Change):
         return step
@@ -271,7 +266,7 @@ def _inside(step: Stage | Survey | Change) -> Stage | Survey | Change:
 
     def change(state: SiloState, facts: Facts) -> SiloState:
         made = inner(_own(state), _earlier(facts))
-        counted = {name: state.extra[name] for name in (SAID, TOLD)}
+        counted = {name: state.extra[name] for name in (SAID, COUNTED)}
         return replace(state, parts=made.parts, extra={**made.extra, **counted})
 
     return Change(change)
@@ -282,7 +277,5 @@ def _earlier(facts: Facts) -> Facts:
 
 
 def _own(state: SiloState) -> SiloState:
-    return replace(
-        state,
-        extra={name: value for name, value in state.extra.items() if name not in (SAID, TOLD)},
-    )
+    extra = {name: value for name, value in state.extra.items() if name not in (SAID, COUNTED)}
+    return replace(state, extra=extra)

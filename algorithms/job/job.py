@@ -1,5 +1,4 @@
-"""The job: what silos, coordinator and simulator all read, and the document that the operator
-signs.
+"""The job: what silos, coordinator and simulator all read, and what the operator signs.
 
 A job file, as a person writes it::
 
@@ -28,11 +27,13 @@ recomputes it from its own code.
 """
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from math import floor
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -57,7 +58,17 @@ from .class_census import ClassCensus, by_class
 from .lr_schedule import Schedule, paced
 from .privacy_table import PrivacyTable
 from .schema import explain_difference, method_digest, model_digest, phases, plain
-from .security import Name, SecurityTable, for_silos, keyed_exchanges, tagged, unblind
+from .security import (
+    Name,
+    SecurityTable,
+    by_method,
+    for_silos,
+    is_summed,
+    keyed_exchanges,
+    tagged,
+    unblind,
+    uploaded,
+)
 
 LARGEST_SEED = 2**53 - 1  # what canonical JSON can hold
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
@@ -99,7 +110,7 @@ Silos = Annotated[tuple[Name, ...], Field(min_length=2, max_length=10_000)]
 
 
 class JobSettings(Strict):
-    """What a job file says, and a simulation's file of several jobs says once for all of them."""
+    """Keys of a job file that a simulation's file of several jobs has once for all of them."""
 
     version: Annotated[Literal[1], BeforeValidator(no_bool)]
     name: Name
@@ -107,7 +118,7 @@ class JobSettings(Strict):
     participation: Annotated[Real, Field(gt=0, le=1)] = 1.0
     min_cohort: Annotated[Whole, Field(ge=1)] = 2
     round_timeout: Annotated[Real, Field(gt=0, le=LONGEST_TIMEOUT)] = 600.0
-    """Seconds after which a round goes on without those who have not given.
+    """Seconds after which a round goes on without the silos that have not uploaded.
 
     Together with min_cohort: "cut off".
     """
@@ -131,19 +142,20 @@ class JobFile(JobSettings):
 
     @pydantic.model_validator(mode="after")
     def _combinations(self) -> "JobFile":
-        twice = sorted(silo for silo, times in Counter(self.silos).items() if times > 1)
+        twice = sorted(Counter(self.silos) - Counter(set(self.silos)))
+        batch_norm = self.model.norm == "batch"
         if twice:
             raise ValueError(f"silos names {', '.join(twice)} more than once; keep one of each")
         if self.min_cohort > len(self.silos):
             raise ValueError(
                 f"min_cohort = {self.min_cohort}, but there are {len(self.silos)} silos; lower it"
             )
-        if self.model.norm == "batch" and self.training.batch_size == 1:
+        if batch_norm and self.training.batch_size == 1:
             raise ValueError(
                 'model.norm = "batch" cannot train with training.batch_size = 1; raise it to 2 or'
                 " more"
             )
-        if self.privacy is not None and self.model.norm == "batch":
+        if batch_norm and self.privacy is not None:
             raise ValueError(
                 '[privacy] with model.norm = "batch", by which each record moves the gradients of'
                 ' others; choose norm = "group", or a model without normalisation'
@@ -186,11 +198,11 @@ class Job:
     @classmethod
     def from_file(cls, file: JobFile, origin: str) -> "Job":
         """The job of a parsed job file."""
-        here = method_class(file.method.name, origin).version
-        if file.method.version not in (None, here):
+        installed = method_class(file.method.name, origin).version
+        if file.method.version not in (None, installed):
             raise LocalError(
                 f"{origin}: method.version = {file.method.version}: this silo's {file.method.name}"
-                f" version differs, it is {here}; install the Staddle release that the job was"
+                f" version differs, it is {installed}; install the Staddle release that the job was"
                 " written with"
             )
         job = cls(
@@ -204,19 +216,18 @@ class Job:
 
     @classmethod
     def from_document(cls, document: Any, origin: str, *, federated: bool = True) -> "Job":
-        """The job of a document that came from elsewhere, refused unless this machine's code makes
-        the same of it.
+        """The job of a document that came from elsewhere.
 
-        ``federated`` as in ``for_federation``: False for a document that a simulation kept.
+        LocalError unless this machine's code makes the same document of it. ``federated`` as in
+        ``for_federation``: False for a document that a simulation kept.
         """
         if not isinstance(document, Mapping):
             raise LocalError(
                 f"{origin}: a job document is a JSON object, not {type(document).__name__}"
             )
         written = {key: value for key, value in document.items() if key not in DERIVED}
-        job = replace(
-            cls.from_file(validate(written, JobFile, origin), origin), federated=federated
-        )
+        file = validate(written, JobFile, origin)
+        job = replace(cls.from_file(file, origin), federated=federated)
         if job.privacy is not None and job.privacy.sigma is None:
             raise LocalError(
                 f"{origin}: privacy.sigma is missing, which staddle job sign plans; have it"
@@ -224,10 +235,8 @@ class Job:
             )
         computed = job.document()
         if computed != document:
-            raise LocalError(
-                f"{origin}:"
-                f" {explain_difference(document, computed, job.method_name, job.model.name)}"
-            )
+            why = explain_difference(document, computed, job.method_name, job.model.name)
+            raise LocalError(f"{origin}: {why}")
         return job
 
     def document(self) -> dict[str, Any]:
@@ -253,21 +262,20 @@ class Job:
         }
 
     def for_federation(self) -> "Job":
-        """The same job as silos run it: what they draw follows from the whole job, not from its
-        seed alone.
+        """The same job as silos run it: their draws follow from the whole job, not from its seed.
 
-        So no two jobs train alike, and the sums of two jobs that differ by one silo do not tell
-        that silo's values (SECURITY.md rule 35). In a simulation the methods that are compared
-        share what the seed gives.
+        So no two jobs train alike, and the sums of two jobs that differ by one silo do not reveal
+        that silo's values (SECURITY.md rule 35). In a simulation, compared methods share what the
+        seed draws.
         """
         return replace(self, federated=True)
 
     @cached_property
     def root(self) -> AnySeed:
-        """What all streams of the job derive from: the seed, or in a federation SHA-256 of what is
-        written, in hex.
+        """What all streams of the job derive from: the seed, or in a federation a digest.
 
-        The noise multiplier is left out, which is planned for what is written.
+        It is SHA-256 of what is written, in hex. The noise multiplier is left out, which is planned
+        for what is written.
         """
         if not self.federated:
             return self.seed
@@ -278,9 +286,7 @@ class Job:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical document, in hex: the name of this job in signatures and
-        ledgers.
-        """
+        """SHA-256 of the canonical document, in hex: the job's name in signatures and ledgers."""
         return hashlib.sha256(canonical_json(self.document())).hexdigest()
 
     @property
@@ -290,30 +296,37 @@ class Job:
     @cached_property
     def _method(self) -> Method:
         method = configure(self.method_name, self.method_options, self.setting())
-        if self.model.buffers == "global" and not self._gives_buffers(method):
+        if self.model.buffers == "global" and not self._uploads_buffers(method):
             raise LocalError(
                 f"model.buffers = 'global', but method {self.method_name!r} gives no running"
                 " statistics in any round; leave model.buffers out, or choose another method"
             )
         if self.privacy is not None and (fault := method.private_fault):
             raise LocalError(f"[privacy] with method {self.method_name!r}: {fault}")
-        if self.security.required and any(
-            by_class(method, round_) for round_ in range(self.rounds)
-        ):
-            later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
-            inner = configure(self.method_name, self.method_options, later)
-            return ClassCensus(inner, self.setting(), self.fewest_holders)
+        if self.security.required and self._sums_by_class(method):
+            return self._counted_first()
         return method
 
-    def _gives_buffers(self, method: Method) -> bool:
-        modules = sketch(self.model)
+    def _sums_by_class(self, method: Method) -> bool:
+        return any(by_class(method, round_) for round_ in range(self.rounds))
+
+    def _counted_first(self) -> Method:
+        """The method inside a census: each of its rounds comes one later, with that one's cohort.
+
+        Blind sums by class show the silos of a class that few hold (class_census.py).
+        """
+        later = replace(self.setting(), drawn=lambda round_: self.cohort(round_ + 1))
+        inner = configure(self.method_name, self.method_options, later)
+        return ClassCensus(inner, self.setting(), self.fewest_holders)
+
+    def _uploads_buffers(self, method: Method) -> bool:
         buffers = {
             f"{part}.{spec.name}"
-            for part, module in modules.items()
+            for part, module in sketch(self.model).items()
             for spec in specs_of_buffers(module)
         }
-        up = (part for round_ in range(self.rounds + method.census) for part in method.up(round_))
-        return any(spec.name in buffers for part in up for spec in part.tensors)
+        up = chain.from_iterable(map(method.up, range(self.rounds + method.census)))
+        return not buffers.isdisjoint(spec.name for part in up for spec in part.tensors)
 
     @cached_property
     def _schema(self) -> list[dict[str, Any]]:
@@ -322,17 +335,24 @@ class Job:
             schema = phases(self.length, self.up, self.down)
         except LocalError as error:
             raise LocalError(f"{where}: {error}") from error
-        if fault := crossing_fault(Crossing(self._draw, self._method, schema, self.blind_methods)):
+        crossing = Crossing(self._draw, self._method, schema, self.blind_methods)
+        if fault := crossing_fault(crossing):
             raise LocalError(f"{where}: {fault}")
         return schema
 
     @cached_property
     def keyed(self) -> bool:
-        """Whether it is blind and takes a key of all its silos: to mix, compare, count or tag, or
-        for its audience.
+        """Whether it is blind and takes a key that all its silos share.
+
+        They use it to mix, compare, count or tag, or to hide sums from the coordinator.
         """
-        asked = self.counted or bool(self.for_silos) or keyed_exchanges(self._schema)
-        return self.security.required and (asked or tagged(self.security, self._schema))
+        uses = (
+            self.counted,
+            bool(self.for_silos),
+            keyed_exchanges(self._schema),
+            tagged(self.security, self._schema),
+        )
+        return self.security.required and any(uses)
 
     @cached_property
     def for_silos(self) -> frozenset[str]:
@@ -346,35 +366,26 @@ class Job:
 
     @property
     def min_holders(self) -> int:
-        """Silos that hold a class whose rows are summed, those in league with the coordinator
-        aside.
-        """
+        """Silos that hold a class whose rows are summed, besides those in league."""
         return self.security.min_holders or self.min_cohort
 
     @property
     def fewest_holders(self) -> int:
-        """Of how many silos a class is of which a counted job shows sums."""
+        """Silos that hold a class, at the least, for a counted job to show sums of it."""
         return self.min_holders + self.security.colluders
 
     @cached_property
     def weighing(self) -> Mapping[str, int]:
         """The declared counts, where they are weights of a blind sum; empty where they are none."""
-        exchanges = {part["exchange"] for phase in self._schema for part in phase["up"]}
+        exchanges = {part["exchange"] for part in uploaded(self._schema)}
         return self.security.counts if "sum.mean" in exchanges else {}
 
     def blind_methods(self) -> list[str]:
         """Methods that, with their default options, work with this job's model and can be blind."""
         found = []
+        short = replace(self, rounds=min(self.rounds, ENOUGH_ROUNDS), security=SecurityTable())
         for name in METHODS:
-            options = method_options(name, {})
-            short = min(self.rounds, ENOUGH_ROUNDS)
-            other = replace(
-                self,
-                method_name=name,
-                method_options=options,
-                security=SecurityTable(),
-                rounds=short,
-            )
+            other = replace(short, method_name=name, method_options=method_options(name, {}))
             with suppress(LocalError):
                 schema = phases(other.length, other.up, other.down)
                 if not any(unblind(schema)):
@@ -387,9 +398,8 @@ class Job:
 
         The final delivery is not among them.
         """
-        return tuple(
-            phase["from_round"] for phase in self._schema if phase["from_round"] < self.length
-        )
+        starts = [phase["from_round"] for phase in self._schema]
+        return tuple(starts[: bisect_left(starts, self.length)])
 
     @property
     def private(self) -> PrivacyTable:
@@ -428,17 +438,15 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Number of rounds that the job runs: those that train, a census before them and one that
-        tunes after them.
-        """
+        """Number of rounds: those that train, a census before them, one that tunes after them."""
         return self.rounds + self._method.census + self._method.tunes
 
     @property
     def cohort_size(self) -> int:
-        """Silos drawn for a round that trains: participation · silos rounded half up, at least
-        ``min_cohort``.
+        """Silos drawn for a round that trains.
 
-        Of a blind job the fewest: it draws whole batches.
+        ``participation`` times the silos, rounded half up, at least ``min_cohort``. A blind job
+        draws whole batches; there it is the smallest number that a round may have.
         """
         if self.batched:
             return smallest_round(len(self.silos), *self._batching)
@@ -446,9 +454,7 @@ class Job:
 
     @property
     def least_batch(self) -> int:
-        """Silos of a batch, at the least: ``min_cohort``, and two that are in league with
-        nobody.
-        """
+        """Silos of a batch, at the least: ``min_cohort``, and two that are in no league."""
         return max(self.min_cohort, self.security.colluders + 2)
 
     @property
@@ -467,7 +473,7 @@ class Job:
 
     @cached_property
     def _batching(self) -> tuple[int, int]:
-        """Of a blind job: among how many batches a round draws, and how many it draws."""
+        """Among how many batches a round of a blind job draws, and how many it draws."""
         if self.participation == 1:
             return 1, 1
         return drawn_batches(self.participation, len(self.silos), self.least_batch, self.fewest)
@@ -476,46 +482,43 @@ class Job:
     def batches(self) -> Batches:
         """Silos that are in a blind sum together or not at all (batches.py).
 
-        Empty where any may be missing.
-
-        What rounds draw among, where they draw some of the silos. Where they draw all of them, the
-        most in which no silo outweighs the others, so that a lost silo costs its own batch; or one
-        of all, if the job sums what hardly changes between rounds, such as the classes of a silo
-        (SECURITY.md rule 1).
+        Empty where any may be missing. Rounds that draw some of the silos draw among these
+        batches.
         """
         if not self.security.required or self.security.dropouts == "any":
             return ()
         if self.batched:
             return split(self.silos, self._batching[0])
-        exchanges = {
-            part["exchange"]
-            for phase in self._schema
-            for part in phase["up"]
-            if part["name"] != METRICS.name
-        }
-        if any(each.startswith("sum.") for each in exchanges - {"sum.mean"}):
+
+        # sums of what hardly changes between rounds, such as the classes of a silo, are over all
+        # silos: over several sets they would reveal single silos (SECURITY.md rule 1)
+        if self._sums_more_than_means:
             return (self.silos,)
+
+        # the most batches in which no silo outweighs the others: a lost silo costs its own batch
         numbers = whole_batches(len(self.silos), self.least_batch, self.fewest)
-        return next(found for number in numbers if self._even(found := split(self.silos, number)))
+        candidates = (split(self.silos, number) for number in numbers)
+        return next(filter(self._even, candidates), (self.silos,))
+
+    @property
+    def _sums_more_than_means(self) -> bool:
+        summed = filter(is_summed, by_method(self._schema))
+        return any(part["exchange"] != "sum.mean" for part in summed)
 
     def _even(self, batches: Batches) -> bool:
-        """Whether these may be the batches: of several, none has a silo that declared too many
-        records for it.
-        """
+        """Whether no silo declared too many records for its batch."""
         counts = self.weighing
-        if not counts or len(batches) == 1:
+        if not counts:
             return True
-        declared = [[counts[silo] for silo in batch] for batch in batches]
+        declared = ([counts[silo] for silo in batch] for batch in batches)
         return not any(concentration_fault(numbers, self.min_cohort) for numbers in declared)
 
     def up(self, round_: int) -> tuple[Part, ...]:
-        """Parts that a silo gives in a round, METRICS last; none in the final delivery."""
+        """Parts that a silo uploads in a round, METRICS last; none in the final delivery."""
         self._check_round(round_)
-        return (
-            ()
-            if round_ == self.length
-            else (*map(self._crossing, self._method.up(round_)), METRICS)
-        )
+        if round_ == self.length:
+            return ()
+        return (*map(self._crossing, self._method.up(round_)), METRICS)
 
     def down(self, round_: int) -> tuple[Part, ...]:
         """Parts that may be delivered at the start of a round.
@@ -527,11 +530,14 @@ class Job:
 
     def _crossing(self, part: Part) -> Part:
         """A part of the method by the exchange that the job has for it."""
-        if self.security.mix == "directed" and isinstance(part.exchange, Mix):
-            return replace(part, exchange=Mix(directed=True))
-        if self.security.compare == "shared" and isinstance(part.exchange, Gram):
-            return replace(part, exchange=replace(part.exchange, shared=True))
-        return part
+        directed, shared = self.security.mix == "directed", self.security.compare == "shared"
+        match part.exchange:
+            case Mix() if directed:
+                return replace(part, exchange=Mix(directed=True))
+            case Gram() as gram if shared:
+                return replace(part, exchange=replace(gram, shared=True))
+            case _:
+                return part
 
     def away(self, round_: int) -> tuple[str, ...]:
         """Silos that are not drawn for a round, in job order."""
@@ -539,8 +545,9 @@ class Job:
         return tuple(silo for silo in self.silos if silo not in drawn)
 
     def row_readers(self, round_: int) -> tuple[str, ...]:
-        """Silos that get rows of what a round mixes by directed sums, in job order: those away, or
-        those it draws.
+        """Silos that get rows of what a round mixes by directed sums, in job order.
+
+        They are those that the round draws, or those that are away.
         """
         return self.cohort(round_) if self._method.directed_for == "members" else self.away(round_)
 
@@ -548,10 +555,8 @@ class Job:
     def together(self) -> Batches:
         """Silos that are in an attempt at a blind sum together or not at all.
 
-        Empty where all that are drawn are asked.
-
-        Rows for a round's own members lean on who is in it, so the next attempt has new ones,
-        without who was lost.
+        Empty where all silos that are drawn are asked again. Rows for a round's own members depend
+        on who is in it, so the next attempt makes new ones, without the silos that were lost.
         """
         if self.batches:
             return self.batches
@@ -560,10 +565,9 @@ class Job:
         return ()
 
     def cohort(self, round_: int) -> tuple[str, ...]:
-        """Silos that train in a round, ``cohort_size`` of them in job order: the same draw for
-        every method.
+        """Silos that train in a round, in job order: the same draw for every method.
 
-        Of a blind job those of some of its ``batches``.
+        ``cohort_size`` silos are drawn; in a blind job, those of some of its ``batches``.
         """
         self._check_round(round_)
         if self.cohort_size == len(self.silos) or self._asks_all(round_):
@@ -571,9 +575,11 @@ class Job:
         rng = stream(self.root, "", round_, "cohort")
         if self.batched:
             numbers = _drawn(rng, len(self.batches), self._batching[1])
-            drawn = set().union(*(self.batches[i] for i in numbers))
-            return tuple(silo for silo in self.silos if silo in drawn)
-        return tuple(self.silos[i] for i in sorted(_drawn(rng, len(self.silos), self.cohort_size)))
+            drawn = set(chain.from_iterable(self.batches[i] for i in numbers))
+        else:
+            numbers = _drawn(rng, len(self.silos), self.cohort_size)
+            drawn = {self.silos[i] for i in numbers}
+        return tuple(filter(drawn.__contains__, self.silos))
 
     def _asks_all(self, round_: int) -> bool:
         """Whether a round is the census or the one that tunes, in which every silo takes part."""
@@ -582,28 +588,22 @@ class Job:
         return self._method.tunes and round_ == self.length - 1
 
     def rounds_before(self, round_: int) -> int:
-        """How many rounds that train are done before this one: a census is none, nor is the one
-        that tunes.
-        """
+        """Rounds that train before this one: a census is none, nor is the one that tunes."""
         return min(max(round_ - self._method.census, 0), self.rounds)
 
     def paced(self, course: Course, round_: int) -> Course:
-        """What a method has a silo do in a round, at the learning rates that the schedule has for
-        it.
-        """
+        """A silo's course of a round at the learning rates that the schedule has for it."""
         schedule = self.training.schedule
         if schedule is None:
             return course
         return paced(course, schedule.at_round(self.rounds_before(round_), self.rounds))
 
     def summed_sets(self) -> Batches:
-        """Sets of silos that sums of a blind job are over: its batches, or else the cohorts of its
-        rounds.
-        """
+        """Sets of silos over which a blind job sums: its batches, or else its rounds' cohorts."""
         return self.batches or tuple(dict.fromkeys(self.cohorts()))
 
     def cohorts(self) -> Iterator[tuple[str, ...]]:
-        """Those of all rounds, in turn; many come again."""
+        """The cohorts of all rounds, in turn; many come again."""
         return map(self.cohort, range(self.length))
 
     def _check_round(self, round_: int) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from ...files.documents import Real, Strict
-from ..course import Course, Stage
+from ..course import Course, CourseStep, Stage
 
 Factor: TypeAlias = Annotated[Real, Field(gt=0, le=1)]
 Share: TypeAlias = Annotated[Real, Field(gt=0, lt=1)]
@@ -55,9 +55,11 @@ Schedule: TypeAlias = Annotated[Exponential | StepSchedule, Field(discriminator=
 
 def paced(course: Course, factor: float) -> Course:
     """The same stages with their learning rates multiplied."""
-    return tuple(
-        replace(step, optimiser=replace(step.optimiser, lr=step.optimiser.lr * factor))
-        if isinstance(step, Stage)
-        else step
-        for step in course
-    )
+    return tuple(_slowed(step, factor) for step in course)
+
+
+def _slowed(step: CourseStep, factor: float) -> CourseStep:
+    if not isinstance(step, Stage):
+        return step
+    slower = replace(step.optimiser, lr=step.optimiser.lr * factor)
+    return replace(step, optimiser=slower)

@@ -1,5 +1,6 @@
-"""What a private job says, and what its rounds spend: the same at every silo, and nothing of it
-depends on a record.
+"""What a private job says, and what its rounds spend.
+
+It is the same at every silo, and nothing of it depends on a record.
 
 ::
 
@@ -21,8 +22,8 @@ depends on a record.
 
 A step on all records at once has noise sigma / sample_rate: as much on the mean of the gradients,
 for about the same cost. The noise is planned for SLACK more rounds than a silo is drawn for, one at
-least: what a crash interrupts is spent, and a job of which nothing is left for another try would
-end there.
+least. A round that a crash interrupts is spent, and a job with nothing left for a retry would end
+there.
 """
 
 from collections import Counter
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 SLACK = Decimal("0.05")  # SECURITY.md rule 25
 SIGMA_STEP = Decimal("0.001")
 MOST_STEPS = 10**9
+
+Steps = Counter[tuple[str, str, str]]  # by purpose, sigma and q
 
 TRAINING, WHOLE, STATISTICS, METRICS, HISTOGRAM = (
     "training",
@@ -115,27 +118,28 @@ def job_spends(job: "Job", sigma: str) -> tuple[Spend, ...]:
 
 
 def spends_by_sigma(job: "Job") -> Callable[[str], tuple[Spend, ...]]:
-    """The same of any noise of a step: who plans it asks often, and going through a job's rounds
-    takes a while.
+    """``job_spends`` by the noise of a step, for a caller who tries many.
 
-    LocalError for more steps, or more noise, than are ever reckoned with.
+    Going through a job's rounds takes a while, so it is done once. LocalError for more steps, or
+    more noise, than are ever reckoned with.
     """
     table, schedules = job.private, _schedules(job)
     rate = table.sample_rate
 
     def spends(sigma: str) -> tuple[Spend, ...]:
-        most: Counter[tuple[str, str, str]] = Counter()
+        most: Steps = Counter()
         for rounds in schedules:
             most |= _steps(table, rounds, sigma)  # the larger of each purpose
-        if (steps := max(most.values(), default=0)) > MOST_STEPS:
+        steps = max(most.values(), default=0)
+        if steps > MOST_STEPS:
             raise LocalError(
                 f"job {job.name!r}: privacy.sample_rate = {rate:g} makes {steps:,} steps in its"
                 f" rounds, {MOST_STEPS:,} are the most; raise it, or take fewer epochs or rounds"
             )
-        if (
-            WHOLE in {purpose for purpose, _, _ in most}
-            and Decimal(whole_sigma(sigma, rate)) > LARGEST_SIGMA
-        ):
+
+        # a step on all records has more noise than one on a sample, maybe more than costs reach
+        noise = whole_sigma(sigma, rate)
+        if (WHOLE, noise, "1") in most and Decimal(noise) > LARGEST_SIGMA:
             raise LocalError(
                 f"job {job.name!r}: privacy.sigma = {sigma!r} by sample_rate = {rate:g}, the noise"
                 f" of a step on all records, is over {LARGEST_SIGMA:,}; lower sigma, or raise"
@@ -157,36 +161,35 @@ def slack(rounds: int) -> int:
 
 
 def _schedules(job: "Job") -> list[Counter["Effort"]]:
-    """How many rounds of which effort a silo has, for each silo.
-
-    What several have alike comes once.
-    """
+    """How many rounds of which effort a silo has, for each silo; equal ones come once."""
     method = job.method()
     by_silo: dict[str, Counter[Effort]] = {silo: Counter() for silo in job.silos}
     for round_, drawn in enumerate(job.cohorts()):
         effort = method.effort(round_)
         for silo in drawn:
             by_silo[silo][effort] += 1
-    return list({frozenset(rounds.items()): rounds for rounds in by_silo.values()}.values())
+    distinct = {frozenset(rounds.items()): rounds for rounds in by_silo.values()}
+    return list(distinct.values())
 
 
-def _steps(
-    table: PrivacyTable, rounds: Counter["Effort"], sigma: str
-) -> Counter[tuple[str, str, str]]:
-    """Steps of each mechanism in all these rounds, and in SLACK more of the most that any of them
-    takes.
-    """
-    each = {
-        effort: Counter(
-            {(one.purpose, one.sigma, one.q): one.steps for one in _spends(table, effort, sigma)}
-        )
-        for effort in rounds
-    }
-    total: Counter[tuple[str, str, str]] = Counter()
-    worst: Counter[tuple[str, str, str]] = Counter()
+def _steps(table: PrivacyTable, rounds: Counter["Effort"], sigma: str) -> Steps:
+    """Steps of each mechanism in all these rounds, and in SLACK more of the costliest of them."""
+    total: Steps = Counter()
+    worst: Steps = Counter()
+    spending = 0
     for effort, times in rounds.items():
-        for key, steps in each[effort].items():
-            total[key] += steps * times
-        worst |= each[effort]
-    spare = slack(sum(times for effort, times in rounds.items() if each[effort]))
-    return total + Counter({key: steps * spare for key, steps in worst.items()})
+        once = _steps_of_round(table, effort, sigma)
+        total += _times(once, times)
+        worst |= once
+        if once:
+            spending += times
+    return total + _times(worst, slack(spending))
+
+
+def _steps_of_round(table: PrivacyTable, effort: "Effort", sigma: str) -> Steps:
+    spends = _spends(table, effort, sigma)
+    return Counter({(spend.purpose, spend.sigma, spend.q): spend.steps for spend in spends})
+
+
+def _times(steps: Steps, rounds: int) -> Steps:
+    return Counter({mechanism: number * rounds for mechanism, number in steps.items()})

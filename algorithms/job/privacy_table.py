@@ -30,8 +30,9 @@ class PrivacyTable(Strict):
     Training.batch_size takes no part in a private job.
     """
     physical_batch: Annotated[int, Field(strict=True, ge=16, le=32_768)] = 32
-    """Records whose gradients are in memory at a time: rows of each call, of which the last one's
-    may be empty.
+    """Records whose gradients are in memory at a time: the rows of each call.
+
+    The last call may have empty rows.
 
     It changes nothing but memory and time; of fewer rows a call is not much faster, and more are
     not added up exactly.

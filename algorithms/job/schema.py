@@ -2,7 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pydantic
@@ -10,43 +11,32 @@ import pydantic
 from ...errors import LocalError
 from ...files.documents import canonical_json
 from ..delivery import KEEP
-from ..exchange.parts import MOST_TENSORS, Exchange, Gram, Mix, Part, Sum, TensorSpec, walk_tensors
+from ..exchange.parts import MOST_TENSORS, Part, TensorSpec, walk_tensors
 from ..method import Method
 from ..models.build import MODEL_VERSION, ModelOptions, input_shape
 
 PART_NAME = r"[A-Za-z0-9_-]{1,64}"
 TENSOR_NAME = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 LONGEST_NAME = 255  # of a tensor
+ABSENT = object()  # equals no value of a document
 
 PartsOf = Callable[[int], tuple[Part, ...]]
 
 
 def plain(value: Any) -> Any:
-    """A value as canonical JSON takes it: floats as their shortest exact decimal, tuples as
-    lists.
+    """A value as canonical JSON takes it.
+
+    Floats become their shortest exact decimal, tuples become lists.
     """
     if isinstance(value, pydantic.BaseModel):
         return plain(value.model_dump())
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return repr(value) if isinstance(value, float) else value
-
-
-def exchange_name(exchange: Exchange) -> str:
-    """An exchange in the schema's words: ``sum.`` and its form, mix or mix.directed, gram or
-    gram.shared, each.
-    """
-    match exchange:
-        case Sum(form):
-            return f"sum.{form}"
-        case Mix(directed=True):
-            return "mix.directed"
-        case Gram(shared=True):
-            return "gram.shared"
-        case _:
-            return type(exchange).__name__.lower()
+        return list(map(plain, value))
+    if isinstance(value, float):
+        return repr(value)
+    return value
 
 
 def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
@@ -62,34 +52,37 @@ def phases(rounds: int, up: PartsOf, down: PartsOf) -> list[dict[str, Any]]:
          "down": [{"name": "model", …}]}
 
     Tensors going up include ``@weight`` where the exchange sends one; tensors going down never do.
-    A part of sketches also has the vectors whose they are, ``"sketch_of": [{"name": "sketch",
-    "dtype": "float64", "shape": [1, 74880]}]``: blind, a silo's gate is given these, and sketches
-    them under the key that the coordinator lacks. A tensor whose values have bounds says so, as in
-    ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most": "1.0"}``: what is
-    beyond them is refused at both ends.
+    A part of sketches also has the vectors that are sketched, ``"sketch_of": [{"name": "sketch",
+    "dtype": "float64", "shape": [1, 74880]}]``. In a blind job a silo's gate takes these vectors,
+    and sketches them under the key that the coordinator lacks. A tensor whose values have bounds
+    says so, as in ``{"name": "@weight", "dtype": "float64", "shape": [], "least": "0.0", "most":
+    "1.0"}``: both ends reject values beyond them.
     """
     found: list[dict[str, Any]] = []
     before: tuple[tuple[Part, ...], tuple[Part, ...]] | None = None
     for round_ in range(rounds + 1):
         now = (up(round_), down(round_))
         if now != before:
-            _check(now[0], round_)
-            _check(now[1], round_, KEEP.name)
-            found.append({
-                "from_round": round_,
-                "up": [_part(part, part.wire) for part in now[0]],
-                "down": [_part(part, part.tensors) for part in now[1]],
-            })  # fmt: skip
+            found.append(_phase(round_, *now))
         before = now
     return found
+
+
+def _phase(round_: int, up: Sequence[Part], down: Sequence[Part]) -> dict[str, Any]:
+    _check(up, round_)
+    _check(down, round_, KEEP.name)
+    return {
+        "from_round": round_,
+        "up": [_part(part, part.wire) for part in up],
+        "down": [_part(part, part.tensors) for part in down],
+    }
 
 
 def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
     """SHA-256 of canonical JSON of a method's name, version, configuration and ordered tensors."""
     ordered = [
         [phase["from_round"], way, part["name"], tensor]
-        for phase in schema
-        for way in ("up", "down")
+        for phase, way in product(schema, ("up", "down"))
         for part in phase[way]
         for tensor in part["tensors"]
     ]
@@ -97,8 +90,9 @@ def method_digest(method: Method, schema: list[dict[str, Any]]) -> str:
 
 
 def model_digest(options: ModelOptions, method: Method) -> str:
-    """SHA-256 of canonical JSON of a model's name, version, configuration and ordered tensors of
-    its template.
+    """SHA-256 of canonical JSON of a model: name, version, configuration and ordered tensors.
+
+    The tensors are those of the method's template.
     """
     ordered = [
         [part, spec.name, spec.dtype, list(spec.shape)]
@@ -110,21 +104,21 @@ def model_digest(options: ModelOptions, method: Method) -> str:
 
 
 def explain_difference(
-    given: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str
+    received: Mapping[str, Any], computed: Mapping[str, Any], method: str, model: str
 ) -> str:
-    """One sentence on why a document is not what this machine computes from it, and what to do."""
-    if given.get("model_digest") != computed["model_digest"]:
+    """Why a document is not what this machine computes from it, and what to do: one sentence."""
+    if received.get("model_digest") != computed["model_digest"]:
         return (
             f"this silo's model {model} differs from the job's; install the Staddle release of the"
             " job's operator"
         )
-    if any(given.get(key) != computed[key] for key in ("schema", "method_digest")):
-        where = _first_difference(given.get("schema"), computed["schema"], "schema")
+    if any(received.get(key) != computed[key] for key in ("schema", "method_digest")):
+        where = _first_difference(received.get("schema"), computed["schema"], "schema")
         return (
             f"this silo's {method} version differs ({where or 'method_digest'}); "
             "install the Staddle release of the job's operator, or have the job written anew"
         )
-    where = _first_difference(given, computed, "")
+    where = _first_difference(received, computed, "")
     return (
         f"key {where} is not written as Staddle writes it; make the document with `staddle job"
         " submit`"
@@ -142,19 +136,51 @@ def _digest(name: str, version: int, configuration: Any, ordered: Iterable[Any])
 
 
 def _part(part: Part, tensors: Sequence[TensorSpec]) -> dict[str, Any]:
-    return {
+    written = {
         "name": part.name,
         "kind": part.kind.name,
-        "exchange": exchange_name(part.exchange),
-        "tensors": [_tensor(spec) for spec in tensors],
-        **({"sketch_of": [_tensor(spec) for spec in part.tensors]} if part.sketch else {}),
+        "exchange": part.exchange.schema_name,
+        "tensors": list(map(_tensor, tensors)),
     }
+    if part.sketch:
+        written["sketch_of"] = list(map(_tensor, part.tensors))
+    return written
 
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
     bounds = {"least": spec.least, "most": spec.most}
     named = {name: plain(bound) for name, bound in bounds.items() if bound is not None}
     return {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), **named}
+
+
+def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
+    """LocalError for parts that cannot cross together; ``ours`` are tensors named by Staddle."""
+    names = [part.name for part in parts]
+    if len(set(names)) != len(names):
+        raise LocalError(f"round {round_}: parts {names} are not named apart")
+    number = len(list(walk_tensors(parts)))
+    if number > MOST_TENSORS:
+        raise LocalError(
+            f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller"
+            " model"
+        )
+    for part in parts:
+        _check_part(part, round_, ours)
+
+
+def _check_part(part: Part, round_: int, ours: Collection[str]) -> None:
+    tensors = [spec.name for spec in part.tensors]
+    _check_names(part.name, [name for name in tensors if name not in ours])
+    if not tensors:
+        raise LocalError(
+            f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model"
+            " has no parameters there; choose a model that has, or a method that shares the"
+            " whole model, such as fedavg"
+        )
+    if len(set(tensors)) != len(tensors):
+        raise LocalError(
+            f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart, without @"
+        )
 
 
 def _check_names(part: str, tensors: Sequence[str]) -> None:
@@ -171,43 +197,23 @@ def _check_names(part: str, tensors: Sequence[str]) -> None:
             )
 
 
-def _check(parts: Sequence[Part], round_: int, *ours: str) -> None:
-    names = [part.name for part in parts]
-    if len(set(names)) != len(names):
-        raise LocalError(f"round {round_}: parts {names} are not named apart")
-    if (number := sum(1 for _ in walk_tensors(parts))) > MOST_TENSORS:
-        raise LocalError(
-            f"round {round_}: {number} tensors cross, at most {MOST_TENSORS} may; choose a smaller"
-            " model"
-        )
-    for part in parts:
-        tensors = [spec.name for spec in part.tensors]
-        _check_names(part.name, [name for name in tensors if name not in ours])
-        if not tensors:
-            raise LocalError(
-                f"part {part.name!r}, which crosses in round {round_}, is empty: the job's model"
-                " has no parameters there; choose a model that has, or a method that shares the"
-                " whole model, such as fedavg"
-            )
-        if len(set(tensors)) != len(tensors) or any(
-            n.startswith("@") for n in {*tensors} - {*ours}
-        ):
-            raise LocalError(
-                f"round {round_}: part {part.name!r} has tensors {tensors}: name each, apart,"
-                " without @"
-            )
+def _first_difference(received: Any, computed: Any, where: str) -> str:
+    """Path of the first value that differs; empty if none does."""
+    if received == computed:
+        return ""
+    for path, theirs, ours in _directly_in(received, computed, where):
+        if theirs != ours:
+            return _first_difference(theirs, ours, path)
+    return where
 
 
-def _first_difference(given: Any, computed: Any, where: str) -> str:
-    """Path of the first value that differs; empty where none does."""
-    if isinstance(given, Mapping) and isinstance(computed, Mapping):
-        for key in [*computed, *(key for key in given if key not in computed)]:
-            if key not in given or key not in computed:
-                return f"{where}.{key}".lstrip(".")
-            if given[key] != computed[key]:
-                return _first_difference(given[key], computed[key], f"{where}.{key}".lstrip("."))
-    if isinstance(given, list) and isinstance(computed, list):
-        for i, (ours, theirs) in enumerate(zip(given, computed, strict=False)):
-            if ours != theirs:
-                return _first_difference(ours, theirs, f"{where}[{i}]")
-    return where if given != computed else ""
+def _directly_in(received: Any, computed: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Path and both values of each entry of two objects or arrays; ABSENT where one has none."""
+    match received, computed:
+        case Mapping(), Mapping():
+            for key in dict.fromkeys([*computed, *received]):
+                path = f"{where}.{key}".lstrip(".")
+                yield path, received.get(key, ABSENT), computed.get(key, ABSENT)
+        case list(), list():
+            for i, (theirs, ours) in enumerate(zip(received, computed, strict=False)):
+                yield f"{where}[{i}]", theirs, ours

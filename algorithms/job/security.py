@@ -1,5 +1,4 @@
-"""The [security] table of a job: whether its sums are blind, and what the job then declares of its
-values.
+"""The [security] table: whether a job's sums are blind, and what the job then declares.
 
 ::
 
@@ -8,35 +7,37 @@ values.
     weights = "public"
     counts = { clinic-a = 410, clinic-b = 380, clinic-c = 512, clinic-d = 450 }
 
-Under "required" nobody can open what a silo gives, only sums over the silos of a round. A value
+Under "required" nobody can open what a silo uploads, only sums over the silos of a round. A value
 that does not change between rounds must not enter sums over varying sets of silos: two such sums
-tell it (SECURITY.md rule 1). What does change tells of single silos too, over many rounds. So sums
-are of whole fixed batches of silos (batches.py), and of all silos where more than weighted means is
-summed. A lost silo costs the round its batch, or all of it where there is one alone. ``dropouts =
-"any"`` goes on without it, at that price. What is mixed crosses under pads that the other silos
-take off, what is compared crosses rotated: both take a key that all silos of the job share. With
-``compare = "shared"`` silos deal shares of it to one another instead, and no key is behind it. By
-such a key silos also see whether the coordinator altered what comes down of a sum. They agree on
-one for that alone, too, unless the job has ``tags = false``. With ``audience = "silos"`` the
-coordinator only passes such sums on: it reads the metrics, and what else it has to compute with.
+reveal it (SECURITY.md rule 1). A value that does change reveals single silos too, over many rounds.
+So sums are of whole fixed batches of silos (batches.py), and of all silos where more than weighted
+means is summed. A lost silo costs the round its batch, or all of it where there is one alone.
+``dropouts = "any"`` goes on without it, at that price. Mixed parts cross under pads that the other
+silos take off, compared parts cross rotated: both take a key that all silos of the job share. With
+``compare = "shared"`` silos deal shares of such vectors to one another instead, and no key is
+behind it. With such a key silos also see whether the coordinator altered what comes down of a sum.
+They agree on one for that alone, too, unless the job has ``tags = false``. With ``audience =
+"silos"`` the coordinator only passes such sums on: it reads the metrics, and what else it has to
+compute with.
 
-What is summed class by class shows, of a class that few silos hold, the few. So a round before the
-first counts the holders of each class, and only of those that ``min_holders`` silos hold, and
-``colluders`` more, rows are given (class_census.py). Such a job takes that key too: nobody may
-alter the counts.
+A sum by class shows, for a class that few silos hold, the few. So a round before the first counts
+the holders of each class. Silos upload rows only of the classes that ``min_holders`` silos hold,
+and ``colluders`` more (class_census.py). Such a job takes that key too: nobody may alter the
+counts.
 
-What a method wants to know of the silos beforehand, and would ask of each, a blind job declares:
-how many training records there are, and with ``class_counts = { clinic-a = [200, 210], … }`` of
-which class.
+A blind job declares the facts about silos that a method would otherwise ask of each: the number of
+training records, and with ``class_counts = { clinic-a = [200, 210], … }`` the number per class.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ...files.documents import Strict
 from ..exchange.parts import DISCLOSED, Kind
+from ..method import METRICS
 
 LARGEST = 2**53 - 1  # what canonical JSON can hold
 MOST_SILOS = 1000  # of one blind sum
@@ -46,8 +47,11 @@ KEYED = (*MIXED, "gram")  # exchanges whose blind form takes a key that the job'
 FEWEST = 3  # silos of one blind sum: of two, each could take away its own part
 # numbers of a vector, or its sketch: a secret rotation takes 2 d² multiplications
 LONGEST_COMPARED = 1 << 16
-MOST_SHARES = 3 << 20  # bytes of the shares of all compared vectors that one silo is told at once
+MOST_SHARES = 3 << 20  # bytes of the shares of all compared vectors that one silo gets at once
 MOST_PRODUCTS = 1 << 20  # bytes of the shares of inner products that one silo reveals at once
+
+SchemaPart = Mapping[str, Any]  # as schema.py writes it
+Schema = Sequence[Mapping[str, Any]]
 
 # this engine's $ is the very end, no newline passes
 Name = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
@@ -61,11 +65,11 @@ class SecurityTable(Strict):
     """The [security] table."""
 
     secure_aggregation: Literal["off", "required"] = "off"
-    """Whether the coordinator sees what each silo gives, or only sums over the silos of a round."""
+    """Whether the coordinator sees each silo's upload, or only sums over the silos of a round."""
     clip_exponent: Annotated[int, Field(strict=True, ge=-64, le=62)] = 3
     """No number that is summed, counts aside, is above 2 to this power.
 
-    A round with a larger one is not given.
+    A silo does not upload a round with a larger one.
     """
     weights: Literal["private", "public"] = "private"
     """Whether the silos' weights are secret like their tensors, or stand in ``counts``."""
@@ -80,12 +84,14 @@ class SecurityTable(Strict):
     colluders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 1
     """Silos that may be in league with the coordinator."""
     dropouts: Literal["batches", "any"] = "batches"
-    """Whether a sum goes on without a lost silo's fixed batch, or without any silo: then sums over
-    many rounds tell single silos' updates.
+    """Whether a sum goes on without a lost silo's fixed batch, or without any silo.
+
+    Without any silo, sums over many rounds reveal single silos' updates.
     """
     tags: Annotated[bool, Field(strict=True)] = True
-    """Whether silos tag what they sum, by a key that they share, and check that no result was
-    altered on its way; where none comes down to them, there is nothing to tag.
+    """Whether silos tag what they sum and check that no result was altered on its way.
+
+    They tag by a key that they share. Where no sum comes down to them, there is nothing to tag.
     """
     min_holders: Annotated[int, Field(strict=True, ge=0, le=MOST_SILOS)] = 0
     """Silos that hold a class before its rows are summed, and ``colluders`` more.
@@ -93,46 +99,56 @@ class SecurityTable(Strict):
     0: as many as ``min_cohort``.
     """
     audience: Literal["coordinator", "silos"] = "coordinator"
-    """Who reads sums that are published as they are: the coordinator and the silos, or the silos
-    alone, with tags.
+    """Who reads sums that are published as they are: the coordinator too, or the silos alone.
+
+    The silos alone tag them.
     """
     mix: Literal["one-upload", "directed"] = "one-upload"
-    """Whether a silo gives what is mixed once, hidden unless the coordinator is in league with a
-    silo, or once for each silo that gets a row of it, hidden from coordinator and other silos
-    together.
-    """
+    """Whether a silo uploads what is mixed once, or once for each silo that gets a row of it.
 
+    Uploaded once, it is hidden unless the coordinator is in league with a silo. Uploaded for each
+    silo, it is hidden from the coordinator and the other silos together.
+    """
     compare: Literal["rotated", "shared"] = "rotated"
-    """Whether vectors that are compared cross rotated, hidden unless the coordinator is in league
-    with a silo, or as shares among the silos of the round, hidden from the coordinator and up to
-    ``colluders`` silos together.
+    """Whether vectors that are compared cross rotated, or as shares among the round's silos.
+
+    Rotated, they are hidden unless the coordinator is in league with a silo. Shared, they are
+    hidden from the coordinator and up to ``colluders`` silos together.
     """
 
     @model_validator(mode="after")
     def _fit(self) -> "SecurityTable":
-        if not self.required and (idle := changed(self, *SecurityTable.model_fields)):
-            raise ValueError(
-                f'{idle} does nothing with secure_aggregation = "off"; take it out, or write'
-                ' "required"'
-            )
+        if not self.required:
+            self._check_nothing_set()
+        if self.weights == "private":
+            self._check_nothing_declared()
         if self.weight_least > self.weight_most:
             raise ValueError(
                 f"weight_least = {self.weight_least} is above weight_most = {self.weight_most};"
                 " lower it"
             )
-        if self.counts and self.weights == "private":
-            raise ValueError(
-                'counts would tell private weights; take it out, or write weights = "public"'
-            )
         if 0 < self.min_holders < FEWEST:
             raise ValueError(
                 f"min_holders = {self.min_holders} would show too few; write {FEWEST} or more"
             )
-        if self.class_counts and self.weights == "private":
-            raise ValueError(
-                'class_counts would tell private weights; take it out, or write weights = "public"'
-            )
         return self
+
+    def _check_nothing_set(self) -> None:
+        """Without blind sums no other key has any effect, and a reader could think it had."""
+        idle = changed(self, *SecurityTable.model_fields)
+        if idle:
+            raise ValueError(
+                f'{idle} does nothing with secure_aggregation = "off"; take it out, or write'
+                ' "required"'
+            )
+
+    def _check_nothing_declared(self) -> None:
+        """A job document is not secret, so counts in it reveal the weights."""
+        for key in ("counts", "class_counts"):
+            if getattr(self, key):
+                raise ValueError(
+                    f'{key} would tell private weights; take it out, or write weights = "public"'
+                )
 
     @property
     def required(self) -> bool:
@@ -140,51 +156,61 @@ class SecurityTable(Strict):
         return self.secure_aggregation == "required"
 
 
-def tagged(security: SecurityTable, schema: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the silos of a blind job without fault agree on a key to tag, if they need none for
-    anything else.
-    """
+def tagged(security: SecurityTable, schema: Schema) -> bool:
+    """Whether the silos of a blind job agree on a key to tag, if on none for anything else."""
     return security.tags and bool(summed_down(schema))
 
 
-def keyed_exchanges(schema: Sequence[Mapping[str, Any]]) -> bool:
+def uploaded(schema: Schema) -> Iterator[SchemaPart]:
+    """Every part that silos upload, phase by phase; a part of several phases comes again."""
+    return chain.from_iterable(phase["up"] for phase in schema)
+
+
+def by_method(schema: Schema) -> Iterator[SchemaPart]:
+    """Those of the method: all uploads but the test metrics, which Staddle adds."""
+    return (part for part in uploaded(schema) if part["name"] != METRICS.name)
+
+
+def is_summed(part: SchemaPart) -> bool:
+    """Whether a part is summed, in any of the forms of a sum."""
+    return bool(part["exchange"].startswith("sum."))
+
+
+def keyed_exchanges(schema: Schema) -> bool:
     """Whether something crosses whose blind form takes a key that the job's silos share."""
-    return any(part["exchange"] in KEYED for phase in schema for part in phase["up"])
+    return any(part["exchange"] in KEYED for part in uploaded(schema))
 
 
-def for_silos(audience: str, schema: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def for_silos(audience: str, schema: Schema) -> frozenset[str]:
     """Parts of a job without fault whose sums silos alone read."""
     return summed_down(schema) if audience == "silos" else frozenset()
 
 
-def summed_down(schema: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+def summed_down(schema: Schema) -> frozenset[str]:
     """Parts that are summed and come down; metrics are summed, and do not."""
-    given = {
-        part["name"]
-        for phase in schema
-        for part in phase["up"]
-        if part["exchange"].startswith("sum.")
-    }
-    return frozenset(
-        part["name"] for phase in schema for part in phase["down"] if part["name"] in given
-    )
+    summed = {part["name"] for part in filter(is_summed, uploaded(schema))}
+    down = (part["name"] for phase in schema for part in phase["down"])
+    return frozenset(summed.intersection(down))
 
 
-def unblind(schema: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """First round and part of everything that silos give by an exchange without a blind form
-    (SECURITY.md rule 2).
-    """
+def unblind(schema: Schema) -> Iterator[tuple[int, SchemaPart]]:
+    """First round and part of each upload without a blind form (SECURITY.md rule 2)."""
     for phase in schema:
-        for part in phase["up"]:
-            disclosed = part["exchange"] in COMPARED and Kind[part["kind"].upper()] in DISCLOSED
-            if part["exchange"] == "each" or disclosed:
-                yield phase["from_round"], part
+        for part in filter(_visible, phase["up"]):
+            yield phase["from_round"], part
+
+
+def _visible(part: SchemaPart) -> bool:
+    """Inner products disclose some kinds of parts as well as the parts themselves would."""
+    disclosed = Kind[part["kind"].upper()] in DISCLOSED
+    return part["exchange"] == "each" or (disclosed and part["exchange"] in COMPARED)
 
 
 def changed(table: SecurityTable, *keys: str) -> str:
     """The first of these keys that is not at its default, with its value; empty if all are."""
     for key in keys:
         field = SecurityTable.model_fields[key]
-        if (value := getattr(table, key)) != field.get_default(call_default_factory=True):
+        value = getattr(table, key)
+        if value != field.get_default(call_default_factory=True):
             return f"{key} = {value!r}"
     return ""

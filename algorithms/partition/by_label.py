@@ -1,8 +1,7 @@
-"""Splits that give each silo some of the classes: shards, a number of classes a silo, groups of
-labels.
+"""Splits that give each silo some of the classes: shards, numbers of classes, groups of labels.
 
 - ``shards``: McMahan et al., 2017, arXiv:1602.05629, section 3: sorted by label, cut into equal
-  shards, so many a silo; FedSimSup's pathological splits.
+  shards, so many per silo; FedSimSup's pathological splits.
 - ``classes_each``: "non-IID: 2/10" of FedSSA, after pFedHN (Shamsian et al., 2021,
   arXiv:2103.04628): equally many silos hold each class, and share its records unevenly, by draws
   from U(0.4, 0.6), as the code of both does. FedAIMS has so many classes a silo too, and does not
@@ -17,13 +16,14 @@ are in no part.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream, uniform
-from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet
+from .draw import REDRAWS, check_alpha, check_enough, cut, dirichlet, joined
 
 # between which a holder's share of a class is drawn, before the shares are made to sum to 1
 LOW, HIGH = 0.4, 0.6
@@ -32,7 +32,7 @@ Indices = NDArray[np.int64]
 
 
 def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10) -> list[Indices]:
-    """``each`` shards a silo, of sizes that differ by one at most; each record exactly once."""
+    """``each`` shards per silo, of sizes that differ by one at most; each record exactly once."""
     if each < 1:
         raise LocalError(f"partition: each = {each}; give each silo one shard or more")
     check_enough(len(labels), silos, max(minimum, each))
@@ -48,9 +48,7 @@ def shards(labels: Indices, silos: int, each: int, seed: int, minimum: int = 10)
 def classes_each(
     labels: Indices, silos: int, each: int, seed: int, minimum: int = 10
 ) -> list[Indices]:
-    """Records of ``each`` classes a silo.
-
-    The numbers of holders of two classes differ by one at most.
+    """Records of ``each`` classes per silo; numbers of holders differ by one at most.
 
     Where there are fewer places than classes, silos times ``each``, the records of some classes are
     left over.
@@ -76,9 +74,8 @@ def label_groups(
 ) -> list[Indices]:
     """Silos dealt to the groups in equal numbers, the first groups taking one more.
 
-    Even shares of a group's labels.
-
-    A label in several groups is shared by the silos of all of them.
+    They get even shares of their group's labels. A label in several groups is shared by the silos
+    of all of them.
     """
     _check_groups(labels, groups)
     if silos < len(groups):
@@ -90,24 +87,20 @@ def label_groups(
     parts: list[list[Indices]] = [[] for _ in range(silos)]
     members = np.array_split(np.arange(silos), len(groups))
     for label in np.unique(labels):
-        holders = [
-            int(s)
-            for own, group in zip(members, groups, strict=True)
-            if int(label) in group
-            for s in own
-        ]
+        inside = [number for number, group in enumerate(groups) if int(label) in group]
+        holders = list(chain.from_iterable(members[number].tolist() for number in inside))
         records = np.flatnonzero(labels == label)
         if holders:
             # or the first silos would have each label's odd records
             order = permutation(rng, len(holders))
             pieces = np.array_split(records[permutation(rng, len(records))], len(holders))
-            for place, piece in zip(order, pieces, strict=True):
-                parts[holders[place]].append(piece)
-    joined = [np.sort(np.concatenate(part)) for part in parts]
+            for at, piece in zip(order, pieces, strict=True):
+                parts[holders[at]].append(piece)
+    whole = joined(parts)
     _check_smallest(
-        joined, minimum, "give its group more labels, take fewer silos or lower the minimum"
+        whole, minimum, "give its group more labels, take fewer silos or lower the minimum"
     )
-    return joined
+    return whole
 
 
 def group_mixtures(
@@ -134,8 +127,9 @@ def group_mixtures(
 
 
 def _holders(rng: np.random.Generator, classes: int, silos: int, each: int) -> NDArray[np.bool_]:
-    """[silos, classes], ``each`` a row: silo by silo takes the classes that the fewest hold, ties
-    at random.
+    """[silos, classes], ``each`` per row: a silo takes the classes that the fewest hold.
+
+    Ties are broken at random.
     """
     held = np.zeros((silos, classes), dtype=bool)
     for number in range(silos):
@@ -157,7 +151,7 @@ def _spread(
             pieces = cut(records[permutation(rng, len(records))], shares / shares.sum())
             for silo, piece in zip(holders, pieces, strict=True):
                 parts[silo].append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
+    return joined(parts)
 
 
 def _check_groups(labels: Indices, groups: Sequence[Sequence[int]]) -> None:
@@ -168,16 +162,16 @@ def _check_groups(labels: Indices, groups: Sequence[Sequence[int]]) -> None:
     known = set(np.unique(labels).tolist())
     for group in groups:
         unknown = sorted(set(group) - known)
+        fault = f"unknown labels {unknown}" if group else "no label"
         if unknown or not group:
             raise LocalError(
-                f"partition: group {list(group)} has"
-                f" {f'unknown labels {unknown}' if unknown else 'no label'}; the records have"
+                f"partition: group {list(group)} has {fault}; the records have"
                 f" {min(known, default=0)} to {max(known, default=0)}"
             )
 
 
 def _check_smallest(parts: Sequence[Indices], minimum: int, fix: str) -> None:
-    sizes = [len(part) for part in parts]
+    sizes = list(map(len, parts))
     if min(sizes) < minimum:
         raise LocalError(
             f"partition: silo {sizes.index(min(sizes))} of {len(parts)} gets {min(sizes)} records, "

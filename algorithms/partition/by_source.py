@@ -1,10 +1,10 @@
-"""Splits along what the records carry beside their label: the source they come from, or the person
-or hospital.
+"""Splits along what the records carry besides their label: a source, a person, a hospital.
 
 - ``by_source``: covariate shift; the same classes look different in each source (MNIST and USPS,
   photos and sketches), and a silo holds records of one source, as in FedBN (Li et al., 2021,
   arXiv:2102.07623, section 5).
-- ``by_column``: one silo a value, such as a subject of UCI HAR or a hospital of UCI heart disease.
+- ``by_column``: one silo per value, such as a subject of UCI HAR or a hospital of UCI heart
+  disease.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,10 @@ Indices = NDArray[np.int64]
 def by_source(
     sources: Sequence[str], silos: Mapping[str, int], seed: int, minimum: int = 10
 ) -> dict[str, Indices]:
-    """So many silos a source as ``silos`` says, named ``mnist-0``, ``mnist-1`` …, in even random
-    shares of its records.
+    """So many silos per source as ``silos`` says, with even random shares of its records.
 
-    Ascending record indices per silo, no record twice; records of a source that ``silos`` does not
-    name are left over.
+    They are named ``mnist-0``, ``mnist-1`` …. Ascending record indices per silo, no record twice;
+    records of a source that ``silos`` does not name are left over.
     """
     if not silos:
         raise LocalError(
@@ -47,9 +46,8 @@ def by_source(
         check_enough(len(records), count, minimum)
         # a further source leaves the others as they are
         rng = stream(seed, source, 0, "partition/source")
-        for number, part in enumerate(
-            np.array_split(records[permutation(rng, len(records))], count)
-        ):
+        mixed = records[permutation(rng, len(records))]
+        for number, part in enumerate(np.array_split(mixed, count)):
             parts[f"{source}-{number}"] = np.sort(part)
     return parts
 
@@ -60,11 +58,8 @@ def by_column(values: Sequence[str | int], minimum: int = 10) -> dict[str, Indic
     Each record exactly once.
     """
     column = np.array(values)
-    if (
-        len(column) == 0
-        or column.dtype.kind not in "Uiu"
-        or len({type(value) for value in values}) > 1
-    ):
+    one_type = len(set(map(type, values))) == 1  # NumPy would make texts of numbers among texts
+    if not one_type or column.dtype.kind not in "Uiu":
         raise LocalError(
             "partition: the column is empty, or not of texts or of whole numbers alone; give one a"
             " record"

@@ -1,14 +1,14 @@
-"""Splitting one data set over simulated silos, unevenly by label (Hsu et al., 2019,
-arXiv:1909.06335).
+"""Splitting one data set over simulated silos, unevenly by label.
 
-For each class, the silos' shares of its records are one draw from a symmetric Dirichlet(alpha):
-alpha 0.1 leaves a silo with one or two classes, alpha 100 is nearly even. In the balanced form,
-which most research code uses, a silo that has as many records as an even share gets none of the
-classes that follow.
+Hsu et al., 2019, arXiv:1909.06335. For each class, the silos' shares of its records are one draw
+from a symmetric Dirichlet(alpha): alpha 0.1 leaves a silo with one or two classes, alpha 100 is
+nearly even. In the balanced form, which most research code uses, a silo that has as many records as
+an even share gets none of the classes that follow.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ def dirichlet(
     *,
     balanced: bool = False,
 ) -> list[NDArray[np.int64]]:
-    """Ascending record indices per silo: each record exactly once, at least ``minimum`` records a
-    silo.
+    """Ascending record indices per silo: each record once, at least ``minimum`` records per silo.
 
     ``balanced``: classes in ascending order, each over the silos that have fewer than len(labels) /
     silos records so far, in proportion to their shares. Sizes differ less then, and each silo has
@@ -45,7 +44,7 @@ def dirichlet(
     rng = stream(seed, "", 0, "partition/dirichlet")
     for _ in range(REDRAWS):
         shards = _draw(labels, silos, alpha, rng, balanced)
-        if min(len(shard) for shard in shards) >= minimum:
+        if min(map(len, shards)) >= minimum:
             break
     _level(shards, minimum)
     return [np.array(sorted(shard), dtype=np.int64) for shard in shards]
@@ -55,13 +54,12 @@ def _draw(
     labels: NDArray[np.int64], silos: int, alpha: float, rng: np.random.Generator, balanced: bool
 ) -> list[list[int]]:
     shards: list[list[int]] = [[] for _ in range(silos)]
+    full = len(labels) / silos if balanced else inf  # a silo with so many records takes no more
     for label in np.unique(labels):
         records = np.flatnonzero(labels == label)
         records = records[permutation(rng, len(records))]
         shares = rng.dirichlet(np.full(silos, alpha))
-        takers = [
-            i for i, shard in enumerate(shards) if not balanced or len(shard) < len(labels) / silos
-        ]
+        takers = [i for i, shard in enumerate(shards) if len(shard) < full]
         theirs = shares if len(takers) == silos else _scaled(shares[takers])
         for taker, own in zip(takers, cut(records, theirs), strict=True):
             shards[taker].extend(own.tolist())
@@ -70,18 +68,21 @@ def _draw(
 
 def _scaled(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Shares that sum to 1; equal ones where all are 0."""
-    return shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
+    if not shares.any():
+        return np.full(len(shares), 1 / len(shares))
+    scaled: NDArray[np.float64] = shares / shares.sum()
+    return scaled
 
 
 def cut(records: NDArray[np.int64], shares: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-    """Consecutive pieces of ``records``, one a share; the shares sum to 1."""
+    """Consecutive pieces of ``records``, one per share; the shares sum to 1."""
     cuts = [0, *(np.cumsum(shares)[:-1] * len(records)).astype(int).tolist(), len(records)]
     return [records[start:stop] for start, stop in pairwise(cuts)]
 
 
 def check_alpha(alpha: float) -> None:
     """LocalError unless a Dirichlet distribution of this alpha can be drawn."""
-    if not SMALLEST_ALPHA <= alpha < float("inf"):
+    if not SMALLEST_ALPHA <= alpha < inf:
         raise LocalError(
             f"partition: alpha = {alpha}; give a finite value of {SMALLEST_ALPHA} or more, such"
             " as 0.1"
@@ -102,6 +103,11 @@ def check_enough(records: int, silos: int, minimum: int) -> None:
         )
 
 
+def joined(parts: Sequence[Sequence[NDArray[np.int64]]]) -> list[NDArray[np.int64]]:
+    """Each silo's pieces as one array of ascending indices."""
+    return [np.sort(np.concatenate(pieces)) for pieces in parts]
+
+
 def leftover(parts: Sequence[NDArray[np.int64]], records: int) -> NDArray[np.int64]:
     """The records of 0 … records - 1 that no part holds."""
     free = np.ones(records, dtype=bool)
@@ -115,7 +121,7 @@ def _level(shards: list[list[int]], minimum: int) -> None:
 
     Ties go to the earlier silo.
     """
-    sizes = [len(shard) for shard in shards]
+    sizes = list(map(len, shards))
     while min(sizes) < minimum:
         source, target = sizes.index(max(sizes)), sizes.index(min(sizes))
         shards[target].append(shards[source].pop())

@@ -1,9 +1,7 @@
 """Which silo holds which records, on which side, in a file that another run or framework reads.
 
-And PPFL's files.
-
-JSON, because every language reads it and a person can look; 60,000 indices take 0.4 MB, and 2
-million fit what ``files.read_bytes`` takes. One line a silo::
+PPFL's files too. JSON, because every language reads it and a person can look; 60,000 indices take
+0.4 MB, and 2 million fit what ``files.read_bytes`` takes. One line per silo::
 
     {"format": "staddle-partition/1", "data": "cifar10", "records": 60000, "labels_sha256": "5e1f…",
         "seed": 1,
@@ -59,9 +57,8 @@ class SiloIndices(Strict):
 
     def sides(self) -> Sides:
         """The same as arrays."""
-        return Sides(
-            *(np.array(sorted(side), np.int64) for side in (self.train, self.validation, self.test))
-        )
+        sides = (self.train, self.validation, self.test)
+        return Sides(*(np.array(sorted(side), np.int64) for side in sides))
 
 
 class PartitionFile(Strict):
@@ -79,7 +76,7 @@ class PartitionFile(Strict):
     @model_validator(mode="after")
     def _each_record_once(self) -> "PartitionFile":
         named = Counter(client.name for client in self.clients)
-        twice = sorted(name for name, times in named.items() if times > 1)
+        twice = sorted(named - Counter(set(named)))
         if twice:
             raise ValueError(f"clients: the names {twice} appear twice; name each once")
         owner: dict[int, str] = {}
@@ -162,7 +159,7 @@ def save(path: Path, partition: PartitionFile) -> None:
 def read(path: Path) -> PartitionFile:
     """Read a file of this format; LocalError where it is not as it was saved.
 
-    Other programs' have no digest.
+    Other programs' files have no digest.
     """
     found = validate(parse_json(read_bytes(path), str(path)), PartitionFile, str(path))
     if found.file_sha256 is not None and found.file_sha256 != _digest(found):
@@ -180,12 +177,12 @@ def _digest(partition: PartitionFile) -> str:
 
 
 def read_ppfl(path: Path, labels: Indices, data: str) -> PartitionFile:
-    """A split published with PPFL, of the official training records and then the test records, with
-    their labels.
+    """A split published with PPFL, of the official training records and then the test records.
 
-    The .npz holds the indices of all clients one after another, ``train_idx`` and ``test_idx``, and
-    where each client's begin and end, ``train_ptr`` and ``test_ptr``. Of the published ones,
-    CIFAR-10 at alpha 0.2 has clients without any record.
+    ``labels`` are those of all records in this order. The .npz holds the indices of all clients one
+    after another, ``train_idx`` and ``test_idx``, and where each client's begin and end,
+    ``train_ptr`` and ``test_ptr``. Of the published ones, CIFAR-10 at alpha 0.2 has clients without
+    any record.
     """
     arrays = _read_ppfl_arrays(path)
     cut = {
@@ -228,12 +225,8 @@ def _by_client(
     path: Path, side: str, indices: NDArray[Any], pointers: NDArray[Any]
 ) -> list[list[int]]:
     starts = pointers.astype(np.int64)
-    if (
-        len(starts) < 2
-        or starts[0] != 0
-        or starts[-1] != len(indices)
-        or bool((np.diff(starts) < 0).any())
-    ):
+    whole = len(starts) > 1 and (starts[0], starts[-1]) == (0, len(indices))
+    if not whole or bool((np.diff(starts) < 0).any()):
         raise LocalError(
             f"{path}: {side}_ptr does not rise from 0 to {len(indices)}; take the file anew"
         )

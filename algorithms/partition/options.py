@@ -1,6 +1,4 @@
-"""A partition as a table of a file: one kind a way to split, with what it needs and the least
-records of a silo.
-"""
+"""A partition as a table of a file: one kind per way to split, with what each of them needs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
@@ -109,11 +107,9 @@ KINDS: dict[str, type[PartitionTable]] = {
 def deal(
     table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None
 ) -> dict[str, Indices]:
-    """Ascending record indices per silo.
+    """Ascending record indices per silo; a silo without a name of its own has its number.
 
-    Silos without a name of their own are called by their numbers.
-
-    ``column`` has a value a record, for the kinds "sources" and "column": its source, subject,
+    ``column`` has one value per record, for the kinds "sources" and "column": its source, subject,
     hospital.
     """
     match table:
@@ -137,7 +133,7 @@ def deal(
                 )
             )
         case BySource():
-            sources = [str(value) for value in _column(table, labels, column)]
+            sources = list(map(str, _column(table, labels, column)))
             return by_source(sources, table.silos, table.seed, table.minimum)
         case ByColumn():
             return by_column(_column(table, labels, column), table.minimum)
@@ -146,26 +142,25 @@ def deal(
 def alike(
     table: Partition, labels: Indices, column: Sequence[str] | Sequence[int] | None = None
 ) -> Indices:
-    """What ``partition_sides.apart`` deals alike: the numbers of the column's values where it
-    decides, else labels.
-    """
+    """Keys that ``split.apart`` deals alike: numbers of the column's values, or else labels."""
     if not isinstance(table, BySource | ByColumn):
         return labels
-    return np.unique(np.array(_column(table, labels, column)), return_inverse=True)[1].astype(
-        np.int64
-    )
+    values = np.array(_column(table, labels, column))
+    _, numbers = np.unique(values, return_inverse=True)
+    return numbers.astype(np.int64)
 
 
 def _column(
     table: BySource | ByColumn, labels: Indices, column: Sequence[str] | Sequence[int] | None
 ) -> Sequence[str] | Sequence[int]:
-    if column is None or len(column) != len(labels):
-        raise LocalError(
-            f"partition: kind {table.kind!r} takes a value a record, here"
-            f" {'none' if column is None else len(column)} for {len(labels)} records; take data"
-            " that names its sources, subjects or hospitals"
-        )
-    return column
+    if column is not None and len(column) == len(labels):
+        return column
+    found = "none" if column is None else len(column)
+    raise LocalError(
+        f"partition: kind {table.kind!r} takes a value a record, here"
+        f" {found} for {len(labels)} records; take data"
+        " that names its sources, subjects or hospitals"
+    )
 
 
 def _numbered(parts: Sequence[Indices]) -> dict[str, Indices]:

@@ -1,8 +1,7 @@
-"""Who holds what: one column a silo, one row a class, a disc whose area is the count (as in
-pFedSim's Figure 3).
+"""Who holds what: one column per silo, one row per class, a disc whose area is the count.
 
-The largest disc fills its cell, and the last line says what it stands for; a class of which a silo
-holds any record shows as a dot at least.
+As in pFedSim's Figure 3. The largest disc fills its cell, and the last line says what it stands
+for; a class of which a silo holds any record shows as a dot at least.
 """
 
 import io
@@ -31,9 +30,8 @@ def held(parts: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], clas
             f"picture: labels from {labels.min()} to {labels.max()} for {classes} classes; number"
             " from 0"
         )
-    return np.array(
-        [np.bincount(labels[part], minlength=classes) for part in parts.values()], dtype=np.int64
-    )
+    counts = [np.bincount(labels[part], minlength=classes) for part in parts.values()]
+    return np.array(counts, dtype=np.int64)
 
 
 def cell_of(counts: Counts) -> int:
@@ -42,8 +40,9 @@ def cell_of(counts: Counts) -> int:
 
 
 def radii(counts: Counts) -> NDArray[np.float64]:
-    """Of the discs, in pixels: an area in proportion to the count, except that none is below the
-    smallest.
+    """Of the discs, in pixels: their areas are in proportion to the counts.
+
+    A radius below the smallest becomes the smallest.
     """
     largest = cell_of(counts) / 2 - 1
     proportional = largest * np.sqrt(counts / max(int(counts.max()), 1))
@@ -51,33 +50,19 @@ def radii(counts: Counts) -> NDArray[np.float64]:
 
 
 def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = ()) -> bytes:
-    """PNG of counts [N, C]; the silos' names below and the classes' on the left, numbers where not
-    given.
+    """PNG of counts [N, C]; the silos' names stand below and the classes' on the left.
+
+    Numbers stand for names that are left out.
     """
-    if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()):
-        raise LocalError(
-            f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}"
-        )
-    if counts.size > MOST_CELLS:
-        raise LocalError(
-            f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)}"
-            " silos"
-        )
-    for what, names, wanted in (
-        ("silos", silos, counts.shape[0]),
-        ("classes", classes, counts.shape[1]),
-    ):
-        if names and len(names) != wanted:
-            raise LocalError(
-                f"picture: {len(names)} names for {wanted} {what}; give one each, or none"
-            )
+    _check_counts(counts)
+    columns = _named("silos", silos, counts.shape[0])
+    rows = _named("classes", classes, counts.shape[1])
     cell, discs = cell_of(counts), _discs(counts)
-    left = [
-        _text(name, cell) for name in classes or [str(number) for number in range(counts.shape[1])]
-    ]
-    names = silos or [str(number) for number in range(len(counts))]
-    below = [_text(name, cell).rotate(90, expand=True) for name in names]
+    left = [_text(name, cell) for name in rows]
+    below = [_text(name, cell).rotate(90, expand=True) for name in columns]
     scale = _text(f"largest: {counts.max():,} records", cell)
+
+    # the longest names say how much room the discs leave
     margin = max(scale.width - discs.width, *(text.width for text in left))
     height = discs.height + max(text.height for text in below)
     image = Image.new("RGB", (margin + discs.width, height + scale.height), "white")
@@ -90,6 +75,26 @@ def picture(counts: Counts, silos: Sequence[str] = (), classes: Sequence[str] = 
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def _check_counts(counts: Counts) -> None:
+    if counts.ndim != 2 or 0 in counts.shape or bool((counts < 0).any()):
+        raise LocalError(
+            f"picture: takes counts [silos, classes] from 0 on, not {list(counts.shape)}"
+        )
+    if counts.size > MOST_CELLS:
+        raise LocalError(
+            f"picture: {counts.size} discs, at most {MOST_CELLS}; draw some of the {len(counts)}"
+            " silos"
+        )
+
+
+def _named(what: str, names: Sequence[str], wanted: int) -> Sequence[str]:
+    if not names:
+        return list(map(str, range(wanted)))
+    if len(names) != wanted:
+        raise LocalError(f"picture: {len(names)} names for {wanted} {what}; give one each, or none")
+    return names
 
 
 def _discs(counts: Counts) -> Image.Image:

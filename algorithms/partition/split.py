@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...errors import LocalError
 from ..numerics.streams import permutation, stream
+from .draw import joined
 
 Indices = NDArray[np.int64]
 Ratio = Literal["50/50", "75/25", "80/20", "8:1:1"]
@@ -42,18 +43,16 @@ class Sides:
 def merged(
     parts: Mapping[str, Indices], ratio: Ratio, seed: int, groups: Sequence[str] | None = None
 ) -> dict[str, Sides]:
-    """Each silo's records at random on the sides of a ratio.
+    """Each silo's records at random on the sides of a ratio, at least one on each of them.
 
-    At least one on each side that the ratio has.
-
-    With ``groups``, one a record, such as windows that overlap, a silo's records of one group are
-    on one side, and the ratio is met as nearly as the order drawn for its groups allows.
+    ``groups`` names one group per record, such as windows that overlap. A silo's records of one
+    group are then on one side, and the ratio is met as nearly as the order drawn for its groups
+    allows.
     """
-    numbers = (
-        None
-        if groups is None
-        else np.unique(np.array(groups, np.str_), return_inverse=True)[1].astype(np.int64)
-    )
+    numbers = None
+    if groups is not None:
+        _, inverse = np.unique(np.array(groups, np.str_), return_inverse=True)
+        numbers = inverse.astype(np.int64)
     return {silo: _split(part, RATIOS[ratio], silo, seed, numbers) for silo, part in parts.items()}
 
 
@@ -64,13 +63,13 @@ def apart(
     seed: int,
     validation: bool = False,
 ) -> dict[str, Sides]:
-    """The partition ``parts`` of the official training records, and the official test records dealt
-    alike.
+    """The partition ``parts`` of the official training records, with test records dealt alike.
 
-    ``keys`` says what is dealt alike, one a record of both: the label, or for a partition by source
-    or column the number of its value. A silo with a share of a key's training records gets that
-    share of its test records, up to one record; test records of a key that no silo trains on are
-    left over. With ``validation``, one in nine training records validates, as 8:1 of 8:1:1.
+    ``keys`` says what is dealt alike, one key per record of both official parts: the label, or for
+    a partition by source or column the number of its value. A silo with a share of a key's training
+    records gets that share of its test records, up to one record; test records of a key that no
+    silo trains on are left over. With ``validation``, one in nine training records validates, as
+    8:1 of 8:1:1.
     """
     key = np.asarray(keys, dtype=np.int64)
     if not 0 < train_total < len(key):
@@ -78,7 +77,7 @@ def apart(
             f"split: {train_total} training records of {len(key)} in all; give the keys of both"
             " official parts"
         )
-    if any(len(part) and part.max() >= train_total for part in parts.values()):
+    if any(part.max(initial=-1) >= train_total for part in parts.values()):
         raise LocalError(
             f"split: the partition holds records beyond {train_total}; partition the training part"
             " alone"
@@ -100,22 +99,27 @@ def apart(
 def _split(
     part: Indices, ratio: tuple[int, int, int], silo: str, seed: int, groups: Indices | None = None
 ) -> Sides:
-    own = (
-        np.arange(len(part)) if groups is None else np.unique(groups[part], return_inverse=True)[1]
-    )
+    own, what = np.arange(len(part)), "records"
+    if groups is not None:
+        own, what = np.unique(groups[part], return_inverse=True)[1], "groups of records"
     sizes = np.bincount(own)  # [groups] without groups every record is one
     wanted = sum(weight > 0 for weight in ratio)
     if len(sizes) < wanted:
-        what = "records" if groups is None else "groups of records"
         raise LocalError(
             f"split: silo {silo} has {len(sizes)} {what} for {wanted} sides; raise the minimum to"
             f" {wanted}"
         )
     mixed = permutation(stream(seed, silo, 0, "partition/split"), len(sizes))
     ends = np.cumsum(sizes[mixed])
-    validation, test = (max(len(part) * w // sum(ratio), 1) if w else 0 for w in ratio[1:])
-    second = _nearest(ends, len(part) - test, wanted - 1, len(sizes) - 1) if test else len(sizes)
-    first = _nearest(ends, len(part) - validation - test, 1, second - 1) if validation else second
+
+    # the training records come first, then validation from ``first``, test from ``second``
+    validation, test = (_side(len(part), weight, sum(ratio)) for weight in ratio[1:])
+    second = len(sizes)
+    if test:
+        second = _nearest(ends, len(part) - test, wanted - 1, len(sizes) - 1)
+    first = second
+    if validation:
+        first = _nearest(ends, len(part) - validation - test, 1, second - 1)
     places = np.empty(len(sizes), np.int64)
     places[mixed] = np.arange(len(sizes))
     of_record = places[own]
@@ -123,18 +127,18 @@ def _split(
     return Sides(*(part[(of_record >= start) & (of_record < stop)] for start, stop in bounds))
 
 
-def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
-    """How many groups, ``least`` to ``most``, come nearest to so many records.
+def _side(records: int, weight: int, whole: int) -> int:
+    """Records of a side: by its weight, and one at least on each side that has a weight."""
+    return max(records * weight // whole, 1) if weight else 0
 
-    The fewer of two as near.
-    """
+
+def _nearest(ends: Indices, wanted: int, least: int, most: int) -> int:
+    """How many groups, ``least`` to ``most``, come nearest to so many records; ties to fewer."""
     return least + int(np.argmin(np.abs(ends[least - 1 : most] - wanted)))
 
 
 def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
-    """Per silo, positions in ``test``, of each key in the proportion of ``train``, within one
-    record.
-    """
+    """Per silo, positions in ``test``: of each key in ``train``'s proportion, within one record."""
     rng = stream(seed, "", 0, "partition/alike")
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in train]
     for key in np.unique(test):
@@ -143,9 +147,9 @@ def _alike(train: Sequence[Indices], test: Indices, seed: int) -> list[Indices]:
         counts = np.array([np.count_nonzero(train[silo] == key) for silo in order])
         records = np.flatnonzero(test == key)
         records = records[permutation(rng, len(records))]
-        if counts.sum():
+        if counts.any():
             # in whole numbers, so the last is exact
             ends = len(records) * np.cumsum(counts) // counts.sum()
             for silo, piece in zip(order, np.split(records, ends[:-1]), strict=True):
                 parts[silo].append(piece)
-    return [np.sort(np.concatenate(part)) for part in parts]
+    return joined(parts)

@@ -1,5 +1,6 @@
-"""What one private job spends of this silo's data set (algorithms/training/accountant.py), from the
-budget on disk.
+"""One private job's spending of this silo's data set, from the budget on disk.
+
+It is the account of algorithms/training/accountant.py.
 
 ::
 
@@ -34,8 +35,9 @@ COUNTS = "counts.json"
 
 
 class KeptCounts(Strict):
-    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``, with its digest
-    (files/checked_file.py).
+    """``counts.json``: ``{"counts":[12,0,31],"reservation":3}``, with its digest.
+
+    files/checked_file.py adds the digest.
     """
 
     counts: tuple[Count, ...]
@@ -92,9 +94,7 @@ class JobAccount:
         checked_file.write_json(self._path, kept)
 
     def reserve(self, round_: int, spends: Sequence[Spend]) -> OpenSpending:
-        """Set steps aside; ExhaustedError where the job's target or what is left of the budget does
-        not cover them.
-        """
+        """Set steps aside; ExhaustedError where the job's target or the budget does not do."""
         steppers = self._budget.reserve(self._job, round_, spends, self._ceiling)
         return OpenSpending(steppers, [spend.purpose for spend in spends])
 

@@ -1,13 +1,12 @@
-"""May this job run here? Numbered checks in running order, before anything trains and before
-anything is told.
-"""
+"""May this job run here? Numbered checks in running order, before anything trains or leaves."""
 
-import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain, pairwise
 
 from ...algorithms.data.dataset import Dataset, split
-from ...algorithms.exchange.parts import Gram, Mix, Tensors
+from ...algorithms.exchange.parts import Gram, Mix, Part, Tensors
 from ...algorithms.job.job import Job
 from ...algorithms.models.pretrained import load_weights
 from ...algorithms.training.record_checks import check_records, check_training
@@ -55,7 +54,7 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Outflow:
-    """What each of some rounds in a row would give, and what the policy says to it."""
+    """What a silo would upload in each of some rounds in a row, and what the policy says to it."""
 
     first: int
     last: int
@@ -64,7 +63,7 @@ class Outflow:
 
     @property
     def size(self) -> int:
-        """Bytes that one such round gives."""
+        """Bytes uploaded in one such round."""
         return sum(verdict.release.nbytes for verdict in self.decision.tensors)
 
 
@@ -73,8 +72,8 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
     coordinator = roster.coordinator.id
     # (1) An operator of our roster signed it.
     try:
-        envelope = parse_json(signed, origin)
-        document = verify_document(envelope, roster, Role.OPERATOR, JOB)
+        signed_document = parse_json(signed, origin)
+        document = verify_document(signed_document, roster, Role.OPERATOR, JOB)
     except (LocalError, PeerError) as error:
         raise RefusedError(coordinator, "JOB_SIGNATURE", str(error)) from error
     # (2) Our code gives the same schema: same method, model and versions; and what it spends is
@@ -82,7 +81,7 @@ def read_job(signed: bytes, roster: Roster, origin: str = "the offered job") -> 
     try:
         job = Job.from_document(document, origin)
         check_signed(job)
-        return job, envelope["signer"]
+        return job, signed_document["signer"]
     except LocalError as error:
         raise RefusedError(coordinator, "JOB_INVALID", str(error)) from error
 
@@ -100,9 +99,8 @@ def checked_cohort(
 ) -> tuple[str, ...]:
     """The silos of a round, sorted.
 
-    PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36).
-
-    Some of those drawn may be missing, because they left the roster or declined the job.
+    PeerError for a cohort that the job does not draw for it (SECURITY.md rule 36). Some of those
+    drawn may be missing, because they left the roster or declined the job.
     """
     where = f"asks for round {round_} of job {job.name!r} with a cohort"
     # (1) The job draws each of them for this round, and each is still in the roster.
@@ -125,21 +123,19 @@ def checked_cohort(
 
 
 def outflows(plan: JobPlan, roster: Roster, policy: Policy) -> list[Outflow]:
-    """What the policy says to all that the job's rounds give.
+    """What the policy says to all that silos upload in the job's rounds.
 
-    Rounds in a row that give the same are one.
+    Rounds in a row with equal uploads are one.
     """
     found: dict[int, tuple[Release, ...]] = {}
-    job = plan.job
+    last: tuple[Release, ...] | None = None
     for phase in plan.phases:
         releases = upload_releases(phase)
-        if not found or releases != list(found.values())[-1]:  # what comes down begins phases, too
-            found[phase.round] = releases
+        if releases != last:  # a phase may begin for what comes down alone
+            found[phase.round] = last = releases
     return [
-        Outflow(first, following - 1, *_decided(job, roster, policy, releases))
-        for (first, releases), following in zip(
-            found.items(), (*list(found)[1:], job.length), strict=True
-        )
+        Outflow(first, following - 1, *_decided(plan.job, roster, policy, found[first]))
+        for first, following in pairwise((*found, plan.job.length))
     ]
 
 
@@ -165,9 +161,7 @@ def _decided(
 
 
 def asked_of_rows(made: Terms, policy: Policy) -> Terms:
-    """What this silo asks of each row that it opens: of the job, as ``made``, and of its policy,
-    what is stricter.
-    """
+    """The terms of each row that this silo opens: the stricter of the job's and its policy's."""
     terms = policy.terms
     return Terms(
         max(made.min_cohort, terms.min_cohort),
@@ -181,12 +175,12 @@ def sum_objections(plan: JobPlan, policy: Policy, roster: Roster) -> tuple[str, 
 
     It asks the same of every cohort.
     """
-    if not plan.job.security.required:
-        return ()
-    return (
-        *_objections(plan, policy),
-        *(_keyed_objections(plan, policy, roster) if plan.job.keyed else ()),
-    )
+    objections: list[str] = []
+    if plan.job.security.required:
+        objections += _objections(plan, policy)
+    if plan.job.keyed:
+        objections += _keyed_objections(plan, policy, roster)
+    return tuple(objections)
 
 
 def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
@@ -200,22 +194,7 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
         )
     # (2) What its sums tell over many rounds is of silos enough, and enough that are in league with
     # nobody.
-    smallest = min(map(len, job.batches), default=job.cohort_size)
-    fix = (
-        "have it signed with a higher min_cohort"
-        if smallest < len(job.silos)
-        else "it takes more silos"
-    )
-    if smallest < terms.min_cohort:
-        yield (
-            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort ="
-            f" {terms.min_cohort}; {fix}, or lower that of the policy"
-        )
-    if (honest := smallest - security.colluders) < terms.min_honest:
-        yield (
-            f"of {smallest} silos of a batch {honest} are in league with nobody, "
-            f"secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower min_honest"
-        )
+    yield from _batch_objections(job, terms)
     # (3) Its sums are not over changing silos, which tell single ones over many rounds.
     if security.dropouts == "any" and policy.file.secure_aggregation.dropouts != "any":
         yield (
@@ -225,34 +204,64 @@ def _objections(plan: JobPlan, policy: Policy) -> Iterator[str]:
         )
     # (4) Counts stand in it only if they are no secret, and (5) then no silo outweighs the others.
     if security.weights == "public":
-        if not policy.file.secure_aggregation.public_counts:
-            known = ", in all and of each class, is" if security.class_counts else " is"
-            instead = (
-                "" if _mixes(job) else ', or have the job signed with security.weights = "private"'
-            )
-            yield (
-                "the job's weights are public, secure_aggregation.public_counts = false; set it to"
-                f" true if the number of this silo's records{known} no secret{instead}"
-            )
-        fewest = max(job.min_cohort, terms.min_cohort)
-        if fault := weights_fault(job.weighing, job.summed_sets(), fewest):
-            yield fault
+        yield from _count_objections(job, policy)
     # (6) The sum of so many silos fits into its ring.
     yield from _rings(plan)
     # (7) What is summed class by class is not of fewer silos than the policy asks (rule 7).
-    asked = policy.file.secure_aggregation.min_holders or terms.min_cohort
-    if job.counted and job.min_holders < asked:
-        of = "" if policy.file.secure_aggregation.min_holders else " (left out: its min_cohort)"
+    if job.counted:
+        yield from _holder_objections(job, policy)
+
+
+def _batch_objections(job: Job, terms: Terms) -> Iterator[str]:
+    smallest = min(map(len, job.batches), default=job.cohort_size)
+    honest = smallest - job.security.colluders
+    fix = "it takes more silos"
+    if smallest < len(job.silos):
+        fix = "have it signed with a higher min_cohort"
+    if smallest < terms.min_cohort:
         yield (
-            f"rows of a class that {job.min_holders} silos hold may be summed,"
-            f" secure_aggregation.min_holders = {asked}{of}; have the job signed with a higher"
-            f" security.min_holders, or lower that of the policy (the {security.colluders} that may"
-            " collude are counted besides)"
+            f"the job sums batches of {smallest} silos, secure_aggregation.min_cohort ="
+            f" {terms.min_cohort}; {fix}, or lower that of the policy"
+        )
+    if honest < terms.min_honest:
+        yield (
+            f"of {smallest} silos of a batch {honest} are in league with nobody, "
+            f"secure_aggregation.min_honest = {terms.min_honest}; {fix}, or lower min_honest"
         )
 
 
+def _holder_objections(job: Job, policy: Policy) -> Iterator[str]:
+    holders, of = policy.file.secure_aggregation.min_holders, ""
+    if not holders:
+        holders, of = policy.terms.min_cohort, " (left out: its min_cohort)"
+    if job.min_holders < holders:
+        yield (
+            f"rows of a class that {job.min_holders} silos hold may be summed,"
+            f" secure_aggregation.min_holders = {holders}{of}; have the job signed with a higher"
+            " security.min_holders, or lower that of the policy (the"
+            f" {job.security.colluders} that may collude are counted besides)"
+        )
+
+
+def _count_objections(job: Job, policy: Policy) -> Iterator[str]:
+    if not policy.file.secure_aggregation.public_counts:
+        known, instead = " is", ', or have the job signed with security.weights = "private"'
+        if job.security.class_counts:
+            known = ", in all and of each class, is"
+        if _mixes(job):
+            instead = ""
+        yield (
+            "the job's weights are public, secure_aggregation.public_counts = false; set it to"
+            f" true if the number of this silo's records{known} no secret{instead}"
+        )
+    fewest = max(job.min_cohort, policy.terms.min_cohort)
+    fault = weights_fault(job.weighing, job.summed_sets(), fewest)
+    if fault:
+        yield fault
+
+
 def _rings(plan: JobPlan) -> Iterator[str]:
-    sums = [part for phase in plan.phases for part in phase.sums]
+    sums = chain.from_iterable(phase.sums for phase in plan.phases)
     for own in dict.fromkeys(group(part, plan.bounds) for part in sums):
         try:
             scale_exponent(own.ring, len(plan.job.silos), own.clip_exponent, own.weights)
@@ -261,77 +270,91 @@ def _rings(plan: JobPlan) -> Iterator[str]:
 
 
 def _mixes(job: Job) -> bool:
-    return any(
-        isinstance(part.exchange, Mix) for start in job.phase_starts for part in job.up(start)
-    )
+    up = chain.from_iterable(map(job.up, job.phase_starts))
+    return any(isinstance(part.exchange, Mix) for part in up)
 
 
 def trusting(plan: JobPlan) -> bool:
-    """Whether something of a job is hidden, or held, by what the coordinator and any one of its
-    silos have together.
+    """Whether the coordinator and any one silo of a job together could open something hidden.
 
-    What is mixed by directed sums is not. Nor is what tags alone are for: who can forge them alters
+    Directed sums they cannot open. Nor do tags alone take that trust: whoever can forge them alters
     what comes down of a sum, as any coordinator can where there are none, and reads no more than
     the sum (security/secagg/linear_tags.py).
     """
     job = plan.job
-    return job.keyed and (bool(job.for_silos) or job.counted or bool(plan.uploads))
+    if not job.keyed:
+        return False
+    return any((job.for_silos, job.counted, plan.uploads))
 
 
-def _without_key(plan: JobPlan) -> list[str]:
-    """What a job may say instead, for each part that it hides by a key of all its silos and need
-    not.
-    """
+def _hidden_by_key(plan: JobPlan) -> tuple[str, str]:
+    """What the key of all silos hides: as names, and as what its holder could open."""
+    parts, sums = ", ".join(plan.uploads), []
+    if plan.job.for_silos:
+        sums = [f"the sum of {', '.join(sorted(plan.job.for_silos))}"]
+    if parts:
+        return " and ".join((parts, *sums)), " and ".join((f"{parts} of every silo", *sums))
+    names = " and ".join(sums) or "the tags of its counts"
+    return names, names
+
+
+def _instead_of_key(plan: JobPlan) -> str:
+    """What to ask for in place of a job whose silos all have its key."""
     parts = plan.uploads.values()
-    mixed = [part for part in parts if isinstance(part.exchange, Mix)]
-    compared = [part for part in parts if isinstance(part.exchange, Gram) and not part.sketch]
-    directed = ['security.mix = "directed"'] * len(mixed) if plan.job.method().directed_for else []
-    return [*directed, *['security.compare = "shared"'] * len(compared)]
+    keyless = {_keyless(part, plan.job) for part in parts}
+    if "" in keyless:
+        return SUMS_ALONE
+    if keyless:
+        return (
+            f"to have it signed with {' and '.join(sorted(keyless))}, by which no such key"
+            " hides anything"
+        )
+    if plan.job.counted:
+        return "for a method that sums nothing class by class"
+    return "to have it signed without security.audience"
+
+
+def _keyless(part: Part, job: Job) -> str:
+    """What a job may say so that it hides a part without such a key; empty if nothing does."""
+    match part.exchange:
+        case Mix() if job.method().directed_for:
+            return 'security.mix = "directed"'
+        case Gram(sketch=0):
+            return 'security.compare = "shared"'
+        case _:
+            return ""
 
 
 def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator[str]:
-    """What only jobs with a key are asked: all of their silos can open what is hidden by it (rules
-    8, 10 and 12).
-    """
-    asked, terms, coordinator = policy.file.secure_aggregation, policy.terms, roster.coordinator
-    job, parts = plan.job, plan.uploads
-    hidden = [f"the sum of {', '.join(sorted(job.for_silos))}"] if job.for_silos else []
-    names = (
-        " and ".join((", ".join(parts), *hidden) if parts else hidden) or "the tags of its counts"
-    )
-    opened = " and ".join((f"{', '.join(parts)} of every silo", *hidden)) if parts else names
-    instead = "to have it signed without security.audience"
-    if parts:
-        instead = SUMS_ALONE
-        keys = _without_key(plan)
-        if len(keys) == len(parts):
-            instead = (
-                f"to have it signed with {' and '.join(sorted(set(keys)))}, by which no such key"
-                " hides anything"
-            )
-    elif job.counted:
-        instead = "for a method that sums nothing class by class"
-    rows = _mixes(job)
+    """Only jobs with a key: all of their silos can open what is hidden by it (rules 8, 10, 12)."""
+    trust, coordinator = policy.file.secure_aggregation.trust, roster.coordinator
+    names, opened = _hidden_by_key(plan)
+    instead, takes_trust = _instead_of_key(plan), trusting(plan)
+
     # (8) This silo trusts that the coordinator is in league with no silo of the job.
-    if trusting(plan) and asked.trust != TRUSTED:
+    if takes_trust and trust != TRUSTED:
         yield (
             f"{names} would be hidden from {coordinator.id} by a key that every silo of the job"
-            " has, "
-            f'secure_aggregation.trust = "{asked.trust}"; set it to "{TRUSTED}" if you trust that'
-            " the coordinator is "
-            f"in league with none of them, or ask {instead}"
+            f' has, secure_aggregation.trust = "{trust}"; set it to "{TRUSTED}" if you trust that'
+            f" the coordinator is in league with none of them, or ask {instead}"
         )
+
     # (9) And there is no reason to think that it is: whoever runs it runs no silo.
     runs = {coordinator.organisation, coordinator.host_operator}
     both = [entry.id for entry in roster.in_one_hand]
-    if trusting(plan) and both:
+    if takes_trust and both:
         yield (
             f"whoever runs {coordinator.id} ({' and '.join(sorted(runs))}) also runs"
             f" {', '.join(both)}, and so can open {opened}, whatever trust says; another"
             f" organisation must run the one or the other, or ask {instead}"
         )
-    if not rows:
-        return
+
+    if _mixes(plan.job):
+        yield from _row_objections(plan.job, policy)
+
+
+def _row_objections(job: Job, policy: Policy) -> Iterator[str]:
+    terms = policy.terms
     # (10) Rows are made of as many silos as the policy asks of a sum, and enough of them are in
     # league with nobody.
     if job.min_cohort < terms.min_cohort:
@@ -340,9 +363,11 @@ def _keyed_objections(plan: JobPlan, policy: Policy, roster: Roster) -> Iterator
             f" secure_aggregation.min_cohort = {terms.min_cohort}; have it signed with a higher"
             " min_cohort, or lower that of the policy"
         )
-    if (honest := job.min_cohort + 1 - job.security.colluders) < terms.min_honest:
+    size = job.min_cohort + 1  # so many others, and the reader
+    honest = size - job.security.colluders
+    if honest < terms.min_honest:
         yield (
-            f"of {job.min_cohort + 1} silos in a row of the job {honest} may be in league with"
+            f"of {size} silos in a row of the job {honest} may be in league with"
             f" nobody, secure_aggregation.min_honest = {terms.min_honest}; have it signed with a"
             " higher min_cohort, or lower min_honest"
         )
@@ -359,36 +384,44 @@ def admit(
     # (3) We are one of its silos.
     check_member(job, silo, roster)
     # (4) The policy agrees to what it spends and to how blind it is, and allows all that any of its
-    # rounds gives.
-    if objections := (*privacy_objections(job, policy), *sum_objections(plan, policy, roster)):
+    # rounds uploads.
+    objections = (*privacy_objections(job, policy), *sum_objections(plan, policy, roster))
+    if objections:
         raise RefusedError(coordinator, "POLICY", "; ".join(objections))
     for outflow in outflows(plan, roster, policy):
         if not outflow.decision.allow:
             why = f"from round {outflow.first} on: " + "; ".join(outflow.decision.reasons)
             raise RefusedError(coordinator, "POLICY", why)
-    # (5) Our data fit the job.
+    # (5) Our data fit the job, and (6) so do the weights that we bring along.
     try:
-        where = config.data.where
-        records = config.data.load(job.model)
-        check_records(job, records, where)
-        train, test = split(records, key, config.data.test_fraction)
-        check_training(job, train, silo, where)
-        # (6) So do the weights that we bring along.
-        own_weights = {
-            own.part: own
-            for own in config.weights
-            if any(fnmatch.fnmatchcase(job.name, each) for each in own.jobs)
-        }
-        loaded = {
-            part: load_weights(own.file, job.method(), silo, part, own.sha256)
-            for part, own in own_weights.items()
-        }
+        train, test = _own_records(job, silo, config, key)
+        weights, digests, public = _own_weights(job, silo, config)
     except LocalError as error:
         raise RefusedError(coordinator, "DATA", str(error)) from error
-    weights = {part: tensors for part, (tensors, _) in loaded.items()}
-    digests = {part: digest for part, (_, digest) in loaded.items()}
-    public = frozenset(part for part, own in own_weights.items() if own.public)
-    declared = Declared.of(
-        parse_json(signed, "the offered job")["document"], RecordCount(len(train), len(test))
-    )
+    document = parse_json(signed, "the offered job")["document"]
+    declared = Declared.of(document, RecordCount(len(train), len(test)))
     return Admitted(plan, declared, signer, train, test, weights, digests, public)
+
+
+def _own_records(job: Job, silo: str, config: SiloConfig, key: bytes) -> tuple[Dataset, Dataset]:
+    where = config.data.where
+    records = config.data.load(job.model)
+    check_records(job, records, where)
+    train, test = split(records, key, config.data.test_fraction)
+    check_training(job, train, silo, where)
+    return train, test
+
+
+def _own_weights(
+    job: Job, silo: str, config: SiloConfig
+) -> tuple[dict[str, Tensors], dict[str, str], frozenset[str]]:
+    """Weights and digests of their files by part, and the parts whose weights are public."""
+    chosen = {}
+    for own in config.weights:
+        if any(fnmatchcase(job.name, pattern) for pattern in own.jobs):
+            chosen[own.part] = own
+
+    weights, digests = {}, {}
+    for part, own in chosen.items():
+        weights[part], digests[part] = load_weights(own.file, job.method(), silo, part, own.sha256)
+    return weights, digests, frozenset(part for part, own in chosen.items() if own.public)

@@ -1,10 +1,8 @@
-"""What is particular to private jobs at a silo: what it asks of what one costs its data set, and
-what pays for it.
+"""Private jobs at a silo: what one may cost its data set, and what pays for it.
 
-What is asked before the silo takes part is of the job, the policy and the budget alone. No answer
-depends on a record: whether a silo accepts a private job tells nothing of its data but that there
-are some and that they fit the model. What the records would have to say is advice to the silo's own
-people.
+The checks before the silo takes part read the job, the policy and the budget alone. No answer
+depends on a record: a silo that accepts a private job reveals nothing of its data but that there
+are some and that they fit the model. Facts about the records are advice to the silo's own people.
 """
 
 from collections.abc import Iterator
@@ -24,20 +22,17 @@ if TYPE_CHECKING:
 
 
 def check_signed(job: Job) -> None:
-    """LocalError where a private job costs more, with the noise that it was signed with, than it
-    says itself.
-    """
+    """LocalError where a private job, with its signed noise, costs more than it says itself."""
     if job.privacy is None:
         return
     from ...security.dp.noise_planner import (  # noqa: PLC0415 opacus takes two seconds that plain jobs need not
         overspent,
     )
 
-    table = job.privacy
-    if why := overspent(
-        spends_by_sigma(job), signed_sigma(job), decimal(table.epsilon), table.delta
-    ):
-        raise LocalError(f"privacy.{why}")
+    epsilon, delta = decimal(job.privacy.epsilon), job.privacy.delta
+    fault = overspent(spends_by_sigma(job), signed_sigma(job), epsilon, delta)
+    if fault:
+        raise LocalError(f"privacy.{fault}")
 
 
 def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
@@ -55,10 +50,9 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
     if asked is None:
         yield (
             f"the job spends on data set {policy.dataset!r}, and this silo's policy sets no budget;"
-            f" add to it {named}, "
-            f'unit = "record", epsilon = {decimal(table.epsilon)}, delta = {decimal(table.delta)}:'
-            " what all jobs "
-            "together may cost, such as this one alone"
+            f' add to it {named}, unit = "record", epsilon = {decimal(table.epsilon)},'
+            f" delta = {decimal(table.delta)}: what all jobs together may cost, such as this one"
+            " alone"
         )
         return
     # (3) Its steps have noise enough.
@@ -76,15 +70,13 @@ def privacy_objections(job: Job, policy: Policy) -> Iterator[str]:
 
 
 def check_room(job: Job, budget: "DatasetBudget | None") -> None:
-    """ExhaustedError unless what is left of the budget covers all of a new job, interrupted rounds
-    included.
-    """
+    """ExhaustedError unless the budget covers all of a new job, interrupted rounds included."""
     if job.privacy is not None and budget is not None:
         budget.check_room(job, job_spends(job, signed_sigma(job)))
 
 
 def payer(job: Job, budget: "DatasetBudget | None", folder: JobFolder) -> PrivateSilo | None:
-    """What a private job takes beside a plain one."""
+    """What a private job takes besides a plain one; None for a plain one."""
     if job.privacy is None:
         return None
     from ...security.dp.noise import (  # noqa: PLC0415 with what follows two seconds that plain jobs need not

@@ -1,17 +1,17 @@
-"""Over which silos this silo lets sums be opened, beside all sums that it signed on the same data
-set before.
+"""Over which silos this silo lets sums be opened, next to all sums that it signed before.
 
 The memory is the ledger: ``secagg.signed`` is durable before a signature over survivors leaves.
-What it tells in all is asked of security/ledger/sum_history.py, when a job is offered and again of
-the survivors of each round.
+security/ledger/sum_history.py says what all sums on the same data set reveal together, when a job
+is offered and again for the survivors of each round.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
-from ...algorithms.exchange.parts import Sum
+from ...algorithms.exchange.parts import Part, Sum
 from ...algorithms.job.batches import Batches, without
 from ...algorithms.job.job import Job
 from ...algorithms.method import METRICS
@@ -29,12 +29,12 @@ from ...security.policy.policy import Policy
 from ...security.secagg.evidence import Misdealing, proven
 from ...security.secagg.memory import Memory
 
-MOST_CHOICES = 100_000  # of silos, that are looked at for one sum: seconds
+MOST_CHOICES = 100_000  # of silos, that are examined for one sum: seconds
 SHOWN = 12  # silos of a set that an error names
 
 
 class SignedSets:
-    """Those of one silo."""
+    """The signed sets of one silo."""
 
     def __init__(self, ledger: Ledger, roster: Roster, policy: Policy) -> None:
         self._ledger = ledger
@@ -79,20 +79,27 @@ class SignedSets:
 
 
 def tells_fixed(job: Job) -> bool:
-    """Whether sums of a job tell of a silo what those of another job tell too: counts of records,
-    or classes.
+    """Whether sums of a job reveal what those of another job do too: counts of records, or classes.
 
     Not where all has noise. Nor where a job that declares its counts, and sums nothing by class,
-    has ``dropouts = "any"``: sums over changing silos tell more than test counts, and the policy
+    has ``dropouts = "any"``: sums over changing silos reveal more than test counts, and the policy
     allows that or does not.
     """
-    if not job.security.required or job.privacy is not None:
+    security = job.security
+    if not security.required or job.privacy is not None:
         return False
-    parts = [
-        part for start in job.phase_starts for part in summed(job.up(start)) if part != METRICS
-    ]
-    means = all(isinstance(part.exchange, Sum) and part.exchange.form == "mean" for part in parts)
-    return not (means and job.security.weights == "public" and job.security.dropouts == "any")
+    if security.weights == "public" and security.dropouts == "any":
+        return not _sums_means_alone(job)
+    return True
+
+
+def _sums_means_alone(job: Job) -> bool:
+    parts = chain.from_iterable(summed(job.up(start)) for start in job.phase_starts)
+    return all(part == METRICS or _is_mean(part) for part in parts)
+
+
+def _is_mean(part: Part) -> bool:
+    return isinstance(part.exchange, Sum) and part.exchange.form == "mean"
 
 
 def objection_to(
@@ -104,13 +111,8 @@ def objection_to(
     """
     if not tells_fixed(job):
         return ""
-    history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
-    own = [cohort for cohort in job.cohorts() if silo in cohort]
-    for cohort in dict.fromkeys((*own, *_batches(job))):
-        if why := _against(job, cohort, history, members, policy):
-            return why
-        history.append(SignedSet(job.name, frozenset(cohort), members))
-    return ""
+    own = (cohort for cohort in job.cohorts() if silo in cohort)
+    return _first_objection(job, dict.fromkeys((*own, *_batches(job))), signed, roster, policy)
 
 
 def objection(
@@ -127,19 +129,33 @@ def objection(
     """
     if not tells_fixed(job):
         return ""
+    sets = (silos, *_batches(job, proven))
+    return _first_objection(job, sets, signed, roster, policy, proven)
+
+
+def _first_objection(
+    job: Job,
+    sets: Iterable[Collection[str]],
+    signed: Iterable[SumSigned],
+    roster: Roster,
+    policy: Policy,
+    proven: Collection[str] = (),
+) -> str:
+    """Each set is judged next to those before it: the silo would sign them in turn."""
     history, members = list(signed_sets(signed, policy.dataset)), _members(roster)
-    for each in (silos, *_batches(job, proven)):
-        if why := _against(job, each, history, members.difference(proven), policy):
-            return why
-        history.append(SignedSet(job.name, frozenset(each), members))
+    for silos in sets:
+        fault = _against(job, silos, history, members.difference(proven), policy)
+        if fault:
+            return fault
+        history.append(SignedSet(job.name, frozenset(silos), members))
     return ""
 
 
 def _batches(job: Job, proven: Collection[str] = ()) -> Batches:
-    """Those of which each may be summed without the others, and without silos that are proven to
-    have misdealt.
-    """
-    return without(job.batches, proven, job.least_batch) if len(job.batches) > 1 else ()
+    """The batches that may be summed on their own, without silos proven to have misdealt."""
+    if len(job.batches) <= 1:
+        return ()
+    return without(job.batches, proven, job.least_batch)
 
 
 def _against(
@@ -157,25 +173,25 @@ def _against(
             " lower secure_aggregation.min_difference, or take the same silos in all jobs"
         )
     found = told(history, silos, members, least)
-    return "" if found is None else _said(job, silos, found, policy, least)
+    if found is None:
+        return ""
+    return _objection_text(job, silos, found, policy, least)
 
 
-def _said(job: Job, silos: Collection[str], found: ImpliedSum, policy: Policy, least: int) -> str:
-    asked = policy.file.secure_aggregation
+def _objection_text(
+    job: Job, silos: Collection[str], found: ImpliedSum, policy: Policy, least: int
+) -> str:
     of, sums = ", ".join(found.silos), " and ".join(map(_named, found.by))
-    default = (
-        "" if asked.min_difference else " (left out: min_honest and assumed_colluders together)"
-    )
-    gone = [silo for silo in found.silos if silo not in silos]
-    left = (
-        f"if {', '.join(gone)} left the federation, have its founders sign a roster without; "
-        if gone
-        else ""
-    )
+    have = "have together" if len(found.silos) > 1 else "alone has"
+    default = left = ""
+    if not policy.file.secure_aggregation.min_difference:
+        default = " (left out: min_honest and assumed_colluders together)"
+    gone = ", ".join(silo for silo in found.silos if silo not in silos)
+    if gone:
+        left = f"if {gone} left the federation, have its founders sign a roster without; "
     return (
         f"sums of job {job.name!r} over {_listed(silos)}, beside those of {sums} on data set"
-        f" {policy.dataset!r}, would tell what {of}"
-        f" {'have together' if len(found.silos) > 1 else 'alone has'}: records, and of which"
+        f" {policy.dataset!r}, would tell what {of} {have}: records, and of which"
         f" classes; secure_aggregation.min_difference = {least}{default}. Have the job signed for"
         f" the same silos as then, or for such that more of them differ; {left}or lower"
         " min_difference if it is no secret"
@@ -188,9 +204,10 @@ def _named(each: SignedSet) -> str:
 
 def _listed(silos: Collection[str]) -> str:
     names = sorted(silos)
-    return ", ".join(names[:SHOWN]) + (
-        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    )
+    listed = ", ".join(names[:SHOWN])
+    if len(names) > SHOWN:
+        listed += f" and {len(names) - SHOWN} more"
+    return listed
 
 
 def _members(roster: Roster) -> frozenset[str]:
@@ -198,7 +215,7 @@ def _members(roster: Roster) -> frozenset[str]:
 
 
 def check_remembered(jobs: Path, ledger: Ledger) -> None:
-    """LocalError where a job's folder has that a sum was signed, and the ledger has nothing of it.
+    """LocalError where a job's folder says that a sum was signed, and the ledger does not.
 
     Whoever puts an older ledger back, or removes it, would make this silo forget over whom its sums
     were opened.

@@ -1,5 +1,6 @@
-"""A silo's part in the key that all silos of a job share and the coordinator lacks:
-security/blind/group_key.py.
+"""A silo's part in the key that all silos of a job share and the coordinator lacks.
+
+The protocol is in security/blind/group_key.py.
 
 Files in the job's folder, 0600, for this silo's eyes alone; the first three begin with the context
 of their epoch (job and roster), 32 bytes, the first two go on in pieces of 32, and all three end
@@ -135,8 +136,7 @@ class GroupKeys:
         return (self._jobs / job / ENDED).exists()
 
     def end(self, job: str) -> None:
-        """Erase a job's keys, durably: it has ended here, however it did, and nothing of it is
-        opened any more.
+        """Erase a job's keys, durably: it has ended here, and nothing of it is opened any more.
 
         UnwritableError where the disk does not do it. A job without keys is left as it is.
         """
@@ -199,9 +199,7 @@ class GroupKeys:
         return JobKeys(key, parts, others)
 
     def _kept_keys(self, job: Job, epoch: Epoch) -> JobKeys | None:
-        """Those that were made; LocalError where that was under another roster, or for another job
-        of this name.
-        """
+        """The keys that were made; LocalError for those of another roster or of a namesake."""
         path = self._jobs / job.name / KEY
         if self.ended(job.name):
             raise LocalError(

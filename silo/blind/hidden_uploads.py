@@ -1,5 +1,6 @@
-"""The parts of a blind round that leave one by one, before its secure sum: padded for a Mix,
-rotated for a Gram.
+"""The parts of a blind round that leave one by one, before its secure sum.
+
+They are padded for a Mix, rotated for a Gram.
 
 A padded upload, in order, each step durable before the next::
 
@@ -144,8 +145,7 @@ class HiddenUploads:
         return message
 
     def _begin(self, part: Part) -> Padding:
-        """A new version, remembered; RefusedError where one was signed in this round or a later
-        one.
+        """A new version, remembered; RefusedError if this round or a later one has a signed one.
 
         LocalError where the memory of those before is lost.
         """
@@ -187,8 +187,9 @@ class HiddenUploads:
         return message
 
     def _check_kept(self, part: Part, newest: int) -> None:
-        """LocalError where the ledger has more of a part than its memory, whose newest round is
-        given: it was lost.
+        """LocalError where the ledger has more of a part than its memory: the memory was lost.
+
+        The newest round of the memory is given.
         """
         if newest < self._round and self._door.has_left(self._declared, self._round, part.name):
             job = self._sharing.job.name

@@ -1,12 +1,11 @@
-"""A blind round at this silo: the secure sum beside the training, from the coordinator's messages
-to the opened sum.
+"""A blind round at this silo: the secure sum next to the training, up to the opened sum.
 
 Its state machine is security/secagg/silo.py; here its effects are run, one after another, each
 once. An effect that met a lost connection is run again after the next greeting, by the same object:
 it lives as long as the process, and the secrets of an attempt with it. A process that starts anew
 is a dropout in the attempt that it was in (rule 18).
 
-The setup, steps 0 and 1, goes on while training does; the upload waits for what training gives, and
+The setup, steps 0 and 1, goes on while training does; the upload waits for the contributions, and
 until the parts that leave one by one were accepted (hidden_uploads.py).
 """
 
@@ -23,7 +22,7 @@ from ...proto.convert.secagg_received import SecaggDelivery, SignedSpec
 from ...proto.convert.secagg_sent import Attempt, Over, UploadBody
 from ...security.arithmetic.masks import Term
 from ...security.faults import COORDINATOR, Code, check
-from ...security.secagg.memory import MemoryStore
+from ...security.secagg.memory import Memory, MemoryStore
 from ...security.secagg.messages import Header
 from ...security.secagg.silo import Participant, SiloAttempt, abandon_remembered, advance, begin
 from ...security.secagg.silo_events import (
@@ -109,7 +108,7 @@ class Doing:
 
 
 class BlindRound:
-    """The sums of one round; ``training`` gives what the round gives."""
+    """The sums of one round; ``training`` makes this silo's contributions to it."""
 
     def __init__(
         self,
@@ -125,9 +124,9 @@ class BlindRound:
         pads: Pads = no_pads,
         start: int = 0,
     ) -> None:
-        """``before`` gives the parts that leave one by one; None where there are none.
+        """``before`` uploads the parts that leave one by one; None where there are none.
 
-        ``start``: how many rounds are behind the state that this silo trains from
+        ``start`` is the number of rounds behind the state that this silo trains from
         (security/secagg/memory.py).
 
         ``key`` is what the silos of a keyed job share: uploads are tagged by it. ``pads``, by group
@@ -153,33 +152,42 @@ class BlindRound:
         self._uploaded = b""
 
     async def run(self) -> None:
-        """Until the sum is open; whatever else ends it is raised, and after a lost connection it
-        may be run again.
+        """Until the sum is open; whatever else ends it is raised.
+
+        After a lost connection it may be run again.
         """
+        await self._do_all()
+        while not self.summed:
+            await self._next()
+            await self._do_all()
+
+    async def _do_all(self) -> None:
+        while self._todo:
+            await self._do(self._todo[0])
+            self._todo.popleft()  # behind it: an interrupted effect is done again
+
+    async def _next(self) -> None:
+        """Take the coordinator's next message, if it has one."""
         loop = asyncio.get_running_loop()
-        while True:
-            while self._todo:
-                await self._do(self._todo[0])
-                self._todo.popleft()
-            if self.summed:
-                return
-            asked = loop.time()
-            try:
-                told = await self._door.secure_next(self.job, self.round, self._had)
-                if told is not None:
-                    await self._take(told)
-            except TurnedAwayError:
-                raise
-            except RefusedError as error:
-                await self._misled(error)
-                raise
-            if told is None:
-                if loop.time() - asked < PAUSE_SECONDS:
-                    await asyncio.sleep(PAUSE_SECONDS)
-                continue
+        asked = loop.time()
+        try:
+            delivery = await self._door.secure_next(self.job, self.round, self._had)
+            if delivery is not None:
+                await self._take(delivery)
+        except TurnedAwayError:
+            raise
+        except RefusedError as error:
+            await self._misled(error)
+            raise
+
+        # rate limit: a coordinator must not be able to make us spin
+        if delivery is None:
+            leads_on = loop.time() - asked >= PAUSE_SECONDS
+        else:
             self._had += 1
-            if not self._paced():
-                await asyncio.sleep(PAUSE_SECONDS)
+            leads_on = self._paced()
+        if not leads_on:
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def close(self) -> None:
         """Let the training go, if it still runs."""
@@ -190,12 +198,12 @@ class BlindRound:
             self._training.exception()
 
     def _paced(self) -> bool:
-        """Whether what was told leads on.
+        """Whether the last message leads on.
 
         A coordinator does not set our pace, nor how fast our ledger grows.
         """
         effects = [doing.effect for doing in self._todo]
-        if not effects:  # after an interruption, all that the round has had is told again
+        if not effects:  # after an interruption, all that the round has had is delivered again
             self._idle += 1
             return self._idle <= MOST_IDLE
         if any(isinstance(effect, LEADING_ON) for effect in effects):
@@ -214,19 +222,17 @@ class BlindRound:
 
     # Messages.
 
-    async def _take(self, told: SecaggDelivery) -> None:
-        attempt, body = told.attempt, told.body
-        ours = (attempt.job, attempt.job_digest.hex(), attempt.round) == (
-            self.job.name,
-            self.job.digest,
-            self.round,
-        )
+    async def _take(self, delivery: SecaggDelivery) -> None:
+        attempt, body = delivery.attempt, delivery.body
+        named = (attempt.job, attempt.job_digest.hex(), attempt.round)
         check(
-            ours,
+            named == (self.job.name, self.job.digest, self.round),
             COORDINATOR,
             Code.ORDER,
             f"tells of round {attempt.round} of job {attempt.job!r} in another",
         )
+
+        # a message of an earlier attempt may come late, and must not reach the state of this one
         state = self._state
         current = state is not None and attempt.ctx == state.ctx
         match body:
@@ -245,50 +251,56 @@ class BlindRound:
                     "secagg.ignored", job=self.job.name, round=self.round, attempt=attempt.attempt
                 )
 
-    async def _begin(self, attempt: Attempt, told: SignedSpec) -> None:
+    async def _begin(self, attempt: Attempt, spec: SignedSpec) -> None:
         """Enter an attempt, or say that we do not."""
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
-        if self._state is None and memory.ctx == attempt.ctx.hex():
-            why = (
-                "this silo entered the attempt before its process began anew or its round failed;"
-                " the secrets are gone"
-            )
-            self._todo += [
-                Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)),
-                Doing(attempt, Over(Code.STOPPED)),
-            ]
-            return
-        if (
-            self._state is None
-            and memory.round == attempt.round
-            and memory.attempt > attempt.attempt
-        ):
-            return  # told from the first on, after an interruption
+        if self._state is None:
+            if memory.ctx == attempt.ctx.hex():
+                self._leave_forgotten(attempt)
+                return
+            if memory.round == attempt.round and memory.attempt > attempt.attempt:
+                return  # after an interruption, all attempts are delivered from the first on
         try:
-            # else `begin` asks for evidence
-            if (self.round, self._start) != (memory.signed_round, memory.start):
-                memory = memory.starting(self._start)
-            excused = self._door.signed_sets.proven(self.job, told.proofs)
-            party = replace(self._party, terms=replace(self._party.terms, excused=excused))
-            evidence = next((each for each in told.proofs if each.is_of(memory.signed_ctx)), None)
-            brought = told.document, told.signature, memory, told.notes, evidence, told.shown
-            state, effects = begin(party, self._frame, *brought)
+            state, effects = self._entered(spec, memory)
         except RefusedError as error:
             self._state = None
             self._todo.append(Doing(attempt, LeaveAttempt(Code(error.code), error.peer, error.why)))
             return
-        members = ",".join(state.spec.cohort)
-        # to have misdealt: sums may lack them
-        shown = {"proven": ",".join(sorted(excused))} if excused else {}
+
+        shown = {}
+        excused = state.party.terms.excused
+        if excused:  # proven to have misdealt: sums may lack them
+            shown["proven"] = ",".join(sorted(excused))
         log.event(
             "secagg.entered",
             job=self.job.name,
             round=self.round,
             attempt=attempt.attempt,
-            cohort=members,
+            cohort=",".join(state.spec.cohort),
             **shown,
         )
         self._take_step(state, effects)
+
+    def _leave_forgotten(self, attempt: Attempt) -> None:
+        why = (
+            "this silo entered the attempt before its process began anew or its round failed;"
+            " the secrets are gone"
+        )
+        self._todo += [
+            Doing(attempt, LeaveAttempt(Code.STOPPED, "", why)),
+            Doing(attempt, Over(Code.STOPPED)),
+        ]
+
+    def _entered(self, spec: SignedSpec, memory: Memory) -> tuple[SiloAttempt, tuple[Effect, ...]]:
+        """RefusedError for a specification by which this silo sums nothing."""
+        # else `begin` asks for evidence
+        if (self.round, self._start) != (memory.signed_round, memory.start):
+            memory = memory.starting(self._start)
+        excused = self._door.signed_sets.proven(self.job, spec.proofs)
+        party = replace(self._party, terms=replace(self._party.terms, excused=excused))
+        evidence = next((proof for proof in spec.proofs if proof.is_of(memory.signed_ctx)), None)
+        brought = spec.document, spec.signature, memory, spec.notes, evidence, spec.shown
+        return begin(party, self._frame, *brought)
 
     async def _abandon_remembered(self, attempt: Attempt) -> None:
         memory = await asyncio.to_thread(self._keeper.load, self._frame.instance())
@@ -300,12 +312,10 @@ class BlindRound:
         self._todo += [Doing(attempt, Remember(memory)), Doing(attempt, SendAbandon(note))]
 
     def _objection(self, state: SiloAttempt | None, headers: Sequence[Header]) -> str:
-        """What this silo has against a sum over these, beside all that it signed before.
+        """What this silo has against a sum over these, next to all that it signed before.
 
-        Empty for nothing.
-
-        Nothing against a part of a batch, which no sum may be over: the coordinator is to blame for
-        that (_advance).
+        Empty for nothing. It has nothing against a part of a batch, which no sum may be over: the
+        coordinator is to blame for that (_advance).
         """
         survivors = [header.silo for header in headers]
         if state is None or state.party.terms.whole(state.spec, survivors) != tuple(survivors):
@@ -326,6 +336,7 @@ class BlindRound:
         attempt, effect = doing.attempt, doing.effect
         match effect:
             case Remember(memory):
+                # the ledger first: who removes it later is found by the file
                 if memory.signed_ctx == attempt.ctx.hex():
                     await self._note_signed(attempt)
                 await asyncio.to_thread(self._keeper.save, self._frame.instance(), memory)
@@ -360,9 +371,6 @@ class BlindRound:
                 await self._give(attempt, effect)
 
     async def _note_signed(self, attempt: Attempt) -> None:
-        """In the ledger before the file that says that it was signed: who removes the ledger is
-        found by the file.
-        """
         if self._state is not None:
             survivors = [header.silo for header in self._state.headers]
             await self._door.signed_sets.sign(
@@ -370,9 +378,7 @@ class BlindRound:
             )
 
     async def _misled(self, error: RefusedError) -> None:
-        """What was told is no message of this round's sums: the round is over for us, and with it
-        the attempt.
-        """
+        """End the round for us, and with it the attempt, after an invalid message."""
         state = self._state
         if state is not None and state.stage not in ("done", "ended"):
             code = Code(error.code) if error.code in Code.__members__ else Code.ORDER
@@ -391,10 +397,10 @@ class BlindRound:
         await self._door.secure_records.ended(attempt, ended)
 
     async def _give(self, attempt: Attempt, body: UploadBody) -> None:
-        """Give a message; where it is refused, the attempt is over for us.
+        """Upload a message; where it is refused, the attempt is over for us.
 
-        One that comes too late for its round is not: t silos open a sum, and who is slow asks what
-        came of it.
+        It goes on after a message that comes too late for its round: t silos open a sum, and a slow
+        one asks what came of it.
         """
         try:
             await self._door.secure(attempt, body)
@@ -421,6 +427,8 @@ class BlindRound:
         state = self._state
         if state is None or state.ctx != attempt.ctx or state.stage != "uploading":
             return  # it ended meanwhile
+
+        # shielded: the training outlives an attempt, and the next one sums the same contributions
         bundle = await asyncio.shield(self._training)
         if self._before is not None:
             await self._before.give(bundle)
@@ -430,6 +438,8 @@ class BlindRound:
         masking = Masking(
             state.spec, state.silo, upload.terms, members, records, self._key, pads, upload.hiding
         )
+
+        # the coordinator has this upload already: what it was is made again, and does not leave
         if self._uploaded == attempt.ctx:
             streamed = await asyncio.to_thread(
                 streamed_of, self._declared, self.round, bundle, masking

@@ -114,14 +114,9 @@ class BlindRounds:
         self._accepted: dict[tuple[str, int], set[bytes]] = {}
 
     def goes_on(self, job_digest: str, round_: int) -> bool:
-        """Whether it is in this round already, with its training.
-
-        What that leaves on disk says nothing then.
-        """
-        return self._now is not None and (self._now.job.digest, self._now.round) == (
-            job_digest,
-            round_,
-        )
+        """Whether it is in this round already, with its training; files say nothing then."""
+        now = self._now
+        return now is not None and (now.job.digest, now.round) == (job_digest, round_)
 
     async def take_part(
         self,
@@ -133,7 +128,7 @@ class BlindRounds:
         train: Train,
         waiting: Collection[str],
     ) -> None:
-        """Until the round's sum is open. What was ``kept`` of its training is not trained again.
+        """Until the round's sum is open; a round whose contributions are ``kept`` trains no more.
 
         ``waiting`` are the codes of refusals after which it may still go on.
         """
@@ -154,25 +149,15 @@ class BlindRounds:
                 await self.leave()
 
     async def fetch(self, plan: RoundPlan, local: OwnValues) -> ReceivedDelivery:
-        """What comes down for a round of a blind job, the final delivery too.
+        """The delivery for a round of a blind job, the final one too.
 
-        Sums are checked, and rows are opened.
-
-        RefusedError for a coordinator that sets this silo back, or that hides a sum which was
-        opened (rule 34).
+        Sums are checked, and rows are opened. RefusedError for a coordinator that sets this silo
+        back, or that hides a sum which was opened (rule 34).
         """
-        job, folder, own = plan.job, local.folder, local.own
+        job, folder = plan.job, local.folder
         memory = await self._remembered(plan, local)
+        rows = await self._rows(plan, local)
         sums = None
-        rows: AnyRows | None = None
-        if expected_rows(plan):
-            sharing, asked = (
-                await self._sharing(plan.whole, folder),
-                asked_of_rows(plan.whole.terms, self._policy),
-            )
-            directed = job.security.mix == "directed"
-            counted = DirectedRows(sharing, plan, asked, local.counted) if directed else None
-            rows = counted or IncomingRows(sharing, plan, asked, own)
         if plan.sums_down:
             sums = IncomingSums(await self._sharing(plan.whole, folder), plan, memory)
         delivered = await self._gate.fetch(plan, rows, sums)
@@ -189,11 +174,17 @@ class BlindRounds:
             )
         return delivered
 
-    async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
-        """What this silo remembers of the job's sums.
+    async def _rows(self, plan: RoundPlan, local: OwnValues) -> AnyRows | None:
+        if not expected_rows(plan):
+            return None
+        sharing = await self._sharing(plan.whole, local.folder)
+        terms = asked_of_rows(plan.whole.terms, self._policy)
+        if plan.job.security.mix == "directed":
+            return DirectedRows(sharing, plan, terms, local.counted)
+        return IncomingRows(sharing, plan, terms, local.own)
 
-        RefusedError where the coordinator sets it back.
-        """
+    async def _remembered(self, plan: RoundPlan, local: OwnValues) -> Memory:
+        """Memory of the job's sums; RefusedError where the coordinator sets this silo back."""
         memory = await asyncio.to_thread(
             self._keeper(plan.job, local.folder).load, plan.whole.instance
         )
@@ -206,7 +197,7 @@ class BlindRounds:
             await self._refuse(plan.job, memory.signed_round, error)
 
     async def _refuse(self, job: Job, round_: int, error: RefusedError) -> NoReturn:
-        """Record who is to blame, then refuse."""
+        """Record who is to blame, then reject."""
         nothing = hashlib.sha256(framed(SECAGG_CONTEXT, b"")).digest()
         await self._gate.secure_records.refused(
             job.name, job.digest, Refusal(round_, nothing, error)
@@ -233,6 +224,9 @@ class BlindRounds:
             if plan.uploads:
                 accepted = self._accepted_in(job.name, plan.round)
                 before = HiddenUploads(self._gate, sharing, declared, plan.round, cohort, accepted)
+
+        # what came down is part of the frame: silos that received different models are in no sum
+        # together
         delivered = await self.fetch(plan, local)
         model = plan.model_digest(delivered.items, delivered.digests, delivered.sums)
         frame = plan.frame(self._roster.federation, rosters.digest(self._roster), model, parts)
@@ -264,8 +258,9 @@ class BlindRounds:
         if upload.status != "sent" or not upload.ctx:
             return
         ctx, now = bytes.fromhex(upload.ctx), self._now
-        self._accepted.setdefault((upload.job, upload.round), set()).add(ctx)
-        if now and (upload.job, upload.round) == (now.job.name, now.round):
+        of = (upload.job, upload.round)
+        self._accepted.setdefault(of, set()).add(ctx)
+        if now is not None and of == (now.job.name, now.round):
             now.accepted(ctx)
 
     def _accepted_in(self, job: str, round_: int) -> set[bytes]:

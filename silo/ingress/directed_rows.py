@@ -1,5 +1,4 @@
-"""The rows of a directed Mix in one delivery: checked, freed of their pads as their words come, and
-put together.
+"""The rows of a directed Mix in one delivery: checked, unpadded as they come, put together.
 
 Each is the group of an open sum that this silo alone reads (security/blind/directed_mix.py). What
 it must be this silo knows itself: which rounds have rows for it, the specification with its own
@@ -54,9 +53,7 @@ class _AwaitedRow:
 
 
 class DirectedRows:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
-    ``delivered``.
-    """
+    """The rows of one delivery: call ``announced``, ``admit``, ``write``, then ``delivered``."""
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, counted: int) -> None:
         """``terms`` are what this silo asks of the sum that a row is of.
@@ -78,9 +75,7 @@ class DirectedRows:
     def announced(
         self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]
     ) -> list[int]:
-        """The bytes of each row; RefusedError, before anything is made of them, for rows that there
-        cannot be.
-        """
+        """The bytes of each row; RefusedError for impossible rows, before any is used."""
         check(
             not prekeys,
             COORDINATOR,

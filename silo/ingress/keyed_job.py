@@ -1,5 +1,4 @@
-"""What a silo needs for the mixed and compared parts of one job: the key that its silos share, and
-who they are.
+"""The key that the silos of one job share for its mixed and compared parts, and their names.
 
 A silo's prekeys of one job on its disk, and what it knows of the others':
 security/blind/prekeys.py.
@@ -74,9 +73,7 @@ class PrekeyFiles:
         return checked_file.read_json(path, Known)
 
     def save(self, known: Known) -> None:
-        """Before a seed is sealed to what is new in it, and before what it shows to be of no use is
-        erased.
-        """
+        """Call before a seed is sealed to a new one, and before ``erase_before`` erases any."""
         checked_file.write_json(self.folder / KNOWN, known)
 
     def own(self) -> dict[int, bytes]:

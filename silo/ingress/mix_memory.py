@@ -41,8 +41,11 @@ M = TypeVar("M", bound=Strict)
 
 
 class OpenedRows(Strict):
-    """What was opened of one part:
-    ``{"delivered":["9f86…"],"memory":{"last":"9f86…","newest":{"b":4,"c":4}}}``.
+    """The file of the rows of one part that were opened.
+
+    ::
+
+        {"delivered":["9f86…"],"memory":{"last":"9f86…","newest":{"b":4,"c":4}}}
 
     ``delivered`` are the digests of the rows of the last delivery, which may come again: that shows
     nothing new.
@@ -53,8 +56,9 @@ class OpenedRows(Strict):
 
 
 class OpenedDirected(Strict):
-    """Directed rows that were opened of one part: ``{"delivered":["9f86…"],"newest":7}``, the round
-    of the newest.
+    """The file of the directed rows of one part that were opened.
+
+    ``{"delivered":["9f86…"],"newest":7}``, with the newest round.
 
     ``delivered`` are the contexts of the sums of the last delivery, whose rows may come again.
     """
@@ -64,8 +68,9 @@ class OpenedDirected(Strict):
 
 
 class Rotations(Strict):
-    """What was rotated of one part:
-    ``{"given":"5c1f…","memory":{"attempt":0,"round":17,"vectors":"9f86…"}}``.
+    """The file of the vectors of one part that were rotated.
+
+    ``{"given":"5c1f…","memory":{"attempt":0,"round":17,"vectors":"9f86…"}}``
     """
 
     memory: RotationMemory = RotationMemory()
@@ -74,8 +79,9 @@ class Rotations(Strict):
 
 
 class MixMemory:
-    """The files of one job. LocalError where one was changed, UnwritableError where the disk takes
-    none.
+    """The files of one job.
+
+    LocalError where one was changed, UnwritableError where the disk takes none.
     """
 
     def __init__(self, folder: Path) -> None:

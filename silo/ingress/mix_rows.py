@@ -84,8 +84,9 @@ def largest_rows(plan: RoundPlan) -> int:
 def announced_rows(
     peer: str, messages: Sequence[pb.MixedRow], expected: Mapping[str, Expected]
 ) -> tuple[Mixed, ...]:
-    """The rows of a manifest; RefusedError unless they are of these parts, in their order, and not
-    too many.
+    """The rows of a manifest; RefusedError unless they are of these parts and not too many.
+
+    They come in the order of the parts.
     """
     mixed = rows_from_wire(peer, messages, sum(each.most for each in expected.values()))
     names, places = [each.part for each in mixed], list(expected)
@@ -121,9 +122,7 @@ class _Admitted:
 
 
 class IncomingRows:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
-    ``delivered``.
-    """
+    """The rows of one delivery: call ``announced``, ``admit``, ``write``, then ``delivered``."""
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, terms: Terms, own: Own) -> None:
         """``terms`` are what this silo asks of a row.
@@ -146,8 +145,7 @@ class IncomingRows:
     def announced(
         self, peer: str, messages: Sequence[pb.MixedRow], prekeys: Sequence[pb.DeliveredPrekey]
     ) -> list[int]:
-        """The bytes of each row; RefusedError, before anything is made of them, for rows that there
-        cannot be.
+        """The bytes of each row; RefusedError for impossible rows, before any is used.
 
         ``prekeys`` are those of the other silos that come beside them.
         """
@@ -291,8 +289,9 @@ class IncomingRows:
         return {name for start in coming for name in expected_rows(plan.round(start))}
 
     def _check_posted(self, row: RecipientRow, keep: float, found: Sequence[_Admitted]) -> None:
-        """RefusedError unless it is of one round, later than that of the row before, and as the
-        method posts it.
+        """RefusedError unless it is of one round, after that of the row before.
+
+        It must be as the method posts it.
         """
         posted, *more = {share.version.round for share in row.shares}
         check(

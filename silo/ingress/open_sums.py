@@ -1,5 +1,4 @@
-"""The open sums of one delivery: checked as their words come, and made into the tensors of their
-parts.
+"""The open sums of one delivery: checked as their words come, and made into tensors.
 
 A part that is published as it was summed comes down in the words of its sum, never as tensors
 (``in_words`` of security/blind/plan.py). By the silos' linear tags nobody but they could have made
@@ -34,9 +33,7 @@ NO_MODEL = "0" * 64  # of a round in which this silo need not have been
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the ledger is told of a sum that was refused: whose round's, what its attempt is said to
-    be, and why.
-    """
+    """A rejected sum for the ledger: its round, what its attempt is said to be, and why."""
 
     round: int
     ctx: bytes
@@ -58,9 +55,7 @@ class _AwaitedSum:
 
 
 class IncomingSums:
-    """Those of one delivery, in turn: ``announced``, ``admit``, ``write`` and, when all is there,
-    ``delivered``.
-    """
+    """The sums of one delivery: call ``announced``, ``admit``, ``write``, then ``delivered``."""
 
     def __init__(self, sharing: Sharing, plan: RoundPlan, memory: Memory) -> None:
         """``memory`` is what this silo remembers of the job's sums.
@@ -105,9 +100,7 @@ class IncomingSums:
         self._words.begin((each, each.group) for each in coming)
 
     def refuse_tensors(self, peer: str, name: str, why: str) -> None:
-        """A part comes as tensors: recorded as a sum without a specification, where there is one
-        that could come.
-        """
+        """Record a part that comes as tensors as a sum without a specification, if any is due."""
         if name in self._expected:
             self._refuse(self._expected[name], b"", RefusedError(peer, Code.SUM, why))
 

@@ -1,6 +1,4 @@
-"""Words of several vectors that come one after another, cut anywhere: memory for one vector at a
-time.
-"""
+"""Words of several vectors, one after another, cut anywhere: memory for one vector at a time."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,8 +12,9 @@ Each = TypeVar("Each")
 
 
 class WordReader(Generic[Each]):
-    """The numbers of groups, without canaries, in order: ``begin``, then ``write`` until all are
-    there.
+    """The numbers of groups, without canaries, in order.
+
+    Call ``begin``, then ``write`` until all are there.
     """
 
     def __init__(self, take: Callable[[Each, Words], None]) -> None:

@@ -1,8 +1,7 @@
-"""What a round gives, on its way to the gate: tensors by part and name, and what each was computed
-from.
+"""A round's contributions on their way to the gate: tensors, and what each was computed from.
 
-In a plain job nothing is said of that: all of it is private. In a private one the runner says it
-tensor by tensor, and it is kept beside them in the outbox; what it says nothing of is private
+In a plain job nothing is said of that: all tensors are private. In a private job the runner says it
+tensor by tensor, and the outbox keeps it next to them. A tensor of which it says nothing is private
 there, too.
 """
 
@@ -30,7 +29,7 @@ UNSAID = -1
 class Contributions:
     """Tensors by part and name, the weights of sums among them, and their taints.
 
-    ``start`` is how many rounds are behind the state that it was trained from; UNSAID where no
+    ``start`` is the number of rounds behind the state from which they were trained; UNSAID where no
     outbox says it.
     """
 
@@ -44,19 +43,21 @@ class Contributions:
 
 
 def tainted(releases: Sequence[Release], bundle: Contributions) -> tuple[Release, ...]:
-    """What leaves, in whatever form, with what it was computed from.
-
-    What is masked is so with its weight in it.
-    """
+    """What leaves, in whatever form, with what it was computed from."""
     found = []
     for release in releases:
-        names = [release.name]
-        if release.form == MASKED and WEIGHT in bundle.tensors[release.part]:
-            names.append(WEIGHT)
-        taint = worst(bundle.taint(release.part, name) for name in names)
-        ids = tuple(sorted(taint.ids)) if taint.name == "dp" else ()
-        found.append(replace(release, taint=taint.name, ledger_ids=ids))
+        taint = _taint(release, bundle)
+        # reservations paid for what is differentially private, and for nothing else
+        ids = sorted(taint.ids) if taint.name == "dp" else ()
+        found.append(replace(release, taint=taint.name, ledger_ids=tuple(ids)))
     return tuple(found)
+
+
+def _taint(release: Release, bundle: Contributions) -> Taint:
+    names = [release.name]
+    if release.form == MASKED and WEIGHT in bundle.tensors[release.part]:
+        names.append(WEIGHT)  # its weight is in what is masked
+    return worst(bundle.taint(release.part, name) for name in names)
 
 
 # As the outbox has it: safetensors, of a private job with the taints in their metadata.
@@ -64,21 +65,19 @@ def tainted(releases: Sequence[Release], bundle: Contributions) -> tuple[Release
 
 def to_bytes(bundle: Contributions) -> bytes:
     """The file."""
-    said = _flat(bundle.taints)
-    metadata = {START: str(bundle.start), **({TAINTS: taints_to_text(said)} if said else {})}
+    metadata = {START: str(bundle.start)}
+    taints = _flat(bundle.taints)
+    if taints:
+        metadata[TAINTS] = taints_to_text(taints)
     return tensor_file.to_bytes(_flat(bundle.tensors), metadata)
 
 
 def read(path: Path) -> Contributions:
-    """The bundle of a file; LocalError for one that was not written here, or that the disk
-    changed.
-    """
+    """The bundle of a file; LocalError for one not written here, or changed by the disk."""
     tensors, metadata = tensor_file.read(path)
     try:
-        taints, start = (
-            taints_from_text(metadata.get(TAINTS, "[]")),
-            int(metadata.get(START, UNSAID)),
-        )
+        taints = taints_from_text(metadata.get(TAINTS, "[]"))
+        start = int(metadata.get(START, UNSAID))
     except ValueError as error:
         raise LocalError(
             f"{path}: cannot read it: {error}; restore the silo's folder from a backup"

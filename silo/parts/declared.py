@@ -1,14 +1,15 @@
-"""What a job lets this silo give, as plain values read once from the document that its operator
-signed.
+"""What a job lets this silo upload, as plain values read once from its signed document.
 
-The gate asks this and not the job's code: what code of a method says or does after the job was
+The gate asks this and not the job's code: whatever code of a method says or does after the job was
 admitted changes nothing of what may leave.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any, Self, TypeVar
 
 from ...algorithms.exchange.parts import (
     WEIGHT,
@@ -31,6 +32,8 @@ from ...security.blind.plan import shared, sum_groups, uploaded
 from ...security.blind.sum import Bounds
 from ...security.secagg.shared_gram import Compared, compared_of
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class RecordCount:
@@ -47,7 +50,7 @@ class Declared:
     job: str
     digest: str  # SHA-256 of the canonical document, hex
     method: str
-    # (first round, what each of its rounds gives), the end among them
+    # (first round, what a silo makes in each of its rounds), the end among them
     phases: tuple[tuple[int, tuple[Item, ...]], ...]
     # None of a private job: nothing that is done in it depends on how many there are
     records: RecordCount | None
@@ -60,35 +63,31 @@ class Declared:
     @classmethod
     def of(cls, document: Mapping[str, Any], records: RecordCount) -> Self:
         """Read a document that has been verified and is as our own code writes it."""
-        own = None if document["privacy"] else records
-        starts, given = zip(
-            *((phase["from_round"], phase["up"]) for phase in document["schema"]), strict=True
+        schema, security = document["schema"], document["security"]
+        plain = cls(
+            job=document["name"],
+            digest=sha256(canonical_json(document)).hexdigest(),
+            method=document["method"]["name"],
+            phases=tuple((phase["from_round"], _sent(phase["up"])) for phase in schema),
+            records=None if document["privacy"] else records,
         )
-        name, method, said = document["name"], document["method"]["name"], document["security"]
-        digest = sha256(canonical_json(document)).hexdigest()
-        if said["secure_aggregation"] == "off":
-            return cls(
-                name, digest, method, tuple(zip(starts, map(_sent, given), strict=True)), own
-            )
-        parts = [tuple(map(_blind, up)) for up in given]
-        phases = tuple(zip(starts, map(contribution_items, parts), strict=True))
-        hidden = for_silos(said["audience"], document["schema"])
+        if security["secure_aggregation"] == "off":
+            return plain
+
+        parts = tuple((phase["from_round"], tuple(map(_blind, phase["up"]))) for phase in schema)
         limits = Bounds(
-            said["clip_exponent"],
-            said["weights"],
-            said["weight_least"],
-            said["weight_most"],
-            hidden,
+            security["clip_exponent"],
+            security["weights"],
+            security["weight_least"],
+            security["weight_most"],
+            for_silos(security["audience"], schema),
         )
-        return cls(
-            name,
-            digest,
-            method,
-            phases,
-            own,
-            limits,
-            tuple(zip(starts, parts, strict=True)),
-            tuple(document["silos"]),
+        return replace(
+            plain,
+            phases=tuple((start, contribution_items(own)) for start, own in parts),
+            bounds=limits,
+            parts=parts,
+            silos=tuple(document["silos"]),
         )
 
     @property
@@ -97,26 +96,25 @@ class Declared:
         return self.records is None
 
     def items(self, round_: int) -> tuple[Item, ...]:
-        """All that this round gives to the gate, in wire order.
+        """All that a silo brings to the gate in this round, in wire order.
 
-        LocalError for a round that the job does not have.
-
-        Of a blind job, vectors that leave as sketches are whole.
+        LocalError for a round that the job does not have. In a blind job, vectors that leave as
+        sketches are whole.
         """
-        if not 0 <= round_ <= (last := self.phases[-1][0]):
+        last = self.phases[-1][0]
+        if not 0 <= round_ <= last:
             raise LocalError(f"job {self.job!r} has no round {round_}, its last is {last}")
-        return next(items for start, items in reversed(self.phases) if start <= round_)
+        return _at(round_, self.phases)
 
     def groups(
         self, round_: int, readers: Sequence[str] = ()
     ) -> tuple[tuple[Part, ...], tuple[Group, ...]]:
         """The groups of a round's secure sum, without scale, and their parts.
 
-        LocalError where it has none.
-
-        ``readers`` are the silos that get rows of it.
+        ``readers`` are the silos that get rows of it. LocalError for a round without a secure sum.
         """
-        if strange := [silo for silo in readers if silo not in self.silos]:
+        strange = [silo for silo in readers if silo not in self.silos]
+        if strange:
             raise LocalError(
                 f"rows for {', '.join(strange)}, no silo of job {self.job!r}; nothing leaves"
             )
@@ -130,7 +128,9 @@ class Declared:
         """
         parts, bounds = self._blind_parts(round_)
         found = shared(parts)
-        return found, next((compared_of(part, bounds.clip_exponent) for part in found), None)
+        if not found:
+            return found, None
+        return found, compared_of(found[0], bounds.clip_exponent)
 
     def hidden(self, round_: int) -> tuple[Part, ...]:
         """The parts of a round that leave one by one, padded or rotated.
@@ -140,18 +140,25 @@ class Declared:
         return uploaded(self._blind_parts(round_)[0])
 
     def padded_group(self, part: Part) -> Group:
-        """That of a part that leaves padded; LocalError where the job is not blind."""
-        if self.bounds is None:
-            raise LocalError(f"job {self.job!r} has no secure aggregation")
-        return mix_group(
-            part.name, sum(spec.elements for spec in part.tensors), self.bounds.clip_exponent
-        )
+        """The group of a part that leaves padded; LocalError where the job is not blind."""
+        elements = sum(spec.elements for spec in part.tensors)
+        return mix_group(part.name, elements, self._blind_bounds().clip_exponent)
 
     def _blind_parts(self, round_: int) -> tuple[tuple[Part, ...], Bounds]:
+        bounds = self._blind_bounds()
+        self.items(round_)  # there is such a round
+        return _at(round_, self.parts), bounds
+
+    def _blind_bounds(self) -> Bounds:
         if self.bounds is None:
             raise LocalError(f"job {self.job!r} has no secure aggregation")
-        self.items(round_)  # there is such a round
-        return next(parts for start, parts in reversed(self.parts) if start <= round_), self.bounds
+        return self.bounds
+
+
+def _at(round_: int, phases: Sequence[tuple[int, T]]) -> T:
+    """The value of the phase that a round is in, by the phases' first rounds."""
+    phase = bisect_right(phases, round_, key=itemgetter(0)) - 1
+    return phases[phase][1]
 
 
 EXCHANGES: Mapping[str, Exchange] = {
@@ -168,23 +175,28 @@ EXCHANGES: Mapping[str, Exchange] = {
 def _blind(part: Mapping[str, Any]) -> Part:
     """A part of a blind job, as its own wire would be written."""
     specs = tuple(map(_spec, part["tensors"]))
-    most = next((spec.most for spec in specs if spec.name == WEIGHT), None)
-    given = tuple(spec for spec in specs if spec.name != WEIGHT)
     exchange = EXCHANGES.get(part["exchange"])
     if exchange is None:
         raise LocalError(
             f"part {part['name']!r} crosses by {part['exchange']!r}, which has no blind form"
         )
-    if isinstance(exchange, Sum) and most is not None:
-        exchange = replace(exchange, most=most)
-    if whole := part.get("sketch_of"):
-        (sent,), given = specs, tuple(map(_spec, whole))
-        exchange = Gram(sketch=sent.shape[-1])
-    return Part(part["name"], Kind[part["kind"]], exchange, given)
+
+    # the weight of a sum crosses last, and is no tensor of the part
+    *tensors, last = specs
+    if last.name != WEIGHT:
+        tensors = [*specs]
+    elif isinstance(exchange, Sum) and last.most is not None:
+        exchange = replace(exchange, most=last.most)
+
+    # the gate takes whole vectors, and sketches them under the key that the coordinator lacks
+    whole = part.get("sketch_of")
+    if whole:
+        exchange, tensors = Gram(sketch=last.shape[-1]), list(map(_spec, whole))
+    return Part(part["name"], Kind[part["kind"]], exchange, tuple(tensors))
 
 
 def _sent(parts: Sequence[Mapping[str, Any]]) -> tuple[Item, ...]:
-    """What leaves in the clear of these parts."""
+    """The tensors of these parts that leave in the clear."""
     return tuple(
         Item(part["name"], Kind[part["kind"]], _spec(each))
         for part in parts
@@ -193,7 +205,5 @@ def _sent(parts: Sequence[Mapping[str, Any]]) -> tuple[Item, ...]:
 
 
 def _spec(tensor: Mapping[str, Any]) -> TensorSpec:
-    least, most = (
-        None if bound is None else float(bound) for bound in map(tensor.get, ("least", "most"))
-    )
-    return TensorSpec(tensor["name"], tensor["dtype"], tuple(tensor["shape"]), least, most)
+    bounds = {key: float(tensor[key]) for key in ("least", "most") if key in tensor}
+    return TensorSpec(tensor["name"], tensor["dtype"], tuple(tensor["shape"]), **bounds)

@@ -1,11 +1,12 @@
-"""Releases: what each tensor of an upload tells, to whom, and in which form, as policy and ledger
-have it.
+"""Releases: what each tensor of an upload reveals, to whom, and in which form.
+
+Policy and ledger read these.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from ...algorithms.exchange.parts import (
     Item,
@@ -39,88 +40,95 @@ def release_of(item: Item) -> Release:
 
 
 def masked_releases(parts: Sequence[Part], groups: Sequence[Group]) -> tuple[Release, ...]:
-    """What policy and ledger read about a masked round: a release for each tensor, weights only
-    where private.
+    """What policy and ledger read about a masked round: a release for each tensor.
 
-    ``groups`` are those of the parts, in their order. All rows of a part are one release, stacked,
-    for who reads them.
+    ``groups`` are those of the parts, in their order. Weights are among the tensors only where they
+    are private. All rows of a part are one release, stacked, for those who read them.
     """
     found: list[Release] = []
     for part, pairs in groupby(zip(parts, groups, strict=True), key=lambda pair: pair[0]):
-        own = [group for _, group in pairs]
-        rows = tuple(group.reader for group in own if is_row(group))
-        readers = rows or (SUMS[own[0].reader],)
-        for spec in part.wire if own[0].weights == "private" else part.tensors:
-            shape = (len(rows), *spec.shape) if rows else spec.shape
-            kind, dtype = part.kind.name.lower(), f"uint{own[0].ring}"
-            found.append(Release(part.name, kind, spec.name, dtype, shape, MASKED, readers=readers))
+        found += _masked(part, [group for _, group in pairs])
     return tuple(found)
+
+
+def _masked(part: Part, groups: Sequence[Group]) -> Iterator[Release]:
+    first = groups[0]
+    specs = part.wire if first.weights == "private" else part.tensors
+    readers = tuple(group.reader for group in filter(is_row, groups))
+    stack: tuple[int, ...] = (len(readers),)
+    if not readers:
+        readers, stack = (SUMS[first.reader],), ()
+    for spec in specs:
+        stacked = replace(spec, shape=(*stack, *spec.shape))
+        yield _hidden(part, stacked, f"uint{first.ring}", MASKED, readers)
 
 
 def padded_releases(part: Part) -> tuple[Release, ...]:
     """What policy and ledger read about a part that leaves padded: a release for each tensor."""
-    return tuple(_hidden(part, spec, "uint64", PADDED, MIX_READER) for spec in part.tensors)
+    return tuple(_hidden(part, spec, "uint64", PADDED, (MIX_READER,)) for spec in part.tensors)
 
 
 def rotated_releases(part: Part) -> tuple[Release, ...]:
     """What they read about a part whose vectors leave rotated."""
-    return tuple(_hidden(part, spec, spec.dtype, ROTATED, GRAM_READER) for spec in part.wire)
+    return tuple(_hidden(part, spec, spec.dtype, ROTATED, (GRAM_READER,)) for spec in part.wire)
 
 
 def shared_releases(part: Part, cohort: int) -> tuple[Release, ...]:
-    """What they read about a part of which shares leave, in a cohort of so many silos: the numbers
-    dealt to the others.
+    """What they read about a part of which shares leave: the numbers dealt to the others.
 
-    Those are the shares of its vectors, and of as many zeros as there are silos.
+    Those are the shares of its vectors, and of as many zeros as there are silos in the cohort.
     """
     (spec,) = part.tensors
     groups, width = spec.shape
     numbers = TensorSpec(spec.name, "float64", (cohort - 1, groups, width + cohort))
-    return (_hidden(part, numbers, "uint64", MASKED, GRAM_READER),)
+    return (_hidden(part, numbers, "uint64", MASKED, (GRAM_READER,)),)
 
 
-def _hidden(part: Part, spec: TensorSpec, dtype: str, form: str, reader: str) -> Release:
-    """Of what is blind nobody opens a silo's own part: its reader stands for what it is read as,
-    and by whom.
-    """
-    return Release(
-        part.name, part.kind.name.lower(), spec.name, dtype, spec.shape, form, readers=(reader,)
-    )
+def _hidden(
+    part: Part, spec: TensorSpec, dtype: str, form: str, readers: tuple[str, ...]
+) -> Release:
+    """Nobody opens a silo's own blind part: readers stand for what it is read as, and by whom."""
+    kind = part.kind.name.lower()
+    return Release(part.name, kind, spec.name, dtype, spec.shape, form, readers=readers)
 
 
 def upload_releases(plan: RoundPlan) -> tuple[Release, ...]:
-    """All that a silo gives in a round, in the form and the order in which it leaves.
+    """All that a silo uploads in a round, in the form and the order in which it leaves.
 
-    Who gets rows is another matter in each round: they are for any of the job's silos. Of a private
-    job it is as it is meant to be, differentially private; what paid for it, and that it is so, is
-    known in the round alone.
+    Rows have other readers in each round: here they are for any of the job's silos. In a private
+    job all is said to be differentially private, as it is meant to be; what paid for it, and that
+    it is so, is known in the round alone.
     """
-    releases = _given(plan)
-    return tuple(replace(each, taint="dp") for each in releases) if plan.job.privacy else releases
-
-
-def _given(plan: RoundPlan) -> tuple[Release, ...]:
     job = plan.job
     if not job.security.required:
-        return tuple(release_of(item) for item in upload_items(plan.up))
-    hidden = [
-        release
-        for part in plan.uploads
-        for release in (
-            padded_releases(part) if isinstance(part.exchange, Mix) else rotated_releases(part)
-        )
-    ]
-    masked = masked_releases(*plan.groups)
-    cohort = len(job.cohort(plan.round))
-    masked += tuple(release for part in plan.shared for release in shared_releases(part, cohort))
-    return (
-        *hidden,
-        *(replace(each, readers=job.silos) if each.is_row else each for each in masked),
-    )
+        releases = list(map(release_of, upload_items(plan.up)))
+    else:
+        releases = list(_blind_releases(plan))
+    if job.privacy is not None:
+        return tuple(replace(release, taint="dp") for release in releases)
+    return tuple(releases)
+
+
+def _blind_releases(plan: RoundPlan) -> Iterator[Release]:
+    yield from chain.from_iterable(map(_upload_release, plan.uploads))
+
+    # a release of rows names their readers; those of this round are not known yet
+    for release in masked_releases(*plan.groups):
+        yield replace(release, readers=plan.job.silos) if release.is_row else release
+
+    cohort = len(plan.job.cohort(plan.round))
+    for part in plan.shared:
+        yield from shared_releases(part, cohort)
+
+
+def _upload_release(part: Part) -> tuple[Release, ...]:
+    if isinstance(part.exchange, Mix):
+        return padded_releases(part)
+    return rotated_releases(part)
 
 
 def bytes_by_kind(releases: Sequence[Release], offset: int = 0) -> dict[str, int]:
-    """Payload bytes of a bundle behind an offset, by kind of part."""
+    """Bytes of a bundle's tensors behind an offset, by kind of part."""
     sizes: Counter[str] = Counter()
     for release in releases:
         skipped = min(offset, release.nbytes)
@@ -140,7 +148,7 @@ def readers_of_each(releases: Sequence[Release]) -> tuple[str, ...]:
 
 
 def readers_of(roster: Roster) -> tuple[str, ...]:
-    """Who can open what a silo gives in the clear: the coordinator.
+    """Who can open what a silo uploads in the clear: the coordinator.
 
     The other silos see only folded results.
     """

@@ -1,6 +1,4 @@
-"""What a round gives, and what comes down, as declared tensors: pure functions that the
-gate calls.
-"""
+"""A round's uploads and deliveries as declared tensors: pure functions that the gate calls."""
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -58,29 +56,28 @@ def vectors_of(part: Part, value: Tensor) -> Reals:
     return vectors
 
 
-def exactly(items: tuple[Item, ...], payload: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
+def exactly(items: tuple[Item, ...], tensors: Mapping[str, Mapping[str, Tensor]]) -> list[Tensor]:
     """Copies of the values in wire order, which nobody else holds.
 
-    LocalError for anything missing, unknown or other.
-
-    Tensors of a subclass are refused: they may compute their values anew each time they are read.
+    LocalError for anything missing, unknown or other. Tensors of a subclass are rejected: they may
+    compute their values anew each time they are read.
     """
-    given = {
-        (part, name): value for part, values in payload.items() for name, value in values.items()
-    }
-    declared = {(item.part, item.spec.name) for item in items}
-    for part, name in sorted(given.keys() - declared, key=repr):
+    values = {(part, name): value for part, own in tensors.items() for name, value in own.items()}
+    declared = [(item.part, item.spec.name) for item in items]
+    unknown = values.keys() - set(declared)
+    if unknown:
+        part, name = min(unknown, key=repr)
         raise LocalError(
             f"tensor {_shown(part)}/{_shown(name)} is not in the job's schema; the message is"
             " refused"
         )
-    return [_own(item, given.get((item.part, item.spec.name))) for item in items]
+    return list(map(_own, items, map(values.get, declared)))
 
 
 def _own(item: Item, value: Tensor | None) -> Tensor:
     """A copy, row-major, on the CPU.
 
-    Of a view the elements that it shows and nothing of what lies behind it.
+    It has the elements that a view shows and nothing of what lies behind it.
     """
     spec = item.spec
     found = _found(value)
@@ -104,13 +101,10 @@ def _found(value: object) -> str:
         return "missing"
     if type(value) is not Tensor:
         return f"no plain tensor but {type(value).__name__}"
-    dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
-    where = (
-        ""
-        if value.layout is torch.strided and not value.is_meta
-        else f" {value.layout} on {value.device}"
-    )
-    return f"{dtype} {shape}{where}"
+    found = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if value.layout is not torch.strided or value.is_meta:
+        found += f" {value.layout} on {value.device}"
+    return found
 
 
 def _shown(name: object) -> str:
@@ -126,25 +120,38 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
     test records. In a private job, which has no ``records``, they are noisy: whole numbers that
     canonical JSON can hold.
     """
-    known = records or RecordCount(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
-    noisy = "" if records else " at most: the job is private, and its counts are noisy"
+    known, noisy = records, ""
+    if known is None:
+        known = RecordCount(MAX_SAFE_INTEGER, MAX_SAFE_INTEGER)
+        noisy = " at most: the job is private, and its counts are noisy"
     metrics: dict[str, int] = {}
     for item, value in zip(items, values, strict=True):
-        name = f"{item.part}/{item.spec.name}"
-        if item.spec.name == WEIGHT or (item.kind is Kind.COUNTS and item.spec.dtype == "int64"):
-            whole = value.double()
-            if not bool(
-                ((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= known.train)).all()
-            ):
+        if _counts_training(item):
+            if not _whole_up_to(known.train, value):
                 return (
-                    f"{name} is not a whole number from 0 to {known.train}, the training records of"
-                    f" this silo{noisy}"
+                    f"{item.part}/{item.spec.name} is not a whole number from 0 to {known.train},"
+                    f" the training records of this silo{noisy}"
                 )
         elif item.part == METRICS.name:
             metrics[item.spec.name] = int(value)
+    return _miscounted_tests(metrics, known.test, noisy)
+
+
+def _counts_training(item: Item) -> bool:
+    counts = item.kind is Kind.COUNTS and item.spec.dtype == "int64"
+    return counts or item.spec.name == WEIGHT
+
+
+def _whole_up_to(most: int, value: Tensor) -> bool:
+    # without a sign: -0.0 equals 0, and its bit could say something that no count does
+    whole = value.double()
+    return bool(((whole == whole.floor()) & ~torch.signbit(whole) & (whole <= most)).all())
+
+
+def _miscounted_tests(metrics: Mapping[str, int], most: int, noisy: str) -> str:
     tested = metrics.get("tested", 0)
-    if not 0 <= tested <= known.test:
-        return f"{METRICS.name}/tested is {tested}, this silo has {known.test} test records{noisy}"
+    if not 0 <= tested <= most:
+        return f"{METRICS.name}/tested is {tested}, this silo has {most} test records{noisy}"
     for name, count in metrics.items():
         if not 0 <= count <= tested:
             return f"{METRICS.name}/{name} is {count}, of {tested} that were tested"
@@ -153,33 +160,30 @@ def miscounted(items: Sequence[Item], values: Sequence[Tensor], records: RecordC
 
 def norms(items: Sequence[Item], values: Sequence[Tensor]) -> dict[str, float]:
     """Euclidean norm of each part's tensors together, in float64, weights left out."""
-    squares: dict[str, float] = {}
+    squares = dict.fromkeys((item.part for item in items), 0.0)
     for item, value in zip(items, values, strict=True):
-        own = value if value.is_floating_point() else value.double()
-        norm = (
-            0.0
-            if item.spec.name == WEIGHT
-            else float(torch.linalg.vector_norm(own, dtype=torch.float64))
-        )
-        squares[item.part] = squares.get(item.part, 0.0) + norm * norm
+        if item.spec.name != WEIGHT:
+            norm = _norm(value)
+            squares[item.part] += norm * norm
     return {part: sqrt(square) for part, square in squares.items()}
+
+
+def _norm(value: Tensor) -> float:
+    own = value if value.is_floating_point() else value.double()
+    return float(torch.linalg.vector_norm(own, dtype=torch.float64))
 
 
 def announced(
     peer: str, job: Job, round_: int, manifest: Manifest, words: Sequence[int] = ()
 ) -> tuple[Item, ...]:
-    """What a delivery's manifest declares.
+    """The tensors that a delivery's manifest declares.
 
-    RefusedError unless it is all of some parts that this round may bring.
-
-    ``words`` are the bytes of the open sums and of the rows of a Mix behind the tensors; of a keyed
-    job what comes so never comes as tensors.
+    RefusedError unless they are all of some parts that this round may bring. ``words`` are the
+    bytes of the open sums and of the rows of a Mix behind the tensors. In a keyed job what comes in
+    words never comes as tensors.
     """
-    if (
-        manifest.job != job.name
-        or manifest.job_digest.hex() != job.digest
-        or manifest.round != round_
-    ):
+    named = (manifest.job, manifest.job_digest.hex(), manifest.round)
+    if named != (job.name, job.digest, round_):
         raise RefusedError(
             peer, "MANIFEST", f"delivery is of {manifest.job[:64]!r} round {manifest.round}"
         )
@@ -187,14 +191,19 @@ def announced(
         raise RefusedError(
             peer, "MANIFEST", f"delivery begins at byte {manifest.offset}; send all of it"
         )
-    parts = {p.name: p for p in job.down(round_) if not (job.keyed and isinstance(p.exchange, Mix))}
-    named = list(dict.fromkeys(header.part for header in manifest.tensors))
-    unknown = [name for name in named if name not in parts]
-    if unknown:
-        raise RefusedError(
-            peer, "MANIFEST", f"delivers part {unknown[0][:64]!r}, which is not in the schema"
-        )
-    items = delivered_items([parts[name] for name in named])
+
+    in_words = Mix if job.keyed else ()
+    expected = {
+        part.name: part for part in job.down(round_) if not isinstance(part.exchange, in_words)
+    }
+    parts = []
+    for name in dict.fromkeys(header.part for header in manifest.tensors):
+        if name not in expected:
+            raise RefusedError(
+                peer, "MANIFEST", f"delivers part {name[:64]!r}, which is not in the schema"
+            )
+        parts.append(expected[name])
+    items = delivered_items(parts)
     check_manifest(peer, manifest, items, sum(words))
     return items
 
@@ -219,5 +228,6 @@ def unpack(peer: str, items: Sequence[Item], buffer: memoryview) -> dict[str, di
 
 def flat(values: Sequence[Tensor]) -> Flat:
     """The tensors one after another, float64 unless all are float32; float tensors' own memory."""
-    dtype = np.float32 if all(value.dtype == torch.float32 for value in values) else np.float64
+    dtypes = {value.dtype for value in values}
+    dtype = np.float32 if dtypes <= {torch.float32} else np.float64
     return tuple(value.detach().reshape(-1).numpy().astype(dtype, copy=False) for value in values)

@@ -92,9 +92,7 @@ class Trainer:
 
 @dataclass(frozen=True, eq=False)
 class TrainingInput:
-    """What a round of one job is given: the device that trains, how, the records to train on and
-    those to test on.
-    """
+    """The means of one round of one job: training device, precision and the records."""
 
     device: torch.device
     way: Stepper

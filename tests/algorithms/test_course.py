@@ -14,7 +14,7 @@ from staddle.algorithms.engines.engine import Records, Serial
 from staddle.algorithms.engines.simulation import Simulation, simulate
 from staddle.algorithms.engines.vmap_engine import Stacked
 from staddle.algorithms.exchange.parts import Contribution, Kind, Part, Sum, TensorSpec
-from staddle.algorithms.job.class_census import SAID, TOLD
+from staddle.algorithms.job.class_census import COUNTED, SAID
 from staddle.algorithms.method import METRICS, Method
 from staddle.algorithms.methods.fedavg import FedAvg
 from staddle.algorithms.training.accountant import MemoryAccount, PrivateSilo
@@ -164,7 +164,9 @@ def test_a_counted_method_changes_its_state_as_if_nothing_was_counted(make_job, 
     simulation = Simulation(job, Serial(job, records))
     while simulation.round < job.length:
         simulation.step()
-    assert all(state.extra.keys() == {"seen", SAID, TOLD} for state in simulation.states.values())
+    assert all(
+        state.extra.keys() == {"seen", SAID, COUNTED} for state in simulation.states.values()
+    )
 
 
 def test_a_private_job_refuses_what_it_does_not_pay_for(make_job, make_shards):

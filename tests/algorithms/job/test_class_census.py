@@ -17,8 +17,8 @@ from staddle.algorithms.engines.simulation import simulate
 from staddle.algorithms.exchange.parts import Contribution
 from staddle.algorithms.exchange.plain import PLAIN
 from staddle.algorithms.job.class_census import (
+    COUNTED,
     SAID,
-    TOLD,
     ClassCensus,
     by_class,
     hide_rows,
@@ -333,8 +333,8 @@ def test_a_method_does_not_see_the_count(blind):
     state = method.deliver(counted(job), holders(4, 3, 1), facts("a", 2))
     method.stages(state, facts("a", 2))
     method.give(state, facts("a", 2))
-    assert {SAID, TOLD} <= state.extra.keys()
-    assert [set(own.extra) & {SAID, TOLD} for own, _ in seen] == [set()] * 3
+    assert {SAID, COUNTED} <= state.extra.keys()
+    assert [set(own.extra) & {SAID, COUNTED} for own, _ in seen] == [set()] * 3
     assert [(own.round, own.class_counts.tolist()) for _, (*_, own) in seen] == [
         (1, [3, 0, 0]), (1, [3, 1, 0]), (1, [3, 1, 0]),
     ]  # fmt: skip
@@ -404,7 +404,7 @@ def test_in_a_whole_job_nobody_gives_a_row_that_few_hold(blind, make_data, metho
         assert not any(bool(value[1:].any()) for value in gave.values())
     for silo, own in COUNTS.items():
         assert made.states[silo].extra[SAID].tolist() == [int(count > 0) for count in own]
-        assert made.states[silo].extra[TOLD].tolist() == [4, 3, 1]
+        assert made.states[silo].extra[COUNTED].tolist() == [4, 3, 1]
     assert made.metrics[0]["tested"] == made.metrics[-1]["tested"]
 
 

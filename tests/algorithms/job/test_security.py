@@ -4,7 +4,7 @@ import pytest
 
 from staddle.algorithms.catalog import METHODS
 from staddle.algorithms.exchange.parts import DISCLOSED, Gram, Mix
-from staddle.algorithms.job.blind_rules import LARGEST_MIX_CLIP, Crossing, no_blind_form
+from staddle.algorithms.job.blind_rules import LARGEST_MIX_CLIP, Crossing, JobRules, no_blind_form
 from staddle.algorithms.job.job import Job
 from staddle.algorithms.job.security import LONGEST_COMPARED, MOST_SILOS, SecurityTable
 from staddle.errors import LocalError
@@ -36,6 +36,16 @@ def blind(make_job):
         return job
 
     return make
+
+
+def test_the_first_rule_speaks_whose_conditions_all_hold():
+    rules = JobRules()
+    rules.broken_where(lambda n: n > 0, lambda n: n > 10)(lambda n: f"{n} is large")
+    rules.broken_where()(lambda n: "odd" if n % 2 else "")
+    rules.broken_where(lambda n: n > 4)(lambda _: "over 4")
+    assert [rules.fault(n) for n in (12, 13, 5, 6, 4, -3)] == [
+        "12 is large", "13 is large", "odd", "over 4", "", "odd",
+    ]  # fmt: skip
 
 
 def test_without_the_table_nothing_is_blind_and_the_document_says_so(make_job):
