@@ -16,7 +16,7 @@ from ..security.identity.keys import Role, load_keys
 from ..security.identity.signed_document import sign_document
 from .console import examples, printer
 from .console.job_example import job_text
-from .policy.visibility import seen, together, told_by_likeness, unbounded
+from .policy.visibility import revealed_by_likeness, seen, together, unbounded
 from .privacy.noise import check_fits_sums, drafted_noise, noise, planned
 
 
@@ -89,7 +89,7 @@ def sign(
         printer.show(batches)
     if open_still := unbounded(plan):
         printer.show(open_still)
-    if likeness := told_by_likeness(plan):
+    if likeness := revealed_by_likeness(plan):
         printer.show(likeness)
     if told:
         printer.show(told)
