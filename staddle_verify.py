@@ -79,13 +79,29 @@ class MisuseError(Exception):
     """Called wrongly, or a file cannot be read: exit status 2."""
 
 
+def cannot_read(path: Path, error: OSError) -> MisuseError:
+    """What to raise where the disk does not give a file or a folder."""
+    return MisuseError(f"{path}: cannot read it: {error.strerror or error}")
+
+
+def first_fault(*rules: tuple[object, str]) -> str:
+    """What the first rule says that is broken; empty where all hold."""
+    return next((why for broken, why in rules if broken), "")
+
+
+def check_all(*rules: tuple[object, str]) -> None:
+    """FaultError for the first rule that is broken."""
+    if why := first_fault(*rules):
+        raise FaultError(why)
+
+
 def read(path: Path, limit: int) -> bytes:
     """A file of at most ``limit`` bytes."""
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
-        raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise cannot_read(path, error) from error
     if len(data) > limit:
         raise FaultError(f"{path}: has more than {limit} bytes")
     return data
@@ -383,14 +399,20 @@ def verify_same_size(
     old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
     """Every tree extends the empty one, and each size has one root: neither needs a hash."""
-    if proof:
-        raise FaultError("the proof is too long")
-    possible = size > 0 or root == EMPTY_ROOT
     expected = root if old_size else EMPTY_ROOT
-    if not possible or old_root != expected:
-        raise FaultError(
-            f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked"
-        )
+    another = old_root != expected or impossible(size, root)
+    check_all(
+        (proof, "the proof is too long"),
+        (
+            another,
+            f"two roots of one size, {old_size}: {old_root.hex()} is another; the log was forked",
+        ),
+    )
+
+
+def impossible(size: int, root: bytes) -> bool:
+    """Whether no tree of this size has this root: there is one empty tree."""
+    return size == 0 and root != EMPTY_ROOT
 
 
 def check_hashes(*hashes: bytes) -> None:
@@ -562,13 +584,16 @@ def open_checkpoint(data: bytes, log: Key, witnesses: Sequence[Key] = ()) -> Sig
         found = SignedHead(lines[0], decimal(lines[1]), base64_bytes(lines[2]))
     except ValueError as error:
         raise FaultError(f"the note is not a checkpoint: {error}") from None
-    possible = found.size > 0 or found.root == EMPTY_ROOT
-    if len(found.root) != 32 or not possible:
-        raise FaultError(
-            f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}"
-        )
-    if found.origin != log.name:
-        raise FaultError(f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}")
+    check_all(
+        (
+            len(found.root) != 32 or impossible(found.size, found.root),
+            f"the checkpoint of {found.size} records has the impossible root {found.root.hex()}",
+        ),
+        (
+            found.origin != log.name,
+            f"the checkpoint is of {found.origin!r}, the key is for {log.name!r}",
+        ),
+    )
     return found
 
 
@@ -586,7 +611,7 @@ def segments(folder: Path) -> list[Path]:
     try:
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise MisuseError(f"{folder}: cannot read it: {error.strerror or error}") from error
+        raise cannot_read(folder, error) from error
     found = []
     for name in names:
         if SEGMENT.fullmatch(name):
@@ -639,7 +664,7 @@ class RecordChain:
         except FaultError as error:
             raise FaultError(f"{path.name} line {number} (seq {self.tree.size}) {error}") from None
         except OSError as error:
-            raise MisuseError(f"{path}: cannot read it: {error.strerror or error}") from error
+            raise cannot_read(path, error) from error
 
     def follow(self, line: bytes) -> dict[str, Any]:
         """The record of the next line."""
@@ -650,12 +675,13 @@ class RecordChain:
             )
         record = parse(line[:-1])
         # (2) It stands in its place, and follows the line before.
-        if record["seq"] != self.tree.size:
-            raise FaultError(f"has seq {record['seq']}")
-        if record["prev"] != self.head:
-            raise FaultError(
-                "does not follow the line before: one of the two was changed, removed or inserted"
-            )
+        check_all(
+            (record["seq"] != self.tree.size, f"has seq {record['seq']}"),
+            (
+                record["prev"] != self.head,
+                "does not follow the line before: one of the two was changed, removed or inserted",
+            ),
+        )
         leaf = leaf_hash(line[:-1])
         self.tree.append(leaf)
         self.head = leaf.hex()
@@ -759,6 +785,10 @@ def named(record: dict[str, Any]) -> list[tuple[str, str]]:
     return [(tensor["part"], tensor["name"]) for tensor in record["tensors"]]
 
 
+# bytes of an element by dtype, in the forms that are mixed or compared
+HIDDEN_SIZES = {"padded": {"uint64": 8}, "rotated": {"float32": 4, "float64": 8}}
+
+
 def size_of(tensors: Sequence[dict[str, Any]]) -> int:
     """Bytes of all of them together."""
     return sum(tensor["bytes"] for tensor in tensors)
@@ -773,40 +803,56 @@ def astray(silos: Sequence[str], silo: str) -> bool:
 
 def masked_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a part of a secure sum, or with one that is none."""
-    secagg, cohort, form = record.get("secagg"), record.get("cohort"), record["form"]
+    secagg, form = record.get("secagg"), record["form"]
     if (secagg is not None) != (form == "masked"):
         an = "an" if secagg else "no"
         return f"has form {form!r} and names {an} attempt at a secure sum"
     if secagg is None:
         return ""
     members, threshold = secagg["members"], secagg["threshold"]
-    if astray(members, record["silo"]):
-        return "is masked with members that are not sorted, are there twice, or lack this silo"
-    if cohort and not set(members) <= set(cohort):
-        return "is masked with members that are not of its cohort"
-    if threshold > len(members):
-        return f"is masked with {len(members)} members, fewer than its threshold of {threshold}"
-    return words_fault(record, {"uint32": 4, "uint64": 8})
+    cohort = record.get("cohort") or members
+    return first_fault(
+        (
+            astray(members, record["silo"]),
+            "is masked with members that are not sorted, are there twice, or lack this silo",
+        ),
+        (
+            not set(members) <= set(cohort),
+            "is masked with members that are not of its cohort",
+        ),
+        (
+            threshold > len(members),
+            f"is masked with {len(members)} members, fewer than its threshold of {threshold}",
+        ),
+    ) or words_fault(record, {"uint32": 4, "uint64": 8})
 
 
 def hidden_fault(record: dict[str, Any]) -> str:
     """What is wrong with an intent as a padded or rotated part, or with one that is none."""
     hidden, form = record.get("hidden"), record["form"]
-    if (hidden is not None) != (form in ("padded", "rotated")):
+    if (hidden is not None) != (form in HIDDEN_SIZES):
         a = "a" if hidden else "no"
         return f"has form {form!r} and names {a} version of a part or use of a rotation"
     if hidden is None:
         return ""
     tensors, number = record["tensors"], hidden["number"]
-    if len({tensor["part"] for tensor in tensors}) != 1:
-        return f"is {form} and not of one part"
-    if size_of(tensors) != record["offset"] + record["message"]["bytes"]:
-        return f"is {form} and has other bytes than its tensors"
-    if form == "padded":
-        return words_fault(record, {"uint64": 8})
-    if number:
-        return f"is rotated and has number {number}; only versions of a padded part are counted"
-    return words_fault(record, {"float32": 4, "float64": 8})
+    return first_fault(
+        (len(set(map(part_of, tensors))) != 1, f"is {form} and not of one part"),
+        (
+            size_of(tensors) != record["offset"] + record["message"]["bytes"],
+            f"is {form} and has other bytes than its tensors",
+        ),
+        (
+            form == "rotated" and number,
+            f"is rotated and has number {number}; only versions of a padded part are counted",
+        ),
+    ) or words_fault(record, HIDDEN_SIZES[form])
+
+
+def part_of(tensor: dict[str, Any]) -> str:
+    """Name of the part that a tensor belongs to."""
+    part: str = tensor["part"]
+    return part
 
 
 def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
@@ -821,20 +867,25 @@ def words_fault(record: dict[str, Any], sizes: dict[str, int]) -> str:
 
 def shape_fault(message: OpenMessage) -> str:
     """What is wrong with the tensors of an intent and with those who can read it."""
-    record = message.intent
-    tensors, readers = record["tensors"], record["readers"]
-    if len(set(message.names)) != len(message.names):
-        return "names a tensor twice"
-    if size_of(tensors) > message.whole:
-        return f"has tensors that do not fit into its message of {record['message']['bytes']} bytes"
-    if not readers:
-        return "names no reader"
-    if any(not set(tensor.get("readers", ())) <= set(readers) for tensor in tensors):
-        return "has a tensor with a reader that the message has not"
+    record, names = message.intent, message.names
+    tensors, size = record["tensors"], record["message"]["bytes"]
+    readers, of_tensors = set(record["readers"]), set()
+    for tensor in tensors:
+        of_tensors.update(tensor.get("readers", ()))
     cohort = record.get("cohort")
-    if cohort and astray(cohort, record["silo"]):
-        return "has a cohort that is not sorted, has a silo twice, or lacks this one"
-    return ""
+    return first_fault(
+        (len(set(names)) != len(names), "names a tensor twice"),
+        (
+            size_of(tensors) > message.whole,
+            f"has tensors that do not fit into its message of {size} bytes",
+        ),
+        (not readers, "names no reader"),
+        (of_tensors - readers, "has a tensor with a reader that the message has not"),
+        (
+            cohort and astray(cohort, record["silo"]),
+            "has a cohort that is not sorted, has a silo twice, or lacks this one",
+        ),
+    )
 
 
 # types of a coordinator's ledger, about every silo
@@ -913,11 +964,16 @@ class Account:
     def _survivors(self, record: dict[str, Any]) -> str:
         """The silos of a sum, this one among them, and those that did not survive."""
         survivors, absent = record["survivors"], record.get("absent", [])
-        if astray(survivors, self.silo):
-            return "has survivors that are not sorted, are there twice, or lack this silo"
-        if absent != sorted(set(absent) - set(survivors)):
-            return "has absent silos that are not sorted, are there twice, or survived"
-        return ""
+        return first_fault(
+            (
+                astray(survivors, self.silo),
+                "has survivors that are not sorted, are there twice, or lack this silo",
+            ),
+            (
+                absent != sorted(set(absent) - set(survivors)),
+                "has absent silos that are not sorted, are there twice, or survived",
+            ),
+        )
 
     def _budget(self, record: dict[str, Any]) -> str:
         """A head of a privacy budget, which only grows."""
@@ -933,13 +989,21 @@ class Account:
 
     def _change(self, record: dict[str, Any]) -> str:
         # (0) A policy follows the one in force, and is in force until the next.
-        if record["before"] != self.policy:
-            before, in_force = record["before"] or "none", self.policy or "none"
-            return f"puts a policy in the place of {before}, in force is {in_force}"
-        if hashlib.sha256(record["text"].encode()).hexdigest() != record["after"]:
-            return f"has a text that is not that of policy {record['after']}"
-        self.policy = record["after"]
-        return ""
+        after = record["after"]
+        before, in_force = record["before"] or "none", self.policy or "none"
+        why = first_fault(
+            (
+                before != in_force,
+                f"puts a policy in the place of {before}, in force is {in_force}",
+            ),
+            (
+                hashlib.sha256(record["text"].encode()).hexdigest() != after,
+                f"has a text that is not that of policy {after}",
+            ),
+        )
+        if not why:
+            self.policy = after
+        return why
 
     def _denied(self, record: dict[str, Any]) -> str:
         return self._decided(record["policy"])
@@ -1151,10 +1215,9 @@ class VerifiedRoster:
         self.signers = document.pop("signatures")
         self.payload = framed("staddle/roster/1", canonical(document))
         self.digest = hashlib.sha256(self.payload).hexdigest()
-        self.entries: dict[str, dict[str, Any]] = {}
-        for entry in document["entries"]:
-            self.entries[entry["id"]] = entry
-        if [entry["id"] for entry in document["entries"]] != sorted(self.entries):
+        ids = [entry["id"] for entry in document["entries"]]
+        self.entries: dict[str, dict[str, Any]] = dict(zip(ids, document["entries"]))
+        if ids != sorted(self.entries):
             raise FaultError("has members twice, or not in the order of their ids")
         self._check_distinct()
         self.coordinator = self._find_coordinator()
@@ -1162,10 +1225,11 @@ class VerifiedRoster:
 
     def _check_distinct(self) -> None:
         # (2) Its members are distinct, in order, and one of them is the coordinator.
+        entries = self.entries.values()
         for name in ("spki_sha256", "protocol_key", "log_key", "exchange_key"):
-            if len({entry[name] for entry in self.entries.values()}) != len(self.entries):
+            if len({entry[name] for entry in entries}) != len(entries):
                 raise FaultError(f"has members with the same {name}")
-        for entry in self.entries.values():
+        for entry in entries:
             if entry["protocol_key"] == entry["log_key"]:
                 raise FaultError("has a member with one key for two uses")
 

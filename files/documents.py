@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import pydantic
 
-from ..errors import LocalError, UnwritableError
+from ..errors import LocalError, UnwritableError, reason
 from .toml_document import parse_document
 
 # no configuration, roster or job comes near; a larger one is a mistake
@@ -173,7 +173,7 @@ def read_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
         with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
     if len(data) > most:
         raise LocalError(f"{path}: larger than {most} bytes; is this the right file?")
     return data
@@ -391,7 +391,7 @@ def remove(path: Path) -> None:
 def unwritable(error: OSError) -> str:
     """Why something could not be written, and what to do."""
     fix = WRITE_FIXES.get(error.errno, "check the folder and its owner")
-    return f"{error.strerror or error}; {fix}"
+    return f"{reason(error)}; {fix}"
 
 
 def _write_exclusive(path: Path, data: bytes, mode: int) -> None:

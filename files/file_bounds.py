@@ -6,8 +6,10 @@ can claim hundreds of gigabytes. So a reader opens files through ``open_regular`
 to a job's offer with ``DATA``.
 """
 
+import contextlib
 import errno
 import os
+import re
 import resource
 import stat
 from itertools import product
@@ -22,6 +24,7 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+AVAILABLE = re.compile(r"^MemAvailable:\s*(\d+)", re.MULTILINE)  # KiB
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 # of a control group: limit, use, and the page cache in it that the kernel gives up first; version
 # 2, 1
@@ -86,12 +89,10 @@ def available_memory() -> int:
 
 
 def _of_machine() -> int:
-    try:
-        for line in (PROC / "meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except FileNotFoundError:  # not Linux
-        pass
+    with contextlib.suppress(FileNotFoundError):  # not Linux
+        found = AVAILABLE.search((PROC / "meminfo").read_text())
+        if found:
+            return int(found[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

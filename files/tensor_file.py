@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
-from ..errors import LocalError
+from ..errors import LocalError, reason
 
 DIGEST = "sha256"
 _UNSIGNED = "0" * 64
@@ -87,7 +87,7 @@ def check(path: Path) -> bytes:
             head = _head(file, path.stat().st_size)
             _check(head, iter(lambda: file.read(_PIECE), b""), str(path))
     except OSError as error:
-        raise _unreadable(str(path), error.strerror or str(error)) from error
+        raise _unreadable(str(path), reason(error)) from error
     return head
 
 

@@ -81,11 +81,12 @@ def options_text(model: type[Strict]) -> str:
     """The options of a method, each commented out, below what its docstring says."""
     docs, lines = docstrings(model), []
     for name, field in model.model_fields.items():
-        absence = "Left out by default." if field.default is None else ""
-        sentences = filter(None, [docs.get(name, ""), _choices(field), absence])
-        lines += [f"# {line}" for line in textwrap.wrap(" ".join(sentences), WIDTH)]
-        lines.append(f"# {name} = {inline(_example(field))}")
-    return "\n".join(lines) or "# It has none."
+        sentences = [docs.get(name, ""), _choices(field)]
+        if field.default is None:
+            sentences.append("Left out by default.")
+        lines += textwrap.wrap(" ".join(filter(None, sentences)), WIDTH)
+        lines.append(f"{name} = {inline(_example(field))}")
+    return textwrap.indent("\n".join(lines or ["It has none."]), "# ")
 
 
 def docstrings(model: type[Strict]) -> dict[str, str]:

@@ -40,7 +40,7 @@ def show(report: PreflightReport, as_json: bool) -> None:
     """Print, and end with exit code 1 unless all is well."""
     findings = report.findings
     if as_json:
-        printer.show_json({"ok": report.ok, "findings": [asdict(finding) for finding in findings]})
+        printer.show_json({"ok": report.ok, "findings": list(map(asdict, findings))})
     else:
         for number, finding in enumerate(findings, 1):
             printer.show(*_wrapped(number, finding))

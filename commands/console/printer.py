@@ -31,6 +31,11 @@ FRAMES: dict[Frame, dict[str, Any]] = {
     "head": {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)},
     "none": {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0)},
 }
+OVERFLOW: dict[Frame, Literal["fold", "ellipsis"]] = {  # of a cell wider than its column
+    "box": "ellipsis",
+    "head": "ellipsis",
+    "none": "fold",
+}
 
 
 def printable(text: str) -> str:
@@ -187,12 +192,10 @@ def _write(text: str, *, err: bool = False) -> None:
 
 
 def _show_table(table: PrintedTable, *, err: bool) -> None:
-    title = _text(table.title) if table.title else None
-    drawn = grids.Table(title=title, **FRAMES[table.frame])
-    overflow: Literal["fold", "ellipsis"] = "fold" if table.frame == "none" else "ellipsis"
+    drawn = grids.Table(title=_text(table.title), **FRAMES[table.frame])
     for number, column in enumerate(table.columns):
         justify: Literal["left", "right"] = "right" if number in table.right else "left"
-        drawn.add_column(_text(column), justify=justify, overflow=overflow)
+        drawn.add_column(_text(column), justify=justify, overflow=OVERFLOW[table.frame])
     for number, row in enumerate(table.rows):
         drawn.add_row(*map(_text, row), end_section=number in table.ends)
     console = Console(stderr=err)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...errors import LocalError, ProofError
+from ...errors import LocalError, ProofError, reason
 from ...files.documents import read_bytes, write_new
 from ...security.ledger import export as ledger_export
 from ...security.ledger.audit import ledger_folder
@@ -157,7 +157,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LocalError(f"{path}: cannot read it: {error.strerror or error}") from error
+        raise LocalError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def _write(data: bytes, out: Path | None) -> None:

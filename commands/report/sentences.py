@@ -8,7 +8,7 @@ from ...security.ledger.messages import LedgerMessage
 from ...security.ledger.overview import LedgerOverview, parts
 from ...security.ledger.records import JobAccept
 from ...security.policy.release import GRAM_READER, MASKED, PADDED, ROTATED, SILOS_READER
-from ..console.output import size
+from ..console.output import number, size
 from .policies import rules_of
 
 HOW = {  # by form
@@ -51,7 +51,7 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
     # The sentences that say who can read it stand before the rule that let it pass, since the
     # policy decides on readers.
     return (
-        f"{_bytes(sizes.total())} left in {_count(len(messages), 'message')}, {_rounds(messages)}, "
+        f"{_bytes(sizes.total())} left in {number(len(messages), 'message')}, {_rounds(messages)}, "
         f"for {_names(recipients, members)}: {by_part}. Who can read it: {_names(readers)}. "
         + _hidden(view)
         + _protected(view)
@@ -74,7 +74,7 @@ def _nothing_left(view: LedgerOverview) -> str:
 def _held_back(view: LedgerOverview) -> str:
     if not view.denials:
         return ""
-    return f" The silo's policy held {_count(len(view.denials), 'message')} back."
+    return f" The silo's policy held {number(len(view.denials), 'message')} back."
 
 
 def _rounds(messages: Iterable[LedgerMessage]) -> str:
@@ -105,7 +105,7 @@ def _hidden(view: LedgerOverview) -> str:
     sentences = []
     for form, how in HOW.items():
         if forms[form]:
-            sentences.append(f"{_count(forms[form], 'message')} of these left {form}, {how}. ")
+            sentences.append(f"{number(forms[form], 'message')} of these left {form}, {how}. ")
     if SILOS_READER in set().union(*readers.values()):
         sentences.append(SILOS_ALONE)
     if GRAM_READER in readers.get(MASKED, ()):
@@ -124,7 +124,7 @@ def _protected(view: LedgerOverview) -> str:
         return ""
     bare = f"{taints['private']:,} computed from records without noise"
     tensors = (
-        f"{_count(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
+        f"{number(taints['dp'], 'tensor')} differentially private, {taints['public']:,} public and"
         f" {bare}"
     )
     return f"As the silo's software states, it is {tensors} (section 8). "
@@ -140,17 +140,12 @@ def _protocol(view: LedgerOverview) -> str:
     of = "protocol of secure sums"
     if not kinds.isdisjoint({"contribution", "padded"}):
         of = "protocols of secure sums and mixes"
-    return f" The {of} took {_count(len(view.protocol), 'message')} besides, {_bytes(size)}."
+    return f" The {of} took {number(len(view.protocol), 'message')} besides, {_bytes(size)}."
 
 
 def _bytes(count: int) -> str:
     exact = f"{count:,} bytes"
     return exact if count < 1024 else f"{exact} ({size(count)})"
-
-
-def _count(number: int, thing: str) -> str:
-    plural = "" if number == 1 else "s"
-    return f"{number:,} {thing}{plural}"
 
 
 def _names(ids: Iterable[str], members: Roster | None = None) -> str:

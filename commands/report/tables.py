@@ -313,13 +313,12 @@ def _receipts(group: Sequence[LedgerMessage], good: Collection[int] | None) -> s
 
     A page is drawn only where no receipt is wrong.
     """
-    held = [message.seq for message in group if message.receipt is not None]
-    checked = set(held).intersection(good or ())
-    if len(group) == 1:
-        if not held:
-            return "no"
-        return "holds" if checked else "not checked"
+    held = {message.seq for message in group if message.receipt is not None}
+    checked = held.intersection(good or ())
     count = f"{len(held)} of {len(group)}"
-    if good is None or not held:
-        return count
-    return f"{count}, {len(checked)} checked"
+    if len(group) > 1:
+        unchecked = good is None or not held
+        return count if unchecked else f"{count}, {len(checked)} checked"
+    if not held:
+        return "no"
+    return "holds" if checked else "not checked"
