@@ -297,9 +297,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class RightEdgeTree:
-    """A growing tree, of which only the roots of the complete subtrees at its right edge
-    are kept.
-    """
+    """A growing tree; it keeps only the roots of the complete subtrees at its right edge."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -325,9 +323,7 @@ class RightEdgeTree:
 def verify_inclusion(
     leaf: bytes, index: int, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree of ``size`` leaves under
-    ``root``.
-    """
+    """RFC 9162 section 2.1.3.2: the leaf stands at ``index`` of the tree under ``root``."""
     if not 0 <= index < size:
         raise FaultError(f"record {index} is not in a tree of {size}")
     check_hashes(leaf, root, *proof)
@@ -347,6 +343,13 @@ def verify_inclusion(
         )
 
 
+def to_left_child(at: int, last: int) -> tuple[int, int]:
+    """Climb while the node is the right one of two: what stands below is complete."""
+    while at & 1:
+        at, last = at >> 1, last >> 1
+    return at, last
+
+
 def to_right_child(at: int, last: int) -> tuple[int, int]:
     """Climb over levels at which the node has no sibling: the proof has no hash for them."""
     while at and not at & 1:
@@ -357,9 +360,7 @@ def to_right_child(at: int, last: int) -> tuple[int, int]:
 def verify_consistency(
     old_size: int, old_root: bytes, size: int, root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with the leaves of the
-    old one.
-    """
+    """RFC 9162 section 2.1.4.2: the tree of ``size`` leaves begins with those of the old one."""
     if not 0 <= old_size <= size:
         raise FaultError(
             f"a tree of {size} records cannot extend one of {old_size}: records were cut off"
@@ -368,16 +369,13 @@ def verify_consistency(
     if old_size in (0, size):
         verify_same_size(old_size, old_root, size, root, proof)
         return
-    path = list(proof)
-    if old_size & (old_size - 1) == 0:  # a complete tree is a node of the new one
-        path.insert(0, old_root)
+    complete = old_size & (old_size - 1) == 0  # then the old tree is a node of the new one
+    path = [old_root, *proof] if complete else list(proof)
     if not path:
         raise FaultError("the proof is too short")
 
-    # One walk computes both roots; the old tree ends at the node from which it starts.
-    at, last = old_size - 1, size - 1
-    while at & 1:
-        at, last = at >> 1, last >> 1
+    # One walk computes both roots; it starts at the last complete subtree of the old tree.
+    at, last = to_left_child(old_size - 1, size - 1)
     old_computed = computed = path[0]
     for sibling in path[1:]:
         if last == 0:
@@ -388,7 +386,7 @@ def verify_consistency(
         else:
             computed = node_hash(computed, sibling)
         at, last = at >> 1, last >> 1
-    if last or (old_computed, computed) != (old_root, root):
+    if (last, old_computed, computed) != (0, old_root, root):
         raise FaultError(
             f"the proof does not lead from {old_root.hex()} to {root.hex()}: the log did not just"
             " grow"
@@ -416,8 +414,9 @@ def impossible(size: int, root: bytes) -> bool:
 
 
 def check_hashes(*hashes: bytes) -> None:
-    """FaultError unless each is as long as a SHA-256 hash: an empty root would fit an empty
-    leaf.
+    """FaultError unless each is as long as a SHA-256 hash.
+
+    An empty root would fit an empty leaf.
     """
     for each in hashes:
         if len(each) != 32:
@@ -455,8 +454,9 @@ def base64_or_nothing(written: str) -> bytes:
 
 
 class Key(NamedTuple):
-    """Whom to trust with what; written ``name+key id+base64 of kind and key``, its key id being a
-    checksum.
+    """Whom to trust with what; written ``name+key id+base64 of kind and key``.
+
+    The key id is a checksum.
     """
 
     name: str
@@ -538,17 +538,7 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
     """
     # (1) A text, a blank line, and signature lines of a dash, a name and base64 of key id and
     # signature.
-    if len(data) > MAX_NOTE:
-        raise FaultError(f"the note has more than {MAX_NOTE} bytes")
-    try:
-        written = data.decode()
-    except UnicodeDecodeError as error:
-        raise FaultError(f"the note is not UTF-8: {error}") from None
-    end = written.rfind("\n\n")
-    signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
-    malformed = end < 0 or not written.endswith("\n") or CONTROL.search(signed)
-    if malformed or len(lines) > 64:
-        raise FaultError("the note is not text, blank line and 1 to 64 signature lines")
+    signed, lines = split_note(data)
     signatures: dict[tuple[str, bytes], list[bytes]] = {}
     for line in lines:
         name, key_id, signature = signature_line(line)
@@ -562,6 +552,22 @@ def open_note(data: bytes, keys: Iterable[Key]) -> str:
         for signature in own:
             key.check(signed, signature)
     return signed
+
+
+def split_note(data: bytes) -> tuple[str, list[str]]:
+    """The text of a note that is signed, and the lines below it."""
+    if len(data) > MAX_NOTE:
+        raise FaultError(f"the note has more than {MAX_NOTE} bytes")
+    try:
+        written = data.decode()
+    except UnicodeDecodeError as error:
+        raise FaultError(f"the note is not UTF-8: {error}") from None
+    end = written.rfind("\n\n")
+    signed, lines = written[: end + 1], written[end + 2 : -1].split("\n")
+    malformed = end < 0 or not written.endswith("\n") or CONTROL.search(signed)
+    if malformed or len(lines) > 64:
+        raise FaultError("the note is not text, blank line and 1 to 64 signature lines")
+    return signed, lines
 
 
 def signature_line(line: str) -> tuple[str, bytes, bytes]:
@@ -719,9 +725,7 @@ class OpenMessage:
 
     @property
     def whole(self) -> int:
-        """Bytes of the payload: those that go now, and those before the offset, which the recipient
-        has.
-        """
+        """Bytes of the whole message: those before the offset, which the recipient has, too."""
         return int(self.intent["offset"] + self.intent["message"]["bytes"])
 
     @property
@@ -736,8 +740,9 @@ class OpenMessage:
 
     @property
     def stream(self) -> str:
-        """Of what its offset counts bytes: the payload of a round, or of an attempt at a sum, a
-        version or a use.
+        """Name of the byte stream in which its offset counts.
+
+        A round has one, and so has an attempt at a sum, a version of a part, a use of a rotation.
         """
         bound = self.intent.get("secagg") or self.hidden
         if bound:
@@ -753,7 +758,7 @@ class OpenMessage:
 
     @cached_property
     def leaving(self) -> dict[str, Numbers]:
-        """What leaves by it, by part: of a tensor the bytes behind the offset.
+        """Numbers of what leaves by it, by part: the bytes of each tensor behind the offset.
 
         "(message)" is of no tensor.
 
@@ -1058,9 +1063,7 @@ class Account:
         )
 
     def _paid(self, record: dict[str, Any]) -> str:
-        """What is dp names reservations of a budget, and a head of that budget that has them came
-        before.
-        """
+        """Tensors that are dp name reservations that an earlier head of that budget has."""
         paid = record.get("dp")
         dp = any(tensor["taint"] == "dp" for tensor in record["tensors"])
         if dp != (paid is not None):
@@ -1376,11 +1379,7 @@ def run_ledger(args: argparse.Namespace) -> Run:
     yield f"{found}{cosigned(args)}"
     # (4) Every line is a record, and follows the line before.
     chain, account = RecordChain(paths), Account(origin[2])
-    roots = {each.size: EMPTY_ROOT for each in (own, *held.values())}
-    for record in chain:
-        account.take(record, chain.head)
-        if chain.tree.size in roots:
-            roots[chain.tree.size] = chain.tree.root()
+    roots = roots_at({each.size for each in (own, *held.values())}, chain, account)
     yield chain.found
     # (5) They are the records of each checkpoint.
     records = chain.tree.size
@@ -1408,6 +1407,16 @@ def run_ledger(args: argparse.Namespace) -> Run:
             "budgets": account.spent(),
         },
     )
+
+
+def roots_at(sizes: Iterable[int], chain: RecordChain, account: Account) -> dict[int, bytes]:
+    """Read all records; roots of the tree at these sizes, in one pass over a ledger of any size."""
+    roots = dict.fromkeys(sizes, EMPTY_ROOT)
+    for record in chain:
+        account.take(record, chain.head)
+        if chain.tree.size in roots:
+            roots[chain.tree.size] = chain.tree.root()
+    return roots
 
 
 def check_head(holder: object, head: SignedHead, records: int, roots: dict[int, bytes]) -> None:

@@ -263,7 +263,8 @@ def _written(loc: tuple[int | str, ...], model: type[pydantic.BaseModel]) -> lis
 
 def _is_in_file(step: str, tables: Sequence[type[pydantic.BaseModel]]) -> bool:
     """Whether a step is a key or a number of a list, not the tag of a union."""
-    if len(tables) == 1 or step.isdecimal():
+    is_union = len(tables) > 1
+    if not is_union or step.isdecimal():
         return True
     return any(step in _fields(table) for table in tables)
 

@@ -70,13 +70,9 @@ def read(
 
     LocalError or PeerError say what is wrong.
     """
-    paths, fingerprints, least = files or (), tuple(founders or ()), threshold or 0
-    if (fingerprints or least) and not paths:
-        raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
-    named = len(set(fingerprints))
-    if least > named:
-        raise LocalError(f"--threshold {threshold}, but {named} founders are named; add --founder")
-    each = sorted(map(rosters.load, paths), key=lambda roster: roster.version)
+    fingerprints, least = tuple(founders or ()), threshold or 0
+    _check_options(files, fingerprints, least)
+    each = sorted(map(rosters.load, files or ()), key=lambda roster: roster.version)
     federations = sorted({roster.federation for roster in each})
     if len(federations) > 1:
         raise LocalError(
@@ -85,6 +81,14 @@ def read(
     for roster in each:
         rosters.verify_by(roster, fingerprints, least)
     return Rosters(tuple(each), fingerprints)
+
+
+def _check_options(files: Sequence[Path] | None, founders: Sequence[str], threshold: int) -> None:
+    if not files and (founders or threshold):
+        raise LocalError("--founder and --threshold say who signed a roster; give it with --roster")
+    named = len(set(founders))
+    if threshold > named:
+        raise LocalError(f"--threshold {threshold}, but {named} founders are named; add --founder")
 
 
 def read_one(file: Path | None, founders: Sequence[str] | None, threshold: int | None) -> Rosters:

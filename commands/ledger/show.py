@@ -31,6 +31,9 @@ LedgerPath = Annotated[
     Path, typer.Argument(metavar="DIR", help="A silo's folder, or its folder 'state' or 'ledger'.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
+Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
+
 COLUMNS = (
     "seq",
     "time",
@@ -74,20 +77,29 @@ def show(
         _check_job(folder, job)
 
     wanted = Wanted(job, round_number, part, recipient)
-    rows = [m for m in messages.messages(folder) if wanted.has_message(m)]
+    left = [message for message in messages.messages(folder) if wanted.has_message(message)]
     others = _others(folder, wanted)
     if as_json:
-        documents = [_document(message) for message in rows]
+        documents = [_document(message) for message in left]
         documents += [_document_of_other(line, record) for line, record in others]
         printer.show_json(sorted(documents, key=lambda document: int(document["seq"])))
         return
-    cells = [_row(message) for message in rows]
-    cells += [_row_of_other(line, record) for line, record in others]
-    printer.show(printer.PrintedTable(COLUMNS, sorted(cells, key=lambda row: int(row[0]))))
-    sizes = [message.intent.message.bytes for message in rows]
-    sizes += [record.message.bytes for _, record in others if isinstance(record, ProtocolMessage)]
-    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
+    _print(left, others)
     _print_policies(folder)
+
+
+def _print(left: Sequence[LedgerMessage], others: Sequence[tuple[VerifiedLine, Other]]) -> None:
+    """Print a table of messages and other records, in the order of the ledger."""
+    rows, sizes = [], []
+    for message in left:
+        rows.append(_row(message))
+        sizes.append(message.intent.message.bytes)
+    for line, record in others:
+        rows.append(_row_of_other(line, record))
+        if isinstance(record, ProtocolMessage):
+            sizes.append(record.message.bytes)
+    printer.show(printer.PrintedTable(COLUMNS, sorted(rows, key=lambda row: int(row[0]))))
+    printer.show(f"{len(sizes)} messages, {sum(sizes):,} bytes")
 
 
 def _check_job(folder: Path, job: str) -> None:
@@ -96,10 +108,6 @@ def _check_job(folder: Path, job: str) -> None:
         raise LocalError(
             f"{folder}: no record is of job {job!r}; its jobs: {', '.join(jobs) or 'none'}"
         )
-
-
-OfJob: TypeAlias = ProtocolMessage | SumEnd | SumSigned | SumOpened | Deny
-Other: TypeAlias = OfJob | PrivacyHead  # records that are shown next to the messages
 
 
 @dataclass(frozen=True)

@@ -324,14 +324,15 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _ending(outflows: Sequence[Outflow], accepts: bool) -> tuple[str, ...]:
+    total = held = 0
+    for outflow in outflows:
+        total += outflow.size * (outflow.last - outflow.first + 1)
+        held += sum(bool(verdict.reasons) for verdict in outflow.decision.tensors)
     if accepts:
-        total = sum(outflow.size * (outflow.last - outflow.first + 1) for outflow in outflows)
         return (
             f"At most {total:,} bytes in all its rounds. This silo would ACCEPT the job,",
             "if its records fit, and its earlier jobs: staddle silo check --job looks at them.",
         )
-    verdicts = (verdict for outflow in outflows for verdict in outflow.decision.tensors)
-    held = sum(bool(verdict.reasons) for verdict in verdicts)
     if not held:
         return ("This silo would DECLINE the job.",)
     are = "is" if held == 1 else "are"

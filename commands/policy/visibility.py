@@ -1,6 +1,8 @@
 """What the coordinator can see of a job, and what more its members may learn of records."""
 
-from ...algorithms.exchange.parts import Gram, Kind, Mix
+from collections.abc import Sequence
+
+from ...algorithms.exchange.parts import Gram, Kind, Mix, Part
 from ...algorithms.job.job import Job
 from ...security.blind.plan import JobPlan
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, Release
@@ -91,29 +93,36 @@ def revealed_by_likeness(plan: JobPlan) -> str:
     The figures are those of pFedSim's classifier rows, which alone were examined
     (docs/threat-model.md).
     """
-    rows: list[int] = []  # of each classifier tensor that is compared
-    compares = False
-    for part in (part for phase in plan.phases for part in phase.up):
-        if isinstance(part.exchange, Gram):
-            compares = True
-            if part.kind is Kind.CLASSIFIER_ROWS:
-                rows += [spec.shape[0] for spec in part.tensors]
-    if not compares:
+    compared = [part for phase in plan.phases for part in phase.up if _compares(part)]
+    if not compared:
         return ""
+    rows: list[int] = []
+    for part in compared:
+        if part.kind is Kind.CLASSIFIER_ROWS:
+            rows += [spec.shape[0] for spec in part.tensors]
 
-    # a likeness for each class shows who has it; one for all rows shows only their proportions
-    facts = "which silos have similar records"
-    if rows:
-        facts = (
-            "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was"
-            " examined)"
-        )
-    if max(rows, default=0) > 1:
-        facts = "which silo holds which class (AUC 0.97 to 1.00 where this was examined)"
     whom = "the coordinator"
     if any(phase.rows for phase in plan.phases):
         whom = "the coordinator, and the silos of a round, which check the weights of its rows,"
-    return f"it compares silos, and that tells {whom} {facts}"
+    return f"it compares silos, and that tells {whom} {_facts(rows)}"
+
+
+def _facts(rows: Sequence[int]) -> str:
+    """What likenesses reveal, by the numbers of rows in which classifiers are compared."""
+    if not rows:
+        return "which silos have similar records"
+
+    # a likeness for each class shows who has it; one for all rows shows only their proportions
+    if max(rows) > 1:
+        return "which silo holds which class (AUC 0.97 to 1.00 where this was examined)"
+    return (
+        "which silos have similar shares of labels (rank correlation 0.5 to 0.87 where this was"
+        " examined)"
+    )
+
+
+def _compares(part: Part) -> bool:
+    return isinstance(part.exchange, Gram)
 
 
 def _mixed(job: Job) -> str:

@@ -63,12 +63,11 @@ def sentence(view: LedgerOverview, members: Roster | None) -> str:
 
 def _nothing_left(view: LedgerOverview) -> str:
     what = "no tensor left" if view.protocol else "nothing left"
-    decisions = {type(decision.record) for decision in view.decisions}
-    if JobAccept in decisions:
-        return f"{what}; this silo accepted it."
-    if decisions:
-        return f"{what}; this silo declined it."
-    return f"{what}."
+    if not view.decisions:
+        return f"{what}."
+    accepted = any(isinstance(decision.record, JobAccept) for decision in view.decisions)
+    verb = "accepted" if accepted else "declined"
+    return f"{what}; this silo {verb} it."
 
 
 def _held_back(view: LedgerOverview) -> str:

@@ -12,6 +12,8 @@ from ...security.ledger.records import Intent, SumEnd, SumOpened
 from ...security.policy.release import GRAM_READER, MASKED, SILOS_READER, SUM_READER
 from .tables import Listed, newest, spans
 
+# who reads a sum → what a page calls it
+SUM_FORMS = {SUM_READER: MASKED, SILOS_READER: SILOS_READER}
 NAMED = "named"  # masked for single silos, which are its readers by name
 
 
@@ -77,12 +79,8 @@ def _sum_forms(messages: Iterable[LedgerMessage]) -> list[str]:
     for message in messages:
         if message.intent.secagg:
             readers.update(message.intent.readers)
-    forms = []
-    if SUM_READER in readers:
-        forms.append(MASKED)
-    if SILOS_READER in readers:
-        forms.append(SILOS_READER)
-    if readers - {SUM_READER, SILOS_READER, GRAM_READER}:
+    forms = [form for reader, form in SUM_FORMS.items() if reader in readers]
+    if readers - SUM_FORMS.keys() - {GRAM_READER}:
         forms.append(NAMED)
     return forms
 

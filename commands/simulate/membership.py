@@ -4,7 +4,7 @@ Memberships lie in the coordinator's result of such a job, and in each silo's ow
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -76,22 +76,31 @@ def read_all(paths: Sequence[Path], labels: Sequence[str] = ()) -> Memberships:
     """The rows of all files; ``labels`` rename those of silos' own files."""
     found = [(path, _read(path)) for path in paths]
     own = [path for path, rows in found if not rows.silos]
-    if labels and len(labels) != len(own):
+    names = iter(_own_names(own, labels))
+    _check_widths({path: rows.memberships.shape[1] for path, rows in found})
+    silos: list[str] = []
+    for _, rows in found:
+        silos += rows.silos or [next(names)]
+    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
+
+
+def _own_names(paths: Sequence[Path], labels: Sequence[str]) -> Sequence[str]:
+    if not labels:
+        return list(map(_owner, paths))
+    if len(labels) != len(paths):
         raise LocalError(
-            f"--label is given {len(labels)} times for {len(own)} silos' own files; give one for"
+            f"--label is given {len(labels)} times for {len(paths)} silos' own files; give one for"
             " each"
         )
-    widths = {path: rows.memberships.shape[1] for path, rows in found}
+    return labels
+
+
+def _check_widths(widths: Mapping[Path, int]) -> None:
     if len(set(widths.values())) != 1:
         listed = ", ".join(f"{path} {width}" for path, width in widths.items())
         raise LocalError(
             f"the files differ in the number of canonical models: {listed}; show them one by one"
         )
-    owners = iter(labels or map(_owner, own))
-    silos: list[str] = []
-    for _, rows in found:
-        silos += rows.silos or [next(owners)]
-    return Memberships(tuple(silos), torch.cat([rows.memberships for _, rows in found]))
 
 
 def _read(path: Path) -> Memberships:
